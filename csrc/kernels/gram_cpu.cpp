@@ -6,7 +6,7 @@
 //   held in registers. With few rows, tiles read them where they are. With more, the diagonal tile
 //   of a strip does and, while it computes, packs them into a contiguous panel; all other tiles
 //   read panels, which live in the L2 cache. Every tile also prefetches a little of the next
-//   block's rows.
+//   block's rows, and the last ones of a strip the rows of the next strip.
 //
 //   A tile's vector accumulators are summed over their lanes at the end of the block and added to
 //   float64 partial sums. Blocks and chunks depend on d alone and partial sums are added in chunk
@@ -23,21 +23,22 @@
 namespace fastagg::cpu {
 namespace {
 
-// Columns summed in float32. Of 512, five rows are 10 KB, a fifth of an L1 cache, and adding up
-// their lanes costs a tenth. The error of a sum is that of a block over the root of the number of
-// blocks: with few of them, blocks are shorter, to keep the error of a cosine near 1e-8.
-constexpr int64_t kMaxBlock = 512;
+// Columns summed in float32. Of 768, five rows are 15 KB: two strips and what is prefetched for the
+// next fit a 48 KB L1 cache, and adding up a tile's lanes costs a tenth of its time. The error of a
+// sum is that of a block over the root of the number of blocks: with few of them, blocks are
+// shorter, to keep the error of a cosine below 1e-8.
+constexpr int64_t kMaxBlock = 768;
 constexpr int64_t block_columns(int64_t d) {
-  return d < (1 << 15) ? 128 : d < (1 << 17) ? 256 : kMaxBlock;
+  return d < (1 << 15) ? 32 : d < (1 << 17) ? 256 : kMaxBlock;
 }
 // A chunk has at least so many blocks, since its partial sums cost about as much as half a block,
 // and there are at most so many chunks: enough for the threads of a server, few enough to add up.
 constexpr int64_t kChunkBlocks = 16;
 constexpr int64_t kMaxChunks = 64;
 // Up to so many rows are read in place: packing would cost more than it saves.
-constexpr int64_t kInPlaceRows = 25;
-// Panels of two groups of so many rows are 480 KB, half of a 1 MB L2 cache.
-constexpr int64_t kSuperRows = 120;
+constexpr int64_t kInPlaceRows = 35;
+// The panels of so many rows are 480 KB, half of a 1 MB L2 cache.
+constexpr int64_t kSuperRows = 160;
 // More rows than this are split over tasks, each of which packs all the rows before its own too.
 constexpr int64_t kGroupRows = 2040;
 // Cap on the partial sums of the chunks in flight.
@@ -48,10 +49,13 @@ constexpr int64_t kPartialBytes = 64 << 20;
 template <int W>
 struct Shape {
   static constexpr int R = W == 16 ? 5 : 3;  // R*R accumulators + R + 1 operands fit the registers
-  using OffSums = LaneSums<W, R * R>;
-  using DiagonalSums = LaneSums<W, R*(R + 1) / 2>;
-  static constexpr int kSlots = OffSums::kSlots;
-  static_assert(DiagonalSums::kSlots <= kSlots);
+  // Sums of a tile of `rows` x R products, and of the lower triangle of `rows` x `rows`.
+  template <int rows>
+  using OffSums = LaneSums<W, rows * R>;
+  template <int rows>
+  using DiagonalSums = LaneSums<W, rows*(rows + 1) / 2>;
+  static constexpr int kSlots = OffSums<R>::kSlots;  // of every tile
+  static_assert(DiagonalSums<R>::kSlots <= kSlots);
   static constexpr int64_t kPanel = R * kMaxBlock;  // floats of a packed strip: [block / W, R, W]
 };
 
@@ -64,90 +68,94 @@ struct Panel {
   }
 };
 // ... or where the caller has them.
-template <int W>
+template <int W, int rows>
 struct InPlace {
-  const float* row[Shape<W>::R];
+  const float* row[rows];
+  FASTAGG_INLINE InPlace(const float* const* strip, int64_t column) {
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { row[i] = strip[i] + column; });
+  }
   FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const { return load<W>(row[i] + k * W); }
 };
-template <int W>
-FASTAGG_INLINE InPlace<W> in_place(const float* const* rows, int64_t column) {
-  InPlace<W> strip;
-  for (int i = 0; i < Shape<W>::R; ++i) strip.row[i] = rows[i] + column;
-  return strip;
+
+// What a tile prefetches while it computes: a line of each for every vector.
+struct Prefetch {
+  const float *soon, *later, *later_too;
+  FASTAGG_INLINE void at(int64_t k) const {
+    prefetch(soon + k);
+    prefetch(later + k);
+    prefetch(later_too + k);
+  }
+};
+
+// sums += the `rows` x R products of two strips, `steps` vectors long.
+template <int W, int rows, class A, class B>
+FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, double* sums,
+                                      const Prefetch& next) {
+  constexpr int R = Shape<W>::R;
+  Vec<float, W> sum[rows * R] = {};
+  for (int64_t k = 0; k < steps; ++k) {
+    next.at(k * W);
+    Vec<float, W> x[rows];
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
+    unroll<R>([&](auto j) FASTAGG_INLINE_LAMBDA {
+      const Vec<float, W> y = b.at(k, j);
+      unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { sum[i * R + j] += x[i] * y; });
+    });
+  }
+  Shape<W>::template OffSums<rows>::add(sum, sums);
 }
 
-// sums += the R x R products of two strips, `steps` vectors long.
-template <int W, class Strip>
-FASTAGG_INLINE void off_diagonal_tile(Strip a, Strip b, int64_t steps, double* sums,
-                                      const float* next0, const float* next1) {
-  constexpr int R = Shape<W>::R;
-  Vec<float, W> sum[R * R] = {};
-  for (int64_t k = 0; k < steps; ++k) {
-    prefetch(next0 + k * W);
-    prefetch(next1 + k * W);
-    Vec<float, W> x[R];
-    for (int i = 0; i < R; ++i) x[i] = a.at(k, i);
-    for (int j = 0; j < R; ++j) {
-      const Vec<float, W> y = b.at(k, j);
-      for (int i = 0; i < R; ++i) sum[i * R + j] += x[i] * y;
-    }
-  }
-  Shape<W>::OffSums::add(sum, sums);
+template <int W, int rows>
+FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
+  unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
+    unroll<i + 1>([&](auto j) FASTAGG_INLINE_LAMBDA { sum[i * (i + 1) / 2 + j] += x[i] * x[j]; });
+  });
 }
 
 // The same for a strip with itself: the lower triangle.
-template <int W>
-FASTAGG_INLINE void diagonal_tile(InPlace<W> a, int64_t steps, double* sums, const float* next0,
-                                  const float* next1) {
-  constexpr int R = Shape<W>::R;
-  Vec<float, W> sum[R * (R + 1) / 2] = {};
+template <int W, int rows>
+FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, double* sums,
+                                  const Prefetch& next) {
+  Vec<float, W> sum[rows * (rows + 1) / 2] = {};
   for (int64_t k = 0; k < steps; ++k) {
-    prefetch(next0 + k * W);
-    prefetch(next1 + k * W);
-    Vec<float, W> x[R];
-    for (int i = 0; i < R; ++i) x[i] = a.at(k, i);
-    for (int i = 0; i < R; ++i)
-      for (int j = 0; j <= i; ++j) sum[i * (i + 1) / 2 + j] += x[i] * x[j];
+    next.at(k * W);
+    Vec<float, W> x[rows];
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
+    add_triangle<W, rows>(x, sum);
   }
-  Shape<W>::DiagonalSums::add(sum, sums);
+  Shape<W>::template DiagonalSums<rows>::add(sum, sums);
 }
 
 // The same, while it packs the rows (each times its scale) into `panel`, with zeros up to a whole
 // vector; for any number of columns.
-template <int W>
-FASTAGG_INLINE void packing_tile(const float* const* rows, const float* scales, int64_t column,
-                                 int64_t columns, float* panel, double* sums, const float* next0,
-                                 const float* next1) {
+template <int W, int rows>
+FASTAGG_INLINE void packing_tile(InPlace<W, rows> a, const float* scales, int64_t columns,
+                                 float* panel, double* sums, const Prefetch& next) {
   constexpr int R = Shape<W>::R;
-  using V = Vec<float, W>;
-  V sum[R * (R + 1) / 2] = {};
-  const float* x[R];
-  for (int i = 0; i < R; ++i) x[i] = rows[i] + column;
-  float tail[R][W] = {};
+  Vec<float, W> sum[rows * (rows + 1) / 2] = {};
+  float tail[rows][W] = {};
   for (int64_t k = 0; k * W < columns; ++k) {
-    prefetch(next0 + k * W);
-    prefetch(next1 + k * W);
+    next.at(k * W);
     if ((k + 1) * W > columns)
-      for (int i = 0; i < R; ++i) {
-        for (int64_t p = k * W; p < columns; ++p) tail[i][p - k * W] = x[i][p];
-        x[i] = tail[i] - k * W;
+      for (int i = 0; i < rows; ++i) {
+        for (int64_t p = k * W; p < columns; ++p) tail[i][p - k * W] = a.row[i][p];
+        a.row[i] = tail[i] - k * W;
       }
-    V v[R];
-    for (int i = 0; i < R; ++i) {
-      v[i] = load<W>(x[i] + k * W) * scales[i];
-      store<W>(panel + (k * R + i) * W, v[i]);
-    }
-    for (int i = 0; i < R; ++i)
-      for (int j = 0; j <= i; ++j) sum[i * (i + 1) / 2 + j] += v[i] * v[j];
+    Vec<float, W> x[rows];
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
+      x[i] = a.at(k, i) * scales[i];
+      store<W>(panel + (k * R + i) * W, x[i]);
+    });
+    add_triangle<W, rows>(x, sum);
   }
-  Shape<W>::DiagonalSums::add(sum, sums);
+  Shape<W>::template DiagonalSums<rows>::add(sum, sums);
 }
 
 // ---- one task: some rows, one chunk of columns -------------------------------------------------
 
 struct Problem {
-  const float* const* rows;  // [strips * R], filled up with the last row
-  const float* scales;       // [strips * R]
+  const float* const* rows;  // [S]
+  const float* scales;       // [S]
   const int64_t* place;      // [strips * (strips + 1) / 2] rank among the tiles computed, or -1
   int64_t S, d;
   int64_t block;  // columns summed in float32
@@ -169,14 +177,77 @@ struct Ahead {
   const float* idle;
   int64_t row = 0, credit = 0;
 
-  FASTAGG_INLINE const float* first() {
-    credit += count;
-    return next();
-  }
-  FASTAGG_INLINE const float* next() {
+  FASTAGG_INLINE const float* take() {
     if (credit < tiles) return idle;
     credit -= tiles;
     return rows[row++] + column;
+  }
+};
+
+// Adds to sums[place][slot] the tiles of strips [first, last) with all strips up to themselves,
+// over one block of columns.
+template <int W, bool pack>
+struct Block {
+  using T = Shape<W>;
+  static constexpr int R = T::R;
+
+  const Problem& p;
+  int64_t first, last, column, columns;
+  float* panels;  // [last, kPanel] scratch
+  double* sums;
+  Ahead ahead;
+
+  // Strips in groups whose rows stay in the L2 cache while all strips below pass by.
+  FASTAGG_INLINE void run() {
+    constexpr int64_t kSuper = kSuperRows / R;
+    for (int64_t super = 0; super < last; super += kSuper)
+      for (int64_t I = super == 0 ? 0 : std::max(first, super); I < last; ++I)
+        strip_of<R>(std::min<int64_t>(R, p.S - I * R), I, super, std::min(super + kSuper, I));
+  }
+
+  template <int rows>  // the number of rows as a constant: only the last strip has less than R
+  FASTAGG_INLINE void strip_of(int64_t wanted, int64_t I, int64_t begin, int64_t end) {
+    if (rows == wanted) return strip<rows>(I, begin, end);
+    if constexpr (rows > 1) strip_of<rows - 1>(wanted, I, begin, end);
+  }
+
+  // Strip I with strips [begin, end), and with itself when it is new in this block.
+  template <int rows>
+  FASTAGG_INLINE void strip(int64_t I, int64_t begin, int64_t end) {
+    const InPlace<W, rows> a(p.rows + I * R, column);
+    const auto panel = [&](int64_t K) FASTAGG_INLINE_LAMBDA { return panels + K * T::kPanel; };
+    if (begin == 0) {
+      double unused[T::kSlots] = {};
+      double* out = I < first ? unused : sums + p.place[tile_index(I, I)] * T::kSlots;
+      const Prefetch next = prefetch_in(I, end);
+      if constexpr (pack)
+        packing_tile<W, rows>(a, p.scales + I * R, columns, panel(I), out, next);
+      else
+        diagonal_tile<W, rows>(a, columns / W, out, next);
+      if (I < first) return;
+    }
+    for (int64_t J = begin; J < end; ++J) {
+      const int64_t place = p.place[tile_index(I, J)];
+      if (place < 0) continue;
+      double* out = sums + place * T::kSlots;
+      const Prefetch next = prefetch_in(I, end - 1 - J);
+      if constexpr (pack)
+        off_diagonal_tile<W, rows>(Panel<W>{panel(I)}, Panel<W>{panel(J)}, ceil_div(columns, W),
+                                   out, next);
+      else
+        off_diagonal_tile<W, rows>(a, InPlace<W, R>(p.rows + J * R, column), columns / W, out,
+                                   next);
+    }
+  }
+
+  // What to prefetch in a tile of strip I that is followed by `more` others: rows of the next
+  // block, and in the last tiles of the strip the rows of the next strip, into the L1 cache.
+  FASTAGG_INLINE Prefetch prefetch_in(int64_t I, int64_t more) {
+    const int64_t soon = (I + 1) * R + more;
+    const bool in_reach = more < R && soon < p.S && I + 1 < last && columns == p.block;
+    ahead.credit += ahead.count;
+    const float* later = ahead.take();
+    return {in_reach ? p.rows[soon] + column : ahead.idle, later, ahead.take()};
   }
 };
 
@@ -193,72 +264,60 @@ struct ChunkKernel {
     for (int64_t column = begin; column < end; column += p.block) {
       const int64_t columns = std::min(p.block, end - column);
       const bool more = column + 2 * p.block <= p.d;
-      Ahead ahead{p.rows, column + p.block, more ? last * Shape<W>::R : 0, tiles, panels};
+      const int64_t rows = more ? std::min(p.S, last * Shape<W>::R) : 0;
+      const Ahead ahead{p.rows, column + p.block, rows, tiles, panels};
       if (p.pack || columns < p.block)
-        packed_block<W>(p, first, last, column, columns, panels, sums, ahead);
+        Block<W, true>{p, first, last, column, columns, panels, sums, ahead}.run();
       else
-        in_place_block<W>(p, last, column, sums, ahead);
+        Block<W, false>{p, first, last, column, columns, panels, sums, ahead}.run();
     }
-  }
-
-  template <int W>
-  FASTAGG_INLINE static void in_place_block(const Problem& p, int64_t last, int64_t column,
-                                            double* sums, Ahead& ahead) {
-    using T = Shape<W>;
-    for (int64_t I = 0; I < last; ++I) {
-      const InPlace<W> a = in_place<W>(p.rows + I * T::R, column);
-      const float* next = ahead.first();
-      diagonal_tile<W>(a, p.block / W, sums + p.place[tile_index(I, I)] * T::kSlots, next,
-                       ahead.next());
-      for (int64_t J = 0; J < I; ++J) {
-        const int64_t place = p.place[tile_index(I, J)];
-        if (place < 0) continue;
-        next = ahead.first();
-        off_diagonal_tile<W>(a, in_place<W>(p.rows + J * T::R, column), p.block / W,
-                             sums + place * T::kSlots, next, ahead.next());
-      }
-    }
-  }
-
-  template <int W>
-  FASTAGG_INLINE static void packed_block(const Problem& p, int64_t first, int64_t last,
-                                          int64_t column, int64_t columns, float* panels,
-                                          double* sums, Ahead& ahead) {
-    using T = Shape<W>;
-    constexpr int64_t kSuper = kSuperRows / T::R;
-    double discarded[T::kSlots] = {};
-    for (int64_t I = 0; I < last; ++I) {
-      const float* next = ahead.first();
-      packing_tile<W>(
-          p.rows + I * T::R, p.scales + I * T::R, column, columns, panels + I * T::kPanel,
-          I < first ? discarded : sums + p.place[tile_index(I, I)] * T::kSlots, next, ahead.next());
-    }
-    for (int64_t super = 0; super < last; super += kSuper)
-      for (int64_t I = std::max(first, super); I < last; ++I)
-        for (int64_t J = super; J < std::min(super + kSuper, I); ++J) {
-          const int64_t place = p.place[tile_index(I, J)];
-          if (place < 0) continue;
-          const float* next = ahead.first();
-          off_diagonal_tile<W>(Panel<W>{panels + I * T::kPanel}, Panel<W>{panels + J * T::kPanel},
-                               ceil_div(columns, W), sums + place * T::kSlots, next, ahead.next());
-        }
   }
 };
 
 // ---- the whole ---------------------------------------------------------------------------------
 
+// Where tiles of `rows` x R keep the product of rows i and j: [diagonal][i][j].
+template <int W>
+struct SlotTable {
+  static constexpr int R = Shape<W>::R;
+  int slot[2][R][R] = {};
+
+  explicit SlotTable(int64_t rows) { fill<R>(rows); }
+
+ private:
+  template <int rows>
+  void fill(int64_t wanted) {
+    if (rows == wanted) {
+      constexpr auto off = Shape<W>::template OffSums<rows>::slots();
+      constexpr auto diagonal = Shape<W>::template DiagonalSums<rows>::slots();
+      for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < R; ++j) slot[0][i][j] = off[i * R + j];
+        for (int j = 0; j <= i; ++j) slot[1][i][j] = diagonal[i * (i + 1) / 2 + j];
+      }
+    } else if constexpr (rows > 1) {
+      fill<rows - 1>(wanted);
+    }
+  }
+};
+
+// The sums of all tiles as a symmetric matrix.
 template <int W>
 void unpack(const double* sums, const int64_t* places, int64_t S, double* out) {
   constexpr int R = Shape<W>::R;
-  constexpr auto off = Shape<W>::OffSums::slots();
-  constexpr auto diagonal = Shape<W>::DiagonalSums::slots();
-  for (int64_t i = 0; i < S; ++i)
-    for (int64_t j = 0; j <= i; ++j) {
-      const int64_t I = i / R, J = j / R, a = i % R, b = j % R;
-      const int slot = I == J ? diagonal[a * (a + 1) / 2 + b] : off[a * R + b];
+  const SlotTable<W> full(R), rest(S % R ? S % R : R);
+  for (int64_t I = 0; I * R < S; ++I) {
+    const SlotTable<W>& table = S - I * R >= R ? full : rest;
+    const int64_t rows = std::min<int64_t>(R, S - I * R);
+    for (int64_t J = 0; J <= I; ++J) {
       const int64_t place = places[tile_index(I, J)];
-      out[i * S + j] = out[j * S + i] = place < 0 ? 0.0 : sums[place * Shape<W>::kSlots + slot];
+      const double* tile = sums + place * Shape<W>::kSlots;
+      for (int64_t a = 0; a < rows; ++a)
+        for (int64_t b = 0; b < (I == J ? a + 1 : R); ++b) {
+          const int64_t i = I * R + a, j = J * R + b;
+          out[i * S + j] = out[j * S + i] = place < 0 ? 0.0 : tile[table.slot[I == J][a][b]];
+        }
     }
+  }
 }
 
 // Whether the blocks of the rows would compete for the same sets of an L1 cache (64 sets of 64
@@ -280,12 +339,6 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const auto S = static_cast<int64_t>(rows.size());
   const int64_t strips = ceil_div(S, T::R);
 
-  // The last strip is filled up with its last row, which is in cache then; `unpack` leaves it out.
-  std::vector<const float*> padded(rows);
-  std::vector<float> padded_scales(scales);
-  padded.resize(strips * T::R, rows.back());
-  padded_scales.resize(strips * T::R, scales.back());
-
   std::vector<int64_t> places(strips * (strips + 1) / 2, pairs ? -1 : 0);
   if (pairs)
     for (int64_t i = 0; i < S; ++i)
@@ -302,7 +355,7 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const int64_t block = block_columns(d);
   const bool scaled = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
   const bool pack = scaled || S > kInPlaceRows || crowd_few_sets(rows);
-  const Problem problem{padded.data(), padded_scales.data(), places.data(), S, d, block, pack};
+  const Problem problem{rows.data(), scales.data(), places.data(), S, d, block, pack};
 
   const int64_t blocks = ceil_div(d, block);
   const int64_t chunk = std::max(kChunkBlocks, ceil_div(blocks, kMaxChunks)) * block;
@@ -310,7 +363,10 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const int64_t slots = tiles * T::kSlots;
   const int64_t wave =
       std::clamp<int64_t>(kPartialBytes / (slots * 8), 1, std::max<int64_t>(chunks, 1));
-  const int64_t group = ceil_div(kGroupRows, T::R), groups = ceil_div(strips, group);
+  // Few chunks at once for many threads: rows are split as well.
+  const int64_t wanted = ceil_div(2 * parallel.workers, wave);
+  const int64_t group = std::min(ceil_div(kGroupRows, T::R), ceil_div(strips, wanted));
+  const int64_t groups = ceil_div(strips, group);
 
   const Scratch sums_memory(slots * 8), wave_memory(wave * slots * 8);
   const Scratch panel_memory(parallel.workers * strips * T::kPanel * 4);
@@ -365,18 +421,19 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
   if (S == 0) return;
   // Rows that share pairs become neighbours, so that whole tiles are needed or not.
   const std::vector<int64_t> order = pairs ? component_order(pairs, S) : std::vector<int64_t>();
-  const auto source = [&](int64_t i) { return pairs ? order[i] : i; };
-  std::vector<const float*> ordered(S);
-  for (int64_t i = 0; i < S; ++i) ordered[i] = rows[source(i)];
+  std::vector<const float*> ordered(rows, rows + S);
+  for (std::size_t i = 0; i < order.size(); ++i) ordered[i] = rows[order[i]];
   std::vector<uint8_t> ordered_pairs(pairs ? S * S : 0);
   if (pairs)
     for (int64_t i = 0; i < S; ++i)
       for (int64_t j = 0; j < S; ++j) ordered_pairs[i * S + j] = pairs[order[i] * S + order[j]];
   const uint8_t* flags = pairs ? ordered_pairs.data() : nullptr;
 
-  std::vector<double> result(S * S);
+  // The result, in this order; in place when that is the caller's.
+  const Scratch memory(pairs ? S * S * int64_t{sizeof(double)} : 0);
+  double* result = pairs ? memory.as<double>() : out;
   std::vector<float> scales(S, 1.0f);
-  gram_scaled(ordered, scales, d, flags, result.data(), parallel);
+  gram_scaled(ordered, scales, d, flags, result, parallel);
 
   // Squares overflow float32 from about 1e18 and lose bits below about 1e-18. Rows where that may
   // have happened (or that hold a NaN, or zeros only) are looked at again, and scaled if it helps.
@@ -398,17 +455,18 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
       rescale |= scales[suspects[k]] != 1.0f;
     }
     if (rescale) {
-      gram_scaled(ordered, scales, d, flags, result.data(), parallel);
+      gram_scaled(ordered, scales, d, flags, result, parallel);
       for (int64_t i = 0; i < S; ++i)
         for (int64_t j = 0; j < S; ++j)
           result[i * S + j] /= static_cast<double>(scales[i]) * static_cast<double>(scales[j]);
     }
   }
 
+  if (!pairs) return;
   for (int64_t i = 0; i < S; ++i)
     for (int64_t j = 0; j < S; ++j) {
-      const bool wanted = !pairs || i == j || ordered_pairs[i * S + j];
-      out[source(i) * S + source(j)] = wanted ? result[i * S + j] : 0.0;
+      const bool wanted = i == j || ordered_pairs[i * S + j];
+      out[order[i] * S + order[j]] = wanted ? result[i * S + j] : 0.0;
     }
 }
 

@@ -31,8 +31,9 @@ FASTAGG_INLINE Vec<float, W> fold(Vec<float, W> a, Vec<float, W> b,
 
 template <int W, int kHalf>
 FASTAGG_INLINE void fold_all(Vec<float, W>* v) {
-  for (int i = 0; i < kHalf; ++i)
+  unroll<kHalf>([&](auto i) FASTAGG_INLINE_LAMBDA {
     v[i] = fold<W, kHalf>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, W>());
+  });
   if constexpr (kHalf > 1) fold_all<W, kHalf / 2>(v);
 }
 
@@ -43,9 +44,15 @@ struct LaneSums {
   static constexpr int kSlots = kGroups * W;
 
   FASTAGG_INLINE static void add(const Vec<float, W>* accumulators, double* sums) {
-    for (int g = 0; g < kGroups; ++g) {
+    unroll<kGroups>([&](auto g) FASTAGG_INLINE_LAMBDA {
       Vec<float, W> v[W];
-      for (int i = 0; i < W; ++i) v[i] = g * W + i < N ? accumulators[g * W + i] : Vec<float, W>{};
+      unroll<W>([&](auto i) FASTAGG_INLINE_LAMBDA {
+        constexpr int n = g * W + i;
+        if constexpr (n < N)
+          v[i] = accumulators[n];
+        else
+          v[i] = Vec<float, W>{};
+      });
       fold_all<W, W / 2>(v);
       float lanes[W];
       store<W>(lanes, v[0]);
@@ -53,7 +60,7 @@ struct LaneSums {
         double* out = sums + g * W + i;
         store<W / 2>(out, load<W / 2>(out) + load_double<W / 2>(lanes + i));
       }
-    }
+    });
   }
 
   // The slot that holds accumulator n: the tree is run on names.
