@@ -86,7 +86,7 @@ def gram(
         updates: S rows of d float32.
         pairs: bool [S, S], symmetric. Only these entries and the diagonal are computed, in tiles
             of a few rows (rows are ordered internally so that tiles are dense); all others are 0.
-        dtype: float32 or float64, of the result. Sums are float64 across blocks of up to 512
+        dtype: float32 or float64, of the result. Sums are float64 across blocks of up to 768
             columns in either case; float64 also holds the squares of rows of any magnitude.
 
     Returns:

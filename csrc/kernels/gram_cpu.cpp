@@ -25,11 +25,14 @@ namespace {
 
 // Columns summed in float32. Of 768, five rows are 15 KB: two strips and what is prefetched for the
 // next fit a 48 KB L1 cache, and adding up a tile's lanes costs a tenth of its time. The error of a
-// sum is that of a block over the root of the number of blocks: with few of them, blocks are
-// shorter, to keep the error of a cosine below 1e-8.
+// sum is that of a block over the root of the number of blocks, and of a cosine below 1e-8 from
+// about 384 blocks on: blocks are shorter where d is small.
 constexpr int64_t kMaxBlock = 768;
 constexpr int64_t block_columns(int64_t d) {
-  return d < (1 << 15) ? 32 : d < (1 << 17) ? 256 : kMaxBlock;
+  for (int64_t block :
+       {kMaxBlock, int64_t{512}, int64_t{256}, int64_t{128}, int64_t{64}, int64_t{32}})
+    if (d >= 384 * block) return block;
+  return 16;
 }
 // A chunk has at least so many blocks, since its partial sums cost about as much as half a block,
 // and there are at most so many chunks: enough for the threads of a server, few enough to add up.
