@@ -69,6 +69,8 @@ FASTAGG_INLINE void add_all(double* sums, const float* const* rows, const float*
   int64_t s = 0;
   for (; s + kGroup <= S; s += kGroup)
     add_group<W, kGroup>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
+  for (; s + 4 <= S; s += 4)
+    add_group<W, 4>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
   for (; s + 2 <= S; s += 2)
     add_group<W, 2>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
   for (; s < S; ++s)

@@ -36,6 +36,7 @@ struct WeightedSum {
     for (int64_t k = 0; k < n; ++k) sums[k] = beta == 0.0 ? 0.0 : beta * out[column + k];
     int64_t s = 0;
     for (; s + kGroup <= S; s += kGroup) add_group<kGroup>(rows + s, weights + s, column, n, sums);
+    for (; s + 4 <= S; s += 4) add_group<4>(rows + s, weights + s, column, n, sums);
     for (; s + 2 <= S; s += 2) add_group<2>(rows + s, weights + s, column, n, sums);
     for (; s < S; ++s) add_group<1>(rows + s, weights + s, column, n, sums);
     for (int64_t k = 0; k < n; ++k) out[column + k] = static_cast<float>(sums[k]);
