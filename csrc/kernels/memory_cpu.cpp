@@ -5,15 +5,13 @@
 
 #include "apply.h"
 #include "magnitude.h"
+#include "row_blocks.h"
 #include "row_peaks.h"
-#include "row_sum.h"
 
 namespace fastagg::cpu {
 namespace {
 
-constexpr int64_t kColumns = 2048;  // 16 KB of sums and 8 KB of params stay in L1 while S rows pass
-
-constexpr int kRows = 4;
+constexpr int kRows = 4;  // updates worked on at a time, each with its memory
 
 // sums += weight * (row - old) for n columns of G rows, in their order, and memory = row if memory
 // is not const. A model is rounded to float32 before it is remembered and counted, and so is an old
@@ -37,19 +35,16 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
 }
 
 // Stands in for the references of rows that have none: adding it changes no sum.
-constexpr float kZeros[kColumns] = {};
+constexpr float kZeros[kRowColumns] = {};
 
-// The same for n columns from `column`. While it computes, it fetches what comes next: the same
-// rows further on, then the beginning of the rows `next` places on. With `peaks`, it raises them to
-// the magnitudes of updates.
+// The same for n columns from `column`. With `peaks`, it raises them to the magnitudes of updates.
 //   params       // [d] or nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   peaks        // [G] or nullptr
 template <int W, int G, class Memory>
 FASTAGG_INLINE void remember(double* sums, const float* params, const float* const* updates,
                              Memory* const* memory, const float* const* references,
-                             const double* weights, int32_t* peaks, int64_t column, int64_t n,
-                             int64_t next) {
+                             const double* weights, int32_t* peaks, int64_t column, int64_t n) {
   const float* u[G];
   Memory* m[G];
   const float* r[G];
@@ -64,26 +59,18 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const float* con
     referring = referring || r[g] != kZeros;
   }
   const float* p = params ? params + column : nullptr;
-  for_steps(
-      n,
-      [&](int64_t ahead) FASTAGG_INLINE_LAMBDA {
-        for (int g = 0; g < G; ++g) {
-          prefetch_step(ahead < n ? u[g] + ahead : updates[next + g] + column + (ahead - n));
-          prefetch_step(ahead < n ? m[g] + ahead : memory[next + g] + column + (ahead - n));
-        }
-      },
-      [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-        if (p && referring)
-          remember_step<G, true, true>(sums, p, u, m, r, w, begin, count);
-        else if (p)
-          remember_step<G, true, false>(sums, p, u, m, r, w, begin, count);
-        else if (referring)
-          remember_step<G, false, true>(sums, p, u, m, r, w, begin, count);
-        else
-          remember_step<G, false, false>(sums, p, u, m, r, w, begin, count);
-        if (peaks)
-          for (int g = 0; g < G; ++g) largest[g].add(u[g] + begin, count);
-      });
+  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    if (p && referring)
+      remember_step<G, true, true>(sums, p, u, m, r, w, begin, count);
+    else if (p)
+      remember_step<G, true, false>(sums, p, u, m, r, w, begin, count);
+    else if (referring)
+      remember_step<G, false, true>(sums, p, u, m, r, w, begin, count);
+    else
+      remember_step<G, false, false>(sums, p, u, m, r, w, begin, count);
+    if (peaks)
+      for (int g = 0; g < G; ++g) largest[g].add(u[g] + begin, count);
+  });
   if (peaks)
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
 }
@@ -97,10 +84,10 @@ FASTAGG_INLINE void remember_all(double* sums, const float* params, const float*
   int64_t s = 0;
   for (; s + kRows <= S; s += kRows)
     remember<W, kRows>(sums, params, updates + s, memory + s, from(references, s), weights + s,
-                       from(peaks, s), column, n, s + 2 * kRows <= S ? kRows : 0);
+                       from(peaks, s), column, n);
   for (; s < S; ++s)
     remember<W, 1>(sums, params, updates + s, memory + s, from(references, s), weights + s,
-                   from(peaks, s), column, n, 0);
+                   from(peaks, s), column, n);
 }
 
 struct MemoryUpdate {
@@ -134,21 +121,13 @@ struct AddTotal {
   }
 };
 
-template <class Body>
-void for_blocks(int64_t d, const Parallel& parallel, const Body& body) {
-  parallel.for_each(ceil_div(d, kColumns), [&](int64_t task, int worker) {
-    const int64_t column = task * kColumns;
-    body(column, std::min(kColumns, d - column), worker);
-  });
-}
-
 }  // namespace
 
 void memory_update(float* params, double* total, const float* const* updates, float* const* memory,
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
-  for_blocks(d, parallel, [&](int64_t column, int64_t n, int) {
+  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
     dispatch<MemoryUpdate>(isa, params, total, updates, memory, weights, S, lr, norm, models,
                            column, n);
   });
@@ -159,7 +138,7 @@ void memory_total(double* out, float* peaks, const double* total, const float* c
                   const double* weights, const float* params, const Parallel& parallel) {
   const Isa isa = current_isa();
   const RowPeaks row_peaks(S, parallel);
-  for_blocks(d, parallel, [&](int64_t column, int64_t n, int worker) {
+  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
                           weights, S, params, column, n);
   });
@@ -169,7 +148,7 @@ void memory_total(double* out, float* peaks, const double* total, const float* c
 void add_total(float* params, const double* total, int64_t d, double lr, double norm, bool models,
                const Parallel& parallel) {
   const Isa isa = current_isa();
-  for_blocks(d, parallel, [&](int64_t column, int64_t n, int) {
+  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
     dispatch<AddTotal>(isa, params + column, total + column, n, lr, norm, models);
   });
 }

@@ -3,31 +3,30 @@
 
 #include "apply.h"
 #include "magnitude.h"
+#include "row_blocks.h"
 #include "row_peaks.h"
-#include "row_sum.h"
 
 namespace fastagg::cpu {
 namespace {
 
-constexpr int64_t kCacheBytes = 1 << 19;  // half of a 1 MB L2 for a block's updates and corrections
+constexpr int64_t kCacheBytes = 1 << 20;  // of L2, for a block's updates and corrections
 
-// Both passes over a block of columns should find it in L2: 2 S rows of so many floats. Not less
-// than 1 KB a row, though: shorter bursts cost more than the misses.
-int64_t block_columns(int64_t S) {
-  const int64_t fitting = kCacheBytes / (8 * std::max<int64_t>(S, 1)) / 16 * 16;
-  return std::clamp<int64_t>(fitting, 256, kRowColumns);
+// The second pass over a block should find it in L2: 2 S rows of so many floats. Not less than 1 KB
+// a row, though: shorter bursts cost more than the misses.
+int64_t cached_columns(int64_t S, int64_t d) {
+  const int64_t fitting = kCacheBytes / (8 * S) / kStep * kStep;
+  return std::min(std::max<int64_t>(fitting, 256), block_columns(d));
 }
 
 // sums[k] += sum_g mean * x[g][k] for G rows, in float32, and peaks raised to the magnitudes of
-// rows. While it computes, it fetches what comes next: the same rows further on, then the beginning
-// of the rows `next` places on.
+// rows.
 //   rows         // [G] pointers to whole rows, `column` columns in; x[g] = rows[g], or
 //   references   // [G] references[g] - rows[g] where that is given, or nullptr
 //   peaks        // [G] or nullptr
 template <int W, int G>
 FASTAGG_INLINE void add_group(double* __restrict sums, const float* const* rows,
                               const float* const* references, int32_t* peaks, float mean,
-                              int64_t column, int64_t n, int64_t next) {
+                              int64_t column, int64_t n) {
   const float* row[G];
   const float* reference[G];
   bool stored = true;
@@ -37,70 +36,76 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const float* const* rows,
     reference[g] = references && references[g] ? references[g] + column : nullptr;
     stored = stored && !reference[g];
   }
-  for_steps(
-      n,
-      [&](int64_t ahead) FASTAGG_INLINE_LAMBDA {
-        for (int g = 0; g < G; ++g)
-          prefetch_step(ahead < n ? row[g] + ahead : rows[next + g] + column + (ahead - n));
-      },
-      [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-        const auto add = [&](const auto& x) FASTAGG_INLINE_LAMBDA {
-          for (int64_t k = 0; k < count; ++k) {
-            float sum = mean * x[0][k];
-            for (int g = 1; g < G; ++g) sum += mean * x[g][k];
-            sums[begin + k] += static_cast<double>(sum);
-          }
-        };
-        const float* x[G];
-        for (int g = 0; g < G; ++g) x[g] = row[g] + begin;
-        if (peaks)
-          for (int g = 0; g < G; ++g) largest[g].add(x[g], count);
-        if (stored) return add(x);
-        float corrections[G][kStep];
-        for (int g = 0; g < G; ++g)
-          if (const float* r = reference[g])
-            for (int64_t k = 0; k < count; ++k) corrections[g][k] = r[begin + k] - x[g][k];
-          else
-            for (int64_t k = 0; k < count; ++k) corrections[g][k] = x[g][k];
-        add(corrections);
-      });
+  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    const auto add = [&](const auto& x) FASTAGG_INLINE_LAMBDA {
+      for (int64_t k = 0; k < count; ++k) {
+        float sum = mean * x[0][k];
+        for (int g = 1; g < G; ++g) sum += mean * x[g][k];
+        sums[begin + k] += static_cast<double>(sum);
+      }
+    };
+    const float* x[G];
+    for (int g = 0; g < G; ++g) x[g] = row[g] + begin;
+    if (peaks)
+      for (int g = 0; g < G; ++g) largest[g].add(x[g], count);
+    if (stored) return add(x);
+    float corrections[G][kStep];
+    for (int g = 0; g < G; ++g)
+      if (const float* r = reference[g])
+        for (int64_t k = 0; k < count; ++k) corrections[g][k] = r[begin + k] - x[g][k];
+      else
+        for (int64_t k = 0; k < count; ++k) corrections[g][k] = x[g][k];
+    add(corrections);
+  });
   if (peaks)
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
 }
 
-// The same for S rows, in groups of kGroup as in row_sum.h; float64 across groups.
+// The same for S rows, in groups of kGroup; float64 across groups.
 template <int W>
 FASTAGG_INLINE void add_all(double* sums, const float* const* rows, const float* const* references,
                             int32_t* peaks, int64_t S, float mean, int64_t column, int64_t n) {
   const auto from = [](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   int64_t s = 0;
   for (; s + kGroup <= S; s += kGroup)
-    add_group<W, kGroup>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n,
-                         s + 2 * kGroup <= S ? kGroup : 0);
+    add_group<W, kGroup>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
+  for (; s + 4 <= S; s += 4)
+    add_group<W, 4>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
   for (; s + 2 <= S; s += 2)
-    add_group<W, 2>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n, 0);
+    add_group<W, 2>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
   for (; s < S; ++s)
-    add_group<W, 1>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n, 0);
+    add_group<W, 1>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
+}
+
+// v[k] = 1/S sum_s (updates[s][k] + c[s][k]) for n columns, and in float32. The updates come last:
+// `mimic` needs them again, and so they are nearer.
+template <int W>
+FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks,
+                               const float* const* updates, const float* const* corrections,
+                               const float* const* references, int64_t S, int64_t column,
+                               int64_t n) {
+  const auto mean = static_cast<float>(1.0 / static_cast<double>(S));
+  std::fill_n(v, n, 0.0);
+  add_all<W>(v, corrections, references, nullptr, S, mean, column, n);
+  add_all<W>(v, updates, nullptr, peaks, S, mean, column, n);
+  for (int64_t k = 0; k < n; ++k) rounded[k] = static_cast<float>(v[k]);
 }
 
 struct Mimic {
   template <int W>
   FASTAGG_INLINE static void run(float* params, const float* const* updates,
-                                 float* const* corrections, int64_t S, float mean, double lr,
-                                 int64_t column, int64_t n) {
-    double v[kRowColumns];
-    float v_float[kRowColumns];
-    std::fill_n(v, n, 0.0);
-    add_all<W>(v, updates, nullptr, nullptr, S, mean, column, n);
-    add_all<W>(v, corrections, nullptr, nullptr, S, mean, column, n);
-    for (int64_t k = 0; k < n; ++k) v_float[k] = static_cast<float>(v[k]);
+                                 float* const* corrections, int64_t S, double lr, int64_t column,
+                                 int64_t n) {
+    alignas(64) double v[kRowColumns];
+    alignas(64) float rounded[kRowColumns];
+    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
-    for (int64_t s = 0; s < S; ++s) {
+    for (int64_t s = S - 1; s >= 0; --s) {  // what was read last is nearest
       const float* u = updates[s] + column;
       float* c = corrections[s] + column;
       int64_t k = 0;
-      for (; k + W <= n; k += W) store<W>(c + k, load<W>(v_float + k) - load<W>(u + k));
-      for (; k < n; ++k) c[k] = v_float[k] - u[k];
+      for (; k + W <= n; k += W) store<W>(c + k, load<W>(rounded + k) - load<W>(u + k));
+      for (; k < n; ++k) c[k] = rounded[k] - u[k];
     }
   }
 };
@@ -109,20 +114,12 @@ struct MimicMean {
   template <int W>
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks,
                                  const float* const* updates, const float* const* corrections,
-                                 const float* const* references, int64_t S, float mean,
-                                 int64_t column, int64_t n) {
-    v += column;
-    rounded += column;
-    std::fill_n(v, n, 0.0);
-    add_all<W>(v, updates, nullptr, peaks, S, mean, column, n);
-    add_all<W>(v, corrections, references, nullptr, S, mean, column, n);
-    for (int64_t k = 0; k < n; ++k) rounded[k] = static_cast<float>(v[k]);
+                                 const float* const* references, int64_t S, int64_t column,
+                                 int64_t n) {
+    block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, S, column,
+                  n);
   }
 };
-
-float mean_weight(int64_t S) {
-  return static_cast<float>(1.0 / static_cast<double>(S));
-}
 
 }  // namespace
 
@@ -130,11 +127,8 @@ void mimic(float* params, const float* const* updates, float* const* corrections
            int64_t d, double lr, const Parallel& parallel) {
   if (S == 0) return;
   const Isa isa = current_isa();
-  const int64_t columns = block_columns(S);
-  parallel.for_each(ceil_div(d, columns), [&](int64_t task, int) {
-    const int64_t column = task * columns;
-    dispatch<Mimic>(isa, params, updates, corrections, S, mean_weight(S), lr, column,
-                    std::min(columns, d - column));
+  for_blocks(d, cached_columns(S, d), parallel, [&](int64_t column, int64_t n, int) {
+    dispatch<Mimic>(isa, params, updates, corrections, S, lr, column, n);
   });
 }
 
@@ -143,11 +137,9 @@ void mimic_mean(double* v, float* rounded, float* peaks, const float* const* upd
                 int64_t d, const Parallel& parallel) {
   const Isa isa = current_isa();
   const RowPeaks row_peaks(S, parallel);
-  parallel.for_each(ceil_div(d, kRowColumns), [&](int64_t task, int worker) {
-    const int64_t column = task * kRowColumns;
+  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references, S,
-                        mean_weight(std::max<int64_t>(S, 1)), column,
-                        std::min(kRowColumns, d - column));
+                        column, n);
   });
   row_peaks.write(peaks);
 }

@@ -3,18 +3,42 @@
 
 #include <vector>
 
-#include "row_sum.h"
+#include "row_blocks.h"
 
 namespace fastagg::cpu {
 namespace {
+
+// sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n). A plain loop: inside a
+// dispatched kernel the compiler turns it into the vectors of its target.
+template <int G>
+FASTAGG_INLINE void add_group(const float* const* rows, const float* weights, int64_t column,
+                              int64_t n, double* __restrict sums) {
+  const float* x[G];
+  float w[G];
+  for (int g = 0; g < G; ++g) {
+    x[g] = rows[g] + column;
+    w[g] = weights[g];
+  }
+  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    for (int64_t k = begin; k < begin + count; ++k) {
+      float sum = w[0] * x[0][k];
+      for (int g = 1; g < G; ++g) sum += w[g] * x[g][k];
+      sums[k] += static_cast<double>(sum);
+    }
+  });
+}
 
 struct WeightedSum {
   template <int W>
   FASTAGG_INLINE static void run(float* out, const float* const* rows, int64_t S,
                                  const float* weights, double beta, int64_t column, int64_t n) {
-    double sums[kRowColumns];
+    alignas(64) double sums[kRowColumns];
     for (int64_t k = 0; k < n; ++k) sums[k] = beta == 0.0 ? 0.0 : beta * out[column + k];
-    add_rows(rows, weights, S, column, n, sums);
+    int64_t s = 0;
+    for (; s + kGroup <= S; s += kGroup) add_group<kGroup>(rows + s, weights + s, column, n, sums);
+    for (; s + 4 <= S; s += 4) add_group<4>(rows + s, weights + s, column, n, sums);
+    for (; s + 2 <= S; s += 2) add_group<2>(rows + s, weights + s, column, n, sums);
+    for (; s < S; ++s) add_group<1>(rows + s, weights + s, column, n, sums);
     for (int64_t k = 0; k < n; ++k) out[column + k] = static_cast<float>(sums[k]);
   }
 };
@@ -25,10 +49,8 @@ void weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d, co
                   double beta, const Parallel& parallel) {
   const Isa isa = current_isa();
   const std::vector<float> factors(weights, weights + S);
-  parallel.for_each(ceil_div(d, kRowColumns), [&](int64_t task, int) {
-    const int64_t column = task * kRowColumns;
-    dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column,
-                          std::min(kRowColumns, d - column));
+  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
+    dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column, n);
   });
 }
 

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from fastagg import ops, reference
 
-# Blocks are 2,048 or 4,096 columns in steps of 64; rows are taken in groups of 8, 4, 2 and 1.
-SHAPES = [(1, 1), (2, 5), (3, 64), (4, 4096), (5, 4099), (9, 12_345), (23, 2_049)]
+# Blocks are 1,024 columns for a small d and 16,384 for a large one, in steps of 64; rows are taken
+# in groups of 8, 4, 2 and 1.
+SHAPES = [
+    (1, 1), (2, 5), (3, 64), (4, 4096), (5, 4099), (9, 12_345), (23, 2_049), (2, 600_001),
+]  # fmt: skip
 F64 = torch.float64
 
 

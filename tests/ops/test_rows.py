@@ -14,8 +14,12 @@ from torch import Tensor
 
 from fastagg import ops, reference
 
-# Blocks are 4,096 columns (2,048 for the memory update), row groups 4, vectors 16, 8 or 4.
-SHAPES = [(1, 1), (2, 5), (3, 64), (4, 4096), (5, 4099), (9, 12_345), (70, 2_049)]
+# Blocks are 1,024 columns for a small d and 16,384 for a large one, less in mimic_ with many rows;
+# rows are taken in groups of 8, 4, 2 and 1, vectors are 16, 8 or 4 floats, steps 64.
+SHAPES = [
+    (1, 1), (2, 5), (3, 64), (4, 4096), (5, 4099), (9, 12_345), (70, 2_049), (600, 700),
+    (2, 600_001),
+]  # fmt: skip
 # Rows are added in float32 in groups of at most 8 (9 roundings of 2**-24 of the sum of magnitudes),
 # in float64 beyond, and the result is rounded at most twice (mimic_: v, then v - u).
 ROUNDED = 11 * 2.0**-24
