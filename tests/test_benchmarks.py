@@ -7,8 +7,9 @@ from __future__ import annotations
 import csv
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -131,13 +132,31 @@ def test_accuracy_writes_errors_and_their_picture(tmp_path: Path) -> None:
     columns = [*(field.name for field in fields(accuracy.Error)), *machine.describe()]
     assert list(rows[0]) == columns
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
-    quantities = {"cosine", "gram", "weighted_sum_", "mimic_", "memory_update_", "abs_max"}
-    assert {row["quantity"] for row in rows} == quantities
+    assert {row["quantity"] for row in rows} == {"cosine", "gram", "abs_max", *accuracy.op_calls(3)}
+    # Every op on every kind of rows at every scale.
+    cases = Counter((row["quantity"], row["scale"]) for row in rows if row["by"] == "fastagg")
+    assert set(cases) == {(name, scale) for name, _ in cases for scale in ("1", *accuracy.SCALES)}
     ours = [row for row in rows if row["by"] == "fastagg"]
-    # Few columns: nearly plain float32 inside one block, a few roundings of 6e-8.
-    assert max(float(row["error"]) for row in ours) < 5e-7
+    # Few columns: nearly plain float32 inside one block, a few roundings of 6e-8 each; of denormal
+    # rows, sums of eight and more of them.
+    assert max(float(row["error"]) for row in ours) < 1e-6
     largest = [r for r in rows if r["scale"] == "1e18" and r["by"] == "torch X @ X.T"]
     assert largest and all(row["error"] == "inf" for row in largest)
+
+
+def test_accuracy_says_what_is_missed() -> None:
+    def verdicts(*errors: tuple[str, str, str, float]) -> set[str]:
+        made = [accuracy.Error(q, "positive", scale, 8, 10, by, e, 1) for q, by, scale, e in errors]
+        filled = [replace(e, rows=kind) for e in made for kind in accuracy.KINDS]
+        return {line[-1] for _, lines in accuracy.tables(filled).values() for line in lines}
+
+    library = ("cosine", "torch X @ X.T", "1", 1e-3)
+    assert verdicts(library, ("cosine", "fastagg", "1", 9e-9)) == {"met"}
+    assert verdicts(library, ("cosine", "fastagg", "1e18", 2e-8)) == {"missed", "stated"}
+    assert verdicts(("mimic_", "fastagg", "1", 2e-7)) == {"met"}
+    assert verdicts(("mimic_", "fastagg", "1", 3e-7)) == {"missed"}
+    assert verdicts(("abs_max", "fastagg", "1", 1e-12)) == {"missed"}
+    assert verdicts(("mimic_", "fastagg", "1e-40", 1.0)) == {"stated"}
 
 
 @pytest.mark.parametrize(
