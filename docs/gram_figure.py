@@ -18,7 +18,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 LANES = 16
 ROWS = 5  # of a strip
-BLOCK = 512  # columns
+BLOCK = 768  # columns
 STRIPS, CHUNKS, BLOCKS = 5, 4, 4  # drawn
 HERE, OTHER, SELF, IDLE, INK = "#0072B2", "#56B4E9", "#E69F00", "#eeeeee", "#333333"
 
@@ -68,7 +68,13 @@ def triangle(axes: Axes) -> None:
         FancyArrowPatch((STRIPS + 0.2, STRIPS - 0.7), (4.1, 3.6), arrowstyle="->", mutation_scale=8)
     )
     box(axes, STRIPS + 0.3, 2.4, 0.5, 0.5, SELF, alpha=0.85)
-    text(axes, STRIPS + 1, 2.65, "first: reads its rows,\npacks them into a panel", ha="left")
+    text(
+        axes,
+        STRIPS + 1,
+        2.65,
+        "first in strip I: reads its\nrows, packs them into a panel",
+        ha="left",
+    )
     box(axes, STRIPS + 0.3, 1.2, 0.5, 0.5, HERE, alpha=0.85)
     text(
         axes, STRIPS + 1, 1.45, "then: panel I stays in L1,\npanels J < I stream from L2", ha="left"
@@ -89,7 +95,7 @@ def panel(axes: Axes) -> None:
     for level, (name, what) in enumerate(
         [
             ("L1", "panel I, and the vectors of J that are in use"),
-            ("L2", "panels of all strips; beyond 48 of them, 24 at a time"),
+            ("L2", "panels of all strips, used 32 strips at a time"),
             ("DRAM", "rows: each block read once, by the diagonal tiles"),
         ]
     ):

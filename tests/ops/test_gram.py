@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastagg import _C, ops, reference
 
-# Tiles are 5 or 3 rows, vectors 16, 8 or 4 columns, blocks 32, 256 or 768 columns, chunks of blocks.
+# Tiles are 5 or 3 rows, vectors 16, 8 or 4 columns, blocks 32, 256 or 768 columns, chunks.
 SHAPES = [
     (1, 1),
     (1, 513),
