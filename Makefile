@@ -20,10 +20,10 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
-CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp)
+CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build build-dev sanitize lint format clean distclean FORCE
+.PHONY: help demo test build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: bench bench-accuracy bench-scaling bench-regress bench-peers
 
 help:  ## list the targets
@@ -60,6 +60,16 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 	  $(PY) -m pytest -q -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py $(ARGS)
+
+# The kernels alone, without Python and PyTorch: seconds instead of an hour. Row by row on the heap.
+MEMCHECK := build/memcheck/memcheck
+$(MEMCHECK): tests/ops/memcheck.cpp $(wildcard csrc/kernels/*.h csrc/kernels/*_cpu.cpp csrc/kernels/simd.cpp)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Wno-psabi -pthread $(filter %.cpp,$^) -o $@
+
+valgrind: $(MEMCHECK)  ## run the kernels under valgrind, which must be installed
+	$(MEMCHECK)
+	valgrind --quiet --leak-check=full --error-exitcode=1 $(MEMCHECK)
 
 lint: build-dev  ## ruff, clang-format and mypy; changes nothing
 	$(VENV)/bin/ruff check

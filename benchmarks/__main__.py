@@ -82,6 +82,7 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
     title = f"{_TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
     report.show(rows, title, console)
     report.show_headline(rows, console)
+    report.show_targets(rows, console)
     if namespace.out:
         report.write_csv(namespace.out / f"{name}.csv", rows)
         command = f"python -m benchmarks {name}"

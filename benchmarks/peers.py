@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from types import ModuleType
 
@@ -16,8 +16,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-FlowerAggregate = Callable[[list[tuple[list[np.ndarray], int]]], list[np.ndarray]]
-ByzflRule = Callable[[Tensor | Sequence[Tensor]], Tensor]
+Results = list[tuple[list[np.ndarray], int]]
+FlowerAggregate = Callable[[Results], list[np.ndarray]]
+FlowerKrum = Callable[[Results, int, int], list[np.ndarray]]
 
 
 def installed(name: str) -> bool:
@@ -35,29 +36,32 @@ def announce(console: Console) -> None:
 
 def flower_aggregate() -> FlowerAggregate | None:
     """Flower's weighted average of lists of arrays, or None where it is not installed."""
+    module = _flower_strategies()
+    return None if module is None else module.aggregate
+
+
+def flower_krum() -> FlowerKrum | None:
+    """Flower's Krum of lists of arrays (results, f, how many to average), or None."""
+    module = _flower_strategies()
+    return None if module is None else module.aggregate_krum
+
+
+def _flower_strategies() -> ModuleType | None:
     if not installed("flwr"):
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower itself uses
-        module = importlib.import_module("flwr.server.strategy.aggregate")
-    function: FlowerAggregate = module.aggregate
-    return function
+        return importlib.import_module("flwr.server.strategy.aggregate")
 
 
-def byzfl_average() -> ByzflRule | None:
-    """ByzFL's mean, or None where it is not installed."""
-    if not installed("byzfl"):
-        return None
-    rule: ByzflRule = _byzfl_aggregators().Average()
-    return rule
-
-
-def _byzfl_aggregators() -> ModuleType:
-    """``byzfl.aggregators`` without ``byzfl/__init__.py``.
+def byzfl_aggregators() -> ModuleType | None:
+    """``byzfl.aggregators`` without ``byzfl/__init__.py``, or None where it is not installed.
 
     That file imports ByzFL's own experiments, which need a torchvision that fits the installed
     torch; the aggregators need torch, numpy and scipy alone.
     """
+    if not installed("byzfl"):
+        return None
     if "byzfl" not in sys.modules:
         spec = importlib.util.find_spec("byzfl")
         assert spec is not None  # see installed()
@@ -65,7 +69,7 @@ def _byzfl_aggregators() -> ModuleType:
     return importlib.import_module("byzfl.aggregators")
 
 
-def one_layer_results(rows: Tensor) -> list[tuple[list[np.ndarray], int]]:
+def one_layer_results(rows: Tensor) -> Results:
     """Updates [S, d] as Flower gets them from clients: one array each, of one example."""
     return [([row.numpy()], 1) for row in rows]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import targets
 from benchmarks.harness import NOISY, SHAKY, Row
 from benchmarks.machine import BUSY, describe
 
@@ -125,6 +126,15 @@ def show_headline(rows: Iterable[Row], console: Console) -> None:
     console.print(table)
 
 
+def show_targets(rows: Sequence[Row], console: Console) -> None:
+    """What the project asks, and whether this run met it."""
+    if lines := targets.verdicts(rows):
+        table = _table("Targets: " + targets.summary(lines), targets.HEADINGS, left=("op", "by"))
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+
+
 # --- files ------------------------------------------------------------------------------------
 
 
@@ -166,7 +176,10 @@ def write_markdown(path: Path, rows: Sequence[Row], title: str, command: str) ->
         f"`{command}` on {about}; {threads} threads.",
         LEGEND,
         markdown(HEADLINE, headline(rows)),
-        markdown(HEADINGS, map(cells, rows)),
     ]
+    if lines := targets.verdicts(rows):
+        about_them = f"What is asked ([targets.py](../targets.py)): {targets.summary(lines)}."
+        parts += ["## Targets", about_them, markdown(targets.HEADINGS, lines)]
+    parts += ["## All figures", markdown(HEADINGS, map(cells, rows))]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts), encoding="utf-8")

@@ -11,23 +11,29 @@ import torch
 from torch import Tensor
 
 import fastagg
-from benchmarks import peers
+from benchmarks import peers, robust
 from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update as memory_op
 from benchmarks.memory_ops import mimic as mimic_op
 from benchmarks.options import Case, Options
 
 SHAPES = [(20, 1_000_000), (100, 1_000_000), (500, 200_000)]  # S of K = 2 S, d
+ROBUST_SHAPES = [(100, 1_000_000), (500, 200_000)]
+NNM_SHAPES = [(20, 1_000_000), *ROBUST_SHAPES]  # ByzFL's would need 36 GB for the others
 
 
 def cases(options: Options) -> list[Case]:
     """All comparisons of this subcommand."""
     shapes = [(S, options.width(d)) for S, d in SHAPES]
+    robust_shapes = [(S, options.width(d)) for S, d in ROBUST_SHAPES]
     return [
         *(Case("step fdms", S, d, fdms) for S, d in shapes),
         *(Case("step fedavg", S, d, fedavg) for S, d in shapes),
         *(Case("step mimic", S, d, mimic) for S, d in shapes),
         *(Case("step mifa", S, d, mifa) for S, d in shapes),
+        *(Case("step geometric-median", S, d, robust.geometric_median) for S, d in robust_shapes),
+        *(Case("step multi-krum", S, d, robust.multi_krum) for S, d in robust_shapes),
+        *(Case("step nnm", S, options.width(d), robust.nnm) for S, d in NNM_SHAPES),
     ]
 
 
@@ -148,7 +154,8 @@ def fedavg(S: int, d: int) -> Comparison:
         contenders.append(
             Contender("Flower aggregate", lambda: peers.as_tensor(aggregate(results)), "peer")
         )
-    if average := peers.byzfl_average():
+    if module := peers.byzfl_aggregators():
+        average = module.Average()
         contenders.append(Contender("ByzFL Average", lambda: average(updates), "peer"))
     return Comparison("step fedavg", S, d, contenders, (updates,), K)
 

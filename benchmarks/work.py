@@ -9,6 +9,9 @@ op                      bytes                        flops                patter
 ======================= ============================ ==================== ==========
 gram                    4 S d                        S (S + 1) d          read
 gram of groups          4 S d                        S (S / 10 + 1) d     read
+select_friends          6 S K + S K / 8              S K                  read
+eliminate_              12 S K + S K / 2             2 S K                read
+update_scores_          20 S S                       3 S S                read
 weighted_sum_           4 S d + 8 d                  2 S d                read
 mimic_                  12 S d + 8 d                 3 S d + 2 d          update
 memory_update_          12 S d + 24 d                3 S d + 3 d          update
@@ -16,7 +19,13 @@ step of fedavg          as weighted_sum_
 step of fdms            8 S d + 8 d (rows twice)     S (S + 3) d          read
 step of mimic           as mimic_
 step of mifa            as memory_update_
+steps of robust rules   as the step of fdms
 ======================= ============================ ==================== ==========
+
+The ops on pairs of K = 2 S clients, S of them active, have K in the place of d; a pair is a float32
+score, an int16 count and a bit. ``eliminate_`` goes over all 2 S rows and writes the bits,
+``update_scores_`` reads and writes the pairs of active clients, beside their float64 scores of the
+round.
 
 The 8 d are the parameters (read, written), the 24 d parameters and a float64 total. The pattern
 names the bandwidth that bounds it: of plain reading, or of updating in place (two numbers read,
@@ -62,6 +71,18 @@ def weighted_sum(S: int, d: int) -> Work:
     return Work(4 * S * d + 8 * d, 2 * S * d, "read")
 
 
+def select_friends(S: int, K: int) -> Work:
+    return Work(6 * S * K + S * K // 8, S * K, "read")
+
+
+def eliminate(S: int, K: int) -> Work:
+    return Work(12 * S * K + S * K // 2, 2 * S * K, "read")
+
+
+def update_scores(S: int, K: int) -> Work:
+    return Work(20 * S * S, 3 * S * S, "read")
+
+
 def mimic(S: int, d: int) -> Work:
     return Work(12 * S * d + 8 * d, 3 * S * d + 2 * d, "update")
 
@@ -70,7 +91,8 @@ def memory_update(S: int, d: int) -> Work:
     return Work(12 * S * d + 24 * d, 3 * S * d + 3 * d, "update")
 
 
-def fdms_step(S: int, d: int) -> Work:
+def two_reads(S: int, d: int) -> Work:
+    """The Gram matrix of the rows, then a weighted sum of them."""
     return Work(8 * S * d + 8 * d, S * (S + 3) * d, "read")
 
 
@@ -79,11 +101,17 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "gram of a list": gram,
     "gram of groups": gram_of_groups,
     "gram of all pairs": gram,
+    "select_friends": select_friends,
+    "eliminate_": eliminate,
+    "update_scores_": update_scores,
     "weighted_sum_": weighted_sum,
     "mimic_": mimic,
     "memory_update_": memory_update,
     "step fedavg": weighted_sum,
-    "step fdms": fdms_step,
+    "step fdms": two_reads,
     "step mimic": mimic,
     "step mifa": memory_update,
+    "step geometric-median": two_reads,
+    "step multi-krum": two_reads,
+    "step nnm": two_reads,
 }

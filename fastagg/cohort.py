@@ -76,11 +76,12 @@ def read_cohort(
             f"clients: expected one id per row of updates ({len(starts)}), got {len(ids)}"
         )
     _check_overlap(params, starts)
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    sorted_ids = torch.tensor([ids[s] for s in order], dtype=torch.int64)
-    if order == list(range(len(ids))):
+    ascending = sorted(ids)
+    sorted_ids = torch.tensor(ascending, dtype=torch.int64)
+    if ascending == ids:
         return Cohort(sorted_ids, updates, buffer)
     rows = updates.unbind(0) if isinstance(updates, Tensor) else updates
+    order = sorted(range(len(ids)), key=ids.__getitem__)
     return Cohort(sorted_ids, [rows[s] for s in order], buffer)
 
 
@@ -152,9 +153,9 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
         raise TypeError(
             f"clients: expected an int64 tensor or a sequence of ints, got {type(clients).__name__}"
         )
-    for client in ids:
-        if not 0 <= client < num_clients:
-            raise IndexError(f"clients: expected ids in [0, {num_clients}), got {client}")
+    if ids and not (min(ids) >= 0 and max(ids) < num_clients):
+        wrong = next(client for client in ids if not 0 <= client < num_clients)
+        raise IndexError(f"clients: expected ids in [0, {num_clients}), got {wrong}")
     if len(set(ids)) != len(ids):
         twice = sorted({client for client in ids if ids.count(client) > 1})
         raise ValueError(f"clients: expected distinct ids, got {twice} more than once")
@@ -168,9 +169,9 @@ def _read_id(client: object) -> int:
 
 
 def _check_overlap(params: Tensor, starts: list[int]) -> None:
-    length = params.numel() * params.element_size()
+    own, length = params.data_ptr(), params.numel() * params.element_size()
     for s, start in enumerate(starts):
-        if abs(start - params.data_ptr()) < length:
+        if abs(start - own) < length:
             raise ValueError(
                 f"params: must not share memory with updates, but does with row {s}; "
                 "pass a separate tensor"

@@ -12,6 +12,7 @@
 #include "../kernels/gram.h"
 #include "../kernels/memory.h"
 #include "../kernels/mimic.h"
+#include "../kernels/pair_gram.h"
 #include "../kernels/scores.h"
 #include "../kernels/weighted_sum.h"
 #include "checks.h"
@@ -40,8 +41,11 @@ at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs) 
   const int64_t S = rows.size();
   const uint8_t* flags = check_pairs(pairs, S, device);
   at::Tensor out = at::empty({S, S}, at::TensorOptions().dtype(at::kDouble));
-  cpu::gram(rows.pointers.data(), S, rows.d, flags, out.mutable_data_ptr<double>(),
-            torch_threads());
+  auto* data = out.mutable_data_ptr<double>();
+  if (flags)
+    cpu::pair_gram(rows.pointers.data(), S, rows.d, flags, data, torch_threads());
+  else
+    cpu::gram(rows.pointers.data(), S, rows.d, nullptr, data, torch_threads());
   return out;
 }
 

@@ -10,6 +10,9 @@ namespace {
 
 constexpr int64_t kColumns = 1 << 16;  // per task: 256 KB, long enough to hide the task's start
 
+// 4 KB: hardware prefetchers stop at the end of a page.
+constexpr int64_t kAhead = 1024;
+
 struct AbsMax {
   template <int W>
   FASTAGG_INLINE static void run(const float* x, int64_t n, int32_t* result) {
@@ -17,8 +20,10 @@ struct AbsMax {
     constexpr int64_t kUnroll = 4;
     Magnitude<W> largest[kUnroll];
     int64_t k = 0;
-    for (; k + kUnroll * W <= n; k += kUnroll * W)
+    for (; k + kUnroll * W <= n; k += kUnroll * W) {
+      for (int64_t line = 0; line < kUnroll * W; line += 16) prefetch(x + k + kAhead + line);
       for (int u = 0; u < kUnroll; ++u) largest[u].add(x + k + u * W, W);
+    }
     largest[0].add(x + k, n - k);
     *result = 0;
     for (const auto& one : largest) *result = std::max(*result, one.bits());

@@ -7,11 +7,18 @@
 
 namespace fastagg {
 
-// A permutation of [0, S) in which rows connected by `pairs` are neighbours: breadth-first search
-// over the graph, components in the order of their lowest row. Deterministic.
+// Rows connected by pairs, directly or through others.
+struct Components {
+  std::vector<int64_t> order;  // [S] a permutation of [0, S): the rows of each, one after the other
+  std::vector<int64_t> ends;   // of each in `order`
+};
+
+// The components of [0, S) under `pairs`, in the order of their lowest row, each by breadth-first
+// search, so that rows with common pairs are neighbours. Deterministic.
 //   pairs   // [S, S] symmetric 0/1 flags
-inline std::vector<int64_t> component_order(const uint8_t* pairs, int64_t S) {
-  std::vector<int64_t> order;
+inline Components components(const uint8_t* pairs, int64_t S) {
+  Components found;
+  std::vector<int64_t>& order = found.order;
   order.reserve(S);
   std::vector<uint8_t> seen(S, 0);
   for (int64_t start = 0; start < S; ++start) {
@@ -26,8 +33,14 @@ inline std::vector<int64_t> component_order(const uint8_t* pairs, int64_t S) {
           order.push_back(j);
         }
     }
+    found.ends.push_back(static_cast<int64_t>(order.size()));
   }
-  return order;
+  return found;
+}
+
+// The order alone.
+inline std::vector<int64_t> component_order(const uint8_t* pairs, int64_t S) {
+  return components(pairs, S).order;
 }
 
 }  // namespace fastagg

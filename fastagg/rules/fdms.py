@@ -96,8 +96,7 @@ class FDMS(WeightedRule):
         wanted = None if needed is None else needed | needed.T  # scores are symmetric
         round_scores = self._score(cohort, wanted)
         threshold = self._theta()
-        active = torch.zeros(self.num_clients, dtype=torch.bool)
-        active[clients] = True
+        active = torch.zeros(self.num_clients, dtype=torch.bool).index_fill_(0, clients, True)
         friends = ops.select_friends(self.scores, self.counts, active, self.candidates, threshold)
 
         def commit_state() -> None:
@@ -119,11 +118,11 @@ class FDMS(WeightedRule):
     def _score(self, cohort: Cohort, pairs: Tensor | None) -> Tensor:
         """This round's similarities, [S, S] float64."""
         gram = ops.gram(cohort.rows, pairs=pairs, dtype=torch.float64)
-        finite = torch.isfinite(gram.diagonal())
-        if not bool(finite.all()):
-            raise NonFiniteUpdates(cohort.clients[~finite])
+        if not math.isfinite(gram.trace().item()):  # sums of squares of float32 stay finite
+            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(gram.diagonal())])
         scores = _SCORES[self.similarity](gram)
-        if scores.min().item() < -FLOAT32_LIMIT:  # no similarity is above 1
+        # Cosine scores are in [0, 1], distances are at most 0.
+        if self.similarity == "distance" and scores.min().item() < -FLOAT32_LIMIT:
             raise ValueError("updates: distances between clients leave the range of float32")
         return scores
 
@@ -141,13 +140,11 @@ class FDMS(WeightedRule):
 
     def _weights(self, clients: Tensor, friends: Tensor) -> Tensor:
         """[S] float64: each client's share on its friend's row, orphans' on all rows evenly."""
-        position = torch.full((self.num_clients,), -1, dtype=torch.int64)
-        position[clients] = torch.arange(len(clients))
-        found = friends >= 0
-        weights = torch.bincount(
-            position[friends[found]], self._shares[found], minlength=len(clients)
-        )
-        return weights + math.fsum(self._shares[~found].tolist()) / len(clients)
+        by_friend = torch.bincount(friends + 1, self._shares, minlength=self.num_clients + 1)
+        weights = by_friend.index_select(0, clients + 1)
+        if friends.amin().item() >= 0:
+            return weights
+        return weights + math.fsum(self._shares[friends < 0].tolist()) / len(clients)
 
     def _skip(self) -> Tensor:
         self.rounds += 1

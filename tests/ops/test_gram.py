@@ -122,6 +122,27 @@ def test_masked_clusters(isa: str, groups: int) -> None:
     assert torch.equal(ops.gram(rows, pairs=pairs), expected)
 
 
+@pytest.mark.parametrize("sizes", [[1] * 60, [47, 1, 48, 3], [100, 2, 2], [5, 90], [60, 60, 7]])
+def test_components_of_all_sizes(sizes: list[int]) -> None:
+    """Rows that share no pair are computed apart, small sets of them together."""
+    S = sum(sizes)
+    component = torch.repeat_interleave(torch.tensor(sizes))[torch.randperm(S)]
+    inside = component[:, None] == component
+    # In the largest component a third of the pairs, in the others all.
+    holes = (torch.rand(S, S) < 0.6).triu(1)
+    pairs = inside & ~((holes | holes.T) & (component == torch.tensor(sizes).argmax()))
+    rows = torch.randn(S, 1_300)
+    expected = torch.where(pairs, ops.gram(rows, dtype=torch.float64), 0.0)
+    expected.diagonal().copy_(ops.gram(rows, dtype=torch.float64).diagonal())
+    assert torch.equal(ops.gram(rows, pairs=pairs, dtype=torch.float64), expected)
+
+
+def test_a_set_without_gaps_is_the_dense_matrix() -> None:
+    rows = torch.randn(70, 900)
+    pairs = ~torch.eye(70, dtype=torch.bool)  # the diagonal is always computed
+    assert torch.equal(ops.gram(rows, pairs=pairs), ops.gram(rows))
+
+
 @pytest.mark.parametrize("exponent", [-42, -30, -20, 10, 18, 30, 37])
 def test_magnitudes(isa: str, exponent: int) -> None:
     # Squares of 1e-42 .. 1e37 leave the range of float32, those of 1e-42 even as denormals hold 7

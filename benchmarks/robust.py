@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of the robust rules against careful eager torch, ByzFL and Flower.
+
+fastagg reads the rows twice, for their Gram matrix and for the aggregate, and makes nothing of size
+S x d. The careful ways are what one gets from the definitions without waste: distances from one
+product of the rows (or, for the median, two passes over them in every iteration), scratch that
+exists already. The frameworks follow the definitions literally.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fastagg
+from benchmarks import peers
+from benchmarks.harness import Comparison, Contender
+
+_ITERATIONS = 8  # of Weiszfeld's algorithm: fastagg's default
+_NU = 1e-6
+_PEER_BYTES = 2 << 30
+"""A contender that needs a larger temporary is left out."""
+
+
+class Round:
+    """S rows of clients that are all there, a tenth of them not to be trusted."""
+
+    def __init__(self, S: int, d: int) -> None:
+        self.S, self.d, self.f = S, d, max(1, S // 10)
+        self.rows = torch.randn(S, d).add_(torch.randn(d)).mul_(1e-3)
+        self.params = torch.zeros(d)
+        self.gram = torch.empty(S, S)
+        self.shares = torch.full((S,), 1 / S)
+
+    def step(self, rule_name: str, **options: Any) -> Contender:
+        agg = fastagg.make(rule_name, num_clients=self.S, num_params=self.d, **options)
+        clients, params = torch.arange(self.S), torch.zeros(self.d)
+
+        def call() -> Tensor:
+            agg.step(params, self.rows, clients)
+            return params
+
+        return Contender("fastagg", call, "ours")
+
+    def square_distances(self, rows: Tensor) -> Tensor:
+        torch.mm(rows, rows.T, out=self.gram)
+        squares = self.gram.diagonal()
+        return squares[:, None] + squares - 2 * self.gram
+
+    def apply(self, weights: Tensor, rows: Tensor) -> Tensor:
+        """The parameters moved by a combination of the rows."""
+        return torch.addmv(self.params, rows.T, weights, out=self.params)
+
+    def median(self, rows: Tensor, z: Tensor) -> Tensor:
+        """The factors of the rows in their geometric median; ``z`` [d] is scratch."""
+        squares = self.gram.diagonal()
+        weights = self.shares
+        for _ in range(_ITERATIONS):
+            torch.mv(rows.T, weights, out=z)
+            squared = (squares - 2 * (rows @ z) + z @ z).clamp_min_(0)
+            weights = 1 / squared.sqrt_().clamp_min_(_NU)
+            weights = weights / weights.sum()
+        return weights
+
+    def comparison(self, rule: str, contenders: list[Contender]) -> Comparison:
+        return Comparison(f"step {rule}", self.S, self.d, contenders, (self.rows,), self.S)
+
+
+def geometric_median(S: int, d: int) -> Comparison:
+    """ByzFL starts at zero instead of the mean, and makes three iterations if nothing is said."""
+    r = Round(S, d)
+    z, ones = torch.empty(d), torch.empty(S)
+
+    def careful() -> Tensor:
+        torch.linalg.vector_norm(r.rows, dim=1, out=ones)
+        r.gram.diagonal().copy_(ones.square())
+        return r.apply(r.median(r.rows, z), r.rows)
+
+    contenders = [
+        r.step("geometric-median", iterations=_ITERATIONS, nu=_NU),
+        Contender("careful eager, two passes each", careful),
+    ]
+    if module := peers.byzfl_aggregators():
+        for iterations, repeats in ((_ITERATIONS, None), (3, 3)):
+            rule = module.GeometricMedian(nu=_NU, T=iterations)
+            name = f"ByzFL GeometricMedian, T = {iterations}"
+            call = functools.partial(rule, r.rows)
+            contenders.append(Contender(name, call, "peer", None, repeats))
+    return r.comparison("geometric-median", contenders)
+
+
+def multi_krum(S: int, d: int) -> Comparison:
+    """ByzFL's score counts one neighbour more than the paper, so its f + 1 is f here."""
+    r = Round(S, d)
+    keep, neighbours = S - r.f - 1, S - r.f - 2
+
+    def careful() -> Tensor:
+        distances = r.square_distances(r.rows).fill_diagonal_(math.inf)
+        scores = distances.topk(neighbours, largest=False).values.sum(dim=1)
+        weights = torch.zeros(S).index_fill_(0, scores.topk(keep, largest=False).indices, 1 / keep)
+        return r.apply(weights, r.rows)
+
+    contenders = [
+        r.step("multi-krum", num_byzantine=r.f, keep=keep),
+        Contender("careful eager, X @ X.T", careful),
+    ]
+    if module := peers.byzfl_aggregators():
+        rule = module.MultiKrum(r.f + 1)
+        contenders.append(Contender("ByzFL MultiKrum", lambda: rule(r.rows), "peer"))
+    if krum := peers.flower_krum():
+        results = peers.one_layer_results(r.rows)
+        contenders.append(
+            Contender(
+                "Flower MultiKrum",
+                lambda: peers.as_tensor(krum(results, r.f, keep)),
+                "peer",
+                repeats=3,
+            )
+        )
+    return r.comparison("multi-krum", contenders)
+
+
+def nnm(S: int, d: int) -> Comparison:
+    """Nearest-neighbour mixing, then the geometric median. ByzFL's gathers S (S - f) d numbers."""
+    r = Round(S, d)
+    mixed, z, near = torch.empty(S, d), torch.empty(d), S - r.f
+
+    def careful() -> Tensor:
+        nearest = r.square_distances(r.rows).topk(near, largest=False).indices
+        mixing = torch.zeros(S, S).scatter_(1, nearest, 1 / near)
+        torch.mm(mixing, r.rows, out=mixed)
+        r.gram.diagonal().copy_(torch.linalg.vector_norm(mixed, dim=1).square_())
+        return r.apply(r.median(mixed, z), mixed)
+
+    options = {"iterations": _ITERATIONS, "nu": _NU}
+    contenders = [
+        r.step("nnm", num_byzantine=r.f, rule="geometric-median", rule_options=options),
+        Contender("careful eager, W @ X", careful),
+    ]
+    if (module := peers.byzfl_aggregators()) and 4 * S * near * d <= _PEER_BYTES:
+        mix, median = module.NNM(r.f), module.GeometricMedian(nu=_NU, T=_ITERATIONS)
+        contenders.append(Contender("ByzFL NNM", lambda: median(mix(r.rows)), "peer"))
+    return r.comparison("nnm", contenders)

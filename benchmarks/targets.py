@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the project asks of its CPU kernels, and whether a run has met it.
+
+A target is about one op at one shape. ``against`` is whom fastagg is compared with: the beginning
+of a contender's name, a role ("careful": the fastest of them, "compiled"), or
+
+* "ceiling": per cent of what bandwidth and multiply-adds allow,
+* "seconds": time, at most,
+* "S x d": peak memory as a share of the rows' own 4 S d bytes, at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.harness import Row
+
+HEADINGS = ("op", "S", "d", "by", "against", "asked", "measured", "verdict")
+_AT_MOST = ("seconds", "S x d")
+
+
+@dataclass(frozen=True)
+class Target:
+    op: str
+    shapes: tuple[tuple[int, int], ...]
+    against: str
+    asked: float
+    by: str = "fastagg"
+
+
+def _gram(against: str, asked: float, *shapes: tuple[int, int]) -> Target:
+    return Target("gram", shapes, against, asked)
+
+
+M = 1_000_000
+_SMALL = ((20, 62_006), (20, M), (20, 10 * M))
+_LARGE = ((64, M), (100, M), (256, M), (512, M // 2), (1024, M // 4))
+_ROWS = ((20, M), (100, M), (256, 400_000))
+_STEPS = ((20, M), (100, M), (500, 200_000))
+_ROBUST = ((100, M), (500, 200_000))
+_GROUPS = ((1000, 100_000),)
+_CLIENTS = ((5000, 10_000),)
+
+TARGETS = [
+    _gram("torch X @ X.T", 3.6, *_SMALL, *_LARGE),
+    _gram("careful", 3.5, *_SMALL, (64, M)),
+    _gram("careful", 2.7, (100, M)),
+    _gram("careful", 2.4, (256, M), (512, M // 2)),
+    _gram("careful", 2.1, (1024, M // 4)),
+    _gram("ceiling", 75, *_SMALL),
+    _gram("ceiling", 72, (64, M), (100, M)),
+    _gram("ceiling", 80, (256, M)),
+    _gram("ceiling", 84, (512, M // 2), (1024, M // 4)),
+    Target("gram", ((20, M), (64, M), (256, M)), "torch X @ X.T", 2.0, by="fastagg, AVX2"),
+    Target("gram of a list", ((100, M),), "torch.stack", 8.0),
+    Target("gram of groups", _GROUPS, "fastagg, dense", 7.0),
+    Target("gram of all pairs", _GROUPS, "fastagg, dense", 1 / 1.03),
+    Target("weighted_sum_", _ROWS, "torch.addmv", 1.5),
+    Target("weighted_sum_", _ROWS[1:], "ceiling", 95),
+    Target("mimic_", _ROWS, "careful", 2.1),
+    Target("mimic_", _ROWS, "compiled", 1.8),
+    Target("memory_update_", _ROWS, "careful", 2.5),
+    Target("memory_update_", _ROWS, "compiled", 1.7),
+    *(Target(op, _CLIENTS, "seconds", 0.3) for op in ("select_friends", "eliminate_")),
+    Target("update_scores_", _CLIENTS, "seconds", 0.3),
+    Target("step fdms", _STEPS, "careful", 3.0),
+    Target("step geometric-median", _ROBUST, "ByzFL GeometricMedian, T = 8", 10.0),
+    Target("step multi-krum", _ROBUST, "ByzFL", 10.0),
+    Target("step multi-krum", _ROBUST, "Flower", 10.0),
+    Target("step nnm", ((20, M),), "ByzFL", 10.0),
+    *(
+        Target(f"step {rule}", _ROBUST, "S x d", 0.25)
+        for rule in ("geometric-median", "multi-krum", "nnm")
+    ),
+]
+
+
+def verdicts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """A line for each target at each of its shapes that was measured, in the order of HEADINGS.
+
+    The verdict is "met", "missed", or why there is none: "busy", "noisy", or "absent" for a
+    contender that is not installed.
+    """
+    comparisons: dict[tuple[str, int, int], list[Row]] = {}
+    for row in rows:
+        comparisons.setdefault((row.op, row.S, row.d), []).append(row)
+    lines: list[tuple[str, ...]] = []
+    for target, shape in ((t, shape) for t in TARGETS for shape in t.shapes):
+        found = comparisons.get((target.op, *shape), [])
+        own = next((row for row in found if row.contender == target.by), None)
+        if own is None:
+            continue
+        measured = _measure(target, own, found)
+        lines.append(
+            (
+                target.op, str(own.S), f"{own.d:,}", target.by, _whom(target, own),
+                _figure(target, target.asked), _figure(target, measured),
+                _verdict(target, own, measured),
+            )
+        )  # fmt: skip
+    return lines
+
+
+def _others(target: Target, found: Sequence[Row]) -> list[Row]:
+    return [
+        row
+        for row in found
+        if row.role == target.against or row.contender.startswith(target.against)
+    ]
+
+
+def _measure(target: Target, own: Row, found: Sequence[Row]) -> float | None:
+    """The figure; NaN if it is refused, None if there is nobody to compare with."""
+    if target.against == "ceiling":
+        return own.percent_of_ceiling
+    if target.against == "seconds":
+        return math.nan if own.verdict in ("busy", "noisy") else own.us * 1e-6
+    if target.against == "S x d":
+        return own.peak_mb * 1e6 / (4 * own.S * own.d)
+    if target.against == "careful":
+        return own.times_baseline
+    ratios = [other.times_ours / own.times_ours for other in _others(target, found)]
+    return min(ratios, default=None)
+
+
+def _whom(target: Target, own: Row) -> str:
+    return f"fastest careful: {own.baseline}" if target.against == "careful" else target.against
+
+
+def _figure(target: Target, value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    if target.against == "ceiling":
+        return f"{value:.0f} %"
+    if target.against == "seconds":
+        return f"{value:.3g} s"
+    return f"{value:.2g}" if target.against == "S x d" else f"{value:.2f} x"
+
+
+def _verdict(target: Target, own: Row, measured: float | None) -> str:
+    if measured is None:
+        return "absent"
+    if math.isnan(measured):
+        return "busy" if own.verdict == "busy" else "noisy"
+    met = measured <= target.asked if target.against in _AT_MOST else measured >= target.asked
+    return "met" if met else "missed"
+
+
+def summary(lines: Sequence[tuple[str, ...]]) -> str:
+    """How many were met, missed and not decided."""
+    counts = Counter(line[-1] for line in lines)
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none measured"

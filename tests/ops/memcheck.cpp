@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every CPU kernel on small operands, for valgrind: `make valgrind`. The kernels know nothing of
+// torch, so this runs in seconds where a Python process would take an hour.
+//
+// Each row is a heap block of exactly its size, so that a read or write beyond its end is seen, and
+// results are compared with plain loops, so that a result made from memory that was never written
+// is seen. valgrind has no AVX-512: it sees the portable and the AVX2 instances of the templates
+// (`make sanitize` runs the AVX-512 ones).
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../../csrc/kernels/abs_max.h"
+#include "../../csrc/kernels/friends.h"
+#include "../../csrc/kernels/gram.h"
+#include "../../csrc/kernels/memory.h"
+#include "../../csrc/kernels/mimic.h"
+#include "../../csrc/kernels/pair_gram.h"
+#include "../../csrc/kernels/scores.h"
+#include "../../csrc/kernels/simd.h"
+#include "../../csrc/kernels/weighted_sum.h"
+
+using namespace fastagg;
+
+namespace {
+
+int failures = 0;
+std::mt19937 generator(1);
+
+// Sums of products of normal numbers in float32, relative to the largest term.
+void expect(double got, double right, double scale, const char* what) {
+  if (std::abs(got - right) <= 1e-5 * scale) return;  // false for NaN, too
+  ++failures;
+  std::printf("FAILED: %s: expected %.9g, got %.9g\n", what, right, got);
+}
+
+void launch(int workers, void (*entry)(void*, int), void* context) {
+  std::vector<std::thread> threads;
+  for (int worker = 1; worker < workers; ++worker) threads.emplace_back(entry, context, worker);
+  entry(context, 0);
+  for (auto& thread : threads) thread.join();
+}
+
+// S rows of d floats, each a heap block of its own.
+class Rows {
+ public:
+  Rows(int64_t S, int64_t d) {
+    std::normal_distribution<float> normal;
+    for (int64_t s = 0; s < S; ++s) {
+      blocks_.emplace_back(new float[d]);
+      for (int64_t k = 0; k < d; ++k) blocks_.back()[k] = normal(generator);
+      pointers_.push_back(blocks_.back().get());
+    }
+  }
+  float* const* data() const { return pointers_.data(); }
+  const float* const* read() const { return pointers_.data(); }
+  float* operator[](int64_t s) const { return pointers_[s]; }
+
+ private:
+  std::vector<std::unique_ptr<float[]>> blocks_;
+  std::vector<float*> pointers_;
+};
+
+void check_gram(int64_t S, int64_t d, const cpu::Parallel& parallel) {
+  const Rows x(S, d);
+  const std::unique_ptr<double[]> dense(new double[S * S]), masked(new double[S * S]);
+  cpu::gram(x.read(), S, d, nullptr, dense.get(), parallel);
+  std::vector<uint8_t> pairs(S * S);
+  for (int64_t i = 0; i < S; ++i)
+    for (int64_t j = 0; j < S; ++j) pairs[i * S + j] = i % 3 == j % 3 && (i + j) % 5 != 0;
+  cpu::pair_gram(x.read(), S, d, pairs.data(), masked.get(), parallel);
+  for (int64_t i = 0; i < S; ++i)
+    for (int64_t j = 0; j < S; ++j) {
+      double sum = 0.0;
+      for (int64_t k = 0; k < d; ++k) sum += double{x[i][k]} * x[j][k];
+      expect(dense[i * S + j], sum, static_cast<double>(d), "gram");
+      const bool wanted = i == j || pairs[i * S + j];
+      expect(masked[i * S + j], wanted ? dense[i * S + j] : 0.0, 0.0, "gram of pairs");
+    }
+  const std::unique_ptr<double[]> scores(new double[S * S]);
+  cpu::cosine_scores(dense.get(), S, scores.get(), parallel);
+  for (int64_t i = 0; i < S; ++i) expect(scores[i * S + i], 1.0, 1.0, "cosine_scores");
+  cpu::distance_scores(dense.get(), S, scores.get(), parallel);
+  for (int64_t i = 0; i < S; ++i) expect(scores[i * S + i], 0.0, 1.0, "distance_scores");
+}
+
+void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
+  const Rows x(S, d), memory(S, d), state(2, d);
+  const std::vector<double> weights(S, 0.5);
+  const std::unique_ptr<float[]> peaks(new float[S]);
+  const auto scale = static_cast<double>(S + 1) * 10.0;
+
+  cpu::abs_max(x.read(), S, d, peaks.get(), parallel);
+  for (int64_t s = 0; s < S; ++s) {
+    float peak = 0.0f;
+    for (int64_t k = 0; k < d; ++k) peak = std::max(peak, std::abs(x[s][k]));
+    expect(peaks[s], peak, 0.0, "abs_max");
+  }
+
+  std::vector<double> sum(d), old(d), total(d);
+  for (int64_t k = 0; k < d; ++k)
+    for (int64_t s = 0; s < S; ++s) {
+      sum[k] += x[s][k];
+      old[k] += memory[s][k];
+    }
+  const std::unique_ptr<float[]> out(new float[d]);  // with beta = 0 its content is not read
+  cpu::weighted_sum(out.get(), x.read(), S, d, weights.data(), 0.0, parallel);
+  for (int64_t k = 0; k < d; ++k) expect(out[k], 0.5 * sum[k], scale, "weighted_sum");
+
+  const std::unique_ptr<double[]> mean(new double[d]);
+  const std::unique_ptr<float[]> rounded(new float[d]);
+  std::vector<const float*> references(S, nullptr);
+  references[0] = state[1];
+  cpu::mimic_mean(mean.get(), rounded.get(), peaks.get(), x.read(), memory.read(),
+                  references.data(), S, d, parallel);
+  for (int64_t k = 0; k < d; ++k) {
+    const double first = double{state[1][k]} - 2.0 * memory[0][k];  // reference - row, not row
+    expect(mean[k], (sum[k] + old[k] + first) / static_cast<double>(S), scale, "mimic_mean");
+  }
+
+  const std::vector<float> before(state[0], state[0] + d);
+  cpu::mimic(state[0], x.read(), memory.data(), S, d, 0.5, parallel);
+  for (int64_t k = 0; k < d; ++k) {
+    const double v = (sum[k] + old[k]) / static_cast<double>(S);
+    expect(state[0][k], before[k] + 0.5 * v, scale, "mimic");
+    expect(memory[S - 1][k], v - x[S - 1][k], scale, "mimic, corrections");
+  }
+
+  const std::unique_ptr<double[]> fresh(new double[d]);
+  std::vector<double> moved(d);
+  for (int64_t k = 0; k < d; ++k)
+    for (int64_t s = 0; s < S; ++s) moved[k] += 0.5 * (double{x[s][k]} - memory[s][k]);
+  cpu::memory_total(fresh.get(), peaks.get(), total.data(), x.read(), memory.read(), nullptr, S, d,
+                    weights.data(), nullptr, parallel);
+  cpu::memory_update(state[0], total.data(), x.read(), memory.data(), S, d, weights.data(), 0.5,
+                     1.0, false, parallel);
+  for (int64_t k = 0; k < d; ++k) {
+    expect(fresh[k], moved[k], scale, "memory_total");
+    expect(total[k], fresh[k], 0.0, "memory_update");
+    expect(memory[S - 1][k], x[S - 1][k], 0.0, "memory_update, memory");
+  }
+  cpu::add_total(state[1], total.data(), d, 0.5, 1.0, true, parallel);
+}
+
+template <class Count>
+void check_friends(int64_t K, bool packed, const cpu::Parallel& parallel) {
+  const Rows normal(1, K * K);
+  const float* scores = normal[0];
+  const std::unique_ptr<Count[]> counts(new Count[K * K]);
+  for (int64_t i = 0; i < K * K; ++i) counts[i] = static_cast<Count>(i % 4);
+  const int64_t bytes = packed ? ceil_div(K, 8) : K;
+  const std::unique_ptr<uint8_t[]> candidates(new uint8_t[K * bytes]);
+  std::fill_n(candidates.get(), K * bytes, static_cast<uint8_t>(packed ? 0xff : 1));
+  const std::unique_ptr<uint8_t[]> active(new uint8_t[K]);
+  for (int64_t k = 0; k < K; ++k) active[k] = k % 2;
+  const std::unique_ptr<int64_t[]> friends(new int64_t[K]);
+  const Counts known{counts.get(), sizeof(Count) == 2};
+  cpu::select_friends(scores, known, active.get(), {candidates.get(), packed}, K, INFINITY,
+                      friends.get(), parallel);
+  for (int64_t k = 0; k < K; ++k) {
+    int64_t best = active[k] ? k : -1;
+    for (int64_t i = 0; i < K && !active[k]; ++i)
+      if (active[i] && counts[k * K + i] > 0 &&
+          (best < 0 || scores[k * K + i] > scores[k * K + best]))
+        best = i;
+    expect(static_cast<double>(friends[k]), static_cast<double>(best), 0.0, "select_friends");
+  }
+  cpu::eliminate(candidates.get(), packed, scores, known, K, 0.5, parallel);
+  std::vector<int64_t> clients;
+  for (int64_t k = 1; k < K; k += 2) clients.push_back(k);
+  const auto S = static_cast<int64_t>(clients.size());
+  const std::vector<double> fresh(S * S, 0.25);
+  cpu::update_scores(normal[0], counts.get(), K, fresh.data(), clients.data(), S, nullptr,
+                     parallel);
+}
+
+void check_all(const cpu::Parallel& parallel) {
+  for (const int64_t d : {1, 15, 17, 130, 1100})
+    for (const int64_t S : {1, 2, 3, 5, 11, 27}) {
+      check_gram(S, d, parallel);
+      check_rows(S, d, parallel);
+    }
+  check_gram(250, 140, parallel);  // more panels than L2 holds
+  check_rows(9, 9000, parallel);   // more than one block of columns
+  for (const int64_t K : {1, 2, 7, 8, 33, 300}) {
+    check_friends<int16_t>(K, true, parallel);
+    check_friends<int32_t>(K, false, parallel);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const cpu::Isa isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
+    if (!cpu::set_isa(isa)) {
+      std::printf("%s: not on this processor\n", cpu::isa_name(isa));
+      continue;
+    }
+    for (const int workers : {1, 3}) check_all({workers, launch});
+    std::printf("%s: %d failures\n", cpu::isa_name(isa), failures);
+  }
+  return failures == 0 ? 0 : 1;
+}
