@@ -58,7 +58,7 @@ class WeightedRule(Aggregator):
 
     def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
         plan = self._plan(cohort)
-        ops.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
+        commit_state = self._aggregate(cohort, plan)
         aggregate = ops.abs_max([self._scratch]).item()
         if not math.isfinite(aggregate):
             self._row_peaks(cohort)
@@ -67,9 +67,18 @@ class WeightedRule(Aggregator):
 
         def commit() -> None:
             ops.weighted_sum_(params, [self._scratch], lr)
-            plan.commit_state()
+            commit_state()
 
         return Prepared(plan.weights, commit, plan.friends, plan.pairs)
+
+    def _aggregate(self, cohort: Cohort, plan: Plan) -> Callable[[], None]:
+        """Make ``weights @ rows`` in the scratch vector; returns the state change of the commit.
+
+        Raises:
+            NonFiniteUpdates: rows hold NaN or Inf (may be left to the caller, who looks again).
+        """
+        ops.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
+        return plan.commit_state
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"client_weights": self.client_weights}
