@@ -8,6 +8,7 @@
 the functional layer, and ``python -m fastagg`` describes this build and checks it.
 """
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 
 import torch  # noqa: F401  (before _C, which links to its libraries)
@@ -20,6 +21,12 @@ except ImportError as error:
         f"torch: {error}. Build it in a checkout with `make build`, or with "
         "`pip install --no-build-isolation .` where torch is already installed."
     ) from error
+
+if _isa := os.environ.get("FASTAGG_ISA"):
+    try:
+        _C.set_isa(_isa)
+    except ValueError as error:
+        raise ValueError(f"FASTAGG_ISA={_isa}: {error}") from None
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
