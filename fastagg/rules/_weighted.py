@@ -56,10 +56,13 @@ class WeightedRule(Aggregator):
     def _plan(self, cohort: Cohort) -> Plan:
         """Choose a weight for every row; must change neither rows nor state."""
 
+    def _receive(self, cohort: Cohort) -> Cohort:
+        return cohort  # rows need not be in memory
+
     def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
         plan = self._plan(cohort)
         commit_state = self._aggregate(cohort, plan)
-        aggregate = ops.abs_max([self._scratch]).item()
+        aggregate = self.columns.abs_max([self._scratch]).item()
         if not math.isfinite(aggregate):
             self._row_peaks(cohort)
         self._check_range(peak, aggregate)
@@ -77,7 +80,7 @@ class WeightedRule(Aggregator):
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf (may be left to the caller, who looks again).
         """
-        ops.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
+        self.columns.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
         return plan.commit_state
 
     def options(self) -> dict[str, Any]:

@@ -14,7 +14,10 @@ from fastagg.rules._policy import Mixed, Policy, read_mapping
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_OWN = ("num_clients", "num_params", "server_lr", "device", "nonfinite", "reuse", "client_weights")
+_OWN = (
+    *("num_clients", "num_params", "server_lr", "device", "nonfinite"),
+    *("reuse", "client_weights", "memory_dtype", "memory_folder"),
+)
 
 
 class WrapperRule(GramRule):

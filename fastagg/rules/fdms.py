@@ -126,11 +126,9 @@ class FDMS(WeightedRule):
     def _gram_and_sum(self, cohort: Cohort, plan: _Substitution) -> Tensor:
         """The Gram matrix, [S, S] float64, and the aggregate in the scratch vector."""
         if plan.wanted is not None:
-            ops.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
-            return ops.gram(cohort.rows, pairs=plan.wanted, dtype=torch.float64)
-        gram = torch.empty(len(cohort), len(cohort), dtype=torch.float64)
-        ops.gram_and_sum_(self._scratch, gram, cohort.rows, plan.weights)
-        return gram
+            self.columns.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
+            return self.columns.gram(cohort.rows, pairs=plan.wanted)
+        return self.columns.gram_and_sum_(self._scratch, cohort.rows, plan.weights)
 
     def _needed_pairs(self, clients: Tensor) -> Tensor | None:
         """[S, S] bool: j is a candidate of i, j != i; None if every pair is needed."""
