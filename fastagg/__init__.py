@@ -31,6 +31,7 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
 from fastagg.buffer import FlatLayout, UpdateBuffer
+from fastagg.client_files import ClientFiles
 from fastagg.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
 from fastagg.rules import (
@@ -55,6 +56,7 @@ from fastagg.rules import (
     StaleModels,
     Theorem2Threshold,
 )
+from fastagg.streaming import ColumnBlocks, TensorRows
 
 __all__ = [
     "FDMS",
@@ -64,6 +66,8 @@ __all__ = [
     "Amplified",
     "Bucketing",
     "CenteredClip",
+    "ClientFiles",
+    "ColumnBlocks",
     "FDMSSoft",
     "FedAU",
     "FedAvg",
@@ -80,6 +84,7 @@ __all__ = [
     "Stale",
     "StaleModels",
     "StepReport",
+    "TensorRows",
     "Theorem2Threshold",
     "UpdateBuffer",
     "available",

@@ -291,6 +291,10 @@ class Aggregator(ABC):
         """Bytes of the state."""
         return sum(value.nbytes for value in self._state().values())
 
+    def live_state(self) -> dict[str, Tensor | RowMemory]:
+        """The state itself, not copied: what a checkpoint holds."""
+        return dict(self._state())
+
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the state; later steps do not change it."""
         return {name: value.clone() for name, value in self._state().items()}
@@ -321,11 +325,7 @@ class Aggregator(ABC):
             ValueError: an option cannot be written (a custom threshold function).
             OSError: the folder is missing or not writable; an older file is then intact.
         """
-        state = {
-            name: value if isinstance(value, Tensor) else value.clone()
-            for name, value in self._state().items()
-        }
-        checkpoint.write(path, self.name, self.options(), state)
+        checkpoint.write(path, self.name, self.options(), self._state())
 
     def __repr__(self) -> str:
         return (

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
+
+from fastagg import tensor_file
+from fastagg.tensor_file import RowsOf
 
 FORMAT = "fastagg.aggregator"
 VERSION = 2
@@ -31,7 +33,7 @@ def write(
     path: str | os.PathLike[str],
     rule: str,
     options: Mapping[str, Any],
-    state: Mapping[str, Tensor],
+    state: Mapping[str, Tensor | RowsOf],
 ) -> None:
     """Write an aggregator to ``path``, replacing an older file atomically.
 
@@ -39,22 +41,23 @@ def write(
         path: the file; its folder must exist.
         rule: the registered name of the rule.
         options: the constructor's arguments; tensors or values that JSON holds exactly.
-        state: the tensors of ``state_dict``.
+        state: the tensors of ``state_dict``; of what has two dimensions, one row at a time is
+            in memory.
 
     Raises:
         OSError: the folder is missing or not writable. An older file is then intact.
     """
     target = Path(path)
     plain = {k: v for k, v in options.items() if not isinstance(v, Tensor)}
-    tensors = {_STATE + k: v.contiguous() for k, v in state.items()}
-    tensors |= {_OPTION + k: v.contiguous() for k, v in options.items() if isinstance(v, Tensor)}
+    tensors: dict[str, Tensor | RowsOf] = {_STATE + k: v for k, v in state.items()}
+    tensors |= {_OPTION + k: v for k, v in options.items() if isinstance(v, Tensor)}
     header = {
         "format": FORMAT,
         "version": str(VERSION),
         "rule": rule,
         "options": json.dumps(plain, allow_nan=False),
     }
-    _replace(target, lambda partial: safetensors.torch.save_file(tensors, partial, header))
+    _replace(target, lambda partial: tensor_file.save(partial, tensors, header))
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -71,10 +74,7 @@ def _replace(target: Path, fill: Callable[[Path], object]) -> None:
         raise FileNotFoundError(f"path: the folder {target.parent} does not exist")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.touch()
-        mode = partial.stat().st_mode  # as the umask has it; safetensors would make it private
         fill(partial)
-        partial.chmod(mode)
         _sync(partial)
         os.replace(partial, target)
     except BaseException:

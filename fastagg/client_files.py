@@ -46,8 +46,10 @@ class ClientFiles(ColumnSource):
         layout: names, shapes and order of the tensors. Files may have float32, float16, bfloat16
             or float64 tensors, whatever the layout says; integer tensors that it excludes and
             further names of tied tensors may be there or not.
-        base: [d] float32: files hold local models, and ``base``, the global model that they
-            started from, is subtracted. None: files hold updates.
+        base: [n] float32, n the number of columns that are read: files hold local models, and
+            ``base``, the global model that they started from, is subtracted. None: files hold
+            updates.
+        columns: [begin, end), to read no others: the part of a rank. None: all.
         budget: bytes for the pieces.
     """
 
@@ -57,15 +59,21 @@ class ClientFiles(ColumnSource):
         layout: FlatLayout,
         *,
         base: Tensor | None = None,
+        columns: tuple[int, int] | None = None,
         budget: int = BUDGET,
     ) -> None:
-        if base is not None and (base.shape != (layout.num_params,) or base.dtype != torch.float32):
+        begin, end = columns or (0, layout.num_params)
+        if not 0 <= begin < end <= layout.num_params:
+            raise ValueError(f"columns: expected a part of 0:{layout.num_params}, got {columns}")
+        self.num_params = end - begin
+        if base is not None and (base.shape != (self.num_params,) or base.dtype != torch.float32):
             raise ValueError(
-                f"base: expected [{layout.num_params}] float32, got {[*base.shape]} {base.dtype}"
+                f"base: expected [{self.num_params}] float32, got {[*base.shape]} {base.dtype}"
             )
         budget = read_size("budget", budget)
-        self.num_params = layout.num_params
-        self.rows = [_FileRow(Path(path), layout, base, budget) for path in paths]
+        self.rows = [
+            _FileRow(Path(path), layout, base, begin, self.num_params, budget) for path in paths
+        ]
 
 
 @dataclass(frozen=True)
@@ -79,9 +87,17 @@ class _Place:
 
 
 class _FileRow(StreamedRow):
-    def __init__(self, path: Path, layout: FlatLayout, base: Tensor | None, budget: int) -> None:
-        self.num_params, self.budget = layout.num_params, budget
-        self._path, self._layout, self._base = path, layout, base
+    def __init__(
+        self,
+        path: Path,
+        layout: FlatLayout,
+        base: Tensor | None,
+        first: int,
+        num_params: int,
+        budget: int,
+    ) -> None:
+        self.num_params, self.budget = num_params, budget
+        self._path, self._layout, self._base, self._first = path, layout, base, first
         self._places: list[_Place] = []
         self._identity: tuple[int, ...] = ()
 
@@ -100,7 +116,7 @@ class _FileRow(StreamedRow):
             try:
                 if _identity(os.fstat(descriptor)) != self._identity:
                     raise ValueError("the file changed during the step")
-                self._fill(descriptor, begin, end, scratch)
+                self._fill(descriptor, self._first + begin, self._first + end, scratch)
             finally:
                 os.close(descriptor)
         except (OSError, ValueError) as error:

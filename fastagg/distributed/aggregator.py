@@ -175,7 +175,7 @@ class ShardedAggregator:
                 raise ValueError(
                     f"{name}: expected a last dimension of {self.num_own}, got {[*tensor.shape]}"
                 )
-        state = self.local.state_dict()
+        state = self.local.live_state()
         split = {name: state.pop(name) for name in sorted(self.local.column_state & set(state))}
         if self._ranks.rank > 0:
             state.clear()  # the same everywhere: rank 0 writes it

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fastagg import checkpoint
 from fastagg.distributed.ranks import Ranks, digest_of
+from fastagg.tensor_file import RowsOf
 
 FORMAT = "fastagg.sharded"
 VERSION = 1
@@ -62,7 +63,7 @@ def write(
     folder: str | os.PathLike[str],
     manifest: Manifest,
     options: Mapping[str, Any],
-    state: Mapping[str, Tensor],
+    state: Mapping[str, Tensor | RowsOf],
     columns: Mapping[str, Tensor],
     ranks: Ranks,
 ) -> None:
