@@ -173,6 +173,17 @@ def test_bad_options_are_refused(arguments: list[str], complaint: str) -> None:
         command.main(arguments)
 
 
+@pytest.mark.slow
+def test_the_sharded_subcommand_starts_ranks_and_writes_what_it_promises(tmp_path: Path) -> None:
+    command.main(["sharded", "--quick", "--ranks", "1", "2", "--out", str(tmp_path)])
+    with (tmp_path / "sharded.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    steps = [row for row in rows if row["what"] == "step fdms"]
+    assert [(row["ranks"], row["d"]) for row in steps] == [("1", "16384"), ("2", "32768")]
+    assert all(float(row["ms"]) > 0.0 for row in rows)
+    assert "| step mifa | 2 | 16 | 32,768 |" in (tmp_path / "sharded.md").read_text("utf-8")
+
+
 def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         command.main(["--help"])

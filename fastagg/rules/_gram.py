@@ -180,4 +180,5 @@ class GramRule(Aggregator):
             scratch=4 * d + 8 * _SQUARES * n * n,
             moved=8 * n * d + 24 * d + copied,
             flops=2 * products * d + 2 * n * d,
+            reduced=4 * n * (n + 1),
         )

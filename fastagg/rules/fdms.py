@@ -197,7 +197,8 @@ class FDMS(WeightedRule):
             state += K * bits.packed_bytes(K)
             scratch += 2 * S * S
             moved += 4 * S * d + 6 * K * K + (3 * K - S) * bits.packed_bytes(K) + 6 * S * S
-        return Cost(state, scratch, moved, base.flops + S * (S + 1) * d)
+        flops = base.flops + S * (S + 1) * d
+        return Cost(state, scratch, moved, flops, reduced=4 * S * (S + 1))
 
 
 def _read_threshold(elimination: object, num_clients: int) -> Threshold | None:
