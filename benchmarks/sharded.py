@@ -2,8 +2,10 @@
 """``sharded``: weak scaling in d, columns spread over processes of this machine.
 
 Each rank has the same number of columns and one thread, so a step should take as long with many
-ranks as with one, as long as there are cores and memory bandwidth for all. What is lost is time for
-messages, and waiting for the slowest.
+ranks as with one. On one machine it takes longer, since processes share caches and memory. So each
+rank also takes, in turn with these, steps of an aggregator of its own on the same rows: as much
+work at the same time, without a message. The efficiency is their time over that of the common step:
+what is lost is time for messages, and waiting for the slowest.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import resource
 import statistics
@@ -18,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -49,7 +52,8 @@ class Line:
     d: int
     ms: float
     ms_q3: float
-    efficiency: float  # ms with one rank / ms
+    ms_apart: float  # of steps of each rank for itself, at the same time; NaN for sums
+    efficiency: float  # ms_apart / ms
     sent_bytes: int  # by a rank, in a step
     other_cores: float  # used by others meanwhile
 
@@ -78,12 +82,12 @@ def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
             seen = _spawn(ranks, namespace.columns, namespace.rows, namespace.repeats)
         own = (_children_seconds() - own) / (time.perf_counter() - start)
         others = max(0.0, watch.others - own)  # our own processes are others to the watch
-        for what, (S, seconds, sent) in seen.items():
+        for what, (S, seconds, apart, sent) in seen.items():
             ms = 1e3 * statistics.median(seconds)
-            alone = next((line.ms for line in lines if (line.what, line.ranks) == (what, 1)), ms)
             q3 = 1e3 * statistics.quantiles(seconds, n=4)[2]
+            ms_apart = 1e3 * statistics.median(apart) if apart else math.nan
             d = ranks * namespace.columns
-            lines.append(Line(what, ranks, S, d, ms, q3, alone / ms, sent, others))
+            lines.append(Line(what, ranks, S, d, ms, q3, ms_apart, ms_apart / ms, sent, others))
     console.print(_table(lines))
     if namespace.csv:
         _write_csv(namespace.csv, lines)
@@ -139,40 +143,56 @@ def rank_main(job: dict[str, Any]) -> None:
     params = torch.zeros(columns)
     clients = list(range(0, 2 * S, 2))
     triangle = 4 * S * (S + 1)
+    apart = [dist.new_group([other]) for other in range(size)][rank]
     result: dict[str, Any] = {}
     for name, options in RULES.items():
-        agg = ShardedAggregator(
-            name, num_clients=2 * S, num_params=size * columns, segment=columns, **options
-        )
-        seconds = _times(partial(agg.step, params, updates, clients), repeats)
+        aggregators = [
+            ShardedAggregator(
+                name, num_clients=2 * S, num_params=d, segment=columns, group=group, **options
+            )
+            for d, group in ((size * columns, None), (columns, apart))
+        ]
+        calls = [partial(agg.step, params, updates, clients) for agg in aggregators]
         sums = triangle if name in ("fdms", "geometric-median") else 0
-        result[f"step {name}"] = (S, seconds, sums + 2 * 512)
+        result[f"step {name}"] = (S, *_times(calls, repeats), sums + 2 * 512)
     ranks = Ranks(None)
     for n in SUMMED:
         part = torch.ones(n * (n + 1) // 2, dtype=torch.float64)
-        seconds = _times(partial(ranks.add_in_order, [part]), repeats)
-        result[f"sum of {n} x {n}"] = (n, seconds, part.nbytes)
+        (seconds,) = _times([partial(ranks.add_in_order, [part])], repeats)
+        result[f"sum of {n} x {n}"] = (n, seconds, [], part.nbytes)
     if rank == 0:
         Path(job["folder"], "result.json").write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _times(call: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each call, all ranks beginning together; two calls before are not timed."""
-    seconds = []
+def _times(calls: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """Seconds of each call, in turn, all ranks beginning together; two of each are not timed."""
+    seconds: list[list[float]] = [[] for _ in calls]
     for repeat in range(repeats + 2):
-        dist.barrier()
-        start = time.perf_counter()
-        call()
-        if repeat >= 2:
-            seconds.append(time.perf_counter() - start)
+        for call, times in zip(calls, seconds, strict=True):
+            dist.barrier()
+            start = time.perf_counter()
+            call()
+            dist.barrier()
+            if repeat >= 2:
+                times.append(time.perf_counter() - start)
     return seconds
 
 
 # --- results ------------------------------------------------------------------------------------
 
-_HEAD = ("what", "ranks", "S", "d", "ms", "3rd quartile", "efficiency", "sent by a rank")
+_HEAD = (
+    "what",
+    "ranks",
+    "S",
+    "d",
+    "ms",
+    "3rd quartile",
+    "ms apart",
+    "efficiency",
+    "sent by a rank",
+)
 
 
 def _cells(line: Line) -> tuple[str, ...]:
@@ -183,7 +203,8 @@ def _cells(line: Line) -> tuple[str, ...]:
         f"{line.d:,}",
         f"{line.ms:.3g}",
         f"{line.ms_q3:.3g}",
-        f"{line.efficiency:.0%}" if line.what.startswith("step") else "",
+        "" if math.isnan(line.ms_apart) else f"{line.ms_apart:.3g}",
+        "" if math.isnan(line.ms_apart) else f"{line.efficiency:.0%}",
         f"{line.sent_bytes:,} B" if line.ranks > 1 else "",
     )
 
