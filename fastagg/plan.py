@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fastagg.aggregator import Aggregator
+from fastagg.columns import MIN_PIECE, segment_columns
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_size
 from fastagg.rates import Rates, measure
@@ -167,7 +168,10 @@ def plan(
     if budget is not None:
         updates = 4 * own + read_size("budget", budget)
         cost = replace(cost, scratch=cost.scratch + _staged(rule, sizes, options))
-    wire = 0 if ranks == 1 else 2 * cost.reduced + 2 * _MESSAGE * ranks + 8 * (S + 2)
+    wire = 0
+    if ranks > 1:
+        wire = 2 * cost.reduced + 2 * _MESSAGE * ranks + 8 * (S + 2)
+        cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
     if rates is None and device is not None:
         rates = measure(device)
     return RoundPlan(
@@ -195,6 +199,14 @@ def _staged(rule: type[Aggregator], sizes: Sizes, options: Mapping[str, Any]) ->
     size = element_bytes(options)
     remembers = more - rule.cost(sizes, options).state >= size * sizes.d
     return size * sizes.S * sizes.d if remembers else 0
+
+
+def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
+    """Of so many parts a rank keeps the Gram matrix until the ranks before it have added theirs."""
+    piece = segment_columns(num_params)
+    while budget is not None and piece > MIN_PIECE and 4 * size * piece > budget:
+        piece //= 2
+    return -(-own // piece)
 
 
 def _seconds(cost: Cost, wire: int, ranks: int, rates: Rates) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,14 @@ from fastagg.distributed.ranks import Ranks, ShardedColumns, digest_of
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.options import read_size
 from fastagg.registry import make
+
+
+class Loaded(NamedTuple):
+    """What a checkpoint had: see :meth:`ShardedAggregator.save`."""
+
+    aggregator: ShardedAggregator
+    columns: dict[str, Tensor]
+    notes: dict[str, Any]
 
 
 class ShardedAggregator:
@@ -156,20 +164,28 @@ class ShardedAggregator:
         """A copy of this rank's state."""
         return self.local.state_dict()
 
-    def save(self, folder: str | os.PathLike[str], **columns: Tensor) -> None:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        columns: Mapping[str, Tensor] | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
         """Write a checkpoint: one file a rank and a manifest. All ranks must call it.
 
         A crash at any moment leaves the checkpoint that was there before, or the new one.
 
         Args:
             folder: on a file system that all ranks share; made if it does not exist.
-            **columns: further tensors [..., num_own] to keep beside the state and to be split like
-                it, such as ``params=params``.
+            columns: further tensors [..., num_own] to keep beside the state and to be split like
+                it, such as ``{"params": params}``.
+            notes: what else to keep, such as the number of rounds: what JSON holds. Rank 0's are.
 
         Raises:
             RankError: a rank could not write; the folder then has the old checkpoint.
             OSError, ValueError: on the rank that could not.
         """
+        columns = columns or {}
         for name, tensor in columns.items():
             if tensor.ndim == 0 or tensor.shape[-1] != self.num_own:
                 raise ValueError(
@@ -187,6 +203,7 @@ class ShardedAggregator:
             generation=storage.new_generation(self._ranks),
             split=list(split),
             columns=sorted(columns),
+            notes=dict(notes or {}),
         )
         storage.write(folder, manifest, self.local.options(), state | split, columns, self._ranks)
 
@@ -196,7 +213,7 @@ class ShardedAggregator:
         folder: str | os.PathLike[str],
         group: dist.ProcessGroup | None = None,
         **options: Any,
-    ) -> tuple[ShardedAggregator, dict[str, Tensor]]:
+    ) -> Loaded:
         """Go on from :meth:`save`, bit-identically, with any number of ranks up to the segments'.
 
         Args:
@@ -205,7 +222,7 @@ class ShardedAggregator:
             **options: to be other than they were, such as ``memory_folder``.
 
         Returns:
-            The aggregator, and this rank's part of the further tensors.
+            The aggregator, this rank's part of the further tensors, and the notes.
 
         Raises:
             FileNotFoundError, ValueError: there is no checkpoint, or it is damaged.
@@ -230,7 +247,7 @@ class ShardedAggregator:
             error = found
         ranks.agree("reading the checkpoint", digest_of([manifest.generation]), error)
         agg.local.load_state_dict(state)
-        return agg, further
+        return Loaded(agg, further, manifest.notes)
 
     def __repr__(self) -> str:
         return (

@@ -40,6 +40,7 @@ class Manifest:
         generation: what the files' names begin with.
         split: names of the state that is split by columns.
         columns: names of the further tensors.
+        notes: of the caller.
     """
 
     rule: str
@@ -49,6 +50,7 @@ class Manifest:
     generation: str
     split: list[str]
     columns: list[str]
+    notes: dict[str, Any]
 
     def file(self, rank: int) -> str:
         return f"{self.generation}-{rank:05}-of-{len(self.bounds):05}.safetensors"
@@ -81,7 +83,11 @@ def write(
         checkpoint.write(own, manifest.rule, options, tensors)
     except Exception as found:  # raised again by agree
         error = found
-    ranks.agree("writing the checkpoint", digest_of([asdict(manifest)]), error)
+    ranks.agree(
+        "writing the checkpoint",
+        digest_of([manifest.generation, manifest.split, manifest.columns]),
+        error,
+    )
     if ranks.rank == 0:
         try:
             _check_shared(target, manifest)

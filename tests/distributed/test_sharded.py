@@ -182,7 +182,7 @@ def _checkpoint(tmp_path: Path) -> Path:
 
     agg = fastagg.make("mifa", num_clients=2, num_params=5)
     bounds = [(0, 5), (5, 10)]
-    manifest = storage.Manifest("mifa", 10, 5, bounds, "0" * 16, ["memory", "total"], [])
+    manifest = storage.Manifest("mifa", 10, 5, bounds, "0" * 16, ["memory", "total"], [], {})
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for rank in range(2):

@@ -92,7 +92,7 @@ def job_equal(folder: Path) -> Any:
         agg = ShardedAggregator(name, num_clients=K, num_params=D, segment=SEGMENT, **options)
         params = agg.own(first_params())
         weights = follow(agg, params, 0, ROUNDS)
-        agg.save(folder / f"checkpoint-{number}", params=params)
+        agg.save(folder / f"checkpoint-{number}", columns={"params": params})
         results.append((agg.gather(params), weights))
     return results
 
@@ -101,7 +101,7 @@ def job_resume(folder: Path) -> Any:
     """Go on from the checkpoints of job_equal, with whatever number of ranks this is."""
     results = []
     for number in range(len(RULES)):
-        agg, columns = ShardedAggregator.load(folder / f"checkpoint-{number}")
+        agg, columns, _ = ShardedAggregator.load(folder / f"checkpoint-{number}")
         params = columns["params"]
         follow(agg, params, ROUNDS, 2 * ROUNDS)
         state = {
@@ -149,7 +149,7 @@ def job_killed(folder: Path) -> Any:
     agg = ShardedAggregator("geometric-median", num_clients=K, num_params=D, segment=SEGMENT)
     params = agg.own(first_params())
     follow(agg, params, 0, 2)
-    agg.save(folder / "checkpoint", params=params)
+    agg.save(folder / "checkpoint", columns={"params": params}, notes={"rounds": 2})
     follow(agg, params, 2, 3)
     before, rank = params.clone(), dist.get_rank()
     if rank == 1:
@@ -160,9 +160,9 @@ def job_killed(folder: Path) -> Any:
 
 
 def job_restarted(folder: Path) -> Any:
-    agg, columns = ShardedAggregator.load(folder / "checkpoint")
+    agg, columns, notes = ShardedAggregator.load(folder / "checkpoint")
     params = columns["params"]
-    follow(agg, params, 2, 6)
+    follow(agg, params, notes["rounds"], 6)
     return agg.gather(params)
 
 
