@@ -154,7 +154,7 @@ def rank_main(job: dict[str, Any]) -> None:
         ]
         calls = [partial(agg.step, params, updates, clients) for agg in aggregators]
         sums = triangle if name in ("fdms", "geometric-median") else 0
-        result[f"step {name}"] = (S, *_times(calls, repeats), sums + 2 * 512)
+        result[f"step {name}"] = (S, *_times(calls, repeats), sums + 5 * 512)
     ranks = Ranks(None)
     for n in SUMMED:
         part = torch.ones(n * (n + 1) // 2, dtype=torch.float64)

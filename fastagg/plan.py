@@ -18,7 +18,8 @@ from fastagg.registry import find
 from fastagg.row_store import element_bytes
 
 _UNITS = ("", "k", "M", "G", "T", "P")
-_MESSAGE = 512  # bytes in which a rank says that it agrees, twice a round
+_MESSAGE = 512  # bytes in which a rank says that it can go on
+_MESSAGES = 5  # a round: about the arguments, three results over all columns, and the report
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def plan(
         cost = replace(cost, scratch=cost.scratch + _staged(rule, sizes, options))
     wire = 0
     if ranks > 1:
-        wire = 2 * cost.reduced + 2 * _MESSAGE * ranks + 8 * (S + 2)
+        wire = 2 * cost.reduced + _MESSAGES * _MESSAGE * ranks + 8 * (S + 2)
         cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
     if rates is None and device is not None:
         rates = measure(device)

@@ -158,7 +158,8 @@ class ShardedAggregator:
         except Exception as found:  # raised again by agree, after the other ranks know
             error = found
         self._ranks.agree("the arguments of the step", digest_of(meant), error)
-        return self.local.step(params, updates, clients)
+        with self._ranks.failing_together("the step"):
+            return self.local.step(params, updates, clients)
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of this rank's state."""
@@ -186,11 +187,13 @@ class ShardedAggregator:
             OSError, ValueError: on the rank that could not.
         """
         columns = columns or {}
-        for name, tensor in columns.items():
-            if tensor.ndim == 0 or tensor.shape[-1] != self.num_own:
-                raise ValueError(
-                    f"{name}: expected a last dimension of {self.num_own}, got {[*tensor.shape]}"
-                )
+        with self._ranks.failing_together("the columns of the checkpoint"):
+            for name, tensor in columns.items():
+                if tensor.ndim == 0 or tensor.shape[-1] != self.num_own:
+                    raise ValueError(
+                        f"{name}: expected a last dimension of {self.num_own}, "
+                        f"got {[*tensor.shape]}"
+                    )
         state = self.local.live_state()
         split = {name: state.pop(name) for name in sorted(self.local.column_state & set(state))}
         if self._ranks.rank > 0:
@@ -246,7 +249,8 @@ class ShardedAggregator:
         except Exception as found:  # raised again by agree
             error = found
         ranks.agree("reading the checkpoint", digest_of([manifest.generation]), error)
-        agg.local.load_state_dict(state)
+        with ranks.failing_together("loading the state"):
+            agg.local.load_state_dict(state)
         return Loaded(agg, further, manifest.notes)
 
     def __repr__(self) -> str:

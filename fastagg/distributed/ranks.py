@@ -68,6 +68,7 @@ class Ranks:
     def add_in_order(self, parts: list[Tensor]) -> Tensor:
         """((p_0 + p_1) + p_2) + ... over the parts of rank 0, then of rank 1, ...: the same bits
         however they are spread. Each rank has at least one part, all [n] float64."""
+        self.agree("the sum of Gram matrices")
         total = parts[0].to(self._device)
         rest = parts[1:]
         with self._talk("the sum of Gram matrices"):
@@ -83,13 +84,19 @@ class Ranks:
 
     def largest(self, values: Tensor) -> Tensor:
         """The largest over ranks, [n] int32."""
+        self.agree("a maximum")
         wire = values.to(self._device, copy=True)
         with self._talk("a maximum"):
             dist.all_reduce(wire, dist.ReduceOp.MAX, group=self.group)
         return wire.to(values.device)
 
-    def agree(self, what: str, digest: bytes, error: Exception | None = None) -> None:
+    def agree(
+        self, what: str, digest: bytes = bytes(_DIGEST), error: Exception | None = None
+    ) -> None:
         """Go on only if all ranks can, and mean the same by it.
+
+        All that ranks do together begins with this, so a rank that has failed can call it, whatever
+        the others are about to do.
 
         Args:
             what: for messages.
@@ -119,8 +126,20 @@ class Ranks:
                 f"{self.rank}"
             )
 
+    @contextmanager
+    def failing_together(self, what: str) -> Iterator[None]:
+        """An error on this rank is one on all."""
+        try:
+            yield
+        except RankError:  # they know
+            raise
+        except Exception as error:
+            self.agree(what, error=error)
+            raise
+
     def share(self, value: int) -> int:
         """Rank 0's value, in [0, 2^62)."""
+        self.agree("a broadcast")
         wire = torch.tensor([value], dtype=torch.int64, device=self._device)
         with self._talk("a broadcast"):
             dist.broadcast(wire, self._global(0), group=self.group)
@@ -128,6 +147,7 @@ class Ranks:
 
     def gather_columns(self, own: Tensor, bounds: list[tuple[int, int]]) -> Tensor:
         """[..., d] from every rank's columns [..., n], on all ranks."""
+        self.agree("gathering columns", digest_of([own.shape[:-1], own.dtype]))
         whole = own.new_empty(*own.shape[:-1], bounds[-1][1])
         with self._talk("gathering columns"):
             for rank, (begin, end) in enumerate(bounds):

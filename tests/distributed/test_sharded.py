@@ -126,6 +126,13 @@ def test_what_goes_wrong_on_one_rank_is_known_to_all(
     for key in ("clients", "options"):
         for seen in (zero, one):
             assert seen[key].startswith("RankError: ") and "expected the same" in seen[key]
+    for key in ("read", "again"):  # in the middle of a step
+        assert one[key].startswith("ValueError: updates: expected 907 columns, got 902"), one[key]
+        assert (
+            zero[key].startswith("RankError: ") and "rank 1 of 2 refused: ValueError" in zero[key]
+        )
+    for seen in (zero, one):
+        assert seen["nan"].startswith("ValueError: updates: expected finite values, got NaN or Inf")
     assert one["save"].startswith("ValueError")
     assert zero["save"].startswith("RankError: writing the checkpoint: rank 1 of 2 refused")
     for seen in (zero, one):
@@ -142,12 +149,21 @@ def test_a_killed_rank_is_an_error_on_the_others_and_a_restart_ends_at_the_same_
     for rank in (0, 2, 3):
         said, seconds, unchanged = seen[rank]
         assert said.startswith(f"RankError: rank {rank} of 4 got no answer in a maximum"), said
-        assert seconds < worker.TIMEOUT + 5.0  # the stated time, and a busy machine
+        assert seconds < worker.TIMEOUTS["killed"]  # the connection breaks at once
         assert unchanged
     ends = run("restarted", 2, tmp_path)
     _, params, _ = alone(worker, "geometric-median", {}, 6)
     for end in ends:
         assert torch.equal(end, params)
+
+
+def test_a_rank_that_is_too_late_is_an_error_within_the_timeout(
+    run: Run, worker: types.ModuleType, tmp_path: Path
+) -> None:
+    said, seconds, unchanged = run("hung", 2, tmp_path)[0]
+    assert said.startswith("RankError: rank 0 of 2 got no answer in the arguments"), said
+    assert worker.TIMEOUTS["hung"] - 0.5 < seconds < worker.TIMEOUTS["hung"] + 10.0
+    assert unchanged
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "manifest", "version"])

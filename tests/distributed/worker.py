@@ -25,7 +25,7 @@ from fastagg.streaming import ColumnBlocks
 
 K, D, SEGMENT = 6, 5_003, 1_024  # five segments, the last one short
 ROUNDS = 4
-TIMEOUT = 8.0  # seconds: of the process group
+TIMEOUTS = {"killed": 20.0, "hung": 5.0}  # seconds, of the group of ranks
 
 WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
 RULES: list[tuple[str, dict[str, Any]]] = [
@@ -120,10 +120,17 @@ def outcome(call: Callable[[], Any]) -> str:
     return "done"
 
 
+def breaking(agg: ShardedAggregator, odd: bool) -> ColumnBlocks:
+    """A stream that ends too early on one rank."""
+    blocks = [torch.ones(3, agg.num_own - 5), *([] if odd else [torch.ones(3, 5)])]
+    return ColumnBlocks(lambda: blocks, num_rows=3, num_params=agg.num_own)
+
+
 def job_refuse(folder: Path) -> Any:
     """Things that go wrong on one rank only; in between, everything still works."""
     rank = dist.get_rank()
     agg = ShardedAggregator("mifa", num_clients=K, num_params=D, nonfinite="drop")
+    strict = ShardedAggregator("fdms", num_clients=K, num_params=D)
     params = agg.own(first_params())
     before = agg.gather(params)
     updates = torch.ones(3, agg.num_own)
@@ -136,6 +143,9 @@ def job_refuse(folder: Path) -> Any:
         "options": outcome(lambda: ShardedAggregator("mifa", num_clients=K + rank, num_params=D)),
         "save": outcome(lambda: agg.save(folder / ("missing/\0" if odd else "good"))),
         "load": outcome(lambda: ShardedAggregator.load(folder / "nothing")),
+        "read": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
+        "again": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
+        "nan": outcome(lambda: strict.step(params, bad if odd else updates, [0, 1, 2])),
     }
     seen["unchanged"] = bool(torch.equal(agg.gather(params), before))
     report = agg.step(params, bad if odd else updates, [5, 1, 3])  # client 1's row is not finite
@@ -146,7 +156,9 @@ def job_refuse(folder: Path) -> Any:
 
 def job_killed(folder: Path) -> Any:
     """Rank 1 is killed in the middle of the step of round 3; a checkpoint is from round 1."""
-    agg = ShardedAggregator("geometric-median", num_clients=K, num_params=D, segment=SEGMENT)
+    agg = ShardedAggregator(
+        "geometric-median", num_clients=K, num_params=D, segment=SEGMENT, group=short("killed")
+    )
     params = agg.own(first_params())
     follow(agg, params, 0, 2)
     agg.save(folder / "checkpoint", columns={"params": params}, notes={"rounds": 2})
@@ -157,6 +169,24 @@ def job_killed(folder: Path) -> Any:
     start = time.monotonic()
     said = outcome(lambda: follow(agg, params, 3, 4))
     return said, time.monotonic() - start, bool(torch.equal(params, before))
+
+
+def job_hung(folder: Path) -> Any:
+    """Rank 1 does nothing for too long."""
+    agg = ShardedAggregator("fedavg", num_clients=K, num_params=D, group=short("hung"))
+    params = agg.own(first_params())
+    before = params.clone()
+    if dist.get_rank() == 1:
+        time.sleep(TIMEOUTS["hung"] + 2.0)
+    start = time.monotonic()
+    said = outcome(lambda: follow(agg, params, 0, 1))
+    return said, time.monotonic() - start, bool(torch.equal(params, before))
+
+
+def short(job: str) -> dist.ProcessGroup:
+    """All ranks, with the timeout of the job; they have just met."""
+    dist.barrier()
+    return dist.new_group(timeout=timedelta(seconds=TIMEOUTS[job]))
 
 
 def job_restarted(folder: Path) -> Any:
@@ -175,12 +205,14 @@ def main() -> None:
         init_method=f"file://{folder}/{job}.store",
         rank=rank,
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=TIMEOUT),
+        timeout=timedelta(seconds=120),  # to meet, on a busy machine
     )
     result = globals()[f"job_{job}"](folder)
     torch.save(result, folder / f"{job}-{rank}.pt")
-    if job != "killed":
+    if job not in TIMEOUTS:
         dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a broken group may wait at exit
 
 
 if __name__ == "__main__":
