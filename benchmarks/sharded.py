@@ -39,7 +39,8 @@ from fastagg.distributed.ranks import Ranks
 
 RULES: dict[str, dict[str, Any]] = {"fedavg": {}, "fdms": {}, "geometric-median": {}, "mifa": {}}
 SUMMED = (100, 1000)  # S of the Gram matrices whose sum alone is timed
-_TIMEOUT = 300.0
+_TIMEOUT = 300.0  # seconds
+_BUSY = 0.15  # cores that others may use meanwhile
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Line:
     ms: float
     ms_q3: float
     ms_apart: float  # of steps of each rank for itself, at the same time; NaN for sums
-    efficiency: float  # ms_apart / ms
+    efficiency: float  # ms_apart / ms; NaN for sums, and if the machine was busy
     sent_bytes: int  # by a rank, in a step
     other_cores: float  # used by others meanwhile
 
@@ -87,7 +88,8 @@ def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
             q3 = 1e3 * statistics.quantiles(seconds, n=4)[2]
             ms_apart = 1e3 * statistics.median(apart) if apart else math.nan
             d = ranks * namespace.columns
-            lines.append(Line(what, ranks, S, d, ms, q3, ms_apart, ms_apart / ms, sent, others))
+            efficiency = math.nan if others > _BUSY else ms_apart / ms
+            lines.append(Line(what, ranks, S, d, ms, q3, ms_apart, efficiency, sent, others))
     console.print(_table(lines))
     if namespace.csv:
         _write_csv(namespace.csv, lines)
@@ -204,9 +206,13 @@ def _cells(line: Line) -> tuple[str, ...]:
         f"{line.ms:.3g}",
         f"{line.ms_q3:.3g}",
         "" if math.isnan(line.ms_apart) else f"{line.ms_apart:.3g}",
-        "" if math.isnan(line.ms_apart) else f"{line.efficiency:.0%}",
+        "" if math.isnan(line.ms_apart) else _percent(line.efficiency),
         f"{line.sent_bytes:,} B" if line.ranks > 1 else "",
     )
+
+
+def _percent(value: float) -> str:
+    return "busy" if math.isnan(value) else f"{value:.0%}"
 
 
 def _table(lines: list[Line]) -> Table:
