@@ -31,6 +31,13 @@ _SQUARES = 8
 """How many S x S float64 matrices a policy has at a time, about; wrapped ones have more."""
 
 
+class ReuseOptions(CommonOptions, total=False):
+    """The options that every rule on the Gram matrix has; :class:`GramRule` describes them."""
+
+    memory_dtype: str
+    memory_folder: str | os.PathLike[str] | None
+
+
 class GramRule(Aggregator):
     """``params += server_lr * factors @ rows``, with factors from a policy on the Gram matrix.
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import available, find
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram import GramRule, ReuseOptions
 from fastagg.rules._policy import Mixed, Policy, read_mapping
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class WrapperRule(GramRule):
         rule_options: Mapping[str, Any] | None = None,
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         inside = _rule_inside(rule, read_mapping("rule_options", rule_options))
         policy = wrap(inside.policy)
