@@ -120,6 +120,8 @@ def plan(
     with reuse    4Kd                            8Kd + 8Sd + 24d; adopting no 8Sd      see below
     ============  =============================  ====================================  ===========
 
+    With ``memory_dtype="bfloat16"`` a remembered row takes 2d instead of 4d.
+
     (*) Adopting, it also keeps one vector per round in which some client was last active: at most
     4(K - S + 1)d bytes, which are counted. A step reads such a vector for each of these rounds that
     its S clients go back to; one is counted. (**) And Sd more if adopting.

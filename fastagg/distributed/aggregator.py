@@ -17,7 +17,7 @@ from fastagg.aggregator import Aggregator, StepReport
 from fastagg.buffer import Clients
 from fastagg.cohort import Updates, read_cohort
 from fastagg.distributed import storage
-from fastagg.distributed.ranks import Ranks, ShardedColumns, digest_of
+from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.options import read_size
 from fastagg.registry import make
@@ -88,7 +88,7 @@ class ShardedAggregator:
             segment = default_segment(self.num_params, self._ranks.size)
         self.segment = read_size("segment", segment)
         given = [rule, num_clients, num_params, segment, {**options}, _numerics()]
-        self._ranks.agree("the options and the numerics of all ranks", digest_of(given))
+        self._ranks.agree("the options and the numerics of all ranks", given)
         self.bounds = shard_bounds(self.num_params, self._ranks.size, self.segment)
         self.begin, self.end = self.bounds[self._ranks.rank]
         self.num_own = self.end - self.begin
@@ -157,7 +157,7 @@ class ShardedAggregator:
             meant = [cohort.clients, cohort.streamed, self.server_lr, self.local.nonfinite]
         except Exception as found:  # raised again by agree, after the other ranks know
             error = found
-        self._ranks.agree("the arguments of the step", digest_of(meant), error)
+        self._ranks.agree("the arguments of the step", meant, error)
         with self._ranks.failing_together("the step"):
             return self.local.step(params, updates, clients)
 
@@ -238,7 +238,7 @@ class ShardedAggregator:
             manifest, saved = storage.read_manifest(folder)
         except Exception as found:  # raised again by agree
             error = found
-        ranks.agree("reading the checkpoint", digest_of([manifest]), error)
+        ranks.agree("reading the checkpoint", manifest, error)
         assert manifest is not None
         saved |= {"num_params": manifest.num_params} | options
         agg = cls(manifest.rule, group=group, segment=manifest.segment, **saved)
@@ -248,7 +248,7 @@ class ShardedAggregator:
             state, further = storage.read(folder, manifest, agg.begin, agg.end)
         except Exception as found:  # raised again by agree
             error = found
-        ranks.agree("reading the checkpoint", digest_of([manifest.generation]), error)
+        ranks.agree("reading the checkpoint", error=error)
         with ranks.failing_together("loading the state"):
             agg.local.load_state_dict(state)
         return Loaded(agg, further, manifest.notes)

@@ -90,22 +90,21 @@ class Ranks:
             dist.all_reduce(wire, dist.ReduceOp.MAX, group=self.group)
         return wire.to(values.device)
 
-    def agree(
-        self, what: str, digest: bytes = bytes(_DIGEST), error: Exception | None = None
-    ) -> None:
+    def agree(self, what: str, same: object = None, error: Exception | None = None) -> None:
         """Go on only if all ranks can, and mean the same by it.
 
         All that ranks do together begins with this, so a rank that has failed can call it, whatever
         the others are about to do.
 
         Args:
-            what: for messages.
-            digest: 32 bytes of what must be the same.
+            what: the ranks are about to do; must be the same.
+            same: what else must be, as :func:`digest_of` takes it.
             error: why this rank cannot go on; raised here after the others know.
 
         Raises:
             RankError: another rank cannot go on, or means something else.
         """
+        digest = digest_of([what, same])
         text = "" if error is None else f"{type(error).__name__}: {error}"
         message = bytes([error is not None]) + digest + text.encode()[:_TEXT].ljust(_TEXT, b"\0")
         own = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
@@ -147,7 +146,7 @@ class Ranks:
 
     def gather_columns(self, own: Tensor, bounds: list[tuple[int, int]]) -> Tensor:
         """[..., d] from every rank's columns [..., n], on all ranks."""
-        self.agree("gathering columns", digest_of([own.shape[:-1], own.dtype]))
+        self.agree("gathering columns", [own.shape[:-1], own.dtype])
         whole = own.new_empty(*own.shape[:-1], bounds[-1][1])
         with self._talk("gathering columns"):
             for rank, (begin, end) in enumerate(bounds):
@@ -198,7 +197,7 @@ class ShardedColumns(Columns):
 
     def agree(self, report: StepReport) -> None:
         tensors = [report.active, report.rejected, report.weights, report.friends]
-        self._ranks.agree("the result of the step", digest_of(tensors))
+        self._ranks.agree("the result of the step", tensors)
 
 
 def digest_of(values: Iterable[object]) -> bytes:

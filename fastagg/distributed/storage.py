@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fastagg import checkpoint
-from fastagg.distributed.ranks import Ranks, digest_of
+from fastagg.distributed.ranks import Ranks
 from fastagg.tensor_file import RowsOf
 
 FORMAT = "fastagg.sharded"
@@ -85,7 +85,7 @@ def write(
         error = found
     ranks.agree(
         "writing the checkpoint",
-        digest_of([manifest.generation, manifest.split, manifest.columns]),
+        [manifest.split, manifest.columns],
         error,
     )
     if ranks.rank == 0:
@@ -95,7 +95,7 @@ def write(
             checkpoint.replace_text(target / MANIFEST, json.dumps(header, indent=1))
         except Exception as found:  # raised again by agree
             error = found
-    ranks.agree("writing the manifest", digest_of([]), error)
+    ranks.agree("writing the manifest", error=error)
     if ranks.rank == 0:
         for old in target.glob("*-of-*.safetensors"):
             if not old.name.startswith(manifest.generation):
