@@ -181,7 +181,7 @@ def test_a_file_that_changes_during_the_step_changes_nothing(
         return read_before(begin, end, scratch)
 
     last.read = meddling  # type: ignore[method-assign]
-    agg = fastagg.make("fdms", num_clients=9, num_params=D, nonfinite="drop")
+    agg = fastagg.make("geometric-median", num_clients=9, num_params=D, nonfinite="drop")
     params = warm(agg)
     before, state = params.clone(), agg.state_dict()
     with pytest.raises(ValueError, match=r"3.safetensors: " + said):

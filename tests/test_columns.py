@@ -49,6 +49,10 @@ def test_the_sum_is_that_of_the_segments_in_order(
             part = rows[:, begin : begin + segment]
             expected += ops.gram(part, pairs=wanted, dtype=torch.float64)
         assert torch.equal(Columns(segment).gram(given, pairs=wanted), expected)
+        if wanted is None:
+            weights, out = torch.rand(4), torch.empty(d)
+            assert torch.equal(Columns(segment).gram_and_sum_(out, given, weights), expected)
+            assert torch.equal(out, ops.weighted_sum_(torch.zeros(d), rows, weights))
     assert torch.equal(Columns(segment).abs_max(given), rows.abs().amax(dim=1))
 
 
