@@ -253,7 +253,9 @@ class FastAggStrategy(FedAvg):
             _LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[server_round] = metrics
         messages = self.configure_evaluate(server_round, result.arrays, evaluate_config, grid)
-        replies = grid.send_and_receive(messages=messages, timeout=timeout) if messages else []
+        if not messages:
+            return
+        replies = grid.send_and_receive(messages=messages, timeout=timeout)
         metrics = self.aggregate_evaluate(server_round, replies)
         if metrics is not None:
             _LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)

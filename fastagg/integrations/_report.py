@@ -57,7 +57,8 @@ class RoundReport:
         """The report as text, a line for each thing worth knowing."""
         lines = [f"round {self.round}: {len(self.active)} active: {_listed(self.active)}"]
         if self.absent:
-            names = [_name(sender, client) for sender, client in sorted(self.absent.items())]
+            order = sorted((c is None, c or 0, sender) for sender, c in self.absent.items())
+            names = [_name(sender, self.absent[sender]) for _, _, sender in order]
             lines.append(f"absent: {_listed(names)}")
         if self.friends:
             stands = [f"{friend} for {client}" for client, friend in sorted(self.friends.items())]
