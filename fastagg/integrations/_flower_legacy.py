@@ -103,9 +103,9 @@ class FastAggLegacyStrategy(FedAvg):
             self.server.set_model(_arrays(parameters))
             self._sent = None
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
-        count, least = self.num_fit_clients(client_manager.num_available())
-        client_manager.wait_for(least)
+        client_manager.wait_for(max(self.min_available_clients, self.min_fit_clients))
         proxies = client_manager.all()
+        count, _ = self.num_fit_clients(len(proxies))
         asked = self.server.sample(list(proxies), count, self.seed)
         self.server.open_round(asked)
         fit_ins = FitIns(self._model(), config)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from flwr.app import MetricRecord, RecordDict
 
@@ -58,7 +59,7 @@ def mean_of_metrics(
         if own != shape:
             _LOG.warning("\tmetrics of node %s differ from the others' and are left out", sender)
             continue
-        total += float(record[weighted_by_key])  # type: ignore[arg-type]  # checked: a number
+        total += float(cast(float, record[weighted_by_key]))  # a number: weight_problem has seen to it
         records.append(RecordDict({record_name: MetricRecord(values)}))
     if not records:
         return None
