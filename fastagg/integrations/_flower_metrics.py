@@ -44,7 +44,7 @@ def mean_of_metrics(
         aggregate: Flower's, or the user's.
 
     Returns:
-        None if there is nothing to aggregate: no replies, or weights of sum 0.
+        None if there is nothing to aggregate: no replies, no metrics, or weights of sum 0.
     """
     records: list[RecordDict] = []
     record_name = ""
@@ -59,9 +59,11 @@ def mean_of_metrics(
         if own != shape:
             _LOG.warning("\tmetrics of node %s differ from the others' and are left out", sender)
             continue
-        total += float(cast(float, record[weighted_by_key]))  # a number: weight_problem has seen to it
+        total += float(
+            cast(float, record[weighted_by_key])
+        )  # a number: weight_problem has seen to it
         records.append(RecordDict({record_name: MetricRecord(values)}))
-    if not records:
+    if not records or not set(shape or ()) - {weighted_by_key}:
         return None
     if total == 0.0:
         _LOG.warning("\tno metrics: the sum of %r is 0", weighted_by_key)

@@ -36,7 +36,7 @@ class RoundReport:
     Attributes:
         round: 1, 2, ...
         active: ids of the clients whose updates were used, ascending.
-        absent: senders that were asked and did not answer -> their id, None if never heard of.
+        absent: senders that were asked and did not answer -> their id, None if that is not known.
         rejected: senders whose answer was not used -> why.
         friends: absent clients -> the active client whose update stood in for theirs.
         ids: senders -> ids, of all ``active``.
@@ -81,7 +81,7 @@ def substitutions(step: StepReport | None) -> dict[int, int]:
 
 
 def _name(sender: str, client: int | None) -> str:
-    return f"{sender} (never heard of)" if client is None else f"client {client} ({sender})"
+    return f"{sender} (not known)" if client is None else f"client {client} ({sender})"
 
 
 def _listed(values: Sequence[object]) -> str:

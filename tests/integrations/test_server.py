@@ -108,7 +108,7 @@ def test_absent_is_sent_less_answered(model: dict[str, bytes]) -> None:
     assert set(second.friends) == {2, 3}  # of client 5 nothing is known: it has no friend
     assert set(second.friends.values()) <= {0, 1, 4}
     text = "\n".join(second.lines())
-    assert "absent: client 2 (n2), client 3 (n3), n5 (never heard of)" in text
+    assert "absent: client 2 (n2), client 3 (n3), n5 (not known)" in text
     assert "for 2" in text
 
 

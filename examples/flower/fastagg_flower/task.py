@@ -24,8 +24,15 @@ from fastagg_sim.simulation import split_clients
 SEED = 0
 
 
-def job(rule: str, clients: int, rounds: int, dropout: Dropout | None = None) -> Job:
-    """The run as a job of the simulation."""
+def job(
+    rule: str,
+    clients: int,
+    rounds: int,
+    dropout: Dropout | None = None,
+    *,
+    groups: int | None = None,
+) -> Job:
+    """The run as a job of the simulation; two clients to a group if not said otherwise."""
     task = Task(
         dataset="digits",
         partition="clustered",
@@ -33,7 +40,7 @@ def job(rule: str, clients: int, rounds: int, dropout: Dropout | None = None) ->
         training=LocalTraining(batch_size=10, local_epochs=1, lr=0.1),
         rounds=rounds,
         num_clients=clients,
-        partition_options={"num_groups": clients // 2, "samples_per_client": 60},
+        partition_options={"num_groups": groups or clients // 2, "samples_per_client": 60},
     )
     return Job(task, Method(rule, rule), dropout or Dropout(), SEED)
 
@@ -50,16 +57,19 @@ def model() -> nn.Module:
 
 
 @cache
-def client_data(partition: int, clients: int) -> ClientData:
+def client_data(partition: int, clients: int, groups: int | None) -> ClientData:
     digits = dataset()
-    ids = split_clients(job("fedavg", clients, 1).task, digits, SEED).clients[partition]
+    task = job("fedavg", clients, 1, groups=groups).task
+    ids = split_clients(task, digits, SEED).clients[partition]
     return ClientData(digits.train_x[ids], digits.train_y[ids])
 
 
-def train(net: nn.Module, partition: int, clients: int, server_round: int) -> int:
+def train(
+    net: nn.Module, partition: int, clients: int, server_round: int, *, groups: int | None = None
+) -> int:
     """One round of local training, in place; returns the number of samples."""
     training = job("fedavg", clients, 1).task.training
-    samples = client_data(partition, clients)
+    samples = client_data(partition, clients, groups)
     optimizer = torch.optim.SGD(net.parameters(), lr=training.lr)
     rng = generator(SEED, "batches", server_round - 1, partition)
     net.train()
