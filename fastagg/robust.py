@@ -220,7 +220,7 @@ class CenteredClipping(_Callable):
         self, m: Array | None = None, L: int = 1, tau: float = 100.0, *, nonfinite: str = "raise"
     ) -> None:
         super().__init__(nonfinite=nonfinite)
-        self.m = None if m is None else Vectors.read([m]).rows[0].clone()  # type: ignore[list-item]
+        self.m = None if m is None else Vectors.read([m]).rows[0].clone()
         self.L = read_count("L", L, least=0)
         self.tau = read_positive("tau", tau, infinite=True)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -24,6 +24,7 @@ from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._rows import RowPool
 from fastagg.integrations._signals import SignalGuard
+from fastagg.integrations._state import check_aggregator, check_rule, pack_rule, under
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.options import read_size
 
@@ -66,7 +67,7 @@ class AggregationServer:
         self._rule = rule
         self._options = options
         if isinstance(rule, Aggregator):
-            self.num_clients = _check_aggregator(rule, num_clients, options)
+            self.num_clients = check_aggregator(rule, num_clients, options)
         elif isinstance(rule, str):
             self.num_clients = read_size("num_clients", num_clients)
             self._make(num_params=1)  # wrong options are better found now than in the first round
@@ -230,15 +231,12 @@ class AggregationServer:
             OSError: the folder is missing or not writable; an older file is then intact.
         """
         layout, aggregator = self._model(), self.aggregator
-        plain, tensors = _split(aggregator.options())
-        state = {"params": self._params}
-        state |= {f"option.{name}": value for name, value in tensors.items()}
-        state |= {f"rule.{name}": value for name, value in aggregator.state_dict().items()}
+        rule, state = pack_rule(aggregator)
+        state["params"] = self._params
         for name, data in self._carried.items():
             state[f"carried.{name}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         content = {
-            "rule": aggregator.name,
-            "rule_options": plain,
+            **rule,
             "rounds": self.rounds,
             "ids": self.ids.to_json(),
             "layout": layout.to_json(),
@@ -261,13 +259,12 @@ class AggregationServer:
         if params.shape != (layout.num_params,):
             raise ValueError(f"{path}: expected {layout.num_params} parameters, got {params.shape}")
         aggregator = self._aggregator or self._make(layout.num_params)
-        saved = {**content["rule_options"], **_under("option.", state)}
-        _check_same(str(path), aggregator, content["rule"], saved)
+        check_rule(str(path), aggregator, content, state)
         ids = ClientIds.from_json(self.num_clients, content["ids"])
         carried = {
-            name: value.numpy().tobytes() for name, value in _under("carried.", state).items()
+            name: value.numpy().tobytes() for name, value in under("carried.", state).items()
         }
-        aggregator.load_state_dict(_under("rule.", state))
+        aggregator.load_state_dict(under("rule.", state))
         self._layout, self._params, self._carried = layout, params, carried
         self._aggregator, self.ids = aggregator, ids
         self.rounds = self._saved_rounds = int(content["rounds"])
@@ -277,7 +274,7 @@ class AggregationServer:
         aggregator = registry.make(
             self.rule_name, num_clients=self.num_clients, num_params=num_params, **options
         )
-        _check_aggregator(aggregator, self.num_clients, {})
+        check_aggregator(aggregator, self.num_clients, {})
         return aggregator
 
     def _model(self) -> WireLayout:
@@ -308,57 +305,3 @@ class AggregationServer:
             return self.aggregator.step(self._params, rows, clients), None
         except ValueError as error:  # parameters and state are as before
             return None, str(error)
-
-
-def _check_aggregator(
-    aggregator: Aggregator, num_clients: int | None, options: Mapping[str, Any]
-) -> int:
-    """K of an aggregator that may serve a run."""
-    if options:
-        raise TypeError(f"rule: an aggregator has its options already, got {sorted(options)}")
-    if num_clients is not None and num_clients != aggregator.num_clients:
-        raise ValueError(
-            f"num_clients: the aggregator is for {aggregator.num_clients}, got {num_clients}"
-        )
-    if aggregator.nonfinite != "drop":
-        raise ValueError(
-            'nonfinite: expected "drop", so that a client that sends NaN cannot stop the run, '
-            f"got {aggregator.nonfinite!r}"
-        )
-    if aggregator.device.type != "cpu":
-        raise ValueError(f"device: expected cpu, where answers arrive, got {aggregator.device}")
-    return aggregator.num_clients
-
-
-def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Options that JSON holds, and those that are tensors."""
-    tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
-    return {name: value for name, value in options.items() if name not in tensors}, tensors
-
-
-def _under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def _check_same(path: str, aggregator: Aggregator, rule: str, saved: Mapping[str, Any]) -> None:
-    """Refuse the checkpoint of another rule or of other options."""
-    if rule != aggregator.name:
-        raise ValueError(f"{path}: is of the rule {rule!r}, this run has {aggregator.name!r}")
-    own = aggregator.options()
-    differing = [
-        f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
-        for name in sorted({*own, *saved})
-        if not _equal(own.get(name), saved.get(name))
-    ]
-    if differing:
-        raise ValueError(f"{path}: is of a run with other options: {'; '.join(differing)}")
-
-
-def _equal(left: object, right: object) -> bool:
-    """Whether two options are the same, with tuples read back from JSON as lists."""
-    if isinstance(left, Tensor) or isinstance(right, Tensor):
-        both = isinstance(left, Tensor) and isinstance(right, Tensor)
-        return both and torch.equal(left, right)  # type: ignore[arg-type]
-    if isinstance(left, tuple | list) and isinstance(right, tuple | list):
-        return len(left) == len(right) and all(map(_equal, left, right))
-    return left == right
