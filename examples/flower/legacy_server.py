@@ -12,6 +12,7 @@ from fastagg_flower.rounds import RoundLog
 from flwr.common import ndarrays_to_parameters
 from flwr.server import ServerConfig, start_server
 
+from fastagg import checkpoint
 from fastagg.integrations.flower import FastAggLegacyStrategy
 
 
@@ -21,8 +22,9 @@ class Logged(FastAggLegacyStrategy):
     log: RoundLog
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        result = super().aggregate_fit(server_round, results, failures)
-        self.log.append(self.last_report, self.server.params)
+        with self.server.held():  # no signal comes between a round and its line
+            result = super().aggregate_fit(server_round, results, failures)
+            self.log.append(self.last_report, self.server.params)
         return result
 
 
@@ -49,12 +51,12 @@ def main() -> None:
         resume_from=options.checkpoint if options.resume else None,
     )
     strategy.log = RoundLog(options.out)
-    done = len(options.out.read_text().splitlines()) if options.out.exists() else 0
+    done = checkpoint.read(options.checkpoint)[1]["rounds"] if options.resume else 0
     start_server(
         server_address=options.address,
         strategy=strategy,
         config=ServerConfig(
-            num_rounds=options.rounds - (done if options.resume else 0),
+            num_rounds=options.rounds - done,  # it counts from 1 again
             round_timeout=options.timeout,
         ),
     )

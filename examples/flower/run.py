@@ -89,9 +89,16 @@ class Federation:
             if process.poll() is not None and name.startswith("client"):
                 self.start(name, *argv)
 
-    def supervise(self, main: subprocess.Popen[bytes], deadline: float) -> None:
-        """Bring clients back until ``main`` has ended, well or not."""
+    def supervise(
+        self,
+        main: subprocess.Popen[bytes],
+        deadline: float,
+        until: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Bring clients back until ``main`` has ended, well or not, or ``until()`` holds."""
         while main.poll() is None:
+            if until():
+                return
             if time.monotonic() > deadline:
                 raise SystemExit(f"took too long; the logs are in {self.folder}")
             self.bring_back()
@@ -114,16 +121,11 @@ def run_legacy(federation: Federation, options: argparse.Namespace, out: Path) -
     address = f"127.0.0.1:{free_ports(1)[0]}"
     shared = [f"--address={address}", f"--clients={options.clients}"]
     shared.append(f"--timeout={options.timeout}")
-    server = federation.start(
-        "server",
-        sys.executable,
-        "legacy_server.py",
-        *shared,
-        f"--rule={options.rule}",
-        f"--rounds={options.rounds}",
-        f"--out={out}",
-        *([f"--checkpoint={options.checkpoint}"] if options.checkpoint else []),
-    )
+    serve = [sys.executable, "legacy_server.py", *shared, f"--rule={options.rule}"]
+    serve += [f"--rounds={options.rounds}", f"--out={out}"]
+    if options.stop_after:
+        serve.append(f"--checkpoint={federation.folder / 'checkpoint'}")
+    server = federation.start("server", *serve)
     for client in range(options.clients):
         federation.start(
             f"client{client}",
@@ -133,7 +135,18 @@ def run_legacy(federation: Federation, options: argparse.Namespace, out: Path) -
             f"--partition={client}",
             f"--faults={options.faults}",
         )
-    federation.supervise(server, time.monotonic() + options.deadline)
+    deadline = time.monotonic() + options.deadline
+    if options.stop_after:
+        federation.supervise(server, deadline, lambda: lines_of(out) >= options.stop_after)
+        server.send_signal(signal.SIGTERM)
+        server.wait(30.0)
+        print(f"the server was stopped after round {lines_of(out)}, and goes on")
+        server = federation.start("server", *serve, "--resume")
+    federation.supervise(server, deadline)
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
 
 def run_message(federation: Federation, options: argparse.Namespace, out: Path) -> None:
@@ -170,7 +183,6 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
         "timeout": options.timeout,
         "faults": f"'{options.faults}'",
         "out": f"'{out}'",
-        "checkpoint": f"'{options.checkpoint or ''}'",
     }
     text = " ".join(f"{key}={value}" for key, value in config.items())
     main = federation.start("run", command("flwr"), "run", ".", "--stream", "--run-config", text)
@@ -228,8 +240,16 @@ def main() -> int:
     parser.add_argument("--faults", default="", help="what goes wrong, as in faults.py")
     parser.add_argument("--deadline", type=float, default=600.0, help="of everything, in seconds")
     parser.add_argument("--folder", type=Path, help="for logs and rounds; default: a new one")
-    parser.add_argument("--checkpoint", help="file that the server writes after every round")
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        default=0,
+        metavar="ROUND",
+        help="legacy only: stop the server by SIGTERM after this round and let it go on",
+    )
     options = parser.parse_args()
+    if options.stop_after and options.api != "legacy":
+        parser.error("--stop-after needs --api legacy")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="fastagg-flower-"))
     folder.mkdir(parents=True, exist_ok=True)
     out = (folder / "rounds.jsonl").resolve()

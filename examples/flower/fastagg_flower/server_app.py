@@ -21,8 +21,9 @@ class Logged(FastAggStrategy):
     log: RoundLog
 
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
-        result = super().aggregate_train(server_round, replies)
-        self.log.append(self.last_report, self.server.params)
+        with self.server.held():  # no signal comes between a round and its line
+            result = super().aggregate_train(server_round, replies)
+            self.log.append(self.last_report, self.server.params)
         return result
 
 
