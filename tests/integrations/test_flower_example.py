@@ -58,25 +58,28 @@ def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> No
 
 
 def test_superlink_with_every_fault(tmp_path: Path) -> None:
-    """Rounds wait for a timeout here, which a busy machine can miss: who was there is read from
-    the log, and the bits must be those of the simulation with just these clients."""
+    """Rounds end by a timeout here, which an honest client can miss on a busy machine. Who was
+    there is therefore read from the log: the bits are those of the simulation with just them."""
     output = run(
         "run.py",
         "--api=message",
-        "--rounds=4",
-        "--timeout=20",
+        "--rounds=3",
+        "--timeout=30",
         "--faults=1.0=error 1.1=nan 2.2=late 2.3=crash",
         f"--folder={tmp_path}",
     )
-    assert output.count("the simulation's bits") == 4
+    assert output.count("the simulation's bits") == 3
     assert "NOT" not in output
-    rounds = rounds_of(tmp_path)
-    assert not {0, 1} & set(rounds[0]["active"])
-    assert any("NaN or Inf" in why for why in rounds[0]["rejected"].values())
-    assert not {2, 3} & set(rounds[1]["active"])
-    assert set(rounds[1]["active"])
-    assert 3 in rounds[2]["active"] + rounds[3]["active"]  # another SuperNode, the same client
+    first, second, third = rounds_of(tmp_path)
+    assert not {0, 1} & set(first["active"])
+    assert not {2, 3} & set(second["active"])
+    if first["active"] != [2, 3] or second["active"] != [0, 1]:
+        pytest.skip("the bits agree, but the machine was too busy for answers within 30 s")
+    (why,) = first["rejected"].values()
+    assert "client 1 sent NaN or Inf" in why
     assert "client 0 ran out of luck" in (tmp_path / "run.log").read_text()
+    assert sorted(second["absent"].values()) == [2, 3]
+    assert 3 in third["active"]  # another SuperNode, the same client
 
 
 @pytest.mark.skipif(
