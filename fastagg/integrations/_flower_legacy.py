@@ -18,6 +18,7 @@ from fastagg.integrations._server import AggregationServer
 
 _LOG = logging.getLogger("flwr")
 _NUMPY = "numpy.ndarray"  # how arrays are serialised: as .npy files
+_A_DAY = 86_400  # seconds that Flower waits for enough clients, too
 
 Failure = tuple[ClientProxy, FitRes] | BaseException
 
@@ -103,7 +104,8 @@ class FastAggLegacyStrategy(FedAvg):
             self.server.set_model(_arrays(parameters))
             self._sent = None
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
-        client_manager.wait_for(max(self.min_available_clients, self.min_fit_clients))
+        least = max(self.min_available_clients, self.min_fit_clients)
+        client_manager.wait_for(least, timeout=_A_DAY)
         proxies = client_manager.all()
         count, _ = self.num_fit_clients(len(proxies))
         asked = self.server.sample(list(proxies), count, self.seed)

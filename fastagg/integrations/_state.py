@@ -10,12 +10,18 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import Aggregator
+from fastagg.rules.scaffold import Scaffold
 
 
 def check_aggregator(
     aggregator: Aggregator, num_clients: int | None, options: Mapping[str, Any]
 ) -> int:
     """K of an aggregator that may serve a run."""
+    if isinstance(aggregator, Scaffold):
+        raise ValueError(
+            "rule: 'scaffold' needs clients that ask the server for their control variates, which "
+            "other frameworks' clients do not"
+        )
     if options:
         raise TypeError(f"rule: an aggregator has its options already, got {sorted(options)}")
     if num_clients is not None and num_clients != aggregator.num_clients:

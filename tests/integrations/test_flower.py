@@ -10,6 +10,7 @@ import importlib
 import io
 import logging
 import math
+import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,24 @@ def test_sampling_goes_on_as_if_unbroken(tmp_path: Path) -> None:
     last.start(parts, num_rounds=6, resume_from=path)
     assert parts.asked == whole.asked
     assert torch.equal(last.server.params, first.server.params)
+
+
+def test_an_interrupt_writes_a_last_checkpoint(tmp_path: Path) -> None:
+    def answer(content: RecordDict, round: int, client: int) -> RecordDict:
+        if (round, client) == (3, 2):
+            signal.raise_signal(signal.SIGINT)
+        return reply(content, round, client)
+
+    path = tmp_path / "run"
+    stopped = strategy("mifa", checkpoint_path=path, checkpoint_every=1000)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.start(NodesGrid(answer), initial(), num_rounds=5)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again, whole = strategy("mifa"), strategy("mifa")
+    result = again.start(NodesGrid(scripted({})), num_rounds=5, resume_from=path)
+    assert set(result.train_metrics_clientapp) == {3, 4, 5}
+    whole.start(NodesGrid(scripted({})), initial(), num_rounds=5)
+    assert torch.equal(again.server.params, whole.server.params)
 
 
 def test_metrics_that_cannot_be_averaged_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:

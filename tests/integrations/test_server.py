@@ -62,7 +62,7 @@ def run_round(server: AggregationServer, clients: Iterable[int], **kwargs: Any) 
     return server.close_round(answers + list(kwargs.get("more", [])))
 
 
-# SCAFFOLD must be told what its clients did.
+# SCAFFOLD is refused: its clients must ask the server.
 RULES = [name for name in fastagg.available() if name != "scaffold"]
 
 
@@ -306,6 +306,11 @@ def test_an_aggregator_instead_of_a_name(model: dict[str, bytes]) -> None:
         (lambda: AggregationServer("fdsm", num_clients=K), ValueError, "fdms"),
         (lambda: AggregationServer("fdms", num_clients=K, mu=1), TypeError, "mu"),
         (lambda: AggregationServer("fdms"), TypeError, "num_clients"),
+        (
+            lambda: AggregationServer("scaffold", num_clients=K, local_work=1.0),
+            ValueError,
+            "control variates",
+        ),
         (lambda: AggregationServer("fdms", num_clients=0), ValueError, "num_clients"),
         (lambda: AggregationServer(7, num_clients=K), TypeError, "rule"),  # type: ignore[arg-type]
         (
