@@ -119,7 +119,7 @@ class Columns:
         return self._fold(part(begin, end, parts) for begin, end, (parts,) in self._pieces([rows]))
 
     def abs_max(self, rows: AnyRows) -> Tensor:
-        """:func:`fastagg.ops.abs_max`: the largest magnitude in each row, [S] float32, on the CPU."""
+        """:func:`fastagg.ops.abs_max`: the largest magnitudes of rows, [S] float32 on the CPU."""
         if in_memory(rows):
             return self.join_peaks(ops.abs_max(rows).cpu())
         peaks = torch.zeros(len(rows))

@@ -40,7 +40,6 @@ __all__ = [
     "abs_max",
     "add_total_",
     "cosine_scores",
-    "devices",
     "distance_scores",
     "eliminate_",
     "gram",

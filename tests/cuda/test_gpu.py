@@ -202,7 +202,7 @@ def test_cosines_of_large_models_are_right(kind: str, count: int) -> None:
         wide = part.double()
         exact += wide @ wide.T
     got = ops.gram(rows, dtype=F64)
-    assert (cosine(got) - cosine(exact)).abs().max() < 1e-7  # what the issue asks for
+    assert (cosine(got) - cosine(exact)).abs().max() < 1e-7  # what docs/kernels.md promises
 
 
 def test_more_than_two_to_the_31_elements() -> None:

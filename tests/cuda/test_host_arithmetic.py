@@ -20,6 +20,7 @@ CHECKS = [
     "few_rows",
     "more_rows",
     "entries_depend_on_their_rows_alone",
+    "cosines",
     "row_blocks",
     "widths",
     "ranking",
