@@ -16,7 +16,7 @@
 #include <cstring>
 
 #include "../kernels/cuda_kernels.h"
-#include "../kernels/row_block.h"
+#include "../kernels/row_layout.h"
 #include "checks.h"
 
 namespace fastagg {

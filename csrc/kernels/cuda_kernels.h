@@ -5,7 +5,7 @@
 //   * Pointers point into device memory, and so do lists of pointers and numbers (`store_words`
 //   puts
 //     them there). Tensors are contiguous; `width` is the widest access in floats, 4, 2 or 1, that
-//     all the addresses of rows and vectors allow (vector_width in row_block.h).
+//     all the addresses of rows and vectors allow (vector_width in row_layout.h).
 //   * Launchers enqueue work on `stream` and return: they do not wait, allocate or copy from host
 //     memory, so that they can be captured in a CUDA graph. Scratch memory comes from the caller.
 //

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "launch.cuh"
-#include "row_block.h"
+#include "row_layout.h"
 
 namespace fastagg::cuda {
 

@@ -18,7 +18,7 @@
 
 #include "gram_layout.h"
 #include "pair_math.h"
-#include "row_block.h"
+#include "row_layout.h"
 
 using namespace fastagg::cuda;
 
