@@ -250,7 +250,8 @@ def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -
 def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Tensor:
     """``gram = rows @ rows.T`` and ``out = weights @ rows`` in one pass over the rows, in place.
 
-    For rules whose weights do not depend on this round's similarities: rows come from memory once.
+    For rules whose weights do not depend on this round's similarities: rows come from memory once
+    (on a GPU still twice).
     The bits are those of :func:`gram` and of :func:`weighted_sum_` with ``beta=0``.
 
     Args:

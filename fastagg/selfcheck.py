@@ -20,7 +20,7 @@ from fastagg import ops, reference
 # average out over the 391 blocks (measured: 1e-8); scores are float64 throughout.
 _ROUNDED = 2e-7
 _BOUNDS = {"gram": 1e-7, "cosine_scores": 1e-12, "distance_scores": 1e-12}
-_CUDA_BOUNDS = _BOUNDS | {"gram": 1e-5}
+_CUDA_BOUNDS = _BOUNDS | {"gram": 1e-5, "gram_and_sum_": 1e-5}
 """There a product is off by up to 2^-17, which averages out, and sums of 16 are truncated."""
 
 

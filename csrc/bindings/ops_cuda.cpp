@@ -95,22 +95,29 @@ class Width {
   std::uintptr_t bits_ = 0;
 };
 
-at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs) {
-  const OnDevice on(device_of(updates, "updates"), "updates");
-  const Rows rows = check_rows(updates, "updates", kAny, on.device());
+// out [S, S] = the Gram matrix of the rows.
+void launch_gram(const OnDevice& on, const Rows& rows, const uint8_t* flags,
+                 const at::Tensor& out) {
   const int64_t S = rows.size();
-  const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
   Tables tables;
   const int64_t pointers = tables.add(rows.pointers);
   tables.upload(on);
   Width width;
   width.add(rows.pointers);
-  at::Tensor out = on.empty({S, S}, at::kDouble);
   at::Tensor workspace = on.empty({cuda::gram_workspace(S, rows.d)}, at::kByte);
   check_launch(cuda::gram(tables.at<const float*>(pointers), S, rows.d, flags,
                           out.mutable_data_ptr<double>(), workspace.mutable_data_ptr(),
                           width.value(), on.stream()),
                "gram", "updates [", S, ", ", rows.d, "]");
+}
+
+at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs) {
+  const OnDevice on(device_of(updates, "updates"), "updates");
+  const Rows rows = check_rows(updates, "updates", kAny, on.device());
+  const int64_t S = rows.size();
+  const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
+  at::Tensor out = on.empty({S, S}, at::kDouble);
+  launch_gram(on, rows, flags, out);
   return out;
 }
 
@@ -242,6 +249,18 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
                    wide.defined() ? wide.const_data_ptr<double>() : tables.at<double>(numbers),
                    beta, width.value(), on.stream()),
                "weighted_sum_", "rows [", S, ", ", d, "]");
+}
+
+// Two passes: one kernel for both would have to hold the columns of all rows.
+void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList tensors,
+                   const at::Tensor& weights) {
+  const OnDevice on(out, "out");
+  const Rows rows = check_rows(tensors, "rows", out.numel(), on.device());
+  const int64_t S = rows.size();
+  check_tensor(gram, "gram", at::kDouble, {S, S});
+  check_same_device(gram, "gram", on.device());
+  weighted_sum_(out, tensors, weights, 0.0);
+  launch_gram(on, rows, nullptr, gram);
 }
 
 // Rows of clients in the order of their ids, and what belongs to each of them, on the device.
@@ -414,6 +433,7 @@ TORCH_LIBRARY_IMPL(fastagg, CUDA, m) {
   m.impl("select_friends", select_friends);
   m.impl("eliminate_", eliminate_);
   m.impl("weighted_sum_", weighted_sum_);
+  m.impl("gram_and_sum_", gram_and_sum_);
   m.impl("mimic_", mimic_);
   m.impl("memory_update_", memory_update_);
   m.impl("mimic_mean_", mimic_mean_);
