@@ -101,6 +101,16 @@ class Simulation:
         enough = task.max_uploads is not None and self._uploads >= task.max_uploads
         return enough or self.next_round >= task.rounds
 
+    @property
+    def rounds_done(self) -> int:
+        """How much of the job is done, for a display: rounds, or as many as the uploads stand for
+        where the task ends after a number of them."""
+        task = self.job.task
+        if task.max_uploads is None:
+            return self.next_round
+        uploads = min(task.rounds, task.rounds * self._uploads // task.max_uploads)
+        return max(self.next_round, uploads)
+
     def _active(self, round_index: int) -> Tensor:
         """The active clients, [S] int64, and remembers them: the process may depend on the past."""
         if round_index == 0 and self.job.method.full_first_round:
