@@ -54,15 +54,18 @@ class CifarMimicOptions(MimicOptions):
 
 def methods(options: MimicOptions, training: LocalTraining) -> tuple[Method, ...]:
     """The five methods in the order of the paper's tables. Everybody is active in the first round,
-    which the paper's analysis assumes and its released code does for all methods."""
+    which the paper's analysis assumes and its released code does for all methods. Clients whose
+    training diverges are left out of their round: a method that fails ends with a useless model,
+    which is a result, and not with an error."""
     units = not options.as_released
     prox = replace(training, prox=options.mu)
+    common: dict[str, Any] = {"options": {"nonfinite": "drop"}, "full_first_round": True}
     return (
-        Method("FedAvg", "fedavg", full_first_round=True),
-        Method("FedProx", "fedavg", full_first_round=True, training=prox),
-        Method("SCAFFOLD", "scaffold", full_first_round=True),
-        Method("MIFA", "mifa", full_first_round=True, gradient_units=units),
-        Method("MimiC", "mimic", full_first_round=True, gradient_units=units),
+        Method("FedAvg", "fedavg", **common),
+        Method("FedProx", "fedavg", training=prox, **common),
+        Method("SCAFFOLD", "scaffold", **common),
+        Method("MIFA", "mifa", gradient_units=units, **common),
+        Method("MimiC", "mimic", gradient_units=units, **common),
     )
 
 
