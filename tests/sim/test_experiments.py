@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from fastagg.rules.thresholds import from_option as make
 from fastagg_sim import experiments
-from fastagg_sim.config import NO_DROPOUT, ConfigError, Task
+from fastagg_sim.config import NO_DROPOUT, Config, ConfigError, Task
 from fastagg_sim.experiments import (
     _fdms,
     _mimic,
@@ -30,6 +31,7 @@ from fastagg_sim.experiments import (
     mimic_table5,
 )
 from fastagg_sim.experiments._base import Claim
+from fastagg_sim.job_folder import DISTANCE_COLUMNS, JOB_COLUMNS, METRIC_COLUMNS
 from fastagg_sim.records import Curve
 
 
@@ -354,3 +356,53 @@ def test_claims_json_keeps_the_verdicts() -> None:
     assert json.loads(text)["claims"] == [
         {"text": "a", "passed": False, "numbers": {"x": 1}, "verdict": "FAIL"}
     ]
+
+
+# --- every experiment, on made-up results -----------------------------------------------------
+
+
+def write_fake_results(folder: Path, config: Config) -> None:
+    """Results of every job: accuracy grows with rounds, by method and seed to different ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = [",".join(JOB_COLUMNS + METRIC_COLUMNS)]
+    distances = [",".join(JOB_COLUMNS + DISTANCE_COLUMNS)]
+    for number, job in enumerate(config.jobs()):
+        head = f"{job.method.label},{job.method.rule},{job.dropout.label},{job.seed}"
+        for t in range(12):
+            accuracy = 0.1 + 0.02 * t + 0.001 * number
+            metrics.append(f"{head},{t},{20 * (t + 1)},5,{accuracy:.4f},1.0,,0,{40 - t}")
+            distances.append(f"{head},{t},0.5,1.5")
+        if job.method.rule == "fdms":
+            path = folder / "jobs" / job.key
+            path.mkdir(parents=True)
+            rows = ["client,group,0,1,2", "0,0,,0.9,0.4", "1,0,0.9,,0.5", "2,1,0.4,0.5,"]
+            (path / "scores.csv").write_text("\n".join(rows) + "\n")
+    (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
+    (folder / "distances.csv").write_text("\n".join(distances) + "\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in experiments.available() if n.startswith(("fdms-", "friends-", "mimic-"))],
+)
+@pytest.mark.parametrize("quick", [False, True])
+def test_claims_figure_and_table_of_every_experiment(
+    name: str, quick: bool, tmp_path: Path
+) -> None:
+    experiment = experiments.available()[name]
+    options = experiment.options(quick=quick)
+    folders = {}
+    for part, config in experiment.configs(options).items():
+        folders[part] = tmp_path / "parts" / part
+        write_fake_results(folders[part], config)
+    claims = experiment.claims(folders, options)
+    assert len({claim.text for claim in claims}) == len(claims) >= 2
+    json.loads(experiments.claims_json(experiment, claims))
+    assert experiment.draw is not None
+    experiment.draw(folders, options, tmp_path / "figure.png")
+    with Image.open(tmp_path / "figure.png") as image:
+        assert image.width > 400 and image.height > 300
+    if name.startswith("mimic-"):
+        assert experiment.table is not None
+        grid = experiment.table(folders, options)
+        assert grid.rows and all(len(row) == len(grid.columns) for row in grid.rows)

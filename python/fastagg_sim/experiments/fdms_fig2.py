@@ -53,5 +53,5 @@ EXPERIMENT = fdms_experiment(
     options=GeneralOptions,
     parts=parts,
     claims=claims,
-    expected=Expected(cpu=35, quick=2),
+    expected=Expected(cpu=40, quick=2),
 )

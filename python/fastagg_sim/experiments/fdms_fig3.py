@@ -110,6 +110,6 @@ EXPERIMENT = Experiment(
     claims=claims,
     paper=PAPER,
     figure="3",
-    expected=Expected(cpu=8, quick=1),
+    expected=Expected(cpu=13, quick=1),
     draw=draw,
 )

@@ -146,6 +146,6 @@ EXPERIMENT = Experiment(
     claims=claims,
     paper=PAPER,
     figure="4",
-    expected=Expected(cpu=15, quick=2),
+    expected=Expected(cpu=20, quick=2),
     draw=draw,
 )

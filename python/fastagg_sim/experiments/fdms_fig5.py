@@ -71,5 +71,5 @@ EXPERIMENT = fdms_experiment(
     options=HeterogeneityOptions,
     parts=parts,
     claims=claims,
-    expected=Expected(cpu=45, quick=3),
+    expected=Expected(cpu=55, quick=3),
 )

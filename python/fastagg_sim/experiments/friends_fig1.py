@@ -97,6 +97,6 @@ EXPERIMENT = Experiment(
     claims=claims,
     paper="FL-FDMS, conference",
     figure="1",
-    expected=Expected(cpu=20, quick=1),
+    expected=Expected(cpu=22, quick=1),
     draw=draw,
 )
