@@ -91,6 +91,7 @@ class Method:
     multiplies the server's rate by it. Rules without a memory do the same as before; those with one
     then remember gradients, which count at the current learning rate when they are used again (the
     MimiC paper), and not updates at the rate of their own round (its released code).
+    `training` replaces the task's for this method (FedProx among others, say).
     """
 
     label: str
@@ -99,6 +100,7 @@ class Method:
     full_participation: bool = False
     full_first_round: bool = False
     gradient_units: bool = False
+    training: LocalTraining | None = None
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,10 @@ class Task:
 
     `train_fraction` keeps the first part of each client's index list (released FL-FDMS code: 0.8).
     `eval_every` evaluates the global model in every n-th round, and always in the last one.
+    `max_uploads` ends a job after the round in which the clients have sent so many vectors (as
+    `RoundRecord.uploads` counts them), and after `rounds` at the latest; None: only after `rounds`.
+    `distances` records, round by round, how far the active clients' updates are apart
+    (distances.csv).
     """
 
     dataset: str
@@ -143,11 +149,15 @@ class Task:
     train_fraction: float = 1.0
     server_lr: float = 1.0
     eval_every: int = 1
+    max_uploads: int | None = None
+    distances: bool = False
 
     def __post_init__(self) -> None:
         _require(self.rounds >= 1, "rounds", "at least 1", self.rounds)
         _require(self.num_clients >= 1, "num_clients", "at least 1", self.num_clients)
         _require(self.eval_every >= 1, "eval_every", "at least 1", self.eval_every)
+        enough = self.max_uploads is None or self.max_uploads >= 1
+        _require(enough, "max_uploads", "at least 1, or none", self.max_uploads)
         _require(
             0 < self.train_fraction <= 1,
             "train_fraction",
@@ -170,6 +180,11 @@ class Job:
     method: Method
     dropout: Dropout
     seed: int
+
+    @property
+    def training(self) -> LocalTraining:
+        """The local training of the method."""
+        return self.method.training or self.task.training
 
     @property
     def key(self) -> str:
@@ -227,7 +242,7 @@ def config_from_dict(data: dict[str, Any]) -> Config:
         data,
         "config",
         task=_task,
-        methods=lambda v, at: tuple(_build(Method, m, at) for m in _items(v, at)),
+        methods=lambda v, at: tuple(_method(m, at) for m in _items(v, at)),
         dropouts=lambda v, at: tuple(_build(Dropout, d, at) for d in _items(v, at)),
         seeds=lambda v, at: tuple(_items(v, at)),
     )
@@ -240,13 +255,21 @@ def job_from_dict(data: dict[str, Any]) -> Job:
         data,
         "job",
         task=_task,
-        method=lambda v, at: _build(Method, v, at),
+        method=_method,
         dropout=lambda v, at: _build(Dropout, v, at),
     )
 
 
 def _task(value: Any, where: str) -> Task:
-    return _build(Task, value, where, training=lambda v, at: _build(LocalTraining, v, at))
+    return _build(Task, value, where, training=_training)
+
+
+def _method(value: Any, where: str) -> Method:
+    return _build(Method, value, where, training=lambda v, at: v and _training(v, at))
+
+
+def _training(value: Any, where: str) -> LocalTraining:
+    return _build(LocalTraining, value, where)
 
 
 def _items(value: Any, where: str) -> list[Any]:

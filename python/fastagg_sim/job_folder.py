@@ -24,6 +24,7 @@ METRIC_COLUMNS = (
     "substitutions",
     "pairs",
 )
+DISTANCE_COLUMNS = ("round", "distance2_friends", "distance2_all")
 TIMING_COLUMNS = ("round", "seconds_training", "seconds_aggregation", "seconds_evaluation")
 
 
@@ -104,9 +105,12 @@ class JobFolder:
             simulation.load(checkpoint)
         job = self.job
         prefix = ",".join([job.method.label, job.method.rule, job.dropout.label, str(job.seed)])
+        files = {"metrics.csv": METRIC_COLUMNS, "timings.csv": TIMING_COLUMNS}
+        if job.task.distances:
+            files["distances.csv"] = DISTANCE_COLUMNS
         self._files = [
             _Rows(self.path / name, columns, simulation.next_round, prefix + ",")
-            for name, columns in (("metrics.csv", METRIC_COLUMNS), ("timings.csv", TIMING_COLUMNS))
+            for name, columns in files.items()
         ]
 
     def append(self, record: RoundRecord) -> None:

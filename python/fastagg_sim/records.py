@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -58,6 +59,19 @@ def read_curves(path: Path) -> list[Curve]:
                 curve.uploads.append(int(row["uploads"]))
                 curve.accuracy.append(float(row["accuracy"]))
     return list(curves.values())
+
+
+def read_columns(path: Path, names: Sequence[str]) -> dict[tuple[str, int], dict[str, list[float]]]:
+    """Columns of a CSV with one row per job and round, by (method, seed); rounds in which one of
+    them is empty are left out."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            job = found.setdefault((row["method"], int(row["seed"])), {name: [] for name in names})
+            if all(row[name] for name in names):
+                for name in names:
+                    job[name].append(float(row[name]))
+    return found
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import fastagg
+from fastagg import ops
 from fastagg.buffer import FlatLayout, UpdateBuffer
 from fastagg_sim import data
 from fastagg_sim.client import ClientData, LocalTrainer, evaluate
-from fastagg_sim.config import ConfigError, Dropout, Job, Method, Task
+from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.dropout import DropoutProcess, make_dropout
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, partition
@@ -34,7 +35,9 @@ class RoundRecord:
     so far: two for a client and round of SCAFFOLD, as in its paper, else one. `accuracy` and `loss`
     (test set) are None if it was not evaluated; `wrong_friend_rate` is the fraction of
     substitutions whose friend is of another group, None without known groups or without a
-    substitution. Times are in seconds."""
+    substitution. `distance2_friends` and `distance2_all` are the largest squared distances between
+    the updates of two active clients of one group, and of any two; None where they were not asked
+    for or there is no such pair. Times are in seconds."""
 
     round: int
     uploads: int
@@ -47,6 +50,8 @@ class RoundRecord:
     seconds_training: float
     seconds_aggregation: float
     seconds_evaluation: float
+    distance2_friends: float | None = None
+    distance2_all: float | None = None
 
 
 class Simulation:
@@ -81,14 +86,30 @@ class Simulation:
         self._layout = layout
         self.params = layout.flatten(model)  # [d]
         self._buffer = UpdateBuffer(task.num_clients, layout.num_params)
-        self._trainer = LocalTrainer(model, layout, task.training)
+        self._trainer = LocalTrainer(model, layout, job.training)
         self._sizes = [client.y.numel() for client in self._clients]
         self.aggregator = make_aggregator(task, job.method, layout.num_params, self._sizes)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
+        self._mimic: list[fastagg.MimiCClient] = []  # of every client, where it keeps a correction
+        if isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client":
+            d = layout.num_params
+            self._mimic = [fastagg.MimiCClient(d) for _ in range(task.num_clients)]
 
     @property
     def done(self) -> bool:
-        return self.next_round >= self.job.task.rounds
+        task = self.job.task
+        enough = task.max_uploads is not None and self._uploads >= task.max_uploads
+        return enough or self.next_round >= task.rounds
+
+    @property
+    def rounds_done(self) -> int:
+        """How much of the job is done, for a display: rounds, or as many as the uploads stand for
+        where the task ends after a number of them."""
+        task = self.job.task
+        if task.max_uploads is None:
+            return self.next_round
+        uploads = min(task.rounds, task.rounds * self._uploads // task.max_uploads)
+        return max(self.next_round, uploads)
 
     def _active(self, round_index: int) -> Tensor:
         """The active clients, [S] int64, and remembers them: the process may depend on the past."""
@@ -107,11 +128,11 @@ class Simulation:
         clients: list[int] = active.tolist()
         task = self.job.task
         # What an update of 1 is in the model.
-        unit = task.training.rate(index) if self.job.method.gradient_units else 1.0
+        unit = self.job.training.rate(index) if self.job.method.gradient_units else 1.0
         self.aggregator.server_lr = task.server_lr * unit
         scaffold = self.aggregator if isinstance(self.aggregator, fastagg.Scaffold) else None
         if scaffold is not None:
-            scaffold.local_work = local_work(task, self._sizes, index) / unit
+            scaffold.local_work = local_work(self.job.training, self._sizes, index) / unit
         with torch.random.fork_rng(devices=[]):
             for client in clients:
                 # Layers that draw random numbers (nn.Dropout) use torch's global generator.
@@ -127,12 +148,14 @@ class Simulation:
                 if unit != 1.0:
                     self._buffer.row(client).div_(unit)
         trained = time.perf_counter()
-        report = self.aggregator.step(self.params, self._buffer, active)
+        distances = self._distances(clients) if task.distances else (None, None)
+        started_step = time.perf_counter()
+        report = self._step(active)
         aggregated = time.perf_counter()
-        accuracy, loss = self._evaluate(index)
-        evaluated = time.perf_counter()
         self.next_round += 1
         self._uploads += len(clients) * (1 if scaffold is None else scaffold.uploads_per_client)
+        accuracy, loss = self._evaluate()
+        evaluated = time.perf_counter()
         substitutions, wrong_rate = self._judge(report.friends, set(clients))
         return RoundRecord(
             round=index,
@@ -144,13 +167,38 @@ class Simulation:
             substitutions=substitutions,
             pairs=int(report.pairs),
             seconds_training=trained - started,
-            seconds_aggregation=aggregated - trained,
+            seconds_aggregation=aggregated - started_step,
             seconds_evaluation=evaluated - aggregated,
+            distance2_friends=distances[0],
+            distance2_all=distances[1],
         )
 
-    def _evaluate(self, index: int) -> tuple[float | None, float | None]:
-        task = self.job.task
-        if (index + 1) % task.eval_every and index + 1 != task.rounds:
+    def _step(self, active: Tensor) -> fastagg.StepReport:
+        """One step of the server, and in MimiC's client mode what its clients do around it."""
+        aggregator = self.aggregator
+        if not (self._mimic and isinstance(aggregator, fastagg.MimiC)):
+            return aggregator.step(self.params, self._buffer, active)
+        clients = active.tolist()
+        sent = [self._mimic[k].correct_(self._buffer.row(k)) for k in clients]
+        report = aggregator.step(self.params, sent, active)
+        for client, row in zip(clients, sent, strict=True):
+            self._mimic[client].learn(row, aggregator.aggregate)
+        return report
+
+    def _distances(self, clients: Sequence[int]) -> tuple[float | None, float | None]:
+        """The largest squared distance between two updates of one group, and of any two."""
+        gram = ops.gram(self._buffer.rows(clients), dtype=torch.float64)
+        distance2 = ops.distance_scores(gram).square()  # [S, S]
+        groups = torch.tensor([-1 - k if self.groups is None else self.groups[k] for k in clients])
+        pairs = ~torch.eye(len(clients), dtype=torch.bool)
+        friends = pairs & (groups[:, None] == groups[None, :])
+        found = (distance2[chosen] for chosen in (friends, pairs))
+        first, second = (float(values.max()) if values.numel() else None for values in found)
+        return first, second
+
+    def _evaluate(self) -> tuple[float | None, float | None]:
+        """Accuracy and loss after `next_round` rounds, where they are due."""
+        if self.next_round % self.job.task.eval_every and not self.done:
             return None, None
         self._layout.bind(self._model, self.params)
         return evaluate(self._model, *self._test)
@@ -169,6 +217,9 @@ class Simulation:
         """Write all that the next rounds depend on into the existing, empty `folder`."""
         save_file({"params": self.params}, folder / "params.safetensors")
         self.aggregator.save(folder / "aggregator.safetensors")
+        if self._mimic:
+            corrections = {str(k): client.correction for k, client in enumerate(self._mimic)}
+            save_file(corrections, folder / "corrections.safetensors")
         state = {"next_round": self.next_round, "uploads": self._uploads}
         (folder / "state.json").write_text(json.dumps(state) + "\n")
 
@@ -184,6 +235,10 @@ class Simulation:
             )
         self.params = params
         self.aggregator = aggregator
+        if self._mimic:
+            corrections = load_file(folder / "corrections.safetensors")
+            for k, client in enumerate(self._mimic):
+                client.correction = corrections[str(k)]
         self._uploads = int(state["uploads"])
         self._history = []
         self.next_round = int(state["next_round"])
@@ -195,7 +250,9 @@ def make_aggregator(
     task: Task, method: Method, num_params: int, sizes: Sequence[int]
 ) -> fastagg.Aggregator:
     """The server of a method, for models of `num_params` and clients with so many samples each."""
-    needed = {"local_work": local_work(task, sizes, 0)} if method.rule == "scaffold" else {}
+    needed = {}
+    if method.rule == "scaffold":
+        needed["local_work"] = local_work(method.training or task.training, sizes, 0)
     return fastagg.make(
         method.rule,
         num_clients=task.num_clients,
@@ -205,9 +262,9 @@ def make_aggregator(
     )
 
 
-def local_work(task: Task, sizes: Sequence[int], round_index: int) -> Tensor:
+def local_work(training: LocalTraining, sizes: Sequence[int], round_index: int) -> Tensor:
     """[K] float64: what SCAFFOLD's server must know of the clients' training in a round."""
-    work = [task.training.work(size, round_index) for size in sizes]
+    work = [training.work(size, round_index) for size in sizes]
     return torch.tensor(work, dtype=torch.float64)
 
 
