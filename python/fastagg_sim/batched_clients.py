@@ -9,8 +9,9 @@ batches that they would see alone; the results differ from those of `LocalTraine
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -205,18 +206,30 @@ def _pool(x: Tensor, _: Sequence[Tensor]) -> Tensor:
 
 
 def _convolution(module: nn.Conv2d) -> Layer:
-    settings = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
+    settings: dict[str, Any] = {
+        "stride": module.stride,
+        "padding": module.padding,
+        "dilation": module.dilation,
+    }
 
-    def one_by_one(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        each = zip(x.unbind(), *(p.unbind() for p in parameters), strict=True)
-        return torch.stack([functional.conv2d(*part, **settings) for part in each])
+    def layer(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        weight, bias = parameters
+        # On a CPU a convolution is work enough to be called for itself.
+        convolve = one_by_one if x.device.type == "cpu" else grouped
+        return convolve(x, weight, bias, settings)
 
-    def grouped(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        k = len(x)
-        weight, bias = (p.flatten(0, 1) for p in parameters)
-        channels = x.transpose(0, 1).flatten(1, 2)  # [b, k C, H, W]
-        out = functional.conv2d(channels, weight, bias, groups=k, **settings)
-        return out.unflatten(1, (k, -1)).transpose(0, 1)
+    return layer
 
-    # On a CPU a convolution is work enough to be called for itself, and grouped ones are slower.
-    return lambda x, p: (one_by_one if x.device.type == "cpu" else grouped)(x, p)
+
+def one_by_one(x: Tensor, weight: Tensor, bias: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """A convolution for each client: [k, b, C, H, W] -> [k, b, C', H', W']."""
+    each = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
+    return torch.stack([functional.conv2d(xk, wk, bk, **settings) for xk, wk, bk in each])
+
+
+def grouped(x: Tensor, weight: Tensor, bias: Tensor, settings: Mapping[str, Any]) -> Tensor:
+    """The same as one convolution with a group of channels for each client."""
+    k = len(x)
+    channels = x.transpose(0, 1).flatten(1, 2)  # [b, k C, H, W]
+    out = functional.conv2d(channels, weight.flatten(0, 1), bias.flatten(), groups=k, **settings)
+    return out.unflatten(1, (k, -1)).transpose(0, 1)

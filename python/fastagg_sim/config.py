@@ -37,7 +37,7 @@ class LocalTraining:
     `local_steps` (number of gradient steps) is given. The learning rate of round t = 0, 1, ... is
     `lr * lr_decay**t`. `prox` is the weight mu of FedProx's proximal term mu/2 |w - w_global|^2.
     Momentum starts from zero in every round. `clients_at_once` is how many clients share a pass
-    through the model (batched_clients.py); it changes results by rounding, which training amplifies.
+    through the model (batched_clients.py); it changes results by rounding.
     """
 
     batch_size: int = 32

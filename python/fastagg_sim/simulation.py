@@ -144,9 +144,7 @@ class Simulation:
             seconds_evaluation=evaluated - aggregated,
         )
 
-    def _train(
-        self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None
-    ) -> None:
+    def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
         """Put the updates of some clients into their rows."""
         seed = self.job.seed
         # Layers that draw random numbers (nn.Dropout) use torch's global generator.

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fastagg import FlatLayout
-from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, clients_at_once
+from fastagg_sim.batched_clients import (
+    BatchedTrainer,
+    ClientWork,
+    clients_at_once,
+    grouped,
+)
+from fastagg_sim.batched_clients import (
+    one_by_one as convolve_one_by_one,
+)
 from fastagg_sim.client import ClientData, LocalTrainer
 from fastagg_sim.config import LocalTraining
 from fastagg_sim.models import make_model
@@ -123,6 +131,39 @@ def test_clients_do_not_touch_each_other(sizes: list[int], batch_size: int, epoc
         trainer.train([one], start, 0)
         # another number of clients, so another path through the matrix product: rounding
         torch.testing.assert_close(client.row, one.row, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}]
+)
+def test_one_grouped_convolution_is_one_for_each_client(settings: dict[str, object]) -> None:
+    x, weight, bias = torch.randn(3, 4, 2, 9, 10), torch.randn(3, 5, 2, 3, 3), torch.randn(3, 5)
+    # sums of 18 products in another order
+    torch.testing.assert_close(
+        grouped(x, weight, bias, settings), convolve_one_by_one(x, weight, bias, settings)
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["mnist-cnn", "digits-mlp"])
+def test_on_a_gpu(name: str) -> None:
+    in_shape = (1, 28, 28)
+    model = make_model(name, num_classes=3, in_shape=in_shape, seed=0)
+    layout = FlatLayout.from_module(model)
+    start = layout.flatten(model)
+    training = LocalTraining(batch_size=4, local_epochs=1, lr=0.05, momentum=0.5)
+    here = work(in_shape, layout.num_params, sizes=(9, 4, 6), shift=0.01)
+    BatchedTrainer(model, layout, training).train(here, start, 0)
+    there = []
+    for k, client in enumerate(here):
+        assert client.control is not None
+        data = ClientData(client.data.x.cuda(), client.data.y.cuda())
+        row = torch.empty_like(start, device="cuda")
+        there.append(ClientWork(row, data, generator(k), client.control.cuda()))
+    BatchedTrainer(model.cuda(), layout, training).train(there, start.cuda(), 0)
+    for one, other in zip(here, there, strict=True):
+        # TF32 convolutions have 10 bits
+        assert (one.row - other.row.cpu()).norm() < 1e-2 * one.row.norm()
 
 
 def test_dropout_layers_draw_for_every_client() -> None:

@@ -30,7 +30,7 @@ def assert_well_formed(dataset: Dataset) -> None:
     for x, y in ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y)):
         assert x.dtype == torch.float32
         assert x.is_contiguous()
-        assert tuple(x.shape[1:]) == dataset.in_shape
+        assert tuple(x.shape[1:]) == dataset.in_shape == DATASETS[dataset.name].in_shape
         assert x.isfinite().all()
         assert y.dtype == torch.int64
         assert y.shape == (len(x),)

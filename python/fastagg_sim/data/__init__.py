@@ -100,9 +100,7 @@ def _image_info(images: ImageSet) -> DatasetInfo:
 
 
 DATASETS: dict[str, DatasetInfo] = {
-    "digits": DatasetInfo(
-        "1,442 + 355 images 1x8x8, 10 classes; shipped", (1, 8, 8), load_digits
-    ),
+    "digits": DatasetInfo("1,442 + 355 images 1x8x8, 10 classes; shipped", (1, 8, 8), load_digits),
     "synthetic": DatasetInfo(
         "Synthetic(1,1): 60 features, 10 classes; generated", (60,), load_synthetic
     ),
