@@ -43,12 +43,12 @@ class ClientWork:
     velocity: Tensor | None = None
 
 
-# Measured (docs/benchmarks.md, "Local training"). Samples of all clients together in one pass: more
-# leave the cache. Numbers in the input of models that are nothing but linear layers: likewise, and
-# with fewer clients than the least number one by one is as fast.
-_SAMPLES = {"mnist-cnn": 200, "lenet": 200, "niid-cnn": 200}
+# Measured (benchmarks/results/simulation.md). Samples of all clients together in one pass, for
+# models with convolutions; numbers in their inputs, for others: more leave the cache. With fewer
+# clients than the least number, one by one is as fast.
+_SAMPLES = {"mnist-cnn": 200, "lenet": 160, "niid-cnn": 200}
 _INPUTS = {"logistic": 1 << 17, "digits-mlp": 1 << 17}
-_LEAST_CLIENTS = 16
+_LEAST_CLIENTS = 4, 16  # with and without convolutions
 _MOST_CLIENTS = 128
 
 
@@ -56,9 +56,11 @@ def clients_at_once(model: str, in_shape: Sequence[int], batch_size: int) -> int
     """How many clients with that model, input and batch size to train at once on a CPU; 1 for
     models of which nothing was measured."""
     if model in _SAMPLES:
-        return min(max(_SAMPLES[model] // batch_size, 1), _MOST_CLIENTS)
-    fitting = _INPUTS.get(model, 0) // (batch_size * math.prod(in_shape))
-    return min(fitting, _MOST_CLIENTS) if fitting >= _LEAST_CLIENTS else 1
+        fitting, least = _SAMPLES[model] // batch_size, _LEAST_CLIENTS[0]
+    else:
+        inputs = batch_size * math.prod(in_shape)
+        fitting, least = _INPUTS.get(model, 0) // inputs, _LEAST_CLIENTS[1]
+    return min(fitting, _MOST_CLIENTS) if fitting >= least else 1
 
 
 class BatchedTrainer:

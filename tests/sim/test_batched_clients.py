@@ -231,7 +231,8 @@ def test_frozen_parameters_and_some_controls_are_refused() -> None:
     ("model", "in_shape", "batch_size", "expected"),
     [
         ("mnist-cnn", (1, 28, 28), 5, 40),
-        ("lenet", (3, 32, 32), 20, 10),
+        ("lenet", (3, 32, 32), 20, 8),
+        ("lenet", (3, 32, 32), 50, 1),
         ("lenet", (3, 32, 32), 500, 1),
         ("digits-mlp", (1, 8, 8), 10, 128),
         ("logistic", (60,), 1, 128),

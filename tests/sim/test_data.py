@@ -143,7 +143,7 @@ class TestImages:
         raw = RawImages(x[:5], y[:5], x[5:], y[5:])
         images = replace(CIFAR10, sizes=(5, 2), sha256=raw.sha256())
         write_cache(images, raw, tmp_path)
-        info = DatasetInfo("tiny", partial(load_images, images), images)
+        info = DatasetInfo("tiny", images.shape, partial(load_images, images), images)
         monkeypatch.setitem(DATASETS, "cifar10", info)
         monkeypatch.setenv("FASTAGG_DATA", str(tmp_path))
         return raw
