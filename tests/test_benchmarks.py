@@ -28,6 +28,7 @@ from benchmarks import (
     report,
     robust,
     scaling,
+    simulation,
     steps,
     targets,
 )
@@ -166,6 +167,7 @@ def test_accuracy_says_what_is_missed() -> None:
         (["ops", "--repeats", "2"], "--repeats"),
         (["ops", "--only", "no such op"], "--only"),
         (["accuracy", "--max-d", "10"], "--max-d"),
+        (["simulation", "--only", "no such case"], "--only"),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], complaint: str) -> None:
@@ -183,7 +185,9 @@ def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("path", sorted(command.RESULTS.glob("*.csv")), ids=lambda path: path.name)
 def test_committed_results_have_the_columns_of_today(path: Path) -> None:
     error = [*(field.name for field in fields(accuracy.Error)), *machine.describe()]
-    assert list(read(path)[0]) == (error if path.name == "accuracy.csv" else COLUMNS)
+    line = [*simulation.COLUMNS, *machine.describe()]
+    others = {"accuracy.csv": error, "simulation.csv": line}
+    assert list(read(path)[0]) == others.get(path.name, COLUMNS)
 
 
 # --- formulas --------------------------------------------------------------------------------

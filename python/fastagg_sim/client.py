@@ -24,7 +24,7 @@ _ONEDNN_BATCH_SIZE = 8
 
 
 @contextmanager
-def _fast_convolutions(batch_size: int) -> Iterator[None]:
+def fast_convolutions(batch_size: int) -> Iterator[None]:
     before = bool(torch.backends.mkldnn.enabled)
     _enable_onednn(before and batch_size >= _ONEDNN_BATCH_SIZE)
     try:
@@ -89,7 +89,7 @@ class LocalTrainer:
         round_index: 0, 1, ...; sets the learning rate. generator: the order of the batches.
         control: [d] float32, added to every gradient (SCAFFOLD's c - c_i).
         """
-        with _fast_convolutions(self._training.batch_size):
+        with fast_convolutions(self._training.batch_size):
             self._train(row, start, data, round_index, generator, control)
 
     def _train(

@@ -36,7 +36,8 @@ class LocalTraining:
     Exactly one of `local_epochs` (passes over the client's data, a last smaller batch included) and
     `local_steps` (number of gradient steps) is given. The learning rate of round t = 0, 1, ... is
     `lr * lr_decay**t`. `prox` is the weight mu of FedProx's proximal term mu/2 |w - w_global|^2.
-    Momentum starts from zero in every round.
+    Momentum starts from zero in every round. `clients_at_once` is how many clients share a pass
+    through the model (batched_clients.py); it changes results by rounding.
     """
 
     batch_size: int = 32
@@ -46,6 +47,7 @@ class LocalTraining:
     lr_decay: float = 1.0
     momentum: float = 0.0
     prox: float = 0.0
+    clients_at_once: int = 1
 
     def __post_init__(self) -> None:
         _require(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
@@ -60,6 +62,7 @@ class LocalTraining:
         _require(0 < self.lr_decay <= 1, "lr_decay", "0 < lr_decay <= 1", self.lr_decay)
         _require(0 <= self.momentum < 1, "momentum", "0 <= momentum < 1", self.momentum)
         _require(math.isfinite(self.prox) and self.prox >= 0, "prox", "a number >= 0", self.prox)
+        _require(self.clients_at_once >= 1, "clients_at_once", "at least 1", self.clients_at_once)
 
     def rate(self, round_index: int) -> float:
         """The learning rate of round 0, 1, ..."""

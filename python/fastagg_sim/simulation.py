@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import fastagg
 from fastagg import ops
 from fastagg.buffer import FlatLayout, UpdateBuffer
 from fastagg_sim import data
+from fastagg_sim.batched_clients import BatchedTrainer, ClientWork
 from fastagg_sim.client import ClientData, LocalTrainer, evaluate
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.dropout import DropoutProcess, make_dropout
@@ -87,6 +88,9 @@ class Simulation:
         self.params = layout.flatten(model)  # [d]
         self._buffer = UpdateBuffer(task.num_clients, layout.num_params)
         self._trainer = LocalTrainer(model, layout, job.training)
+        self._batched: BatchedTrainer | None = None
+        if job.training.clients_at_once > 1:
+            self._batched = BatchedTrainer(model, layout, job.training)
         self._sizes = [client.y.numel() for client in self._clients]
         self.aggregator = make_aggregator(task, job.method, layout.num_params, self._sizes)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
@@ -134,19 +138,11 @@ class Simulation:
         if scaffold is not None:
             scaffold.local_work = local_work(self.job.training, self._sizes, index) / unit
         with torch.random.fork_rng(devices=[]):
-            for client in clients:
-                # Layers that draw random numbers (nn.Dropout) use torch's global generator.
-                torch.default_generator.manual_seed(derive(self.job.seed, "layers", index, client))
-                self._trainer.train(
-                    self._buffer.row(client),
-                    self.params,
-                    self._clients[client],
-                    index,
-                    generator(self.job.seed, "batches", index, client),
-                    None if scaffold is None else scaffold.control(client),
-                )
-                if unit != 1.0:
-                    self._buffer.row(client).div_(unit)
+            for together in groups_of(clients, self.job.training.clients_at_once):
+                self._train(together, index, scaffold)
+        if unit != 1.0:
+            for row in self._buffer.rows(clients):
+                row.div_(unit)
         trained = time.perf_counter()
         distances = self._distances(clients) if task.distances else (None, None)
         started_step = time.perf_counter()
@@ -172,6 +168,26 @@ class Simulation:
             distance2_friends=distances[0],
             distance2_all=distances[1],
         )
+
+    def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
+        """Put the updates of some clients into their rows."""
+        seed = self.job.seed
+        # Layers that draw random numbers (nn.Dropout) use torch's global generator.
+        torch.default_generator.manual_seed(derive(seed, "layers", index, clients[0]))
+        work = [
+            ClientWork(
+                self._buffer.row(client),
+                self._clients[client],
+                generator(seed, "batches", index, client),
+                None if scaffold is None else scaffold.control(client),
+            )
+            for client in clients
+        ]
+        if self._batched is not None:
+            self._batched.train(work, self.params, index)
+            return
+        for one in work:
+            self._trainer.train(one.row, self.params, one.data, index, one.generator, one.control)
 
     def _step(self, active: Tensor) -> fastagg.StepReport:
         """One step of the server, and in MimiC's client mode what its clients do around it."""
@@ -244,6 +260,12 @@ class Simulation:
         self.next_round = int(state["next_round"])
         for index in range(self.next_round):
             self._active(index)
+
+
+def groups_of(clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    """`clients` in their order, `size` at a time; the last may be fewer."""
+    for start in range(0, len(clients), size):
+        yield clients[start : start + size]
 
 
 def make_aggregator(

@@ -181,6 +181,13 @@ def test_options_become_a_config() -> None:
         RunOptions(dataset="other").build()
 
 
+def test_clients_at_once_is_written_out_and_can_be_forced() -> None:
+    assert RunOptions(batch_size=20).build().task.training.clients_at_once == 102
+    assert RunOptions(clients_at_once=3).build().task.training.clients_at_once == 3
+    mnist = RunOptions(dataset="mnist", batch_size=5)
+    assert mnist.build().task.training.clients_at_once == 40
+
+
 def test_dropout_options_and_ratios() -> None:
     options = RunOptions(
         dropout=("markov:memory=0.9", "round-robin:tau_max=50", "bernoulli:p=[0.1,0.2],levels=1"),

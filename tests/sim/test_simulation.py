@@ -77,6 +77,30 @@ def test_same_seed_same_numbers_and_resuming_changes_nothing(
     assert torch.equal(resumed.params, first.params)
 
 
+@pytest.mark.parametrize("rule", ["fdms", "mimic", "scaffold"])
+def test_clients_at_once_repeat_to_the_bit_and_differ_by_rounding(
+    rule: str, tmp_path: Path
+) -> None:
+    def job(clients_at_once: int) -> Job:
+        training = LocalTraining(
+            batch_size=8, local_epochs=1, lr=0.1, clients_at_once=clients_at_once
+        )
+        return make_job(rule, training=training)
+
+    first = Simulation(job(4))  # six are active: four and two at once
+    records = [metrics(first.run_round()) for _ in range(3)]
+    first.save(tmp_path)
+    records += run(first)
+    again = Simulation(job(4))
+    again.load(tmp_path)
+    assert run(again) == records[3:]
+    assert torch.equal(again.params, first.params)
+    alone = Simulation(job(1))
+    run(alone)
+    # Six rounds of rounding. FDMS could choose another friend, but no two are that close here.
+    torch.testing.assert_close(alone.params, first.params, rtol=1e-3, atol=1e-5)
+
+
 def test_seeds_differ() -> None:
     assert run(Simulation(make_job(seed=0))) != run(Simulation(make_job(seed=1)))
 
