@@ -46,8 +46,10 @@ class ListCommand:
             table.add_row(title, ", ".join(names))
         console.print(table)
         console.print("\nexperiments")
-        for experiment in experiments.available().values():
-            console.print(f"  {experiment.name:18s} {experiment.title}", highlight=False)
+        table = Table("name", "paper", "figure", "2 CPU cores", "GPU", box=None, pad_edge=False)
+        for e in experiments.available().values():
+            table.add_row(e.name, e.paper or e.title, e.figure, e.cpu, e.gpu)
+        console.print(table)
         console.print("\ndata sets")
         for name, info in data.DATASETS.items():
             console.print(f"  {name:18s} {info.summary}", highlight=False)
@@ -116,7 +118,11 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     out = options.out or Path("results") / experiment.name
     parts = {name: (out / name, config) for name, config in experiment.configs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
-    claims = experiment.claims({name: path for name, (path, _) in parts.items()}, options)
+    folders = {"": out, **{name: path for name, (path, _) in parts.items()}}
+    out.mkdir(parents=True, exist_ok=True)
+    for path in experiment.draw(folders, options) if experiment.draw else ():
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+    claims = experiment.claims(folders, options)
     write_atomically(out / "claims.json", experiments.claims_json(experiment, claims))
     console.print(_claims_table(claims))
     console.print(str(out / "claims.json"), markup=False, highlight=False, soft_wrap=True)

@@ -56,7 +56,11 @@ class Experiment:
     """A figure or table of a paper.
 
     `configs(options)` gives the configurations by the name of their subfolder ("" for the results
-    folder itself); `claims(folders, options)` judges the finished results by the same names.
+    folder itself), maybe none; it may first compute what they depend on. When they have run,
+    `draw(folders, options)` writes further CSVs and pictures and returns their paths, and
+    `claims(folders, options)` judges the results. `folders` has the folders by the same names, and
+    always the results folder as "". `paper` and `figure` say what is reproduced, `cpu` and `gpu`
+    how long it takes with the default options.
     """
 
     name: str
@@ -64,6 +68,11 @@ class Experiment:
     options: type[Options]
     configs: Callable[[Any], Mapping[str, Config]]
     claims: Callable[[Mapping[str, Path], Any], Sequence[Claim]]
+    draw: Callable[[Mapping[str, Path], Any], Sequence[Path]] | None = None
+    paper: str = ""
+    figure: str = ""
+    cpu: str = ""
+    gpu: str = ""
 
 
 def claims_json(experiment: Experiment, claims: Sequence[Claim]) -> str:
