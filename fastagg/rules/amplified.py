@@ -20,9 +20,9 @@ class Amplified(WeightedRule):
     """``params += server_lr * beta * sum_s w_s u_s`` over the active clients s (Su et al. eq. 2).
 
     The absent clients' weight is not given to the others: with few active clients the step is
-    small, and ``beta`` makes up for it on average. With ``sequential`` the model is moved within the
-    loop over the active clients, in the order of their ids, as in the paper's released code:
-    ``params = (1 - beta w_s) params + beta w_s (local model of s)``, which weighs the update of s by
+    small, and ``beta`` makes up for it on average. With ``sequential`` the model is moved within
+    the loop over the active clients, in the order of their ids, as in the paper's released code:
+    ``params = (1 - beta w_s) params + beta w_s (local model of s)``, which weighs update s by
     ``beta w_s prod_j (1 - beta w_j)`` over the clients j that come after s.
 
     Args:

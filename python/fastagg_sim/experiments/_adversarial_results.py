@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from fastagg_sim import data
@@ -17,7 +16,7 @@ from fastagg_sim.dropout.adversarial import Adversarial
 from fastagg_sim.experiments._adversarial import BASELINES, BYZANTINE, MIFA, VARIANTS
 from fastagg_sim.experiments._base import Claim
 from fastagg_sim.job_folder import write_atomically
-from fastagg_sim.plots import accuracy_figure  # noqa: F401  (chooses the backend without a screen)
+from fastagg_sim.plots import plt
 from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.simulation import dropout_process, split_clients
