@@ -145,18 +145,14 @@ def configs(
 
 
 def cifar_local(options: AdversarialOptions) -> Local:
-    """Table 1; --quick takes 5 steps instead of 25 for FedAvg-type methods, and 5 for 10."""
-    quick = options.quick
+    """Table 1; --quick takes batches of 20 instead of 100."""
+    size = 20 if options.quick else 100
     return Local(
-        LocalTraining(100, local_steps=5 if quick else 25, lr=options.fedavg_lr, lr_power=0.5),
+        LocalTraining(size, local_steps=25, lr=options.fedavg_lr, lr_power=0.5),
         LocalTraining(
-            100,
-            local_steps=5 if quick else 10,
-            lr=options.fedprox_lr,
-            momentum=MOMENTUM,
-            prox=options.prox,
+            size, local_steps=10, lr=options.fedprox_lr, momentum=MOMENTUM, prox=options.prox
         ),
-        _one_step(100, options),
+        _one_step(size, options),
     )
 
 
@@ -170,7 +166,7 @@ def _one_step(batch_size: int, options: AdversarialOptions) -> LocalTraining:
     )
 
 
-def cifar(name: str, options: AdversarialOptions) -> Mapping[str, Config]:
+def cifar(name: str, options: AdversarialOptions, quick_rounds: int) -> Mapping[str, Config]:
     """Section 6.2: CIFAR-10, Dir(0.1) label proportions per client, 500 samples each, LeNet-5."""
     local = cifar_local(options)
 
@@ -180,11 +176,11 @@ def cifar(name: str, options: AdversarialOptions) -> Mapping[str, Config]:
             partition="dirichlet",
             model="lenet",
             training=local.fedavg,
-            rounds=options.chosen_rounds(2000, quick=400),
+            rounds=options.chosen_rounds(2000, quick=quick_rounds),
             num_clients=NUM_CLIENTS,
             partition_options={"alpha": 0.1, "samples_per_client": 500, **partition},
             eval_every=options.eval_every,
-            train_loss=10_000,
+            train_loss=5_000 if options.quick else 10_000,
         )
 
     fresh = {} if options.as_released else {"redraw": 1}

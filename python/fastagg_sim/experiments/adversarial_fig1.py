@@ -48,7 +48,7 @@ class Fig1Options(AdversarialOptions):
 
 
 def configs(options: Fig1Options) -> Mapping[str, Config]:
-    return _adversarial.cifar("adversarial-fig1", options)
+    return _adversarial.cifar("adversarial-fig1", options, quick_rounds=200)
 
 
 def draw(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Path]:

@@ -52,7 +52,7 @@ class Fig5Options(AdversarialOptions):
 
 
 def configs(options: Fig5Options) -> Mapping[str, Config]:
-    return _adversarial.cifar("adversarial-fig5", options)
+    return _adversarial.cifar("adversarial-fig5", options, quick_rounds=60)
 
 
 def draw(folders: Mapping[str, Path], options: Fig5Options) -> Sequence[Path]:
