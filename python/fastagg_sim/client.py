@@ -112,8 +112,10 @@ class LocalTrainer:
         parameters: list[Tensor] = [p for p in self._model.parameters() if p.requires_grad]
         velocity: list[Tensor] = []
         if training.momentum:
-            fresh = kept is None
-            velocity = [torch.zeros_like(p) for p in parameters] if fresh else self._parts(kept)
+            if kept is None:
+                velocity = [torch.zeros_like(p) for p in parameters]
+            else:
+                velocity = self._parts(kept)  # views, so that it is kept again
         shift = [] if control is None else self._parts(control)
         for x, y in batches(data, training, generator):
             loss = functional.cross_entropy(self._model(x), y)

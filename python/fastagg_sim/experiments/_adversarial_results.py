@@ -1,40 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures and claims that the experiments of Su et al. share, from their CSV files."""
+"""Claims that the experiments of Su et al. share, from their CSV files."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from matplotlib.axes import Axes
-
-from fastagg_sim import data
-from fastagg_sim.dropout.adversarial import Adversarial
 from fastagg_sim.experiments._adversarial import BASELINES, BYZANTINE, MIFA, VARIANTS
 from fastagg_sim.experiments._base import Claim
-from fastagg_sim.job_folder import write_atomically
-from fastagg_sim.plots import plt
 from fastagg_sim.records import Curve, read_curves
-from fastagg_sim.results import ResultsFolder
-from fastagg_sim.simulation import dropout_process, split_clients
 
 LAST = 10
 EPSILON_FILE = "epsilon.csv"
-_COLORS = {
-    "FedAvg": "#0072B2",
-    "FedProx": "#56B4E9",
-    "MIFA": "#009E73",
-    "GM": "#0072B2",
-    "cclip": "#56B4E9",
-    "bucketing GM": "#009E73",
-    "bucketing cclip": "#CC79A7",
-    "FedAvg variant": "#D55E00",
-    "FedProx variant": "#000000",
-}
-_BYZANTINE_LEGEND = (*BYZANTINE, *VARIANTS)
 
 
 class Lines:
@@ -69,27 +49,6 @@ def _noise(values: Sequence[float]) -> float:
     return pstdev([after - before for before, after in pairwise(half)]) if len(half) > 2 else 0.0
 
 
-# --- epsilon_t ------------------------------------------------------------------------------
-
-
-def write_epsilon(folder: Path) -> Path:
-    """Write epsilon.csv: per seed and round the fraction of samples that was silenced, and how many
-    clients were left. The process is a pure function, so nothing of the runs is needed."""
-    config = ResultsFolder.read(folder).config
-    task, (dropout,) = config.task, config.dropouts
-    lines = ["seed,round,epsilon,active"]
-    for seed in config.seeds:
-        dataset = data.load(task.dataset, seed=seed, **task.data_options)
-        process = dropout_process(dropout, split_clients(task, dataset, seed), dataset, seed)
-        assert isinstance(process, Adversarial)
-        for t in range(task.rounds):
-            fraction = process.silenced_fraction(t)
-            lines.append(f"{seed},{t},{fraction:.6f},{len(process.active(t))}")
-    path = folder / EPSILON_FILE
-    write_atomically(path, "\n".join(lines) + "\n")
-    return path
-
-
 def read_epsilon(folder: Path) -> dict[int, list[tuple[float, int]]]:
     """(epsilon_t, active clients) of every round, by seed."""
     found: dict[int, list[tuple[float, int]]] = {}
@@ -99,72 +58,6 @@ def read_epsilon(folder: Path) -> dict[int, list[tuple[float, int]]]:
                 (float(row["epsilon"]), int(row["active"]))
             )
     return found
-
-
-# --- pictures -------------------------------------------------------------------------------
-
-
-def draw(folders: Mapping[str, Path], rows: Sequence[Sequence[str]]) -> list[Path]:
-    """Write epsilon.csv, baselines.png (a row of panels for each of `rows`, which name methods) and
-    byzantine.png."""
-    written = [write_epsilon(folders["baselines"])]
-    lines = Lines.read(folders)
-    epsilon = read_epsilon(folders["baselines"])
-    for name, panels in (("baselines", rows), ("byzantine", (_BYZANTINE_LEGEND,))):
-        written.append(_figure(lines, epsilon, panels, folders[""] / f"{name}.png"))
-    return written
-
-
-def _figure(
-    lines: Lines,
-    epsilon: Mapping[int, Sequence[tuple[float, int]]],
-    rows: Sequence[Sequence[str]],
-    target: Path,
-) -> Path:
-    """Training loss and test accuracy over rounds, a row for each of `rows`, and epsilon_t below:
-    means over seeds, with a band from the lowest to the highest."""
-    count = len(rows) + 1
-    figure, panels = plt.subplots(
-        count, 2, figsize=(9.5, 2.6 * count), sharex=True, squeeze=False, layout="constrained"
-    )
-    for row, methods in zip(panels, rows, strict=False):
-        for method in methods:
-            curves = lines.curves[method]
-            color = _COLORS[method]
-            _band(row[0], curves, lambda curve: curve.train_loss, color, method)
-            _band(row[1], curves, lambda curve: curve.accuracy, color, method)
-        row[0].set_ylabel("train loss")
-        row[1].set_ylabel("test accuracy")
-        row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    rounds = range(1, min(map(len, epsilon.values())) + 1)
-    for panel in panels[-1]:
-        for seed, values in epsilon.items():
-            fractions = [fraction for fraction, _ in values]
-            panel.plot(rounds, fractions, ".", markersize=2, label=f"seed {seed}")
-        panel.set_ylim(-0.02, 1.02)
-        panel.set_ylabel("$\\epsilon_t$")
-        panel.set_xlabel("round")
-    for panel in panels.ravel():
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=150)
-    plt.close(figure)
-    return target
-
-
-def _band(
-    panel: Axes,
-    curves: Sequence[Curve],
-    values: Callable[[Curve], Sequence[float]],
-    color: str,
-    label: str,
-) -> None:
-    x = [t + 1 for t in curves[0].rounds]
-    seeds = list(zip(*(values(curve) for curve in curves), strict=True))
-    panel.plot(x, [fmean(v) for v in seeds], color=color, linewidth=1.2, label=label)
-    if len(curves) > 1:
-        low, high = [min(v) for v in seeds], [max(v) for v in seeds]
-        panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 # --- claims ---------------------------------------------------------------------------------

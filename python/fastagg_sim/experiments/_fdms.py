@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 from fastagg_sim.config import NO_DROPOUT, Dropout, LocalTraining, Method, Task
 from fastagg_sim.experiments._base import Claim, Options
@@ -77,7 +78,7 @@ def _clustered(
     rounds: int,
     data_options: Mapping[str, str] | None = None,
 ) -> Task:
-    length = {"local_steps": 2} if options.as_written else {"local_epochs": 2}
+    length: dict[str, Any] = {"local_steps": 2} if options.as_written else {"local_epochs": 2}
     return Task(
         dataset=dataset,
         partition="clustered",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastagg_sim.config import Config
-from fastagg_sim.experiments import _adversarial, _adversarial_results
+from fastagg_sim.experiments import _adversarial
 from fastagg_sim.experiments._adversarial import (
     BASELINES,
     BYZANTINE,
@@ -36,7 +36,7 @@ from fastagg_sim.experiments._adversarial_results import (
     naive_pairs,
     smoother,
 )
-from fastagg_sim.experiments._base import Claim, Experiment
+from fastagg_sim.experiments._base import Claim, Expected, Experiment
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,16 @@ def configs(options: Fig1Options) -> Mapping[str, Config]:
     return _adversarial.cifar("adversarial-fig1", options, quick_rounds=200)
 
 
-def draw(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Path]:
-    return _adversarial_results.draw(folders, [BASELINES])
+def prepare(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Path]:
+    from fastagg_sim.experiments._adversarial_plots import write_epsilon
+
+    return [write_epsilon(folders["baselines"])]
+
+
+def draw(folders: Mapping[str, Path], options: Fig1Options, target: Path) -> None:
+    from fastagg_sim.experiments import _adversarial_plots
+
+    _adversarial_plots.draw(folders, [BASELINES], target)
 
 
 def claims(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Claim]:
@@ -77,7 +85,9 @@ EXPERIMENT = Experiment(
     options=Fig1Options,
     configs=configs,
     claims=claims,
+    prepare=prepare,
     draw=draw,
+    expected=Expected(cpu=100, quick=4),
     paper="Su et al.",
     figure="1; 3, 4 with --eval-every 1",
 )

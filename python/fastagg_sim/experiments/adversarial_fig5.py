@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastagg_sim.config import Config
-from fastagg_sim.experiments import _adversarial, _adversarial_results
+from fastagg_sim.experiments import _adversarial
 from fastagg_sim.experiments._adversarial import (
     BASELINES,
     BUCKETING_CCLIP,
@@ -36,7 +36,7 @@ from fastagg_sim.experiments._adversarial_results import (
     naive_pairs,
     smoother,
 )
-from fastagg_sim.experiments._base import Claim, Experiment
+from fastagg_sim.experiments._base import Claim, Expected, Experiment
 
 CLIPPING_OR_BUCKETS = (CCLIP, BUCKETING_GM, BUCKETING_CCLIP)
 
@@ -55,8 +55,16 @@ def configs(options: Fig5Options) -> Mapping[str, Config]:
     return _adversarial.cifar("adversarial-fig5", options, quick_rounds=60)
 
 
-def draw(folders: Mapping[str, Path], options: Fig5Options) -> Sequence[Path]:
-    return _adversarial_results.draw(folders, [BASELINES])
+def prepare(folders: Mapping[str, Path], options: Fig5Options) -> Sequence[Path]:
+    from fastagg_sim.experiments._adversarial_plots import write_epsilon
+
+    return [write_epsilon(folders["baselines"])]
+
+
+def draw(folders: Mapping[str, Path], options: Fig5Options, target: Path) -> None:
+    from fastagg_sim.experiments import _adversarial_plots
+
+    _adversarial_plots.draw(folders, [BASELINES], target)
 
 
 def claims(folders: Mapping[str, Path], options: Fig5Options) -> Sequence[Claim]:
@@ -80,7 +88,9 @@ EXPERIMENT = Experiment(
     options=Fig5Options,
     configs=configs,
     claims=claims,
+    prepare=prepare,
     draw=draw,
+    expected=Expected(cpu=270, quick=4),
     paper="Su et al.",
     figure="5, 6; 7 with --eval-every 1",
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 from fastagg_sim.config import Config
 from fastagg_sim.experiments import _adversarial, _adversarial_results
 from fastagg_sim.experiments._adversarial import BASELINES, MIFA, AdversarialOptions
-from fastagg_sim.experiments._base import Claim, Experiment
+from fastagg_sim.experiments._base import Claim, Expected, Experiment
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,17 @@ def configs(options: Fig9Options) -> Mapping[str, Config]:
     return _adversarial.synthetic("adversarial-fig9", options)
 
 
-def draw(folders: Mapping[str, Path], options: Fig9Options) -> Sequence[Path]:
+def prepare(folders: Mapping[str, Path], options: Fig9Options) -> Sequence[Path]:
+    from fastagg_sim.experiments._adversarial_plots import write_epsilon
+
+    return [write_epsilon(folders["baselines"])]
+
+
+def draw(folders: Mapping[str, Path], options: Fig9Options, target: Path) -> None:
+    from fastagg_sim.experiments import _adversarial_plots
+
     without = [method for method in BASELINES if method != MIFA]
-    return _adversarial_results.draw(folders, [without, BASELINES])
+    _adversarial_plots.draw(folders, [without, BASELINES], target)
 
 
 def claims(folders: Mapping[str, Path], options: Fig9Options) -> Sequence[Claim]:
@@ -51,7 +59,9 @@ EXPERIMENT = Experiment(
     options=Fig9Options,
     configs=configs,
     claims=claims,
+    prepare=prepare,
     draw=draw,
+    expected=Expected(cpu=12, quick=2),
     paper="Su et al.",
     figure="9, 10",
 )
