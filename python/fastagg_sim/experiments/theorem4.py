@@ -45,7 +45,7 @@ def prepare(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[P
     """Measure, and write theorem4.csv."""
     from fastagg_sim.experiments import _theorem4
 
-    rounds = options.chosen_rounds(1000, quick=200)
+    rounds = options.chosen_rounds(300, quick=100)
     rows = _theorem4.measure(options.epsilons, options.chosen_seeds(), rounds)
     _theorem4.write_rows(rows, folders[""] / CSV)
     return [folders[""] / CSV]
@@ -123,7 +123,7 @@ EXPERIMENT = Experiment(
     claims=claims,
     prepare=prepare,
     draw=draw,
-    expected=Expected(cpu=3, quick=0.5),
+    expected=Expected(cpu=1, quick=0.5),
     paper="Su et al.",
     figure="theorem 4",
 )
