@@ -179,17 +179,23 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], target: Path) -> None:
-    """The larger error of the two instances over epsilon, one line per rule."""
+    """The larger error of the two instances over epsilon: the range of all rules, and the bound."""
     figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.0), sharey=True, layout="constrained")
     epsilons = sorted({row.epsilon for row in rows})
     for panel, part in zip(panels, PARTS[:2], strict=True):
-        for rule in dict.fromkeys(row.rule for row in rows if row.part == part):
-            worst = [
-                max(r.worst for r in rows if (r.part, r.rule, r.epsilon) == (part, rule, epsilon))
-                for epsilon in epsilons
-            ]
-            marked = rule == MIDPOINT
-            panel.plot(epsilons, worst, "o-" if marked else "-", label=rule, linewidth=1.0)
+        worst = [
+            [r.worst for r in rows if (r.part, r.epsilon) == (part, e) and r.rule != MIDPOINT]
+            for e in epsilons
+        ]
+        low, high = [min(values) for values in worst], [max(values) for values in worst]
+        panel.fill_between(epsilons, low, high, color="#0072B2", alpha=0.3)
+        label = f"all {len(RULES)} settings of rules, lowest to highest"
+        panel.plot(epsilons, high, "s-", color="#0072B2", label=label)
+        attained = [
+            max(r.worst for r in rows if (r.part, r.rule, r.epsilon) == (part, MIDPOINT, e))
+            for e in epsilons
+        ]
+        panel.plot(epsilons, attained, "o", color="#D55E00", label=MIDPOINT)
         uniform = [r for r in rows if r.part == "noise, uniform"]
         if part == "noise" and uniform:
             panel.plot(
@@ -204,6 +210,6 @@ def draw(rows: Sequence[Row], target: Path) -> None:
         panel.set_yscale("log")
         panel.grid(color="#dddddd", linewidth=0.6)
     panels[0].set_ylabel("larger $|\\nabla F|^2$ of the two instances")
-    panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, frameon=False)
+    panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.savefig(target, dpi=150)
     plt.close(figure)
