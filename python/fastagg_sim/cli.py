@@ -115,10 +115,12 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     out = options.out or Path("results") / experiment.name
     parts = {name: (out / name, config) for name, config in experiment.configs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
-    folders = {name: path for name, (path, _) in parts.items()}
+    folders = {name: path for name, (path, _) in parts.items()} or {"": out}
+    out.mkdir(parents=True, exist_ok=True)
+    written = [] if experiment.prepare is None else list(experiment.prepare(folders, options))
     claims = experiment.claims(folders, options)
-    written = [out / "claims.json"]
-    write_atomically(written[0], experiments.claims_json(experiment, claims))
+    written.append(out / "claims.json")
+    write_atomically(written[-1], experiments.claims_json(experiment, claims))
     if experiment.table is not None:
         grid = experiment.table(folders, options)
         written.append(out / "paper.md")

@@ -4,7 +4,8 @@
 RESULTS/config.json       the configuration; `fastagg-sim run --config` repeats it
 RESULTS/versions.json     versions of what computed it
 RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv, done.json,
-                          scores.csv (fdms), checkpoint/ (while it is not finished)
+                          scores.csv (fdms), norms.csv (where the task asks for it), checkpoint/
+                          (while it is not finished)
 RESULTS/metrics.csv       all jobs: one row per job and round, the same bytes in every rerun
 RESULTS/timings.csv       all jobs: seconds per round, which no rerun repeats
 RESULTS/distances.csv     how far updates are apart, where the task asks for it

@@ -8,10 +8,12 @@ state from the rounds before it: a run resumed from a checkpoint repeats the sam
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -37,8 +39,9 @@ class RoundRecord:
     (test set) are None if it was not evaluated; `wrong_friend_rate` is the fraction of
     substitutions whose friend is of another group, None without known groups or without a
     substitution. `distance2_friends` and `distance2_all` are the largest squared distances between
-    the updates of two active clients of one group, and of any two; None where they were not asked
-    for or there is no such pair. Times are in seconds."""
+    the updates of two active clients of one group, and of any two, or None if there is no such
+    pair. They and `train_loss` are None, too, where the task does not ask for them. Times are in
+    seconds."""
 
     round: int
     uploads: int
@@ -53,6 +56,7 @@ class RoundRecord:
     seconds_evaluation: float
     distance2_friends: float | None = None
     distance2_all: float | None = None
+    train_loss: float | None = None
 
 
 class Simulation:
@@ -76,6 +80,7 @@ class Simulation:
             ClientData(dataset.train_x[ids], dataset.train_y[ids]) for ids in split.clients
         ]
         self._test = (dataset.test_x, dataset.test_y)
+        self._train_sample = train_sample(task, dataset, split, job.seed)
         model = make_model(
             task.model,
             num_classes=dataset.num_classes,
@@ -91,6 +96,8 @@ class Simulation:
         self._batched: BatchedTrainer | None = None
         if job.training.clients_at_once > 1:
             self._batched = BatchedTrainer(model, layout, job.training)
+        self._momentum: dict[int, Tensor] = {}  # client -> [d], where clients keep it
+        self._norms: dict[int, list[float]] = {}  # round -> [K]
         self._sizes = [client.y.numel() for client in self._clients]
         self.aggregator = make_aggregator(task, job.method, layout.num_params, self._sizes)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
@@ -145,12 +152,14 @@ class Simulation:
                 row.div_(unit)
         trained = time.perf_counter()
         distances = self._distances(clients) if task.distances else (None, None)
+        if index in task.norm_rounds:
+            self._norms[index] = self._row_norms(clients)
         started_step = time.perf_counter()
         report = self._step(active)
         aggregated = time.perf_counter()
         self.next_round += 1
         self._uploads += len(clients) * (1 if scaffold is None else scaffold.uploads_per_client)
-        accuracy, loss = self._evaluate()
+        accuracy, loss, train_loss = self._evaluate()
         evaluated = time.perf_counter()
         substitutions, wrong_rate = self._judge(report.friends, set(clients))
         return RoundRecord(
@@ -167,6 +176,7 @@ class Simulation:
             seconds_evaluation=evaluated - aggregated,
             distance2_friends=distances[0],
             distance2_all=distances[1],
+            train_loss=train_loss,
         )
 
     def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
@@ -180,6 +190,7 @@ class Simulation:
                 self._clients[client],
                 generator(seed, "batches", index, client),
                 None if scaffold is None else scaffold.control(client),
+                self._kept_momentum(client),
             )
             for client in clients
         ]
@@ -187,7 +198,15 @@ class Simulation:
             self._batched.train(work, self.params, index)
             return
         for one in work:
-            self._trainer.train(one.row, self.params, one.data, index, one.generator, one.control)
+            self._trainer.train(
+                one.row, self.params, one.data, index, one.generator, one.control, one.velocity
+            )
+
+    def _kept_momentum(self, client: int) -> Tensor | None:
+        """The momentum [d] that `client` goes on from, zeros at first; None: no client keeps it."""
+        if not self.job.training.keep_momentum:
+            return None
+        return self._momentum.setdefault(client, torch.zeros_like(self.params))
 
     def _step(self, active: Tensor) -> fastagg.StepReport:
         """One step of the server, and in MimiC's client mode what its clients do around it."""
@@ -212,12 +231,28 @@ class Simulation:
         first, second = (float(values.max()) if values.numel() else None for values in found)
         return first, second
 
-    def _evaluate(self) -> tuple[float | None, float | None]:
-        """Accuracy and loss after `next_round` rounds, where they are due."""
+    def _row_norms(self, clients: Sequence[int]) -> list[float]:
+        """The norm of every client's row, [K]; NaN for those without one in this round."""
+        norms = [math.nan] * self.job.task.num_clients
+        for client in clients:
+            norms[client] = float(self._buffer.row(client).norm(dtype=torch.float64))
+        return norms
+
+    @property
+    def norms(self) -> dict[int, list[float]]:
+        """For every round of the task's `norm_rounds` so far, the norms of the updates [K]."""
+        return dict(self._norms)
+
+    def _evaluate(self) -> tuple[float | None, float | None, float | None]:
+        """Accuracy and loss on the test set, and the training loss, after `next_round` rounds,
+        where they are due."""
         if self.next_round % self.job.task.eval_every and not self.done:
-            return None, None
+            return None, None, None
         self._layout.bind(self._model, self.params)
-        return evaluate(self._model, *self._test)
+        train_loss = None
+        if self._train_sample is not None:
+            _, train_loss = evaluate(self._model, *self._train_sample)
+        return *evaluate(self._model, *self._test), train_loss
 
     def _judge(self, friends: Tensor | None, active: set[int]) -> tuple[int, float | None]:
         """Number of substitutions of this round and the fraction across groups."""
@@ -236,7 +271,10 @@ class Simulation:
         if self._mimic:
             corrections = {str(k): client.correction for k, client in enumerate(self._mimic)}
             save_file(corrections, folder / "corrections.safetensors")
-        state = {"next_round": self.next_round, "uploads": self._uploads}
+        if self._momentum:
+            kept = {str(client): momentum for client, momentum in self._momentum.items()}
+            save_file(kept, folder / "momentum.safetensors")
+        state = {"next_round": self.next_round, "uploads": self._uploads, "norms": self._norms}
         (folder / "state.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
@@ -256,6 +294,11 @@ class Simulation:
             for k, client in enumerate(self._mimic):
                 client.correction = corrections[str(k)]
         self._uploads = int(state["uploads"])
+        self._norms = {int(t): norms for t, norms in state.get("norms", {}).items()}
+        self._momentum = {}
+        if (folder / "momentum.safetensors").exists():
+            kept = load_file(folder / "momentum.safetensors")
+            self._momentum = {int(client): momentum for client, momentum in kept.items()}
         self._history = []
         self.next_round = int(state["next_round"])
         for index in range(self.next_round):
@@ -272,9 +315,11 @@ def make_aggregator(
     task: Task, method: Method, num_params: int, sizes: Sequence[int]
 ) -> fastagg.Aggregator:
     """The server of a method, for models of `num_params` and clients with so many samples each."""
-    needed = {}
+    needed: dict[str, Any] = {}
     if method.rule == "scaffold":
         needed["local_work"] = local_work(method.training or task.training, sizes, 0)
+    if method.sample_weights:
+        needed["client_weights"] = [size / sum(sizes) for size in sizes]
     return fastagg.make(
         method.rule,
         num_clients=task.num_clients,
@@ -288,6 +333,18 @@ def local_work(training: LocalTraining, sizes: Sequence[int], round_index: int) 
     """[K] float64: what SCAFFOLD's server must know of the clients' training in a round."""
     work = [training.work(size, round_index) for size in sizes]
     return torch.tensor(work, dtype=torch.float64)
+
+
+def train_sample(
+    task: Task, dataset: data.Dataset, split: Partition, seed: int
+) -> tuple[Tensor, Tensor] | None:
+    """The x and y on which the training loss of `task` is measured; None if it is not."""
+    if not task.train_loss:
+        return None
+    every = torch.cat(split.clients)
+    order = torch.randperm(len(every), generator=generator(seed, "train-loss"))
+    ids = every[order[: task.train_loss]]
+    return dataset.train_x[ids], dataset.train_y[ids]
 
 
 def split_clients(task: Task, dataset: data.Dataset, seed: int) -> Partition:
@@ -315,5 +372,5 @@ def dropout_process(
         seed=seed,
         groups=split.groups,
         label_counts=split.label_counts(dataset.train_y, dataset.num_classes).tolist(),
-        **dropout.options,
+        **dropout.options_of(seed),
     )

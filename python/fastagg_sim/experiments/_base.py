@@ -70,9 +70,11 @@ class Experiment:
     """A figure or table of a paper.
 
     `configs(options)` gives the configurations by the name of their subfolder ("" for the results
-    folder itself). What is done with the finished results gets their folders by the same names:
-    `claims(folders, options)` judges them; `draw(folders, options, path)` writes the paper's figure
-    to `path`; `table(folders, options)` makes the paper's table.
+    folder itself), maybe none; it may first compute what they depend on. What is done with the
+    finished results gets their folders by the same names (without configurations the results folder
+    as ""): `claims(folders, options)` judges them; `draw(folders, options, path)` writes the
+    paper's figure to `path`; `table(folders, options)` makes the paper's table. Before all these,
+    `prepare(folders, options)` writes what they need besides, and returns the paths.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Experiment:
     expected: Expected | None = None
     draw: Callable[[Mapping[str, Path], Any, Path], object] | None = None
     table: Callable[[Mapping[str, Path], Any], Grid] | None = None
+    prepare: Callable[[Mapping[str, Path], Any], Sequence[Path]] | None = None
 
 
 def claims_json(experiment: Experiment, claims: Sequence[Claim]) -> str:

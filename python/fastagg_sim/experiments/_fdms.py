@@ -140,7 +140,9 @@ def _task(
     num_clients: int = NUM_CLIENTS,
     data_options: Mapping[str, str] | None = None,
 ) -> Task:
-    length = {"local_steps": epochs} if options.as_written else {"local_epochs": epochs}
+    length: dict[str, Any] = (
+        {"local_steps": epochs} if options.as_written else {"local_epochs": epochs}
+    )
     return Task(
         dataset=dataset,
         partition=partition,

@@ -46,11 +46,7 @@ def draw(
     columns: int = 3,
     marker: str | None = None,
 ) -> Path:
-    """Draw panels, at most `columns` side by side, with a legend in each, and write a PNG.
-
-    Lines are means over seeds where all seeds have values, between which they are straight; bands
-    go from the lowest to the highest seed.
-    """
+    """Draw panels, at most `columns` side by side, with a legend in each, and write a PNG."""
     columns = min(columns, len(plots))
     rows = -(-len(plots) // columns)
     figure, axes = plt.subplots(
@@ -60,7 +56,8 @@ def draw(
         panel.set_visible(False)
     for panel, plot in zip(axes.flat, plots, strict=False):
         for index, (label, lines) in enumerate(plot.lines.items()):
-            _draw_line(panel, label, lines, index, marker)
+            color, style = COLORS[index % len(COLORS)], STYLES[index % len(STYLES)]
+            draw_line(panel, label, lines, color, style, marker)
         panel.set_title(plot.title.replace("alpha", r"$\alpha$"), fontsize=11)
         panel.set_xlabel(xlabel)
         panel.set_ylabel(plot.ylabel)
@@ -74,10 +71,16 @@ def draw(
     return target
 
 
-def _draw_line(
-    panel: Axes, label: str, lines: Sequence[Line], index: int, marker: str | None
+def draw_line(
+    panel: Axes,
+    label: str,
+    lines: Sequence[Line],
+    color: str,
+    style: str = "-",
+    marker: str | None = None,
 ) -> None:
-    color, style = COLORS[index % len(COLORS)], STYLES[index % len(STYLES)]
+    """Draw the mean over seeds where all seeds have values, between which it is straight, and a
+    band from the lowest to the highest seed."""
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
     grid = np.unique(np.concatenate([np.asarray(x, dtype=float) for x, _ in lines]))
     grid = grid[(grid >= start) & (grid <= end)]

@@ -48,8 +48,7 @@ class Panel:
         return fmean(known) if known else None
 
     def fluctuation(self, method: str) -> float:
-        """Standard deviation of the change from one evaluation to the next in the second half of
-        the run, mean over seeds."""
+        """`fluctuation` of the accuracy, mean over seeds."""
         return fmean(fluctuation(curve.accuracy) for curve in self.curves[method])
 
     def difference(self, method: str, other: str, count: int = 10) -> tuple[float, float]:
@@ -70,6 +69,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def fluctuation(values: Sequence[float]) -> float:
+    """Standard deviation of the change from one value to the next in the second half of a run."""
     half = values[len(values) // 2 :]
     steps = [after - before for before, after in pairwise(half)]
     return pstdev(steps) if steps else 0.0
