@@ -15,7 +15,18 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 from rich.console import Console
 
-from benchmarks import accuracy, ops, options, peers, pictures, report, scaling, simulation, steps
+from benchmarks import (
+    accuracy,
+    ops,
+    options,
+    peers,
+    pictures,
+    report,
+    scaling,
+    sharded,
+    simulation,
+    steps,
+)
 from benchmarks.harness import Row
 
 RESULTS = Path(__file__).parent / "results"
@@ -25,6 +36,7 @@ SUBCOMMANDS = {
     "steps": "whole server steps against eager torch, Flower and ByzFL",
     "scaling": "time over S, d, K and threads",
     "main": "ops and steps and the roofline picture, into a folder (what `make bench` runs)",
+    "sharded": "weak scaling in d, with columns spread over processes",
     "accuracy": "errors against float64 up to d = 1e8, with a picture",
     "simulation": "local training against a plain PyTorch loop, rounds against Flower's simulation",
     "pictures": "draw the pictures of a folder again, from its CSV files",
@@ -44,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         if name in (*_CASES, "main"):
             options.add(sub)
+        elif name == "sharded":
+            sharded.add(sub)
         elif name == "accuracy":
             sub.add_argument("--threads", type=int, default=torch.get_num_threads())
             sub.add_argument("--quick", action="store_true", help="dry run: d = 1e3 and 1e4")
@@ -61,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = report.make_console()
     if namespace.command == "pictures":
         _draw(namespace.out, console)
+    elif namespace.command == "sharded":
+        sharded.run(namespace, console)
     elif namespace.command == "accuracy":
         _accuracy(namespace, console)
     elif namespace.command == "simulation":

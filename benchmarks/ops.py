@@ -43,6 +43,7 @@ def cases(options: Options) -> list[Case]:
     K = options.width(CLIENTS)
     return [
         *(gram_of(S, options.width(d), (S, d) in AVX2_SHAPES) for S, d in GRAM_SHAPES),
+        *(Case("gram_and_sum_", S, d, gram_and_sum) for S, d in rows),
         *(Case("gram of a list", S, options.width(d), gram_of_list) for S, d in LIST_SHAPES),
         *(Case("gram of groups", S, d, gram_of_groups) for S, d in pair_shapes),
         *(Case("gram of all pairs", S, d, gram_of_all_pairs) for S, d in pair_shapes),
@@ -93,6 +94,28 @@ def _gram_avx2(x: Tensor) -> Tensor:
         return ops.gram(x)
     finally:
         _C.set_isa("avx512")
+
+
+def gram_and_sum(S: int, d: int) -> Comparison:
+    x, out, weights = torch.randn(S, d), torch.randn(d), torch.rand(S)
+    gram, own = torch.empty(S, S), torch.empty(S, S, dtype=torch.float64)
+
+    def fused() -> tuple[Tensor, Tensor]:
+        ops.gram_and_sum_(out, own, x, weights)
+        return own, out
+
+    def in_turn() -> tuple[Tensor, Tensor]:
+        return ops.gram(x, dtype=torch.float64), ops.weighted_sum_(out, x, weights, 0.0)
+
+    def by_torch() -> tuple[Tensor, Tensor]:
+        return torch.mm(x, x.T, out=gram), torch.mv(x.T, weights, out=out)
+
+    contenders = [
+        Contender("fastagg", fused, "ours"),
+        Contender("fastagg, two ops", in_turn, "variant"),
+        Contender("torch X @ X.T, mv", by_torch),
+    ]
+    return Comparison("gram_and_sum_", S, d, contenders, (x,))
 
 
 def gram_of_list(S: int, d: int) -> Comparison:

@@ -9,6 +9,7 @@ op                      bytes                        flops                patter
 ======================= ============================ ==================== ==========
 gram                    4 S d                        S (S + 1) d          read
 gram of groups          4 S d                        S (S / 10 + 1) d     read
+gram_and_sum_           4 S d + 8 d                  S (S + 3) d          read
 select_friends          6 S K + S K / 8              S K                  read
 eliminate_              12 S K + S K / 2             2 S K                read
 update_scores_          20 S S                       3 S S                read
@@ -16,10 +17,10 @@ weighted_sum_           4 S d + 8 d                  2 S d                read
 mimic_                  12 S d + 8 d                 3 S d + 2 d          update
 memory_update_          12 S d + 24 d                3 S d + 3 d          update
 step of fedavg          as weighted_sum_
-step of fdms            8 S d + 8 d (rows twice)     S (S + 3) d          read
+step of fdms            as gram_and_sum_
 step of mimic           as mimic_
 step of mifa            as memory_update_
-steps of robust rules   as the step of fdms
+steps of robust rules   8 S d + 8 d (rows twice)     S (S + 3) d          read
 ======================= ============================ ==================== ==========
 
 The ops on pairs of K = 2 S clients, S of them active, have K in the place of d; a pair is a float32
@@ -91,6 +92,10 @@ def memory_update(S: int, d: int) -> Work:
     return Work(12 * S * d + 24 * d, 3 * S * d + 3 * d, "update")
 
 
+def gram_and_sum(S: int, d: int) -> Work:
+    return Work(4 * S * d + 8 * d, S * (S + 3) * d, "read")
+
+
 def two_reads(S: int, d: int) -> Work:
     """The Gram matrix of the rows, then a weighted sum of them."""
     return Work(8 * S * d + 8 * d, S * (S + 3) * d, "read")
@@ -101,6 +106,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "gram of a list": gram,
     "gram of groups": gram_of_groups,
     "gram of all pairs": gram,
+    "gram_and_sum_": gram_and_sum,
     "select_friends": select_friends,
     "eliminate_": eliminate,
     "update_scores_": update_scores,
@@ -108,7 +114,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "mimic_": mimic,
     "memory_update_": memory_update,
     "step fedavg": weighted_sum,
-    "step fdms": two_reads,
+    "step fdms": gram_and_sum,
     "step mimic": mimic,
     "step mifa": memory_update,
     "step geometric-median": two_reads,

@@ -8,6 +8,7 @@
 the functional layer, and ``python -m fastagg`` describes this build and checks it.
 """
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 
 import torch  # noqa: F401  (before _C, which links to its libraries)
@@ -21,9 +22,16 @@ except ImportError as error:
         "`pip install --no-build-isolation .` where torch is already installed."
     ) from error
 
+if _isa := os.environ.get("FASTAGG_ISA"):
+    try:
+        _C.set_isa(_isa)
+    except ValueError as error:
+        raise ValueError(f"FASTAGG_ISA={_isa}: {error}") from None
+
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
 from fastagg.buffer import FlatLayout, UpdateBuffer
+from fastagg.client_files import ClientFiles
 from fastagg.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
 from fastagg.rules import (
@@ -49,6 +57,7 @@ from fastagg.rules import (
     StaleModels,
     Theorem2Threshold,
 )
+from fastagg.streaming import ColumnBlocks, TensorRows
 
 __all__ = [
     "FDMS",
@@ -58,6 +67,8 @@ __all__ = [
     "Amplified",
     "Bucketing",
     "CenteredClip",
+    "ClientFiles",
+    "ColumnBlocks",
     "FDMSSoft",
     "FedAU",
     "FedAvg",
@@ -75,6 +86,7 @@ __all__ = [
     "Stale",
     "StaleModels",
     "StepReport",
+    "TensorRows",
     "Theorem2Threshold",
     "UpdateBuffer",
     "available",

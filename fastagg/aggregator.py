@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 import torch
 from torch import Tensor
 
-from fastagg import checkpoint, ops
-from fastagg.buffer import Clients, UpdateBuffer
-from fastagg.cohort import Cohort, read_cohort
+from fastagg import checkpoint
+from fastagg.buffer import Clients, allocate_rows
+from fastagg.cohort import Cohort, Updates, read_cohort
+from fastagg.columns import Columns, segment_columns
 from fastagg.costs import Cost, Sizes
-from fastagg.ops import Rows
 from fastagg.options import FLOAT32_LIMIT, read_device, read_factor, read_size
 from fastagg.row_memory import RowMemory
 
@@ -62,12 +62,22 @@ class Prepared:
     pairs: int = 0
 
 
-class NonFiniteUpdates(Exception):
+class BrokenUpdates(Exception):
+    """Raised inside a step when rows cannot be used; ``clients`` [R] int64 are their ids."""
+
+    def __init__(self, clients: Tensor, reason: str) -> None:
+        super().__init__(reason)
+        self.clients = clients
+
+
+class NonFiniteUpdates(BrokenUpdates):
     """Raised inside a step when rows hold NaN or Inf; ``clients`` [R] int64 are their ids."""
 
     def __init__(self, clients: Tensor) -> None:
-        super().__init__(clients)
-        self.clients = clients
+        super().__init__(
+            clients,
+            f"updates: expected finite values, got NaN or Inf from client(s) {clients.tolist()}",
+        )
 
 
 class CommonOptions(TypedDict, total=False):
@@ -92,8 +102,12 @@ class Aggregator(ABC):
         num_params: d, the length of the flat parameter vector.
         server_lr: finite, >= 0; may be changed between steps.
         device: where parameters, updates and state live; "cpu".
-        nonfinite: what to do with an update that holds NaN or Inf: "raise" a ValueError, or
-            "drop" it, that is, treat its client as inactive and list it in ``rejected``.
+        nonfinite: what to do with an update that holds NaN or Inf, or whose file cannot be read:
+            "raise" a ValueError, or "drop" it, that is, treat its client as inactive and list it in
+            ``rejected``.
+
+    Attributes:
+        columns: where the d columns are: in this process, unless somebody else says so.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came.
@@ -101,6 +115,8 @@ class Aggregator(ABC):
 
     name: ClassVar[str]
     """The name under which the rule is registered."""
+    column_state: ClassVar[frozenset[str]] = frozenset()
+    """Names of the state whose last dimension is d; all other state is the same for any d."""
 
     def __init__(
         self,
@@ -118,6 +134,7 @@ class Aggregator(ABC):
         if nonfinite not in ("raise", "drop"):
             raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
         self.nonfinite = nonfinite
+        self.columns = Columns(segment_columns(self.num_params))
 
     @property
     def server_lr(self) -> float:
@@ -129,7 +146,7 @@ class Aggregator(ABC):
         self._server_lr = read_factor("server_lr", value)
 
     @torch.no_grad()
-    def step(self, params: Tensor, updates: Rows | UpdateBuffer, clients: Clients) -> StepReport:
+    def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
         """Move ``params`` by one round of updates, in place.
 
         The order of the rows does not matter: any permutation of (updates, clients) gives the
@@ -145,7 +162,8 @@ class Aggregator(ABC):
             params: [d] float32, contiguous, finite; changed in place.
             updates: [S, d] float32 (any row stride), or S tensors [d]; row s is
                 ``local_model - global_model`` of client ``clients[s]``. Never changed. Or a buffer
-                whose row k is that of client k.
+                whose row k is that of client k. Or a :class:`fastagg.streaming.ColumnSource` to
+                read S rows from, which need not fit into memory.
             clients: S distinct ids in [0, K): an int64 tensor or a sequence of ints.
 
         Returns:
@@ -164,24 +182,21 @@ class Aggregator(ABC):
             num_params=self.num_params,
             device=self.device,
         )
-        peak = ops.abs_max([params]).item()
+        peak = self.columns.abs_max([params]).item()
         if not math.isfinite(peak):
             raise ValueError("params: expected finite values, got NaN or Inf")
         rejected = cohort.clients[:0]
         prepared = None
-        try:
-            if len(cohort) > 0:
-                prepared = self._prepare(params, peak, cohort)
-        except NonFiniteUpdates as found:
-            rejected = found.clients
-            if self.nonfinite == "raise":
-                raise ValueError(
-                    f"updates: expected finite values, got NaN or Inf from client(s) "
-                    f'{rejected.tolist()}; nonfinite="drop" would leave them out'
-                ) from None
-            cohort = cohort.without(rejected)
-            if len(cohort) > 0:
-                prepared = self._prepare(params, peak, cohort)
+        while len(cohort) > 0 and prepared is None:
+            try:
+                if cohort.streamed and len(rejected) == 0:
+                    self._check_readable(cohort)
+                prepared = self._prepare(params, peak, self._receive(cohort))
+            except BrokenUpdates as found:
+                if self.nonfinite == "raise":
+                    raise ValueError(f'{found}; nonfinite="drop" would leave them out') from None
+                rejected = torch.cat([rejected, found.clients]).sort().values
+                cohort = cohort.without(found.clients)
         if prepared is None:
             friends = self._skip()
             return StepReport(cohort.clients, rejected, torch.zeros(0), friends, skipped=True)
@@ -192,6 +207,7 @@ class Aggregator(ABC):
             prepared.friends,
             prepared.pairs,
         )
+        self.columns.agree(report)
         prepared.commit()
         return report
 
@@ -208,6 +224,36 @@ class Aggregator(ABC):
             NonFiniteUpdates: rows hold NaN or Inf; names all of them.
             ValueError: the step would leave the range of float32.
         """
+
+    def _receive(self, cohort: Cohort) -> Cohort:
+        """The cohort as the rule needs it: with rows in memory, unless a rule can do without.
+
+        Raises:
+            ValueError: a row cannot be read.
+        """
+        if not cohort.streamed:
+            return cohort
+        rows = allocate_rows(len(cohort), self.num_params, self.device)
+        self.columns.copy_(rows, cohort.rows)
+        return Cohort(cohort.clients, rows)
+
+    def _check_readable(self, cohort: Cohort) -> None:
+        """Refuse streamed rows that cannot be read, here or on another rank.
+
+        Raises:
+            BrokenUpdates: names all of them.
+        """
+        problems = cohort.problems()
+        flags = torch.zeros(len(cohort), dtype=torch.bool)
+        flags[list(problems)] = True
+        flags = self.columns.join_flags(flags)
+        if bool(flags.any()):
+            reasons = "; ".join(
+                f"client {client}: {problems.get(position, 'on another rank')}"
+                for position, client in enumerate(cohort.clients.tolist())
+                if flags[position]
+            )
+            raise BrokenUpdates(cohort.clients[flags], f"updates: cannot be read: {reasons}")
 
     @abstractmethod
     def _state(self) -> State:
@@ -245,6 +291,10 @@ class Aggregator(ABC):
         """Bytes of the state."""
         return sum(value.nbytes for value in self._state().values())
 
+    def live_state(self) -> dict[str, Tensor | RowMemory]:
+        """The state itself, not copied: what a checkpoint holds."""
+        return dict(self._state())
+
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of the state; later steps do not change it."""
         return {name: value.clone() for name, value in self._state().items()}
@@ -275,11 +325,7 @@ class Aggregator(ABC):
             ValueError: an option cannot be written (a custom threshold function).
             OSError: the folder is missing or not writable; an older file is then intact.
         """
-        state = {
-            name: value if isinstance(value, Tensor) else value.clone()
-            for name, value in self._state().items()
-        }
-        checkpoint.write(path, self.name, self.options(), state)
+        checkpoint.write(path, self.name, self.options(), self._state())
 
     def __repr__(self) -> str:
         return (
@@ -295,10 +341,10 @@ class Aggregator(ABC):
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
         """
-        return self._check_peaks(cohort, ops.abs_max(cohort.rows))
+        return self._check_peaks(cohort, self.columns.abs_max(cohort.rows))
 
     def _check_peaks(self, cohort: Cohort, peaks: Tensor) -> Tensor:
-        """``peaks`` [S], the largest magnitude of each row, as float64.
+        """``peaks`` [S], the largest magnitude of each whole row, as float64.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.

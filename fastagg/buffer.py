@@ -7,6 +7,7 @@ import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -238,6 +239,14 @@ class FlatLayout:
 
     def __repr__(self) -> str:
         return f"FlatLayout(num_params={self.num_params}, tensors={len(self.slots)})"
+
+
+class RowExchange(Protocol):
+    """Rows that a rule may keep, if it gives others in exchange."""
+
+    def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
+        """Give the rows of ``clients`` away and take ``rows`` in their place; nothing is copied."""
+        ...
 
 
 class UpdateBuffer:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
+
+from fastagg import tensor_file
+from fastagg.tensor_file import RowsOf
 
 FORMAT = "fastagg.aggregator"
 VERSION = 2
@@ -31,7 +33,7 @@ def write(
     path: str | os.PathLike[str],
     rule: str,
     options: Mapping[str, Any],
-    state: Mapping[str, Tensor],
+    state: Mapping[str, Tensor | RowsOf],
 ) -> None:
     """Write an aggregator to ``path``, replacing an older file atomically.
 
@@ -39,29 +41,40 @@ def write(
         path: the file; its folder must exist.
         rule: the registered name of the rule.
         options: the constructor's arguments; tensors or values that JSON holds exactly.
-        state: the tensors of ``state_dict``.
+        state: the tensors of ``state_dict``; of what has two dimensions, one row at a time is
+            in memory.
 
     Raises:
         OSError: the folder is missing or not writable. An older file is then intact.
     """
     target = Path(path)
     plain = {k: v for k, v in options.items() if not isinstance(v, Tensor)}
-    tensors = {_STATE + k: v.contiguous() for k, v in state.items()}
-    tensors |= {_OPTION + k: v.contiguous() for k, v in options.items() if isinstance(v, Tensor)}
+    tensors: dict[str, Tensor | RowsOf] = {_STATE + k: v for k, v in state.items()}
+    tensors |= {_OPTION + k: v for k, v in options.items() if isinstance(v, Tensor)}
     header = {
         "format": FORMAT,
         "version": str(VERSION),
         "rule": rule,
         "options": json.dumps(plain, allow_nan=False),
     }
+    _replace(target, lambda partial: tensor_file.save(partial, tensors, header))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file, replacing an older one atomically.
+
+    Raises:
+        OSError: the folder is missing or not writable. An older file is then intact.
+    """
+    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+
+
+def _replace(target: Path, fill: Callable[[Path], object]) -> None:
     if not target.parent.is_dir():
         raise FileNotFoundError(f"path: the folder {target.parent} does not exist")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.touch()
-        mode = partial.stat().st_mode  # as the umask has it; save_file would make it private
-        safetensors.torch.save_file(tensors, partial, metadata=header)
-        partial.chmod(mode)
+        fill(partial)
         _sync(partial)
         os.replace(partial, target)
     except BaseException:
@@ -78,6 +91,52 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, T
         rule, options, state: as they were given to :func:`write`.
 
     Raises:
+        FileNotFoundError, ValueError: as :func:`opened`.
+    """
+    with opened(path) as saved:
+        return saved.rule, saved.options, {name: saved.get(name) for name in saved.names}
+
+
+class Saved:
+    """An open checkpoint, of which tensors are read one by one.
+
+    Attributes:
+        path: of the file.
+        rule, options: as they were given to :func:`write`.
+        names: of the state's tensors.
+    """
+
+    def __init__(self, path: Path, file: Any) -> None:
+        header = file.metadata() or {}
+        _check_header(path, header)
+        try:
+            self.options: dict[str, Any] = json.loads(header["options"])
+            self.rule: str = header["rule"]
+        except (KeyError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} has a damaged header: {error}") from error
+        self.path = path
+        keys = list(file.keys())
+        self.names = [key.removeprefix(_STATE) for key in keys if key.startswith(_STATE)]
+        for key in keys:
+            if key.startswith(_OPTION):
+                self.options[key.removeprefix(_OPTION)] = file.get_tensor(key)
+        self._file = file
+
+    def get(self, name: str) -> Tensor:
+        """A whole tensor."""
+        return self._file.get_tensor(_STATE + name)
+
+    def get_columns(self, name: str, columns: slice) -> Tensor:
+        """Some columns of a tensor [..., n] with one or two dimensions."""
+        part = self._file.get_slice(_STATE + name)
+        return part[columns] if len(part.get_shape()) == 1 else part[:, columns]
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Saved]:
+    """Open what :func:`write` wrote.
+
+    Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is truncated or damaged, was not written by fastagg, or has another
             version of the format.
@@ -87,21 +146,11 @@ def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, T
         raise FileNotFoundError(f"path: there is no checkpoint {target}")
     try:
         with safetensors.safe_open(target, framework="pt") as file:
-            header = file.metadata() or {}
-            _check_header(target, header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield Saved(target, file)
     except SafetensorError as error:
         raise ValueError(
             f"{target} is not a checkpoint, or a truncated or damaged one: {error}"
         ) from error
-    try:
-        options = json.loads(header["options"])
-        rule = header["rule"]
-    except (KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{target} has a damaged header: {error}") from error
-    options |= {k.removeprefix(_OPTION): v for k, v in tensors.items() if k.startswith(_OPTION)}
-    state = {k.removeprefix(_STATE): v for k, v in tensors.items() if k.startswith(_STATE)}
-    return rule, options, state
 
 
 def _check_header(path: Path, header: Mapping[str, str]) -> None:

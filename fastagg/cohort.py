@@ -15,8 +15,13 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
-from fastagg.buffer import Clients, UpdateBuffer
+from fastagg.buffer import Clients, RowExchange, UpdateBuffer
+from fastagg.columns import AnyRow, AnyRows, StreamedRow, in_memory
 from fastagg.ops import Rows
+from fastagg.streaming import ColumnSource
+
+Updates = Rows | UpdateBuffer | ColumnSource
+"""What a step takes as updates."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,34 @@ class Cohort:
     """The active clients of one round, by ascending id, and their rows in the same order."""
 
     clients: Tensor  # [S] int64, ascending
-    rows: Rows  # [S, d] float32, or S tensors [d]
-    buffer: UpdateBuffer | None = None
+    rows: AnyRows  # [S, d] float32, or S tensors [d], or S rows that are read piece by piece
+    buffer: RowExchange | None = None
     """Where the rows live, if they are handed over: the rule may exchange them."""
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether rows are not in memory."""
+        return not isinstance(self.rows, Tensor) and any(
+            isinstance(row, StreamedRow) for row in self.rows
+        )
+
+    @property
+    def tensors(self) -> Rows:
+        """The rows, of a cohort that has them in memory."""
+        if not in_memory(self.rows):
+            raise TypeError("rows: expected float32 tensors in memory")
+        return self.rows
+
+    def problems(self) -> dict[int, str]:
+        """Position -> why a streamed row cannot be read."""
+        found = {}
+        for position, row in enumerate(self.rows):
+            if isinstance(row, StreamedRow) and (problem := row.problem()) is not None:
+                found[position] = problem
+        return found
 
     def without(self, rejected: Tensor) -> Cohort:
         """The same cohort less the clients whose ids are in ``rejected`` [R]."""
@@ -40,7 +67,7 @@ class Cohort:
 
 def read_cohort(
     params: Tensor,
-    updates: Rows | UpdateBuffer,
+    updates: Updates,
     clients: Clients,
     *,
     num_clients: int,
@@ -52,7 +79,7 @@ def read_cohort(
     Args:
         params: [d] float32, contiguous.
         updates: [S, d] float32 with a contiguous last dimension, or S contiguous tensors [d], or a
-            buffer whose rows of ``clients`` are handed over.
+            buffer whose rows of ``clients`` are handed over, or a source to read S rows from.
         clients: S distinct ids in [0, K).
         num_clients: K.
         num_params: d.
@@ -70,17 +97,25 @@ def read_cohort(
     if isinstance(updates, UpdateBuffer):
         _check_buffer(updates, ids, num_params)
         updates = updates.rows(ids)
-    starts = _check_updates(updates, num_params, device)
-    if len(ids) != len(starts):
+    given: AnyRows
+    if isinstance(updates, ColumnSource):
+        given = updates.rows
+        if updates.num_params != num_params:
+            raise ValueError(
+                f"updates: expected rows of {num_params} elements, got {updates.num_params}"
+            )
+    else:
+        given = updates
+        _check_overlap(params, _check_updates(updates, num_params, device))
+    if len(ids) != len(given):
         raise ValueError(
-            f"clients: expected one id per row of updates ({len(starts)}), got {len(ids)}"
+            f"clients: expected one id per row of updates ({len(given)}), got {len(ids)}"
         )
-    _check_overlap(params, starts)
     ascending = sorted(ids)
     sorted_ids = torch.tensor(ascending, dtype=torch.int64)
     if ascending == ids:
-        return Cohort(sorted_ids, updates, buffer)
-    rows = updates.unbind(0) if isinstance(updates, Tensor) else updates
+        return Cohort(sorted_ids, given, buffer)
+    rows: Sequence[AnyRow] = given.unbind(0) if isinstance(given, Tensor) else given
     order = sorted(range(len(ids)), key=ids.__getitem__)
     return Cohort(sorted_ids, [rows[s] for s in order], buffer)
 

@@ -28,9 +28,12 @@ class Cost:
         scratch: bytes that it needs besides, at most, during a step or between them.
         moved: bytes read and written in a round.
         flops: additions and multiplications in a round.
+        reduced: bytes of what takes all columns together: where columns are spread over ranks, each
+            sends so many to the next, and receives the result.
     """
 
     state: int
     scratch: int
     moved: int
     flops: int
+    reduced: int = 0

@@ -38,6 +38,7 @@ __all__ = [
     "distance_scores",
     "eliminate_",
     "gram",
+    "gram_and_sum_",
     "memory_total_",
     "memory_update_",
     "mimic_",
@@ -232,6 +233,26 @@ def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -
     """
     _ops.weighted_sum_(out, _row_list(rows, "rows"), weights, beta)
     _changed(out)
+    return out
+
+
+def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Tensor:
+    """``gram = rows @ rows.T`` and ``out = weights @ rows`` in one pass over the rows, in place.
+
+    For rules whose weights do not depend on this round's similarities: rows come from memory once.
+    The bits are those of :func:`gram` and of :func:`weighted_sum_` with ``beta=0``.
+
+    Args:
+        out: float32 [d]; changed. Its old content is not read.
+        gram: float64 [S, S], contiguous; changed.
+        rows: S rows of d float32, none of which may share memory with ``out``.
+        weights: float32 or float64 [S].
+
+    Returns:
+        ``out``.
+    """
+    _ops.gram_and_sum_(out, gram, _row_list(rows, "rows"), weights)
+    _changed(out, gram)
     return out
 
 
@@ -449,6 +470,7 @@ def _(
 @torch.library.register_fake("fastagg::update_scores_")
 @torch.library.register_fake("fastagg::eliminate_")
 @torch.library.register_fake("fastagg::weighted_sum_")
+@torch.library.register_fake("fastagg::gram_and_sum_")
 @torch.library.register_fake("fastagg::mimic_")
 @torch.library.register_fake("fastagg::memory_update_")
 @torch.library.register_fake("fastagg::mimic_mean_")

@@ -3,27 +3,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fastagg.costs import Sizes
+import torch
+
+from fastagg.aggregator import Aggregator
+from fastagg.columns import MIN_PIECE, segment_columns
+from fastagg.costs import Cost, Sizes
 from fastagg.options import read_size
+from fastagg.rates import Rates, measure
 from fastagg.registry import find
+from fastagg.row_store import element_bytes
 
 _UNITS = ("", "k", "M", "G", "T", "P")
+_MESSAGE = 512  # bytes in which a rank says that it can go on
+_MESSAGES = 5  # a round: about the arguments, three results over all columns, and the report
 
 
 @dataclass(frozen=True)
 class RoundPlan:
     """Memory of a rule, and the work of one of its rounds. ``print`` shows a table.
 
+    With several ranks, all figures are those of the rank with the most columns.
+
     Attributes:
-        rule, num_clients, num_active, num_params, adopting: as given to :func:`plan`.
+        rule, num_clients, num_active, num_params, adopting, ranks, budget: as given to
+            :func:`plan`.
         state_bytes: kept between rounds and written to checkpoints: ``Aggregator.memory_bytes``.
             An upper bound where that depends on the run (``mimic`` and ``stale-models``, adopting).
         scratch_bytes: used during a step besides, results of size S x S included.
         bytes_moved: read and written by the server's passes over memory in one round.
         flops: additions and multiplications of one round.
+        update_bytes: of parameters and updates, in memory; of streamed updates, the budget.
+        wire_bytes: that a rank sends and receives in one round.
+        seconds: about what a round takes; None without a device.
     """
 
     rule: str
@@ -35,15 +50,30 @@ class RoundPlan:
     scratch_bytes: int
     bytes_moved: int
     flops: int
+    ranks: int = 1
+    budget: int | None = None
+    update_bytes: int = 0
+    wire_bytes: int = 0
+    seconds: float | None = None
 
     def __str__(self) -> str:
         form = "rows adopted" if self.adopting else "rows copied or only read"
-        rows = [
+        if self.budget is not None:
+            form = f"rows streamed, {_short(self.budget)}B at a time"
+        if self.ranks > 1:
+            form += f", {self.ranks} ranks, of which one has"
+        rows: list[tuple[str, float, str]] = [
             ("state", self.state_bytes, "B"),
             ("scratch", self.scratch_bytes, "B"),
             ("moved per round", self.bytes_moved, "B"),
             ("work per round", self.flops, "flop"),
         ]
+        if self.ranks > 1:
+            rows.append(("wire per round", self.wire_bytes, "B"))
+        if self.seconds is not None:
+            memory = self.state_bytes + self.scratch_bytes + self.update_bytes
+            rows.append(("memory in all", memory, "B"))
+            rows.append(("time per round", self.seconds, "s"))
         lines = [
             f"{self.rule}: K = {self.num_clients:,}, S = {self.num_active:,}, "
             f"d = {self.num_params:,}, {form}"
@@ -59,6 +89,10 @@ def plan(
     num_active: int,
     num_params: int,
     adopting: bool = False,
+    device: str | torch.device | None = None,
+    ranks: int = 1,
+    budget: int | None = None,
+    rates: Rates | None = None,
     **options: Any,
 ) -> RoundPlan:
     """Memory and work of a rule with K clients, S of them active, and d parameters.
@@ -87,6 +121,8 @@ def plan(
     with reuse    4Kd                            8Kd + 8Sd + 24d; adopting no 8Sd      see below
     ============  =============================  ====================================  ===========
 
+    With ``memory_dtype="bfloat16"`` a remembered row takes 2d instead of 4d.
+
     (*) Adopting, it also keeps one vector per round in which some client was last active: at most
     4(K - S + 1)d bytes, which are counted. A step reads such a vector for each of these rounds that
     its S clients go back to; one is counted. (**) And Sd more if adopting.
@@ -111,6 +147,13 @@ def plan(
         num_params: d.
         adopting: updates will come in an :class:`fastagg.UpdateBuffer` (its 4Kd bytes are the
             caller's and not counted).
+        device: where the steps will run, to state memory and time too: its rates are measured
+            now, which takes a third of a second. Time is that of moving the bytes plus that of the
+            flops (and of the wire), as if nothing overlapped; disks of streams are not in it.
+        ranks: columns are spread over so many (:mod:`fastagg.distributed`).
+        budget: updates are streamed (:mod:`fastagg.streaming`), so many bytes at a time. Rules that
+            remember rows then need S rows of memory more, in which they arrive.
+        rates: to be used instead of measuring.
         **options: those of the rule, as in :func:`fastagg.make`.
 
     Raises:
@@ -122,13 +165,65 @@ def plan(
     d = read_size("num_params", num_params)
     if S > K:
         raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
-    cost = rule.cost(Sizes(K, S, d, adopting), options)
-    work = (cost.state, cost.scratch, cost.moved, cost.flops)
-    return RoundPlan(name, K, S, d, adopting, *work)
+    own = -(-d // read_size("ranks", ranks))
+    sizes = Sizes(K, S, own, adopting)
+    cost = rule.cost(sizes, options)
+    updates = 4 * own + (0 if adopting else 4 * S * own)
+    if budget is not None:
+        updates = 4 * own + read_size("budget", budget)
+        cost = replace(cost, scratch=cost.scratch + _staged(rule, sizes, options))
+    wire = 0
+    if ranks > 1:
+        wire = 2 * cost.reduced + _MESSAGES * _MESSAGE * ranks + 8 * (S + 2)
+        cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
+    if rates is None and device is not None:
+        rates = measure(device)
+    return RoundPlan(
+        name,
+        K,
+        S,
+        d,
+        adopting,
+        cost.state,
+        cost.scratch,
+        cost.moved,
+        cost.flops,
+        ranks,
+        budget,
+        updates,
+        wire,
+        None if rates is None else _seconds(cost, wire, ranks, rates),
+    )
+
+
+def _staged(rule: type[Aggregator], sizes: Sizes, options: Mapping[str, Any]) -> int:
+    """Bytes of the rows into which a rule that remembers rows reads a stream: a rule is one if a
+    client more costs it d numbers more."""
+    more = rule.cost(replace(sizes, K=sizes.K + 1), options).state
+    size = element_bytes(options)
+    remembers = more - rule.cost(sizes, options).state >= size * sizes.d
+    return size * sizes.S * sizes.d if remembers else 0
+
+
+def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
+    """Of so many parts a rank keeps the Gram matrix until the ranks before it have added theirs."""
+    piece = segment_columns(num_params)
+    while budget is not None and piece > MIN_PIECE and 4 * size * piece > budget:
+        piece //= 2
+    return -(-own // piece)
+
+
+def _seconds(cost: Cost, wire: int, ranks: int, rates: Rates) -> float:
+    """As if nothing overlapped. What is reduced goes from rank to rank, one after the other."""
+    hops = (ranks - 1) * cost.reduced + wire
+    work = cost.moved / rates.bytes_per_s + cost.flops / rates.flops_per_s
+    return work + (hops / rates.wire_bytes_per_s if ranks > 1 else 0.0)
 
 
 def _short(value: float) -> str:
     """Three digits and a decimal prefix: 12.3 M."""
+    if 0 < value < 0.9995:
+        return f"{1e3 * value:.3g} m"
     for prefix in _UNITS[:-1]:
         if value < 999.5:
             return f"{value:.3g} {prefix}"

@@ -220,6 +220,23 @@ def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -
     return out.copy_(total)
 
 
+def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Tensor:
+    """``gram = rows @ rows.T`` and ``out = weights @ rows``, in place.
+
+    Args:
+        out: [d] float32; changed in place, its old content is ignored.
+        gram: [S, S] float64; changed in place.
+        rows: S rows of length d.
+        weights: [S] float32 or float64.
+
+    Returns:
+        ``out``.
+    """
+    x = _float64(rows)
+    gram.copy_(x @ x.T)
+    return weighted_sum_(out, rows, weights, beta=0.0)
+
+
 def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr: float) -> Tensor:
     """One MimiC round (MimiC Algorithm 1, lines 5-10), in place.
 

@@ -75,14 +75,18 @@ def _options_of(rule: type[Aggregator]) -> list[str]:
     return list(dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
 
 
-def load(path: str | os.PathLike[str]) -> Aggregator:
+def load(path: str | os.PathLike[str], **options: Any) -> Aggregator:
     """Recreate the aggregator that ``save`` wrote; it goes on bit-identically.
+
+    Args:
+        path: the file.
+        **options: to be other than they were, such as ``memory_folder`` or ``nonfinite``.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is truncated, foreign, or written by another version of the format.
     """
-    rule, options, state = checkpoint.read(path)
-    aggregator = make(rule, **options)
-    aggregator.load_state_dict(state)
+    with checkpoint.opened(path) as saved:
+        aggregator = make(saved.rule, **(saved.options | options))
+        aggregator.load_state_dict({name: saved.get(name) for name in saved.names})
     return aggregator

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.buffer import UpdateBuffer, allocate_rows
+from fastagg.buffer import RowExchange, allocate_rows
+from fastagg.cohort import Cohort
+from fastagg.columns import Columns
+from fastagg.row_store import Inbox, RowStore
 
 
 class RowMemory:
-    """K remembered vectors [d] float32, zeros at first.
+    """K remembered vectors [d], zeros at first.
 
     The vector of client k is ``rows[k]``, or ``references[k] + sign * rows[k]`` where that is set.
     It looks like a tensor [K, d] to checkpoints: ``shape``, ``dtype``, ``nbytes``, :meth:`clone`,
@@ -31,23 +34,30 @@ class RowMemory:
         num_params: d.
         device: where the rows live.
         sign: +1.0 or -1.0.
+        store: where rows are, and their dtype; with another than float32 there are no references.
 
     Attributes:
-        rows: K tensors [d], each in storage of its own.
+        rows: K tensors [d] that do not overlap.
         references: K times a tensor [d], shared by clients, or None.
     """
 
-    dtype = torch.float32
-
     def __init__(
-        self, num_clients: int, num_params: int, device: torch.device, sign: float = 1.0
+        self,
+        num_clients: int,
+        num_params: int,
+        device: torch.device,
+        sign: float = 1.0,
+        store: RowStore = RowStore(),  # noqa: B008 (immutable)
     ) -> None:
         self.shape = torch.Size([num_clients, num_params])
         self.sign = sign
-        self.rows = allocate_rows(num_clients, num_params, device)
+        self.store = store
+        self.dtype = store.dtype
+        self.rows = store.allocate(num_clients, num_params, device)
         self.references: list[Tensor | None] = [None] * num_clients
         self._device = device
         self._spare: Tensor | None = None  # a reference that nobody uses any more
+        self._inbox = Inbox(store, num_params, device)
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +76,7 @@ class RowMemory:
 
     def clone(self) -> Tensor:
         """A copy of everything: [K, d]."""
-        matrix = torch.empty(self.shape, device=self._device)
+        matrix = torch.empty(self.shape, dtype=self.dtype, device=self._device)
         for client, row in enumerate(self.rows):
             matrix[client].copy_(row)
             _settle_(matrix[client], self.references[client], self.sign)
@@ -77,6 +87,23 @@ class RowMemory:
         self.references = [None] * len(self)
         for row, value in zip(self.rows, values, strict=True):
             row.copy_(value)
+
+    def receive(self, cohort: Cohort, columns: Columns) -> Cohort:
+        """The cohort with rows that can be remembered.
+
+        Rows that are streamed, and all rows where the memory has another dtype, are copied into
+        rows of the memory's store, which are handed over. Rows of a caller's buffer are adopted
+        only by a memory that is plain itself.
+
+        Raises:
+            ValueError: a row cannot be read.
+            OSError: there is no room for more rows.
+        """
+        if not cohort.streamed and self.dtype == torch.float32:
+            return cohort if self.store.plain else Cohort(cohort.clients, cohort.rows)
+        rows = self._inbox.rows(cohort.clients.tolist())
+        columns.copy_(rows, cohort.rows)
+        return Cohort(cohort.clients, rows, self._inbox)
 
     def of(self, clients: Sequence[int]) -> list[Tensor]:
         """The rows of ``clients``."""
@@ -97,7 +124,7 @@ class RowMemory:
             self._spare = allocate_rows(1, self.shape[1], self._device)[0]
         return self._spare
 
-    def adopt(self, clients: Sequence[int], buffer: UpdateBuffer, reference: Tensor | None) -> None:
+    def adopt(self, clients: Sequence[int], buffer: RowExchange, reference: Tensor | None) -> None:
         """Take the rows of ``clients`` over from a buffer, which gets the old ones.
 
         Args:

@@ -83,6 +83,7 @@ def run(K: int = 40, S: int = 23, d: int = 100_003, seed: int = 0) -> list[Check
         "select_friends": lambda m: (m.select_friends(scores, counts, active, everyone),),
         "eliminate_": lambda m: changed(m.eliminate_, everyone, scores, counts, 0.4),
         "weighted_sum_": lambda m: changed(m.weighted_sum_, params, updates, weights, 0.5),
+        "gram_and_sum_": lambda m: changed(m.gram_and_sum_, params, gram, updates, weights),
         "mimic_": lambda m: changed(m.mimic_, params, updates, memory, clients, 0.7),
         "memory_update_": lambda m: changed(
             m.memory_update_, params, total, memory, updates, clients, torch.ones(S), 0.7, 1 / K

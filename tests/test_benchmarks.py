@@ -28,6 +28,7 @@ from benchmarks import (
     report,
     robust,
     scaling,
+    sharded,
     simulation,
     steps,
     targets,
@@ -175,6 +176,17 @@ def test_bad_options_are_refused(arguments: list[str], complaint: str) -> None:
         command.main(arguments)
 
 
+@pytest.mark.slow
+def test_the_sharded_subcommand_starts_ranks_and_writes_what_it_promises(tmp_path: Path) -> None:
+    command.main(["sharded", "--quick", "--ranks", "1", "2", "--out", str(tmp_path)])
+    with (tmp_path / "sharded.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    steps = [row for row in rows if row["what"] == "step fdms"]
+    assert [(row["ranks"], row["d"]) for row in steps] == [("1", "16384"), ("2", "32768")]
+    assert all(float(row["ms"]) > 0.0 for row in rows)
+    assert "| step mifa | 2 | 16 | 32,768 |" in (tmp_path / "sharded.md").read_text("utf-8")
+
+
 def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         command.main(["--help"])
@@ -184,10 +196,16 @@ def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("path", sorted(command.RESULTS.glob("*.csv")), ids=lambda path: path.name)
 def test_committed_results_have_the_columns_of_today(path: Path) -> None:
-    error = [*(field.name for field in fields(accuracy.Error)), *machine.describe()]
-    line = [*simulation.COLUMNS, *machine.describe()]
-    others = {"accuracy.csv": error, "simulation.csv": line}
-    assert list(read(path)[0]) == others.get(path.name, COLUMNS)
+    others = {
+        "accuracy.csv": accuracy.Error,
+        "sharded.csv": sharded.Line,
+        "simulation.csv": simulation.Line,
+    }
+    if path.name in others:
+        expected = [*(field.name for field in fields(others[path.name])), *machine.describe()]
+    else:
+        expected = COLUMNS
+    assert list(read(path)[0]) == expected
 
 
 # --- formulas --------------------------------------------------------------------------------
@@ -203,7 +221,8 @@ def test_committed_results_have_the_columns_of_today(path: Path) -> None:
         ("mimic_", 4 * (3 * 30 + 10 + 10), 30 + 30 + 30 + 2 * 10),
         # ... and a total of 8 bytes a number, read and written.
         ("memory_update_", 4 * (3 * 30 + 10 + 10) + 8 * (10 + 10), 3 * 30 + 3 * 10),
-        ("step fdms", 4 * (2 * 30 + 10 + 10), 6 * 2 * 10 + 2 * 30),
+        ("step fdms", 4 * (30 + 10 + 10), 6 * 2 * 10 + 2 * 30),
+        ("step nnm", 4 * (2 * 30 + 10 + 10), 6 * 2 * 10 + 2 * 30),
     ],
 )
 def test_formulas(op: str, num_bytes: int, flops: int) -> None:
@@ -400,6 +419,7 @@ MAKERS: dict[str, Callable[[int, int], Comparison]] = {
     "gram of a list": ops.gram_of_list,
     "gram of groups": ops.gram_of_groups,
     "gram of all pairs": ops.gram_of_all_pairs,
+    "gram_and_sum_": ops.gram_and_sum,
     "weighted_sum_": ops.weighted_sum,
     "mimic_": memory_ops.mimic,
     "memory_update_": memory_ops.memory_update,
@@ -421,7 +441,7 @@ def test_contenders_compute_the_same(name: str) -> None:
         tensors = [
             torch.as_tensor(v).double() for v in (value if type(value) is tuple else [value])
         ]
-        return [t.triu() for t in tensors] if name.startswith("gram") else tensors
+        return [t.triu() if t.dim() == 2 else t for t in tensors]
 
     expected = result(0)
     for index, contender in enumerate(MAKERS[name](8, 40_000).contenders):

@@ -39,7 +39,7 @@ def test_main_describes_the_build_and_checks_it() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     for word in ("fastagg", "torch", "compiler", "OpenMP", "instructions", "CUDA kernels"):
         assert word in result.stdout
-    assert "13 of 13 ops agree" in result.stdout
+    assert "14 of 14 ops agree" in result.stdout
 
 
 def test_selfcheck_notices_a_wrong_op(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +60,8 @@ def test_build_info_and_instruction_set() -> None:
         "-c", "import fastagg; print(fastagg.build_info()['isa'])", FASTAGG_ISA="portable"
     )
     assert lowered.stdout.strip() == "portable"
+    wrong = python("-c", "import fastagg", FASTAGG_ISA="sse9")
+    assert "ValueError: FASTAGG_ISA=sse9: isa: expected portable, avx2 or avx512" in wrong.stderr
     with pytest.raises(ValueError, match="expected portable, avx2 or avx512"):
         _C.set_isa("sse9")
 

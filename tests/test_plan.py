@@ -12,6 +12,7 @@ import torch
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer
+from fastagg.rates import Rates, measure
 
 K, S, D = 9, 4, 37
 REQUIRED: dict[str, dict[str, Any]] = {"scaffold": {"local_work": 1.0}}
@@ -93,7 +94,7 @@ def test_the_formulas() -> None:
     assert of("centered-clip", reuse=True) == (scratch, reused, flops)
     assert of("centered-clip", reuse=True, adopting=True)[1] == reused - 8 * sd
     pairs = 6 * 100 * 90 + 52 * 10 * 10
-    assert of("fdms") == (4 * d + 1600, 8 * sd + 24 * d + pairs, 13 * sd)
+    assert of("fdms") == (4 * d + 1600, 4 * sd + 24 * d + pairs, 13 * sd)  # rows are read once
 
 
 def test_it_prints_a_table() -> None:
@@ -129,3 +130,73 @@ def test_bad_arguments(changes: dict[str, Any], error: type[Exception], match: s
     arguments = {"name": "mimic", "num_clients": 4, "num_active": 2, "num_params": 3} | changes
     with pytest.raises(error, match=match):
         fastagg.plan(arguments.pop("name"), **arguments)
+
+
+# --- time, ranks and streams ----------------------------------------------------------------
+
+
+RATES = Rates(bytes_per_s=1e10, flops_per_s=1e11, wire_bytes_per_s=1e9)
+
+
+def test_time_is_that_of_bytes_and_flops() -> None:
+    plan = fastagg.plan("fedavg", num_clients=20, num_active=10, num_params=10**6, rates=RATES)
+    assert plan.seconds == pytest.approx((40e6 + 24e6) / 1e10 + 20e6 / 1e11)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in str(plan).splitlines()[-2:]]
+    assert lines == [["memory in all", "48 MB"], ["time per round", "6.6 ms"]]
+
+
+def test_time_of_a_device_is_measured() -> None:
+    plan = fastagg.plan("mimic", num_clients=4, num_active=4, num_params=100, device="cpu")
+    assert plan.seconds is not None and 0.0 < plan.seconds < 1.0
+    assert 1e8 < measure("cpu").bytes_per_s < 1e13
+    assert 1e8 < measure("cpu").flops_per_s < 1e15
+    with pytest.raises(ValueError, match="device"):
+        fastagg.plan("mimic", num_clients=4, num_active=4, num_params=100, device="moon")
+
+
+@pytest.mark.parametrize("name", fastagg.available())
+def test_ranks_share_what_has_columns(name: str) -> None:
+    sizes = {"num_clients": 50, "num_active": 10, **REQUIRED.get(name, {})}
+    one = fastagg.plan(name, num_params=80_000, **sizes)
+    four = fastagg.plan(name, num_params=80_000, ranks=4, rates=RATES, **sizes)
+    own = fastagg.plan(name, num_params=20_000, rates=RATES, **sizes)
+    assert (four.state_bytes, four.flops) == (own.state_bytes, own.flops)
+    assert one.wire_bytes == own.wire_bytes == 0 < four.wire_bytes
+    assert four.seconds is not None and own.seconds is not None and four.seconds > own.seconds
+
+
+def test_bytes_on_the_wire_do_not_depend_on_d() -> None:
+    small, large = (
+        fastagg.plan("fdms", num_clients=1000, num_active=100, num_params=d, ranks=8).wire_bytes
+        for d in (10**6, 10**10)
+    )
+    assert small == large == 2 * 4 * 100 * 101 + 5 * 512 * 8 + 8 * 102
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "staged"),
+    [
+        ("fdms", {}, 0),
+        ("geometric-median", {}, 0),
+        ("centered-clip", {}, 0),
+        ("centered-clip", {"reuse": True}, 4 * 5 * 1000),
+        ("mifa", {}, 4 * 5 * 1000),
+        ("mifa", {"memory_dtype": "bfloat16"}, 2 * 5 * 1000),
+        ("mimic", {}, 4 * 5 * 1000),
+    ],
+)
+def test_streams(name: str, options: dict[str, Any], staged: int) -> None:
+    sizes = {"num_clients": 9, "num_active": 5, "num_params": 1000}
+    plain = fastagg.plan(name, **sizes, **options)
+    streamed = fastagg.plan(name, budget=4096, **sizes, **options)
+    assert plain.update_bytes == 4 * 1000 + 4 * 5 * 1000
+    assert streamed.update_bytes == 4 * 1000 + 4096
+    assert streamed.scratch_bytes == plain.scratch_bytes + staged
+    assert "rows streamed, 4.1 kB at a time" in str(streamed)
+
+
+def test_a_bfloat16_memory_takes_half() -> None:
+    options = {"memory_dtype": "bfloat16"}
+    assert after_rounds("mifa", False, options, 3).memory_bytes == 2 * K * D + 8 * D
+    sizes = {"num_clients": K, "num_active": S, "num_params": D}
+    assert fastagg.plan("mifa", **sizes, **options).state_bytes == 2 * K * D + 8 * D

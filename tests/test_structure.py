@@ -34,7 +34,8 @@ USES_OF_C = {"fastagg.ops", "fastagg.__init__", "fastagg.__main__"}
 # Names that hold d-sized data in a rule, and all that a rule may call on them besides fastagg.ops.
 D_SIZED = {"params", "updates", "rows", "memory", "total", "corrections", "velocity"}
 HARMLESS = {"size", "numel", "dim", "stride", "is_contiguous", "data_ptr", "zeros_like"}
-HARMLESS |= {"of", "references_of", "new_reference", "settle_", "adopt"}  # of a RowMemory
+# of a RowMemory:
+HARMLESS |= {"of", "references_of", "new_reference", "settle_", "adopt", "receive"}
 
 
 def tracked_files() -> list[Path]:

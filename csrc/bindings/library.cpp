@@ -26,6 +26,7 @@ TORCH_LIBRARY(fastagg, m) {
   // One-pass updates of [d] and of remembered rows. Memory and corrections are one [K, d] tensor,
   // or a tensor [d] for each of the S updates.
   m.def("weighted_sum_(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0) -> ()");
+  m.def("gram_and_sum_(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights) -> ()");
   m.def(
       "mimic_(Tensor(a!) params, Tensor[] updates, Tensor(b!)[] corrections, Tensor clients, "
       "float lr) -> ()");
@@ -50,7 +51,7 @@ TORCH_LIBRARY(fastagg, m) {
 // gradient, and refuses to change a Parameter in place outside torch.no_grad().
 TORCH_LIBRARY_IMPL(fastagg, Autograd, m) {
   for (const char* op : {"gram", "abs_max", "cosine_scores", "distance_scores", "update_scores_",
-                         "select_friends", "eliminate_", "weighted_sum_", "mimic_",
+                         "select_friends", "eliminate_", "weighted_sum_", "gram_and_sum_", "mimic_",
                          "memory_update_", "mimic_mean_", "memory_total_", "add_total_"})
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
 }

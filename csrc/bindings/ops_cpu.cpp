@@ -161,6 +161,19 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
                     beta, torch_threads());
 }
 
+void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList tensors,
+                   const at::Tensor& weights) {
+  const int64_t d = out.numel();
+  check_tensor(out, "out", at::kFloat, {d});
+  const Rows rows = check_rows(tensors, "rows", d, out.device());
+  const int64_t S = rows.size();
+  check_tensor(gram, "gram", at::kDouble, {S, S});
+  const std::vector<double> w = check_weights(weights, S, out.device());
+  check_no_overlap(rows, "rows", out, "out");
+  cpu::gram_and_sum(rows.pointers.data(), S, d, w.data(), gram.mutable_data_ptr<double>(),
+                    out.mutable_data_ptr<float>(), torch_threads());
+}
+
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,
             const at::Tensor& clients, double lr) {
   const int64_t d = params.numel();
@@ -290,6 +303,7 @@ TORCH_LIBRARY_IMPL(fastagg, CPU, m) {
   m.impl("select_friends", select_friends);
   m.impl("eliminate_", eliminate_);
   m.impl("weighted_sum_", weighted_sum_);
+  m.impl("gram_and_sum_", gram_and_sum_);
   m.impl("mimic_", mimic_);
   m.impl("memory_update_", memory_update_);
   m.impl("mimic_mean_", mimic_mean_);

@@ -24,4 +24,11 @@ namespace fastagg::cpu {
 void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
           const Parallel& parallel);
 
+// `gram` of all pairs and `weighted_sum` with beta = 0 at once, bit for bit: each block of columns
+// is summed while it is in cache, so that the rows come from memory once.
+//   sum       // [d]
+//   weights   // [S]
+void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* weights,
+                  double* out, float* sum, const Parallel& parallel);
+
 }  // namespace fastagg::cpu

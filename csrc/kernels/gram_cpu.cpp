@@ -16,19 +16,17 @@
 
 #include "abs_max.h"
 #include "gram.h"
-#include "lane_sums.h"
+#include "gram_tiles.h"
 #include "pair_order.h"
 #include "simd.h"
+#include "weighted_sum.h"
 
 namespace fastagg::cpu {
 namespace {
 
-// Columns summed in float32. Of 768, five rows are 15 KB: two strips and what is prefetched for the
-// next fit a 48 KB L1 cache, and adding up a tile's lanes costs a tenth of its time. The error of a
-// sum is that of a block over the root of the number of blocks, and of a cosine below 1e-8 from
-// about 384 blocks on: blocks are shorter where d is small.
-constexpr int64_t kMaxBlock = 768;
-constexpr int64_t block_columns(int64_t d) {
+// Blocks are shorter where d is small: the error of a sum is that of a block over the root of the
+// number of blocks, and that of a cosine is below 1e-8 from about 384 blocks on.
+constexpr int64_t float32_columns(int64_t d) {
   for (int64_t block :
        {kMaxBlock, int64_t{512}, int64_t{256}, int64_t{128}, int64_t{64}, int64_t{32}})
     if (d >= 384 * block) return block;
@@ -47,114 +45,13 @@ constexpr int64_t kGroupRows = 2040;
 // Cap on the partial sums of the chunks in flight.
 constexpr int64_t kPartialBytes = 64 << 20;
 
-// ---- tiles -------------------------------------------------------------------------------------
-
-template <int W>
-struct Shape {
-  static constexpr int R = W == 16 ? 5 : 3;  // R*R accumulators + R + 1 operands fit the registers
-  // Sums of a tile of `rows` x R products, and of the lower triangle of `rows` x `rows`.
-  template <int rows>
-  using OffSums = LaneSums<W, rows * R>;
-  template <int rows>
-  using DiagonalSums = LaneSums<W, rows*(rows + 1) / 2>;
-  static constexpr int kSlots = OffSums<R>::kSlots;  // of every tile
-  static_assert(DiagonalSums<R>::kSlots <= kSlots);
-  static constexpr int64_t kPanel = R * kMaxBlock;  // floats of a packed strip: [block / W, R, W]
-};
-
-// Where a tile finds the rows of a strip: packed into a panel, [block / W, R, W] ...
-template <int W>
-struct Panel {
-  const float* data;
-  FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const {
-    return load<W>(data + (k * Shape<W>::R + i) * W);
-  }
-};
-// ... or where the caller has them.
-template <int W, int rows>
-struct InPlace {
-  const float* row[rows];
-  FASTAGG_INLINE InPlace(const float* const* strip, int64_t column) {
-    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { row[i] = strip[i] + column; });
-  }
-  FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const { return load<W>(row[i] + k * W); }
-};
-
-// What a tile prefetches while it computes: a line of each for every vector.
-struct Prefetch {
-  const float *soon, *later, *later_too;
-  FASTAGG_INLINE void at(int64_t k) const {
-    prefetch(soon + k);
-    prefetch(later + k);
-    prefetch(later_too + k);
-  }
-};
-
-// sums += the `rows` x R products of two strips, `steps` vectors long.
-template <int W, int rows, class A, class B>
-FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, double* sums,
-                                      const Prefetch& next) {
-  constexpr int R = Shape<W>::R;
-  Vec<float, W> sum[rows * R] = {};
-  for (int64_t k = 0; k < steps; ++k) {
-    next.at(k * W);
-    Vec<float, W> x[rows];
-    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
-    unroll<R>([&](auto j) FASTAGG_INLINE_LAMBDA {
-      const Vec<float, W> y = b.at(k, j);
-      unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { sum[i * R + j] += x[i] * y; });
-    });
-  }
-  Shape<W>::template OffSums<rows>::add(sum, sums);
-}
-
-template <int W, int rows>
-FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
-  unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
-    unroll<i + 1>([&](auto j) FASTAGG_INLINE_LAMBDA { sum[i * (i + 1) / 2 + j] += x[i] * x[j]; });
-  });
-}
-
-// The same for a strip with itself: the lower triangle.
-template <int W, int rows>
-FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, double* sums,
-                                  const Prefetch& next) {
-  Vec<float, W> sum[rows * (rows + 1) / 2] = {};
-  for (int64_t k = 0; k < steps; ++k) {
-    next.at(k * W);
-    Vec<float, W> x[rows];
-    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
-    add_triangle<W, rows>(x, sum);
-  }
-  Shape<W>::template DiagonalSums<rows>::add(sum, sums);
-}
-
-// The same, while it packs the rows (each times its scale) into `panel`, with zeros up to a whole
-// vector; for any number of columns.
-template <int W, int rows>
-FASTAGG_INLINE void packing_tile(InPlace<W, rows> a, const float* scales, int64_t columns,
-                                 float* panel, double* sums, const Prefetch& next) {
-  constexpr int R = Shape<W>::R;
-  Vec<float, W> sum[rows * (rows + 1) / 2] = {};
-  float tail[rows][W] = {};
-  for (int64_t k = 0; k * W < columns; ++k) {
-    next.at(k * W);
-    if ((k + 1) * W > columns)
-      for (int i = 0; i < rows; ++i) {
-        for (int64_t p = k * W; p < columns; ++p) tail[i][p - k * W] = a.row[i][p];
-        a.row[i] = tail[i] - k * W;
-      }
-    Vec<float, W> x[rows];
-    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
-      x[i] = a.at(k, i) * scales[i];
-      store<W>(panel + (k * R + i) * W, x[i]);
-    });
-    add_triangle<W, rows>(x, sum);
-  }
-  Shape<W>::template DiagonalSums<rows>::add(sum, sums);
-}
-
 // ---- one task: some rows, one chunk of columns -------------------------------------------------
+
+// A weighted sum of the rows to be made on the way.
+struct RowSum {
+  const float* weights;  // [S]
+  float* out;            // [d]
+};
 
 struct Problem {
   const float* const* rows;  // [S]
@@ -163,6 +60,8 @@ struct Problem {
   int64_t S, d;
   int64_t block;  // columns summed in float32
   bool pack;      // or read all rows in place
+  Isa isa;
+  const RowSum* also;  // or nullptr
 };
 
 constexpr int64_t tile_index(int64_t I, int64_t J) {
@@ -261,6 +160,7 @@ struct ChunkKernel {
   FASTAGG_INLINE static void run(const Problem* problem, int64_t first, int64_t last, int64_t begin,
                                  int64_t end, float* panels, double* sums) {
     const Problem& p = *problem;
+    const RowSum* also = last * Shape<W>::R >= p.S ? p.also : nullptr;  // only one group makes it
     int64_t tiles = 0;
     for (int64_t I = 0; I < last; ++I)
       for (int64_t J = (I < first ? I : 0); J <= I; ++J) tiles += p.place[tile_index(I, J)] >= 0;
@@ -273,6 +173,8 @@ struct ChunkKernel {
         Block<W, true>{p, first, last, column, columns, panels, sums, ahead}.run();
       else
         Block<W, false>{p, first, last, column, columns, panels, sums, ahead}.run();
+      if (also)
+        weighted_sum_block(p.isa, also->out, p.rows, p.S, also->weights, 0.0, column, columns);
     }
   }
 };
@@ -337,7 +239,8 @@ bool crowd_few_sets(const std::vector<const float*>& rows) {
 
 template <int W>
 void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>& scales, int64_t d,
-                const uint8_t* pairs, double* out, Isa isa, const Parallel& parallel) {
+                const uint8_t* pairs, double* out, const RowSum* also, Isa isa,
+                const Parallel& parallel) {
   using T = Shape<W>;
   const auto S = static_cast<int64_t>(rows.size());
   const int64_t strips = ceil_div(S, T::R);
@@ -355,10 +258,10 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
       if (int64_t& place = places[tile_index(I, J)]; place == 0) place = tiles++;
   }
   first_place.push_back(tiles);
-  const int64_t block = block_columns(d);
+  const int64_t block = float32_columns(d);
   const bool scaled = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
   const bool pack = scaled || S > kInPlaceRows || crowd_few_sets(rows);
-  const Problem problem{rows.data(), scales.data(), places.data(), S, d, block, pack};
+  const Problem problem{rows.data(), scales.data(), places.data(), S, d, block, pack, isa, also};
 
   const int64_t blocks = ceil_div(d, block);
   const int64_t chunk = std::max(kChunkBlocks, ceil_div(blocks, kMaxChunks)) * block;
@@ -399,15 +302,15 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
 }
 
 void gram_scaled(const std::vector<const float*>& rows, const std::vector<float>& scales, int64_t d,
-                 const uint8_t* pairs, double* out, const Parallel& parallel) {
+                 const uint8_t* pairs, double* out, const RowSum* also, const Parallel& parallel) {
   const Isa isa = current_isa();
   switch (isa) {
     case Isa::kAvx512:
-      return gram_tiled<16>(rows, scales, d, pairs, out, isa, parallel);
+      return gram_tiled<16>(rows, scales, d, pairs, out, also, isa, parallel);
     case Isa::kAvx2:
-      return gram_tiled<8>(rows, scales, d, pairs, out, isa, parallel);
+      return gram_tiled<8>(rows, scales, d, pairs, out, also, isa, parallel);
     case Isa::kPortable:
-      return gram_tiled<4>(rows, scales, d, pairs, out, isa, parallel);
+      return gram_tiled<4>(rows, scales, d, pairs, out, also, isa, parallel);
   }
 }
 
@@ -417,10 +320,8 @@ float power_of_two_scale(float largest) {
   return std::ldexp(1.0f, std::clamp(-std::ilogb(largest), -126, 126));
 }
 
-}  // namespace
-
-void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
-          const Parallel& parallel) {
+void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
+             const RowSum* also, const Parallel& parallel) {
   if (S == 0) return;
   // Rows that share pairs become neighbours, so that whole tiles are needed or not.
   const std::vector<int64_t> order = pairs ? component_order(pairs, S) : std::vector<int64_t>();
@@ -436,7 +337,7 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
   const Scratch memory(pairs ? S * S * int64_t{sizeof(double)} : 0);
   double* result = pairs ? memory.as<double>() : out;
   std::vector<float> scales(S, 1.0f);
-  gram_scaled(ordered, scales, d, flags, result, parallel);
+  gram_scaled(ordered, scales, d, flags, result, also, parallel);
 
   // Squares overflow float32 from about 1e18 and lose bits below about 1e-18. Rows where that may
   // have happened (or that hold a NaN, or zeros only) are looked at again, and scaled if it helps.
@@ -458,7 +359,7 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
       rescale |= scales[suspects[k]] != 1.0f;
     }
     if (rescale) {
-      gram_scaled(ordered, scales, d, flags, result, parallel);
+      gram_scaled(ordered, scales, d, flags, result, nullptr, parallel);
       for (int64_t i = 0; i < S; ++i)
         for (int64_t j = 0; j < S; ++j)
           result[i * S + j] /= static_cast<double>(scales[i]) * static_cast<double>(scales[j]);
@@ -471,6 +372,21 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
       const bool wanted = i == j || ordered_pairs[i * S + j];
       out[order[i] * S + order[j]] = wanted ? result[i * S + j] : 0.0;
     }
+}
+
+}  // namespace
+
+void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
+          const Parallel& parallel) {
+  gram_of(rows, S, d, pairs, out, nullptr, parallel);
+}
+
+void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* weights,
+                  double* out, float* sum, const Parallel& parallel) {
+  const std::vector<float> factors(weights, weights + S);
+  const RowSum also{factors.data(), sum};
+  if (S == 0) std::fill_n(sum, d, 0.0f);
+  gram_of(rows, S, d, nullptr, out, &also, parallel);
 }
 
 }  // namespace fastagg::cpu

@@ -2,7 +2,6 @@
 #include "simd.h"
 
 #include <atomic>
-#include <cstdlib>
 
 namespace fastagg::cpu {
 
@@ -30,16 +29,8 @@ const char* isa_name(Isa isa) {
 
 namespace {
 
-Isa initial_isa() {
-  const Isa best = detected_isa();
-  if (const char* wanted = std::getenv("FASTAGG_ISA"))
-    for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512})
-      if (std::strcmp(wanted, isa_name(isa)) == 0 && isa <= best) return isa;
-  return best;
-}
-
 std::atomic<Isa>& current() {
-  static std::atomic<Isa> isa{initial_isa()};
+  static std::atomic<Isa> isa{detected_isa()};
   return isa;
 }
 

@@ -31,7 +31,7 @@ namespace fastagg::cpu {
 enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
 
 Isa detected_isa();     // the best one this processor has
-Isa current_isa();      // the one in use: the detected one unless FASTAGG_ISA or set_isa say less
+Isa current_isa();      // the one in use: the detected one unless set_isa said less
 bool set_isa(Isa isa);  // false, and nothing changed, if the processor lacks it
 const char* isa_name(Isa isa);
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common.h"
+#include "simd.h"
 
 namespace fastagg::cpu {
 
@@ -15,5 +16,10 @@ namespace fastagg::cpu {
 //   weights   // [S]
 void weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d, const double* weights,
                   double beta, const Parallel& parallel);
+
+// The part of it in columns [column, column + n), n <= kRowColumns, on the calling thread.
+//   weights   // [S]
+void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S,
+                        const float* weights, double beta, int64_t column, int64_t n);
 
 }  // namespace fastagg::cpu

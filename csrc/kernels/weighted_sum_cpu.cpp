@@ -45,12 +45,17 @@ struct WeightedSum {
 
 }  // namespace
 
+void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S,
+                        const float* weights, double beta, int64_t column, int64_t n) {
+  dispatch<WeightedSum>(isa, out, rows, S, weights, beta, column, n);
+}
+
 void weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d, const double* weights,
                   double beta, const Parallel& parallel) {
   const Isa isa = current_isa();
   const std::vector<float> factors(weights, weights + S);
   for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
-    dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column, n);
+    weighted_sum_block(isa, out, rows, S, factors.data(), beta, column, n);
   });
 }
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.cohort import Cohort
+from fastagg.columns import AnyRow, Columns
 from fastagg.row_memory import RowMemory
+from fastagg.row_store import RowStore
 from fastagg.rules._rows import refuse_shared_memory
 
 
@@ -23,37 +24,39 @@ class Bank:
     for it, and once more for the aggregate.
 
     Attributes:
-        memory: [K, d] float32, the last row of every client, zeros for those never seen.
+        memory: [K, d], the last row of every client, zeros for those never seen.
     """
 
-    def __init__(self, num_clients: int, num_params: int, device: torch.device) -> None:
-        self.memory = RowMemory(num_clients, num_params, device)
+    def __init__(
+        self, num_clients: int, num_params: int, device: torch.device, store: RowStore
+    ) -> None:
+        self.memory = RowMemory(num_clients, num_params, device, store=store)
         self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64)
 
-    def rows(self, cohort: Cohort) -> list[Tensor]:
+    def rows(self, cohort: Cohort) -> list[AnyRow]:
         """The rows of all clients once ``cohort`` has answered: K tensors [d], nothing copied.
 
         Raises:
             ValueError: a row lies in the memory itself.
         """
-        rows = list(self.memory.rows)
-        refuse_shared_memory(cohort, rows)
+        rows: list[AnyRow] = list(self.memory.rows)
+        refuse_shared_memory(cohort, self.memory.rows)
         for client, row in zip(cohort.clients.tolist(), cohort.rows, strict=True):
             rows[client] = row
         return rows
 
-    def gram(self, rows: Sequence[Tensor], clients: Tensor) -> Tensor:
+    def gram(self, rows: Sequence[AnyRow], clients: Tensor, columns: Columns) -> Tensor:
         """[n, n] float64 of ``rows``, n >= K, where those of ``clients`` and past K are new."""
         num_clients = len(self._gram)
         changed = torch.ones(len(rows), dtype=torch.bool)
         changed[:num_clients] = False
         changed[clients] = True
         if bool(changed.all()):
-            return ops.gram(rows, dtype=torch.float64)
+            return columns.gram(rows)
         # Changed rows first: then the pairs needed fill whole tiles of the kernel.
         order = torch.cat([changed.nonzero().flatten(), (~changed).nonzero().flatten()])
         needed = changed[order][:, None] | changed[order]
-        computed = ops.gram([rows[i] for i in order.tolist()], pairs=needed, dtype=torch.float64)
+        computed = columns.gram([rows[i] for i in order.tolist()], pairs=needed)
         gram = torch.empty_like(computed)
         gram[order[:, None], order] = computed
         kept = ~(changed[:, None] | changed)[:num_clients, :num_clients]
@@ -66,11 +69,11 @@ class Bank:
         if cohort.buffer is not None:
             self.memory.adopt(ids, cohort.buffer, None)
         else:
-            for kept, row in zip(self.memory.of(ids), cohort.rows, strict=True):
+            for kept, row in zip(self.memory.of(ids), cohort.tensors, strict=True):
                 kept.copy_(row)
         num_clients = len(self._gram)
         self._gram = gram[:num_clients, :num_clients]
 
-    def recompute(self) -> None:
+    def recompute(self, columns: Columns) -> None:
         """Make the Gram matrix fit a memory that was changed from outside."""
-        self._gram = ops.gram(self.memory.rows, dtype=torch.float64)
+        self._gram = columns.gram(self.memory.rows)

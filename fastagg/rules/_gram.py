@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, NonFiniteUpdates, Prepared, State
 from fastagg.cohort import Cohort
+from fastagg.columns import AnyRow
 from fastagg.costs import Cost, Sizes
 from fastagg.row_memory import RowMemory
+from fastagg.row_store import dtype_name, element_bytes, read_store
 from fastagg.rules._bank import Bank
 from fastagg.rules._policy import Policy
 from fastagg.rules._weights import read_client_weights, relative
@@ -22,8 +25,17 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+_ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder")
+
 _SQUARES = 8
 """How many S x S float64 matrices a policy has at a time, about; wrapped ones have more."""
+
+
+class ReuseOptions(CommonOptions, total=False):
+    """The options that every rule on the Gram matrix has; :class:`GramRule` describes them."""
+
+    memory_dtype: str
+    memory_folder: str | os.PathLike[str] | None
 
 
 class GramRule(Aggregator):
@@ -41,6 +53,7 @@ class GramRule(Aggregator):
         reuse: remember the last row of every client and use it again.
         client_weights: [K] relative weights, for instance sample counts; None: equal. A client of
             weight 0 has no say, as if it were absent.
+        memory_dtype, memory_folder: see :class:`fastagg.rules._memory.MemoryRule`; with ``reuse``.
         **options: those of :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -51,12 +64,16 @@ class GramRule(Aggregator):
         rounds: [] int64, steps so far, skipped ones included; only kept by rules that draw lots.
     """
 
+    column_state = frozenset({"previous", "memory"})
+
     def __init__(
         self,
         policy: Policy,
         *,
         reuse: bool = False,
         client_weights: Any = None,
+        memory_dtype: str = "float32",
+        memory_folder: str | os.PathLike[str] | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**options)
@@ -72,7 +89,10 @@ class GramRule(Aggregator):
             self.previous = torch.zeros(self.num_params, device=self.device)
         self._bank: Bank | None = None
         if reuse:
-            self._bank = Bank(self.num_clients, self.num_params, self.device)
+            store = read_store(memory_dtype, memory_folder)
+            self._bank = Bank(self.num_clients, self.num_params, self.device, store)
+        elif memory_dtype != "float32" or memory_folder is not None:
+            raise ValueError("memory_dtype, memory_folder: expected reuse=True, there is no memory")
 
     @property
     def memory(self) -> RowMemory | None:
@@ -80,7 +100,7 @@ class GramRule(Aggregator):
 
     def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
         members = cohort.clients if self._bank is None else torch.arange(self.num_clients)
-        rows = list(cohort.rows) if self._bank is None else self._bank.rows(cohort)
+        rows: list[AnyRow] = list(cohort.rows) if self._bank is None else self._bank.rows(cohort)
         if self.previous is not None:
             rows = [*rows, self.previous]
         gram = self._gram(rows, cohort.clients)
@@ -91,8 +111,8 @@ class GramRule(Aggregator):
         factors = self._factors(gram, relative(self.client_weights[members], "the active clients"))
         used = factors.nonzero().flatten()
         used_rows = [rows[i] for i in used.tolist()]
-        ops.weighted_sum_(self._scratch, used_rows, factors[used], beta=0.0)
-        self._check_range(peak, ops.abs_max([self._scratch]).item())
+        self.columns.weighted_sum_(self._scratch, used_rows, factors[used], beta=0.0)
+        self._check_range(peak, self.columns.abs_max([self._scratch]).item())
         lr = torch.tensor([self.server_lr], dtype=torch.float64)
 
         def commit() -> None:
@@ -106,10 +126,13 @@ class GramRule(Aggregator):
         size = len(cohort)
         return Prepared(factors[position], commit, pairs=size * (size - 1))
 
-    def _gram(self, rows: list[Tensor], clients: Tensor) -> Tensor:
+    def _receive(self, cohort: Cohort) -> Cohort:
+        return cohort if self._bank is None else self._bank.memory.receive(cohort, self.columns)
+
+    def _gram(self, rows: list[AnyRow], clients: Tensor) -> Tensor:
         if self._bank is None:
-            return ops.gram(rows, dtype=torch.float64)
-        return self._bank.gram(rows, clients)
+            return self.columns.gram(rows)
+        return self._bank.gram(rows, clients, self.columns)
 
     def _factors(self, gram: Tensor, shares: Tensor) -> Tensor:
         """One factor per row of ``gram`` [n + e, n + e], for clients' shares [n] of sum 1."""
@@ -135,10 +158,13 @@ class GramRule(Aggregator):
 
     def _state_loaded(self) -> None:
         if self._bank is not None:
-            self._bank.recompute()
+            self._bank.recompute(self.columns)
 
     def options(self) -> dict[str, Any]:
-        return super().options() | {"reuse": self.reuse, "client_weights": self.client_weights}
+        own = {"reuse": self.reuse, "client_weights": self.client_weights}
+        if self._bank is not None:
+            own["memory_dtype"] = dtype_name(self._bank.memory.store)
+        return super().options() | own
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
@@ -147,17 +173,19 @@ class GramRule(Aggregator):
         # S x S and not counted; they have a few such matrices at a time.
         S, d, reuse = sizes.S, sizes.d, bool(options.get("reuse", False))
         members = sizes.K if reuse else S
-        plain = {key: value for key, value in options.items() if key != "client_weights"}
-        policy = cls(num_clients=1, num_params=1, **plain).policy
+        own = {key: value for key, value in options.items() if key not in _ROW_OPTIONS}
+        policy = cls(num_clients=1, num_params=1, **own).policy
         extra = int(policy.uses_previous)
         n, changed = members + extra, S + extra
         kept = n - changed  # of their inner products only squares are computed again
         products = changed * (changed + 1) // 2 + changed * kept + kept
-        state = 4 * d * extra + (4 * sizes.K * d if reuse else 0)
+        size = element_bytes(options)
+        state = 4 * d * extra + (size * sizes.K * d if reuse else 0)
         copied = 8 * S * d if reuse and not sizes.adopting else 0
         return Cost(
             state=state + (8 if policy.uses_round else 0),
             scratch=4 * d + 8 * _SQUARES * n * n,
             moved=8 * n * d + 24 * d + copied,
             flops=2 * products * d + 2 * n * d,
+            reduced=4 * n * (n + 1),
         )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,15 +13,24 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.buffer import UpdateBuffer
+from fastagg.buffer import RowExchange
 from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.row_memory import RowMemory
+from fastagg.row_store import dtype_name, element_bytes, read_store
 from fastagg.rules._weights import read_client_weights, relative
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class MemoryOptions(CommonOptions, total=False):
+    """The options that every rule with a memory has; :class:`MemoryRule` describes them."""
+
+    client_weights: Any
+    memory_dtype: str
+    memory_folder: str | os.PathLike[str] | None
 
 
 class MemoryRule(Aggregator):
@@ -32,6 +42,12 @@ class MemoryRule(Aggregator):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
+        memory_dtype: "float32", or "bfloat16" for half the memory: the rule then does what it does
+            in float32 with updates rounded to bfloat16, bit for bit. An element is off by up to
+            2^-8 of its magnitude, and errors do not add up over rounds.
+        memory_folder: keep the rows in a file in this folder, mapped into memory, instead of in
+            memory; the file disappears with the process. Not part of a checkpoint: name it again
+            in :func:`fastagg.load`. None: in memory.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
 
     Attributes:
@@ -40,14 +56,28 @@ class MemoryRule(Aggregator):
         total: [d] float64, ``shares @ memory`` with the weights divided by their sum.
     """
 
+    column_state = frozenset({"memory", "total"})
     remembers_models: ClassVar[bool] = False
     """Whether a remembered row is a local model instead of an update."""
 
-    def __init__(self, *, client_weights: Any = None, **options: Unpack[CommonOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        client_weights: Any = None,
+        memory_dtype: str = "float32",
+        memory_folder: str | os.PathLike[str] | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
         super().__init__(**options)
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
-        self.memory = RowMemory(self.num_clients, self.num_params, self.device)
+        store = read_store(memory_dtype, memory_folder)
+        if self.remembers_models and store.dtype != torch.float32:
+            raise ValueError(
+                "memory_dtype: expected 'float32', since models are remembered relative to the "
+                f"global one, got {memory_dtype!r}"
+            )
+        self.memory = RowMemory(self.num_clients, self.num_params, self.device, store=store)
         self.total = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
         self._next_total: Tensor | None = None  # [d] float64, made when rows are first handed over
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |memory[k]|
@@ -63,7 +93,8 @@ class MemoryRule(Aggregator):
         clients, ids = cohort.clients, cohort.clients.tolist()
         weights = self._shares[clients]
         next_total = None
-        if cohort.buffer is None:
+        buffer = cohort.buffer
+        if buffer is None:
             row_peaks = self._row_peaks(cohort)  # [S]
         else:
             next_total, row_peaks = self._sum(params, cohort, weights)
@@ -82,7 +113,7 @@ class MemoryRule(Aggregator):
                 params,
                 self.total,
                 self.memory.of(ids),
-                cohort.rows,
+                cohort.tensors,
                 clients,
                 weights,
                 self.server_lr,
@@ -90,7 +121,7 @@ class MemoryRule(Aggregator):
                 self.remembers_models,
             )
 
-        def adopt(buffer: UpdateBuffer, total: Tensor) -> None:
+        def adopt(buffer: RowExchange, total: Tensor) -> None:
             reference = self.memory.new_reference() if self.remembers_models else None
             if reference is not None:
                 reference.copy_(params)
@@ -99,14 +130,17 @@ class MemoryRule(Aggregator):
             self.total, self._next_total = total, self.total
 
         def commit() -> None:
-            if cohort.buffer is None or next_total is None:
+            if buffer is None or next_total is None:
                 copy()
             else:
-                adopt(cohort.buffer, next_total)
+                adopt(buffer, next_total)
             self._peaks = peaks
             self._commit_seen(clients)
 
         return Prepared(norm * weights, commit)
+
+    def _receive(self, cohort: Cohort) -> Cohort:
+        return self.memory.receive(cohort, self.columns)
 
     def _sum(self, params: Tensor, cohort: Cohort, weights: Tensor) -> tuple[Tensor, Tensor]:
         """The total once the rows are remembered, [d] float64, and the rows' magnitudes [S]."""
@@ -114,7 +148,7 @@ class MemoryRule(Aggregator):
             self._next_total = torch.zeros_like(self.total)
         peaks = torch.empty(len(cohort))
         ids = cohort.clients.tolist()
-        ops.memory_total_(
+        self.columns.memory_total_(
             self._next_total,
             peaks,
             self.total,
@@ -125,21 +159,24 @@ class MemoryRule(Aggregator):
             self.memory.references_of(ids),
             params if self.remembers_models else None,
         )
-        return self._next_total, self._check_peaks(cohort, peaks)
+        return self._next_total, self._check_peaks(cohort, self.columns.join_peaks(peaks))
 
     def _state(self) -> State:
         return {"memory": self.memory, "total": self.total}
 
     def _state_loaded(self) -> None:
-        self._peaks = ops.abs_max(self.memory.rows).to(torch.float64)
+        self._peaks = self.columns.abs_max(self.memory.rows).to(torch.float64)
 
     def options(self) -> dict[str, Any]:
-        return super().options() | {"client_weights": self.client_weights}
+        return super().options() | {
+            "client_weights": self.client_weights,
+            "memory_dtype": dtype_name(self.memory.store),
+        }
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         K, S, d = sizes.K, sizes.S, sizes.d
-        state = 4 * K * d + 8 * d
+        state = element_bytes(options) * K * d + 8 * d
         flops = (4 if cls.remembers_models else 3) * S * d + 3 * d
         if not sizes.adopting:
             # abs_max of params and rows; then rows and memory read, memory, total, params written

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -16,10 +17,18 @@ def refuse_shared_memory(cohort: Cohort, state: Iterable[Tensor]) -> None:
     Raises:
         ValueError: names the client.
     """
-    own = {tensor.untyped_storage().data_ptr() for tensor in state}
+    own = sorted(_span(tensor) for tensor in state)
+    starts = [start for start, _ in own]
     for client, row in zip(cohort.clients.tolist(), cohort.rows, strict=True):
-        if row.untyped_storage().data_ptr() in own:
+        start, stop = _span(row) if isinstance(row, Tensor) else (0, 0)
+        before = bisect_left(starts, stop) - 1  # the last one that begins before the row ends
+        if before >= 0 and own[before][1] > start:
             raise ValueError(
                 f"updates: must not share memory with the aggregator's, but client {client}'s "
                 "does; pass a separate tensor"
             )
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of a contiguous tensor, from the first to after the last."""
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes

@@ -56,10 +56,13 @@ class WeightedRule(Aggregator):
     def _plan(self, cohort: Cohort) -> Plan:
         """Choose a weight for every row; must change neither rows nor state."""
 
+    def _receive(self, cohort: Cohort) -> Cohort:
+        return cohort  # rows need not be in memory
+
     def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
         plan = self._plan(cohort)
-        ops.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
-        aggregate = ops.abs_max([self._scratch]).item()
+        commit_state = self._aggregate(cohort, plan)
+        aggregate = self.columns.abs_max([self._scratch]).item()
         if not math.isfinite(aggregate):
             self._row_peaks(cohort)
         self._check_range(peak, aggregate)
@@ -67,9 +70,18 @@ class WeightedRule(Aggregator):
 
         def commit() -> None:
             ops.weighted_sum_(params, [self._scratch], lr)
-            plan.commit_state()
+            commit_state()
 
         return Prepared(plan.weights, commit, plan.friends, plan.pairs)
+
+    def _aggregate(self, cohort: Cohort, plan: Plan) -> Callable[[], None]:
+        """Make ``weights @ rows`` in the scratch vector; returns the state change of the commit.
+
+        Raises:
+            NonFiniteUpdates: rows hold NaN or Inf (may be left to the caller, who looks again).
+        """
+        self.columns.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
+        return plan.commit_state
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"client_weights": self.client_weights}

@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import available, find
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram import GramRule, ReuseOptions
 from fastagg.rules._policy import Mixed, Policy, read_mapping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_OWN = ("num_clients", "num_params", "server_lr", "device", "nonfinite", "reuse", "client_weights")
+_OWN = (
+    *("num_clients", "num_params", "server_lr", "device", "nonfinite"),
+    *("reuse", "client_weights", "memory_dtype", "memory_folder"),
+)
 
 
 class WrapperRule(GramRule):
@@ -36,7 +38,7 @@ class WrapperRule(GramRule):
         rule_options: Mapping[str, Any] | None = None,
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         inside = _rule_inside(rule, read_mapping("rule_options", rule_options))
         policy = wrap(inside.policy)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import register
+from fastagg.rules._gram import ReuseOptions
 from fastagg.rules._policy import Mixed, Policy, read_count
 from fastagg.rules._wrapper import WrapperRule
 
@@ -80,7 +80,7 @@ class Bucketing(WrapperRule):
         rule_options: Mapping[str, Any] | None = None,
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         self.bucket_size = read_count("bucket_size", bucket_size, least=1)
         self.seed = read_count("seed", seed, least=0)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram import GramRule, ReuseOptions
 from fastagg.rules._policy import Policy, distances_to, read_count, read_positive
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class CenteredClip(GramRule):
         iterations: int = 3,
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         policy = ClippingPolicy(math.inf if tau == "inf" else tau, iterations)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SCORES = {"cosine": ops.cosine_scores, "distance": ops.distance_scores}
+
+
+@dataclass(frozen=True)
+class _Substitution(Plan):
+    """Who stands in for whom, which pairs are scored, and what is eliminated after."""
+
+    wanted: Tensor | None = None  # [S, S] bool, symmetric; None: all pairs
+    threshold: float = math.inf
 
 
 @register("fdms")
@@ -86,7 +95,7 @@ class FDMS(WeightedRule):
             self.candidates = bits.ones(self.num_clients, self.num_clients)
         self.rounds = torch.zeros((), dtype=torch.int64)
 
-    def _plan(self, cohort: Cohort) -> Plan:
+    def _plan(self, cohort: Cohort) -> _Substitution:
         # Only state rows of active clients change in this round, and only rows of absent
         # clients decide who stands in. So friends come from the state as it is, less what this
         # round will eliminate, and the state is changed in the commit: nothing of size [K, K] has
@@ -94,20 +103,32 @@ class FDMS(WeightedRule):
         clients = cohort.clients
         needed = self._needed_pairs(clients)
         wanted = None if needed is None else needed | needed.T  # scores are symmetric
-        round_scores = self._score(cohort, wanted)
         threshold = self._theta()
         active = torch.zeros(self.num_clients, dtype=torch.bool).index_fill_(0, clients, True)
         friends = ops.select_friends(self.scores, self.counts, active, self.candidates, threshold)
-
-        def commit_state() -> None:
-            ops.update_scores_(self.scores, self.counts, round_scores, clients, wanted)
-            if self.candidates is not None:
-                ops.eliminate_(self.candidates, self.scores, self.counts, threshold)
-            self.rounds += 1
-
         size = len(clients)
         pairs = size * (size - 1) if needed is None else int(needed.count_nonzero())
-        return Plan(self._weights(clients, friends), friends, pairs, commit_state)
+        weights = self._weights(clients, friends)
+        return _Substitution(weights, friends, pairs, wanted=wanted, threshold=threshold)
+
+    def _aggregate(self, cohort: Cohort, plan: Plan) -> Callable[[], None]:
+        assert isinstance(plan, _Substitution)
+        round_scores = self._score(cohort, self._gram_and_sum(cohort, plan))
+
+        def commit_state() -> None:
+            ops.update_scores_(self.scores, self.counts, round_scores, cohort.clients, plan.wanted)
+            if self.candidates is not None:
+                ops.eliminate_(self.candidates, self.scores, self.counts, plan.threshold)
+            self.rounds += 1
+
+        return commit_state
+
+    def _gram_and_sum(self, cohort: Cohort, plan: _Substitution) -> Tensor:
+        """The Gram matrix, [S, S] float64, and the aggregate in the scratch vector."""
+        if plan.wanted is not None:
+            self.columns.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
+            return self.columns.gram(cohort.rows, pairs=plan.wanted)
+        return self.columns.gram_and_sum_(self._scratch, cohort.rows, plan.weights)
 
     def _needed_pairs(self, clients: Tensor) -> Tensor | None:
         """[S, S] bool: j is a candidate of i, j != i; None if every pair is needed."""
@@ -115,9 +136,8 @@ class FDMS(WeightedRule):
             return None
         return bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
 
-    def _score(self, cohort: Cohort, pairs: Tensor | None) -> Tensor:
+    def _score(self, cohort: Cohort, gram: Tensor) -> Tensor:
         """This round's similarities, [S, S] float64."""
-        gram = ops.gram(cohort.rows, pairs=pairs, dtype=torch.float64)
         if not math.isfinite(gram.trace().item()):  # sums of squares of float32 stay finite
             raise NonFiniteUpdates(cohort.clients[~torch.isfinite(gram.diagonal())])
         scores = _SCORES[self.similarity](gram)
@@ -169,14 +189,16 @@ class FDMS(WeightedRule):
         base = super().cost(sizes, options)
         state = 6 * K * K + 8
         scratch = base.scratch + 16 * S * S
-        moved = base.moved + 4 * S * d + 6 * K * (K - S) + 52 * S * S
+        moved = base.moved + 6 * K * (K - S) + 52 * S * S  # one pass for the sum and all pairs
         if options.get("elimination") is not None:
+            # Another pass over the rows;
             # eliminate_ reads all pairs and their bits, which it writes; select_friends reads the
             # bits of absent clients; the pairs needed are S x S bool, twice
             state += K * bits.packed_bytes(K)
             scratch += 2 * S * S
-            moved += 6 * K * K + (3 * K - S) * bits.packed_bytes(K) + 6 * S * S
-        return Cost(state, scratch, moved, base.flops + S * (S + 1) * d)
+            moved += 4 * S * d + 6 * K * K + (3 * K - S) * bits.packed_bytes(K) + 6 * S * S
+        flops = base.flops + S * (S + 1) * d
+        return Cost(state, scratch, moved, flops, reduced=4 * S * (S + 1))
 
 
 def _read_threshold(elimination: object, num_clients: int) -> Threshold | None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -89,4 +90,5 @@ class FDMSSoft(FDMS):
         K, S = sizes.K, sizes.S
         base = super().cost(sizes, options)
         scratch = 48 * min(_BLOCK, K - S) * S
-        return Cost(base.state, base.scratch + scratch, base.moved + 6 * (K - S) * S, base.flops)
+        moved = base.moved + 6 * (K - S) * S
+        return dataclasses.replace(base, scratch=base.scratch + scratch, moved=moved)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.aggregator import Prepared
 from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
@@ -50,7 +49,8 @@ class FedVARP(MemoryRule):
         memory_step = super()._prepare(params, reach, cohort)
 
         def commit() -> None:
-            ops.weighted_sum_(params, [*cohort.rows, *old], torch.cat([rest, -rest]))
+            rows = [*cohort.rows, *old]
+            self.columns.weighted_sum_(params, rows, torch.cat([rest, -rest]))
             memory_step.commit()
 
         return Prepared(weights, commit)

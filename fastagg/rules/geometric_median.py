@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram import GramRule, ReuseOptions
 from fastagg.rules._policy import Policy, distances_to, read_count, read_positive
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class GeometricMedian(GramRule):
         start: str = "mean",
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         policy = WeiszfeldPolicy(nu, iterations, start)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)

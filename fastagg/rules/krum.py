@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram import GramRule, ReuseOptions
 from fastagg.rules._policy import Policy, check_majority, read_count, square_distances
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Krum(GramRule):
         num_byzantine: int = 0,
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         policy = KrumPolicy(num_byzantine)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.buffer import UpdateBuffer
+from fastagg.buffer import RowExchange
 from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.row_memory import RowMemory
+from fastagg.row_store import read_store
 from fastagg.rules._rows import refuse_shared_memory
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class MimiC(Aggregator):
 
     Args:
         mode: "server" or "client": who keeps the corrections.
+        memory_folder: keep the corrections in a file in this folder, mapped into memory; see
+            :class:`fastagg.rules._memory.MemoryRule`. Mode "server" only.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
 
     Attributes:
@@ -58,16 +62,35 @@ class MimiC(Aggregator):
             at first. Mode "client" only.
     """
 
-    def __init__(self, *, mode: str = "server", **options: Unpack[CommonOptions]) -> None:
+    column_state = frozenset({"corrections"})
+
+    def __init__(
+        self,
+        *,
+        mode: str = "server",
+        memory_folder: str | os.PathLike[str] | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
         super().__init__(**options)
         if mode not in ("server", "client"):
             raise ValueError(f'mode: expected "server" or "client", got {mode!r}')
         self.mode = mode
         if mode == "client":
+            if memory_folder is not None:
+                raise ValueError(
+                    'memory_folder: expected None with mode "client", where the server remembers '
+                    f"no rows, got {memory_folder!r}"
+                )
             self.aggregate = torch.zeros(self.num_params, device=self.device)
             self._next = torch.zeros_like(self.aggregate)
             return
-        self.corrections = RowMemory(self.num_clients, self.num_params, self.device, sign=-1.0)
+        self.corrections = RowMemory(
+            self.num_clients,
+            self.num_params,
+            self.device,
+            sign=-1.0,
+            store=read_store("float32", memory_folder),
+        )
         self._mean: Tensor | None = None  # [d] float64, made when rows are first handed over
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
 
@@ -81,7 +104,7 @@ class MimiC(Aggregator):
         refuse_shared_memory(cohort, [self.aggregate, self._next])
         self._check_range(peak, self._row_peaks(cohort).mean().item())
         weights = torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64)
-        ops.weighted_sum_(self._next, cohort.rows, weights, beta=0.0)
+        self.columns.weighted_sum_(self._next, cohort.rows, weights, beta=0.0)
 
         def commit() -> None:
             rate = torch.tensor([self.server_lr], dtype=torch.float64)
@@ -94,13 +117,14 @@ class MimiC(Aggregator):
         """Mode "server": rows are u_s."""
         clients, ids = cohort.clients, cohort.clients.tolist()
         mean = None
-        if cohort.buffer is None:
+        buffer = cohort.buffer
+        if buffer is None:
             row_peaks = self._row_peaks(cohort)  # [S]
         else:
             mean, rounded, row_peaks = self._average(cohort)
         if not self._fits(peak, clients, row_peaks):
             self.corrections.settle_(range(self.num_clients))
-            self._peaks = ops.abs_max(self.corrections.rows).to(torch.float64)
+            self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
             if not self._fits(peak, clients, row_peaks):
                 raise ValueError(
                     "updates: too large, corrections or parameters could leave the range of "
@@ -112,21 +136,26 @@ class MimiC(Aggregator):
         def copy() -> None:
             self.corrections.settle_(ids)
             own = self.corrections.of(ids)
-            ops.mimic_(params, cohort.rows, own, clients, self.server_lr)
+            ops.mimic_(params, cohort.tensors, own, clients, self.server_lr)
 
-        def adopt(buffer: UpdateBuffer, mean: Tensor, rounded: Tensor) -> None:
+        def adopt(buffer: RowExchange, mean: Tensor, rounded: Tensor) -> None:
             ops.add_total_(params, mean, self.server_lr, 1.0)
             self.corrections.adopt(ids, buffer, rounded)
 
         def commit() -> None:
-            if cohort.buffer is None or mean is None:
+            if buffer is None or mean is None:
                 copy()
             else:
-                adopt(cohort.buffer, mean, rounded)
+                adopt(buffer, mean, rounded)
             self._peaks[clients] = (aggregate + row_peaks) * _ROUNDING
 
         weights = torch.full((len(clients),), 1.0 / len(clients), dtype=torch.float64)
         return Prepared(weights, commit)
+
+    def _receive(self, cohort: Cohort) -> Cohort:
+        if self.mode == "client":
+            return cohort  # rows need not be in memory
+        return self.corrections.receive(cohort, self.columns)
 
     def _average(self, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor]:
         """v, [d] float64; v as a reference for corrections; the rows' magnitudes [S]."""
@@ -135,7 +164,7 @@ class MimiC(Aggregator):
         rounded = self.corrections.new_reference()
         peaks = torch.empty(len(cohort))
         ids = cohort.clients.tolist()
-        ops.mimic_mean_(
+        self.columns.mimic_mean_(
             self._mean,
             rounded,
             peaks,
@@ -144,7 +173,7 @@ class MimiC(Aggregator):
             cohort.clients,
             self.corrections.references_of(ids),
         )
-        return self._mean, rounded, self._check_peaks(cohort, peaks)
+        return self._mean, rounded, self._check_peaks(cohort, self.columns.join_peaks(peaks))
 
     def _aggregate_bound(self, clients: Tensor, row_peaks: Tensor) -> float:
         """A bound of |v|; ``row_peaks`` [S] are those of the updates."""
@@ -165,7 +194,7 @@ class MimiC(Aggregator):
 
     def _state_loaded(self) -> None:
         if self.mode == "server":
-            self._peaks = ops.abs_max(self.corrections.rows).to(torch.float64)
+            self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"mode": self.mode}

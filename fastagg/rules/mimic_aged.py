@@ -45,6 +45,8 @@ class MimiCAged(Aggregator):
         rounds: [] int64, rounds so far, skipped ones included.
     """
 
+    column_state = frozenset({"corrections"})
+
     def __init__(self, *, fading: float = 0.9, **options: Unpack[CommonOptions]) -> None:
         super().__init__(**options)
         self.fading = _read_fading(fading)
@@ -62,9 +64,9 @@ class MimiCAged(Aggregator):
         ages = (self.rounds - self.last[clients]).to(torch.float64)
         faded = weights * self.fading ** (ages - 1.0)  # [S]; 0^0 is 1
         ops.weighted_sum_(
-            self._scratch, [*cohort.rows, *own], torch.cat([weights, faded]), beta=0.0
+            self._scratch, [*cohort.tensors, *own], torch.cat([weights, faded]), beta=0.0
         )
-        aggregate = ops.abs_max([self._scratch]).item()
+        aggregate = self.columns.abs_max([self._scratch]).item()
         self._check_range(peak, aggregate)
         new_peaks = (aggregate + row_peaks) * _ROUNDING
         if not bool((new_peaks <= FLOAT32_LIMIT).all()):
@@ -73,7 +75,7 @@ class MimiCAged(Aggregator):
         def commit() -> None:
             ops.weighted_sum_(params, [self._scratch], torch.tensor([self.server_lr]).double())
             difference = torch.tensor([1.0, -1.0], dtype=torch.float64)
-            for correction, row in zip(own, cohort.rows, strict=True):
+            for correction, row in zip(own, cohort.tensors, strict=True):
                 ops.weighted_sum_(correction, [self._scratch, row], difference, beta=0.0)
             self.last[clients] = self.rounds
             self.rounds += 1

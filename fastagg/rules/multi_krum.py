@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram import GramRule, ReuseOptions
 from fastagg.rules._policy import Policy, read_count
 from fastagg.rules.krum import krum_scores
 
@@ -58,7 +57,7 @@ class MultiKrum(GramRule):
         keep: int | None = None,
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         policy = MultiKrumPolicy(num_byzantine, keep)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)

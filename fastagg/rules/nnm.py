@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions
 from fastagg.registry import register
+from fastagg.rules._gram import ReuseOptions
 from fastagg.rules._policy import Mixed, Policy, check_majority, read_count, square_distances
 from fastagg.rules._wrapper import WrapperRule
 
@@ -60,7 +60,7 @@ class NNM(WrapperRule):
         rule_options: Mapping[str, Any] | None = None,
         reuse: bool = False,
         client_weights: Any = None,
-        **options: Unpack[CommonOptions],
+        **options: Unpack[ReuseOptions],
     ) -> None:
         self.num_byzantine = read_count("num_byzantine", num_byzantine, least=0)
         super().__init__(

@@ -55,6 +55,7 @@ class Scaffold(Aggregator):
         mean_control: [d] float32, c.
     """
 
+    column_state = frozenset({"controls", "mean_control"})
     uploads_per_client: ClassVar[int] = 2
     """Vectors of size d that the paper's clients send in a round."""
 
@@ -117,15 +118,15 @@ class Scaffold(Aggregator):
         weights = torch.full((size,), 1.0 / size, dtype=torch.float64)
 
         def commit() -> None:
-            ops.weighted_sum_(params, cohort.rows, self.server_lr * weights)
+            ops.weighted_sum_(params, cohort.tensors, self.server_lr * weights)
             for client, row, factor in zip(
-                clients.tolist(), cohort.rows, inverse.tolist(), strict=True
+                clients.tolist(), cohort.tensors, inverse.tolist(), strict=True
             ):
                 factors = torch.tensor([-1.0, factor], dtype=torch.float64)
                 ops.weighted_sum_(self.controls[client], [self.mean_control, row], factors)
             share = size / self.num_clients
             ops.weighted_sum_(
-                self.mean_control, cohort.rows, inverse / self.num_clients, beta=1.0 - share
+                self.mean_control, cohort.tensors, inverse / self.num_clients, beta=1.0 - share
             )
             self._peaks[clients] = self._bounds(clients, gradients)
             self._mean_peak = _ROUNDING * (
@@ -145,8 +146,8 @@ class Scaffold(Aggregator):
         return bool((2.0 * (bounds + mean) <= FLOAT32_LIMIT).all())
 
     def _measure(self) -> None:
-        self._peaks = ops.abs_max(self.controls).to(torch.float64)
-        self._mean_peak = ops.abs_max([self.mean_control]).item()
+        self._peaks = self.columns.abs_max(self.controls).to(torch.float64)
+        self._mean_peak = self.columns.abs_max([self.mean_control]).item()
 
     def _state(self) -> State:
         return {"controls": self.controls, "mean_control": self.mean_control}

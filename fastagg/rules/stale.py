@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions, State
+from fastagg.aggregator import State
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
-from fastagg.rules._memory import MemoryRule
+from fastagg.rules._memory import MemoryOptions, MemoryRule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,8 +41,8 @@ class Stale(MemoryRule):
     A step raises ValueError if all clients seen so far have weight 0.
     """
 
-    def __init__(self, *, client_weights: Any = None, **options: Unpack[CommonOptions]) -> None:
-        super().__init__(client_weights=client_weights, **options)
+    def __init__(self, **options: Unpack[MemoryOptions]) -> None:
+        super().__init__(**options)
         self.seen = torch.zeros(self.num_clients, dtype=torch.bool)
 
     def _norm(self, clients: Tensor) -> float:

@@ -32,6 +32,7 @@ def arguments() -> dict[str, tuple[object, ...]]:
         "select_friends": (scores, counts, active, flags, 0.2),
         "eliminate_": (flags, scores, counts, 0.1),
         "weighted_sum_": (params, [rows[0], rows[1:]], torch.rand(S), 0.5),
+        "gram_and_sum_": (params, gram.double(), [rows], torch.rand(S)),
         "mimic_": (params, list(rows), own, clients, 0.5),
         "memory_update_": (params, total, [memory], [rows], clients, weights, 0.5, 0.1, True),
         "mimic_mean_": (wide, params, peaks, [rows], own, clients, references),
@@ -104,6 +105,7 @@ def as_rows(argument: object) -> object:
 def test_version_counters() -> None:
     wrappers = {name: call for name, call in arguments().items() if name.endswith("_")}
     changed = {"update_scores_": 2, "eliminate_": 1, "weighted_sum_": 1, "mimic_": 1 + S}
+    changed |= {"gram_and_sum_": 2}
     changed |= {"memory_update_": 3, "mimic_mean_": 3, "memory_total_": 2, "add_total_": 1}
     assert set(wrappers) == set(changed)
     for name, call in wrappers.items():

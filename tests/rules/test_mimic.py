@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,11 @@ def test_client_mode_refuses_its_own_vectors(same_bits: Callable[..., None]) -> 
 def test_there_are_two_modes() -> None:
     with pytest.raises(ValueError, match=r'mode: expected "server" or "client", got "?\'?peer'):
         fastagg.make("mimic", num_clients=2, num_params=1, mode="peer")
+
+
+def test_a_server_that_remembers_nothing_needs_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'memory_folder: expected None with mode "client"'):
+        MimiC(num_clients=2, num_params=1, mode="client", memory_folder=tmp_path)
 
 
 def test_the_overflow_bound_never_refuses_ordinary_magnitudes() -> None:

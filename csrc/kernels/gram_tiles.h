@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of `gram`: dot products of a few rows with a few others over one block of columns, in
+// registers.
+#pragma once
+
+#include <cstdint>
+
+#include "lane_sums.h"
+#include "simd.h"
+
+namespace fastagg::cpu {
+
+// Columns summed in float32 at most. Of 768, five rows are 15 KB: two strips and what is prefetched
+// for the next fit a 48 KB L1 cache, and adding up a tile's lanes costs a tenth of its time.
+constexpr int64_t kMaxBlock = 768;
+
+template <int W>
+struct Shape {
+  static constexpr int R = W == 16 ? 5 : 3;  // R*R accumulators + R + 1 operands fit the registers
+  // Sums of a tile of `rows` x R products, and of the lower triangle of `rows` x `rows`.
+  template <int rows>
+  using OffSums = LaneSums<W, rows * R>;
+  template <int rows>
+  using DiagonalSums = LaneSums<W, rows*(rows + 1) / 2>;
+  static constexpr int kSlots = OffSums<R>::kSlots;  // of every tile
+  static_assert(DiagonalSums<R>::kSlots <= kSlots);
+  static constexpr int64_t kPanel = R * kMaxBlock;  // floats of a packed strip: [block / W, R, W]
+};
+
+// Where a tile finds the rows of a strip: packed into a panel, [block / W, R, W] ...
+template <int W>
+struct Panel {
+  const float* data;
+  FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const {
+    return load<W>(data + (k * Shape<W>::R + i) * W);
+  }
+};
+// ... or where the caller has them.
+template <int W, int rows>
+struct InPlace {
+  const float* row[rows];
+  FASTAGG_INLINE InPlace(const float* const* strip, int64_t column) {
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { row[i] = strip[i] + column; });
+  }
+  FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const { return load<W>(row[i] + k * W); }
+};
+
+// What a tile prefetches while it computes: a line of each for every vector.
+struct Prefetch {
+  const float *soon, *later, *later_too;
+  FASTAGG_INLINE void at(int64_t k) const {
+    prefetch(soon + k);
+    prefetch(later + k);
+    prefetch(later_too + k);
+  }
+};
+
+// sums += the `rows` x R products of two strips, `steps` vectors long.
+template <int W, int rows, class A, class B>
+FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, double* sums,
+                                      const Prefetch& next) {
+  constexpr int R = Shape<W>::R;
+  Vec<float, W> sum[rows * R] = {};
+  for (int64_t k = 0; k < steps; ++k) {
+    next.at(k * W);
+    Vec<float, W> x[rows];
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
+    unroll<R>([&](auto j) FASTAGG_INLINE_LAMBDA {
+      const Vec<float, W> y = b.at(k, j);
+      unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { sum[i * R + j] += x[i] * y; });
+    });
+  }
+  Shape<W>::template OffSums<rows>::add(sum, sums);
+}
+
+template <int W, int rows>
+FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
+  unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
+    unroll<i + 1>([&](auto j) FASTAGG_INLINE_LAMBDA { sum[i * (i + 1) / 2 + j] += x[i] * x[j]; });
+  });
+}
+
+// The same for a strip with itself: the lower triangle.
+template <int W, int rows>
+FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, double* sums,
+                                  const Prefetch& next) {
+  Vec<float, W> sum[rows * (rows + 1) / 2] = {};
+  for (int64_t k = 0; k < steps; ++k) {
+    next.at(k * W);
+    Vec<float, W> x[rows];
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
+    add_triangle<W, rows>(x, sum);
+  }
+  Shape<W>::template DiagonalSums<rows>::add(sum, sums);
+}
+
+// The same, while it packs the rows (each times its scale) into `panel`, with zeros up to a whole
+// vector; for any number of columns.
+template <int W, int rows>
+FASTAGG_INLINE void packing_tile(InPlace<W, rows> a, const float* scales, int64_t columns,
+                                 float* panel, double* sums, const Prefetch& next) {
+  constexpr int R = Shape<W>::R;
+  Vec<float, W> sum[rows * (rows + 1) / 2] = {};
+  float tail[rows][W] = {};
+  for (int64_t k = 0; k * W < columns; ++k) {
+    next.at(k * W);
+    if ((k + 1) * W > columns)
+      for (int i = 0; i < rows; ++i) {
+        for (int64_t p = k * W; p < columns; ++p) tail[i][p - k * W] = a.row[i][p];
+        a.row[i] = tail[i] - k * W;
+      }
+    Vec<float, W> x[rows];
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
+      x[i] = a.at(k, i) * scales[i];
+      store<W>(panel + (k * R + i) * W, x[i]);
+    });
+    add_triangle<W, rows>(x, sum);
+  }
+  Shape<W>::template DiagonalSums<rows>::add(sum, sums);
+}
+
+}  // namespace fastagg::cpu

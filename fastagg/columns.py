@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place that knows where the d columns are: how results over all of them come together.
+
+A rule's policy sees S x S and K x K numbers and never d. Of the ops, most work column by column:
+they do not care which columns they get. Only two kinds of results take all columns together, the
+Gram matrix and the largest magnitudes, and rules ask a :class:`Columns` for these. The one here has
+all columns in this process; :mod:`fastagg.distributed` has one whose columns are spread over ranks.
+
+Rows need not be float32 tensors in memory: a :class:`StreamedRow` is read piece by piece, a row of
+another dtype is converted piece by piece. Then ops run over segments of columns, one at a time.
+
+**Segments.** The Gram matrix is the sum, in float64 and from left to right, of those of segments of
+2^20 columns (more above 2^28: there are at most 256), each of which is one call of ``ops.gram``. So
+its bits depend on the segments alone, not on who computes them and when: in one process, on any
+number of ranks, or from a stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeGuard
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.ops import Rows
+
+if TYPE_CHECKING:
+    from fastagg.aggregator import StepReport
+
+MIN_SEGMENT = 1 << 20
+MAX_SEGMENTS = 256
+SCRATCH_BYTES = 64 << 20
+"""For rows that are converted, where no streamed row sets a budget."""
+MIN_PIECE = 1024
+"""Columns; a budget must hold so many of all rows."""
+
+
+class StreamedRow(ABC):
+    """A row [d] that is not in memory.
+
+    Attributes:
+        num_params: d.
+        budget: bytes that all rows which are read together may take at a time.
+    """
+
+    num_params: int
+    budget: int
+
+    def problem(self) -> str | None:
+        """Called once before a step reads: why the row cannot be read, or None."""
+        return None
+
+    @abstractmethod
+    def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
+        """Columns [begin, end) as float32: in ``scratch`` [end - begin], or a tensor of its own.
+
+        A pass begins at 0; within it, every piece begins where the last one ended.
+
+        Raises:
+            ValueError: they cannot be had; says whose.
+        """
+
+
+AnyRow = Tensor | StreamedRow
+AnyRows = Tensor | Sequence[AnyRow]
+"""S rows, in memory or not: [S, d] float32, or S of: tensor [d] of any dtype, streamed row."""
+
+
+def segment_columns(num_params: int) -> int:
+    """Columns of a segment for d = ``num_params``: a power of two."""
+    segment = MIN_SEGMENT
+    while num_params > segment * MAX_SEGMENTS:
+        segment *= 2
+    return segment
+
+
+def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
+    """Whether ops can take the rows as they are: all are float32 tensors."""
+    if isinstance(rows, Tensor):
+        return True
+    return all(isinstance(row, Tensor) and row.dtype == torch.float32 for row in rows)
+
+
+class Columns:
+    """All d columns are here. Results of methods are those of ``fastagg.ops`` on whole rows.
+
+    Args:
+        segment: columns of a segment.
+    """
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+
+    # --- what takes all columns together ---------------------------------------------------
+
+    def gram(self, rows: AnyRows, *, pairs: Tensor | None = None) -> Tensor:
+        """:func:`fastagg.ops.gram` in float64, summed over segments: S >= 1 rows -> [S, S]."""
+        if in_memory(rows) and _width(rows) <= self.segment:
+            return self._fold([ops.gram(rows, pairs=pairs, dtype=torch.float64)])
+        return self._fold(
+            ops.gram(parts, pairs=pairs, dtype=torch.float64)
+            for _, _, (parts,) in self._pieces([rows])
+        )
+
+    def gram_and_sum_(self, out: Tensor, rows: AnyRows, weights: Tensor) -> Tensor:
+        """:meth:`gram`, and ``out = weights @ rows`` [d] in the same pass; returns the first."""
+
+        def part(begin: int, end: int, parts: Rows) -> Tensor:
+            gram = torch.empty(len(parts), len(parts), dtype=torch.float64)
+            ops.gram_and_sum_(out[begin:end], gram, parts, weights)
+            return gram
+
+        if in_memory(rows) and len(out) <= self.segment:
+            return self._fold([part(0, len(out), rows)])
+        return self._fold(part(begin, end, parts) for begin, end, (parts,) in self._pieces([rows]))
+
+    def abs_max(self, rows: AnyRows) -> Tensor:
+        """:func:`fastagg.ops.abs_max`: the largest magnitude in each row, [S] float32."""
+        if in_memory(rows):
+            return self.join_peaks(ops.abs_max(rows))
+        peaks = torch.zeros(len(rows))
+        for _, _, (parts,) in self._pieces([rows]):
+            peaks = torch.maximum(peaks, ops.abs_max(parts))
+        return self.join_peaks(peaks)
+
+    def join_peaks(self, peaks: Tensor) -> Tensor:
+        """The largest of what each process found: [n] float32, NaN where one found a NaN."""
+        return peaks
+
+    def join_flags(self, flags: Tensor) -> Tensor:
+        """[n] bool: True where any process has True."""
+        return flags
+
+    def agree(self, report: StepReport) -> None:
+        """Called before a step writes: all processes are about to do the same.
+
+        Raises:
+            RuntimeError: they are not. Nobody has written anything then.
+        """
+
+    def _fold(self, parts: Iterable[Tensor]) -> Tensor:
+        """Sum of the segments' [S, S] float64, from left to right."""
+        total: Tensor | None = None
+        for part in parts:
+            total = part if total is None else total.add_(part)
+        assert total is not None  # d >= 1
+        return total
+
+    # --- what works column by column, for rows of any kind ----------------------------------
+
+    def weighted_sum_(
+        self, out: Tensor, rows: AnyRows, weights: Tensor, beta: float = 1.0
+    ) -> Tensor:
+        """:func:`fastagg.ops.weighted_sum_`."""
+        if in_memory(rows):
+            return ops.weighted_sum_(out, rows, weights, beta)
+        for begin, end, (parts,) in self._pieces([rows]):
+            ops.weighted_sum_(out[begin:end], parts, weights, beta)
+        return out
+
+    def copy_(self, out: Sequence[Tensor], rows: AnyRows) -> None:
+        """Copy rows into tensors [d], rounding to their dtype."""
+        for begin, end, (parts,) in self._pieces([rows]):
+            for target, part in zip(out, parts, strict=True):
+                target[begin:end].copy_(part)
+
+    def mimic_mean_(
+        self,
+        out: Tensor,
+        rounded: Tensor,
+        peaks: Tensor,
+        updates: AnyRows,
+        corrections: AnyRows,
+        clients: Tensor,
+        references: Sequence[Tensor | None],
+    ) -> Tensor:
+        """:func:`fastagg.ops.mimic_mean_`; ``peaks`` are of the columns in this process."""
+        if in_memory(updates) and in_memory(corrections):
+            return ops.mimic_mean_(out, rounded, peaks, updates, corrections, clients, references)
+        peaks.zero_()
+        found = torch.empty_like(peaks)
+        for begin, end, (rows, own) in self._pieces([updates, corrections]):
+            bases = [None if base is None else base[begin:end] for base in references]
+            here = slice(begin, end)
+            ops.mimic_mean_(out[here], rounded[here], found, rows, own, clients, bases)
+            torch.maximum(peaks, found, out=peaks)
+        return out
+
+    def memory_total_(
+        self,
+        out: Tensor,
+        peaks: Tensor,
+        total: Tensor,
+        memory: AnyRows,
+        updates: AnyRows,
+        clients: Tensor,
+        weights: Tensor,
+        references: Sequence[Tensor | None],
+        params: Tensor | None,
+    ) -> Tensor:
+        """:func:`fastagg.ops.memory_total_`; ``peaks`` are of the columns in this process."""
+        if in_memory(updates) and in_memory(memory):
+            return ops.memory_total_(
+                out, peaks, total, memory, updates, clients, weights, references, params
+            )
+        peaks.zero_()
+        found = torch.empty_like(peaks)
+        for begin, end, (own, rows) in self._pieces([memory, updates]):
+            bases = [None if base is None else base[begin:end] for base in references]
+            base = None if params is None else params[begin:end]
+            here = slice(begin, end)
+            ops.memory_total_(
+                out[here], found, total[here], own, rows, clients, weights, bases, base
+            )
+            torch.maximum(peaks, found, out=peaks)
+        return out
+
+    # --- pieces --------------------------------------------------------------------------------
+
+    def _pieces(self, operands: Sequence[AnyRows]) -> Iterator[tuple[int, int, list[Rows]]]:
+        """begin, end, and columns [begin, end) of each operand as float32 tensors, piece by piece.
+
+        A piece is a segment, or as many columns, a power of two, as fit into the budget of the rows
+        that have to be read or converted.
+        """
+        num_params = _width(operands[0])
+        readers = [_Reader(rows) for rows in operands]
+        piece = min([self.segment, *(reader.widest() for reader in readers)])
+        scratch = [reader.scratch(min(piece, num_params)) for reader in readers]
+        for begin in range(0, num_params, piece):
+            end = min(begin + piece, num_params)
+            yield (
+                begin,
+                end,
+                [r.piece(begin, end, s) for r, s in zip(readers, scratch, strict=True)],
+            )
+
+
+class _Reader:
+    """Gives the pieces of S rows, of which some may have to be copied into scratch first."""
+
+    def __init__(self, rows: AnyRows) -> None:
+        self.rows = rows
+        listed: Sequence[AnyRow] = () if isinstance(rows, Tensor) else rows
+        self.copied = sum(not in_memory([row]) for row in listed)
+        budgets = [row.budget for row in listed if isinstance(row, StreamedRow)]
+        self.budget = min(budgets, default=SCRATCH_BYTES)
+
+    def widest(self) -> int:
+        """The largest power of two of columns that the budget allows."""
+        if not self.copied:
+            return 1 << 62
+        columns = self.budget // (4 * self.copied)
+        if columns < MIN_PIECE:
+            raise ValueError(
+                f"budget: expected at least {4 * self.copied * MIN_PIECE} bytes, for "
+                f"{MIN_PIECE} columns of {self.copied} rows, got {self.budget}"
+            )
+        return 1 << (columns.bit_length() - 1)
+
+    def scratch(self, columns: int) -> Tensor:
+        return torch.empty(self.copied, columns)
+
+    def piece(self, begin: int, end: int, scratch: Tensor) -> Rows:
+        if isinstance(self.rows, Tensor):
+            return self.rows[:, begin:end]
+        copies = iter(scratch[:, : end - begin])
+        parts = []
+        for row in self.rows:
+            if isinstance(row, StreamedRow):
+                part = row.read(begin, end, next(copies))
+            else:
+                part = row[begin:end]
+                if part.dtype != torch.float32:
+                    part = next(copies).copy_(part)
+            parts.append(part)
+        return parts
+
+
+def _width(rows: AnyRows) -> int:
+    if isinstance(rows, Tensor):
+        return rows.shape[1]
+    first = rows[0]
+    return first.num_params if isinstance(first, StreamedRow) else len(first)

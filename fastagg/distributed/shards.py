@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who has which columns: whole segments, in order, spread evenly."""
+
+from __future__ import annotations
+
+from fastagg.columns import segment_columns
+
+
+def default_segment(num_params: int, num_ranks: int) -> int:
+    """The segment of one process, or the largest power of two that gives every rank one.
+
+    Raises:
+        ValueError: there are fewer columns than ranks.
+    """
+    if num_params < num_ranks:
+        raise ValueError(
+            f"num_params: expected at least one column for each of {num_ranks} ranks, "
+            f"got {num_params}"
+        )
+    segment = segment_columns(num_params)
+    while _count(num_params, segment) < num_ranks:
+        segment //= 2
+    return segment
+
+
+def shard_bounds(num_params: int, num_ranks: int, segment: int) -> list[tuple[int, int]]:
+    """The columns [begin, end) of every rank.
+
+    Raises:
+        ValueError: there are fewer segments than ranks.
+    """
+    segments = _count(num_params, segment)
+    if segments < num_ranks:
+        raise ValueError(
+            f"segment: expected at least one segment for each of {num_ranks} ranks, got {segments} "
+            f"segments of {segment} columns in {num_params}"
+        )
+    starts = [rank * segments // num_ranks * segment for rank in range(num_ranks)]
+    return list(zip(starts, [*starts[1:], num_params], strict=True))
+
+
+def _count(num_params: int, segment: int) -> int:
+    return -(-num_params // segment)

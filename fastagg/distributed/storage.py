@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint of several ranks: a folder with one file a rank, and a manifest that names them.
+
+Each file is an ordinary checkpoint of the rank's columns; what is not split is in rank 0's. Files
+have names that were never used before, and the manifest is replaced atomically once all of them are
+there: a crash leaves the old checkpoint or the new one. Files that no manifest names are deleted by
+the next save that succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import checkpoint
+from fastagg.distributed.ranks import Ranks
+from fastagg.tensor_file import RowsOf
+
+FORMAT = "fastagg.sharded"
+VERSION = 1
+MANIFEST = "manifest.json"
+_FURTHER = "columns."
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What the files of a checkpoint are.
+
+    Attributes:
+        rule, num_params, segment: of the aggregator.
+        bounds: the columns of each file.
+        generation: what the files' names begin with.
+        split: names of the state that is split by columns.
+        columns: names of the further tensors.
+        notes: of the caller.
+    """
+
+    rule: str
+    num_params: int
+    segment: int
+    bounds: list[tuple[int, int]]
+    generation: str
+    split: list[str]
+    columns: list[str]
+    notes: dict[str, Any]
+
+    def file(self, rank: int) -> str:
+        return f"{self.generation}-{rank:05}-of-{len(self.bounds):05}.safetensors"
+
+
+def new_generation(ranks: Ranks) -> str:
+    """A name that no checkpoint had before, the same on all ranks."""
+    return f"{ranks.share(secrets.randbits(62)):016x}"
+
+
+def write(
+    folder: str | os.PathLike[str],
+    manifest: Manifest,
+    options: Mapping[str, Any],
+    state: Mapping[str, Tensor | RowsOf],
+    columns: Mapping[str, Tensor],
+    ranks: Ranks,
+) -> None:
+    """Write this rank's file, then, once all are there, the manifest; see the module.
+
+    Raises:
+        OSError, ValueError: this rank could not. RankError: another could not.
+    """
+    target = Path(folder)
+    own = target / manifest.file(ranks.rank)
+    error: Exception | None = None
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        tensors = {**state, **{_FURTHER + name: value for name, value in columns.items()}}
+        checkpoint.write(own, manifest.rule, options, tensors)
+    except Exception as found:  # raised again by agree
+        error = found
+    ranks.agree(
+        "writing the checkpoint",
+        [manifest.split, manifest.columns],
+        error,
+    )
+    if ranks.rank == 0:
+        try:
+            _check_shared(target, manifest)
+            header = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+            checkpoint.replace_text(target / MANIFEST, json.dumps(header, indent=1))
+        except Exception as found:  # raised again by agree
+            error = found
+    ranks.agree("writing the manifest", error=error)
+    if ranks.rank == 0:
+        for old in target.glob("*-of-*.safetensors"):
+            if not old.name.startswith(manifest.generation):
+                old.unlink()
+
+
+def _check_shared(folder: Path, manifest: Manifest) -> None:
+    names = [manifest.file(rank) for rank in range(len(manifest.bounds))]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise OSError(
+            f"folder: expected a folder that all ranks share, but rank 0 does not see {missing} "
+            f"in {folder}"
+        )
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest and the options of the aggregator.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is damaged, foreign or of another version.
+    """
+    path = Path(folder) / MANIFEST
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: there is no checkpoint {path}")
+    try:
+        header = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
+        raise ValueError(f"{path} is not the manifest of a sharded checkpoint")
+    version = header.pop("version", None)
+    if version != VERSION:
+        raise ValueError(f"{path} has format version {version}, this fastagg reads {VERSION}")
+    try:
+        manifest = Manifest(**header)
+    except TypeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    with checkpoint.opened(path.with_name(manifest.file(0))) as saved:
+        return manifest, saved.options
+
+
+def read(
+    folder: str | os.PathLike[str], manifest: Manifest, begin: int, end: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The state and the further tensors, of which only the columns [begin, end) are read.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing, truncated or of another rule.
+    """
+    whole: dict[str, Tensor] = {}
+    parts: dict[str, list[Tensor]] = {}
+    split = [*manifest.split, *(_FURTHER + name for name in manifest.columns)]
+    for rank, (first, last) in enumerate(manifest.bounds):
+        if rank > 0 and (last <= begin or end <= first):
+            continue
+        with checkpoint.opened(Path(folder) / manifest.file(rank)) as saved:
+            if saved.rule != manifest.rule or not set(split) <= set(saved.names):
+                raise ValueError(f"{saved.path} does not belong to the manifest beside it")
+            if rank == 0:
+                whole = {name: saved.get(name) for name in set(saved.names) - set(split)}
+            if last <= begin or end <= first:
+                continue
+            for name in split:
+                here = slice(max(begin, first) - first, min(end, last) - first)
+                parts.setdefault(name, []).append(saved.get_columns(name, here))
+    joined = {name: torch.cat(pieces, dim=-1) for name, pieces in parts.items()}
+    further = {name: joined.pop(_FURTHER + name) for name in manifest.columns}
+    return whole | joined, further

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShardedAggregator with real processes: the bits of one process, failures, restarts.
+
+Ranks are processes of gloo on this machine that meet in a file. What they do is in worker.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastagg
+from fastagg.columns import Columns
+
+WORKER = Path(__file__).with_name("worker.py")
+PATIENCE = 180.0  # seconds for a job on a busy machine; each takes 3 to 10
+
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="module", name="worker")
+def _worker() -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location("distributed_worker", WORKER)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module", name="run")
+def _run() -> Run:
+    """run(job, ranks, folder, dead=()) -> what each rank saw (None for the dead ones)."""
+
+    def run(job: str, ranks: int, folder: Path, dead: tuple[int, ...] = ()) -> list[Any]:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{job}.store").unlink(missing_ok=True)
+        environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+        source = str(Path(fastagg.__file__).parents[1])
+        environment["PYTHONPATH"] = os.pathsep.join([source, environment.get("PYTHONPATH", "")])
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), job, str(folder)],
+                env=environment | {"RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        for rank, process in enumerate(processes):
+            expected = -signal.SIGKILL if rank in dead else 0
+            assert process.returncode == expected, f"rank {rank}:\n{said[rank]}"
+        return [
+            None if rank in dead else torch.load(folder / f"{job}-{rank}.pt", weights_only=False)
+            for rank in range(ranks)
+        ]
+
+    return run
+
+
+def alone(
+    worker: types.ModuleType, name: str, options: dict[str, Any], rounds: int
+) -> tuple[fastagg.Aggregator, Tensor, list[list[float]]]:
+    """The same rounds in this process, with the same segments."""
+    agg = fastagg.make(name, num_clients=worker.K, num_params=worker.D, **options)
+    agg.columns = Columns(worker.SEGMENT)
+    params = worker.first_params()
+    weights = [
+        agg.step(params, updates, clients).weights.tolist()
+        for updates, clients in worker.rounds(0, rounds)
+    ]
+    return agg, params, weights
+
+
+def test_every_rule_takes_part(worker: types.ModuleType) -> None:
+    assert sorted({name for name, _ in worker.RULES}) == fastagg.available()
+
+
+@pytest.mark.parametrize(("ranks", "ranks_later"), [(2, 4), (4, 2)])
+def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ranks(
+    run: Run, worker: types.ModuleType, tmp_path: Path, ranks: int, ranks_later: int
+) -> None:
+    first = run("equal", ranks, tmp_path)
+    later = run("resume", ranks_later, tmp_path)
+    for number, (name, options) in enumerate(worker.RULES):
+        _, params, weights = alone(worker, name, options, worker.ROUNDS)
+        for seen in first:
+            assert seen[number][1] == weights, name
+            assert torch.equal(seen[number][0], params), name
+        agg, params, _ = alone(worker, name, options, 2 * worker.ROUNDS)
+        state = agg.state_dict()
+        for seen in later:
+            assert torch.equal(seen[number][0], params), name
+            assert seen[number][1].keys() == state.keys()
+            for key, value in state.items():
+                assert torch.equal(seen[number][1][key], value), (name, key)
+
+
+def test_what_goes_wrong_on_one_rank_is_known_to_all(
+    run: Run, worker: types.ModuleType, tmp_path: Path
+) -> None:
+    zero, one = run("refuse", 2, tmp_path)
+    assert one["shape"].startswith("ValueError: updates: expected shape")
+    assert (
+        zero["shape"].startswith("RankError: ")
+        and "rank 1 of 2 refused: ValueError" in zero["shape"]
+    )
+    for key in ("clients", "options"):
+        for seen in (zero, one):
+            assert seen[key].startswith("RankError: ") and "expected the same" in seen[key]
+    for key in ("read", "again"):  # in the middle of a step
+        assert one[key].startswith("ValueError: updates: expected 907 columns, got 902"), one[key]
+        assert (
+            zero[key].startswith("RankError: ") and "rank 1 of 2 refused: ValueError" in zero[key]
+        )
+    for seen in (zero, one):
+        assert seen["nan"].startswith("ValueError: updates: expected finite values, got NaN or Inf")
+    assert one["save"].startswith("ValueError")
+    assert zero["save"].startswith("RankError: writing the checkpoint: rank 1 of 2 refused")
+    for seen in (zero, one):
+        assert seen["load"].startswith("FileNotFoundError: folder: there is no checkpoint")
+        assert seen["unchanged"]
+        assert seen["rejected"] == [1]
+        assert seen["active"] == [3, 5]
+
+
+def test_a_killed_rank_is_an_error_on_the_others_and_a_restart_ends_at_the_same_bits(
+    run: Run, worker: types.ModuleType, tmp_path: Path
+) -> None:
+    seen = run("killed", 4, tmp_path, dead=(1,))
+    for rank in (0, 2, 3):
+        said, seconds, unchanged = seen[rank]
+        assert said.startswith(f"RankError: rank {rank} of 4 got no answer in a maximum"), said
+        assert seconds < worker.TIMEOUTS["killed"]  # the connection breaks at once
+        assert unchanged
+    ends = run("restarted", 2, tmp_path)
+    _, params, _ = alone(worker, "geometric-median", {}, 6)
+    for end in ends:
+        assert torch.equal(end, params)
+
+
+def test_a_rank_that_is_too_late_is_an_error_within_the_timeout(
+    run: Run, worker: types.ModuleType, tmp_path: Path
+) -> None:
+    said, seconds, unchanged = run("hung", 2, tmp_path)[0]
+    assert said.startswith("RankError: rank 0 of 2 got no answer in the arguments"), said
+    assert worker.TIMEOUTS["hung"] - 0.5 < seconds < worker.TIMEOUTS["hung"] + 10.0
+    assert unchanged
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "manifest", "version"])
+def test_a_damaged_checkpoint_is_refused(
+    run: Run, tmp_path: Path, damage: str, checkpoint: Path
+) -> None:
+    from fastagg.distributed import storage
+
+    manifest, _ = storage.read_manifest(checkpoint)
+    shard = checkpoint / manifest.file(1)
+    header = checkpoint / storage.MANIFEST
+    if damage == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-5])
+    elif damage == "missing":
+        shard.unlink()
+    elif damage == "manifest":
+        header.write_text(header.read_text()[:-20])
+    else:
+        header.write_text(json.dumps(json.loads(header.read_text()) | {"version": 99}))
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"truncated|no checkpoint|damaged|99"
+    ):
+        manifest, _ = storage.read_manifest(checkpoint)
+        storage.read(checkpoint, manifest, 0, manifest.num_params)
+
+
+@pytest.fixture(name="checkpoint")
+def _checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint of two ranks, written by one process in their place."""
+    from fastagg import checkpoint
+    from fastagg.distributed import storage
+
+    agg = fastagg.make("mifa", num_clients=2, num_params=5)
+    bounds = [(0, 5), (5, 10)]
+    manifest = storage.Manifest("mifa", 10, 5, bounds, "0" * 16, ["memory", "total"], [], {})
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for rank in range(2):
+        checkpoint.write(folder / manifest.file(rank), "mifa", agg.options(), agg.state_dict())
+    header = {"format": storage.FORMAT, "version": storage.VERSION, **vars(manifest)}
+    (folder / storage.MANIFEST).write_text(json.dumps(header))
+    state, _ = storage.read(folder, storage.read_manifest(folder)[0], 3, 9)
+    assert state["memory"].shape == (2, 6)
+    return folder
+
+
+def test_no_process_group_is_a_clear_error() -> None:
+    from fastagg.distributed import ShardedAggregator
+
+    with pytest.raises(RuntimeError, match="not initialised: launch with torchrun"):
+        ShardedAggregator("fedavg", num_clients=2, num_params=10)
+
+
+@pytest.mark.parametrize(
+    ("num_params", "ranks", "segment", "expected"),
+    [
+        (10, 1, 4, [(0, 10)]),
+        (10, 3, 4, [(0, 4), (4, 8), (8, 10)]),
+        (9, 2, 1, [(0, 4), (4, 9)]),
+        (
+            5 << 20,
+            4,
+            1 << 20,
+            [(0, 1 << 20), (1 << 20, 2 << 20), (2 << 20, 3 << 20), (3 << 20, 5 << 20)],
+        ),
+    ],
+)
+def test_ranks_have_whole_segments(
+    num_params: int, ranks: int, segment: int, expected: list[tuple[int, int]]
+) -> None:
+    from fastagg.distributed import shard_bounds
+
+    assert shard_bounds(num_params, ranks, segment) == expected
+
+
+def test_too_few_segments() -> None:
+    from fastagg.distributed import shard_bounds
+    from fastagg.distributed.shards import default_segment
+
+    with pytest.raises(ValueError, match="got 2 segments of 5 columns in 10"):
+        shard_bounds(10, 3, 5)
+    with pytest.raises(ValueError, match="at least one column for each of 11 ranks"):
+        default_segment(10, 11)
+    assert default_segment(10, 10) == 1
+    assert default_segment(10**9, 8) == 1 << 22  # at most 256 segments
+
+
+@pytest.mark.parametrize("name", fastagg.available())
+def test_rules_say_which_state_has_columns(name: str) -> None:
+    options = {"scaffold": {"local_work": 1.0}}.get(name, {})
+    for more in ({}, {"reuse": True}):
+        try:
+            small, large = (
+                fastagg.make(name, num_clients=3, num_params=d, **options, **more).state_dict()
+                for d in (7, 8)
+            )
+        except TypeError:  # no such option
+            continue
+        differ = {key for key in small if small[key].shape != large[key].shape}
+        rule = type(fastagg.make(name, num_clients=3, num_params=7, **options))
+        assert differ == rule.column_state & small.keys()

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of tests/distributed do: ``worker.py JOB FOLDER``, with RANK and WORLD_SIZE set.
+
+Each job writes what it saw to ``FOLDER/JOB-RANK.pt``. The tests read that, and run the same rounds
+in one process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastagg.distributed import ShardedAggregator
+from fastagg.streaming import ColumnBlocks
+
+K, D, SEGMENT = 6, 5_003, 1_024  # five segments, the last one short
+ROUNDS = 4
+TIMEOUTS = {"killed": 20.0, "hung": 5.0}  # seconds, of the group of ranks
+
+WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
+RULES: list[tuple[str, dict[str, Any]]] = [
+    ("amplified", {"beta": 2.0}),
+    ("bucketing", {"rule": "centered-clip", "rule_options": {"tau": 90.0}}),
+    ("centered-clip", {"tau": 90.0, "reuse": True}),
+    ("fdms", {}),
+    ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
+    ("fdms-soft", {"friends": 2}),
+    ("fedau", {"cutoff": 2}),
+    ("fedavg", {"client_weights": WEIGHTS}),
+    ("fedvarp", {"server_lr": 0.7}),
+    ("geometric-median", {"client_weights": WEIGHTS}),
+    ("krum", {"reuse": True, "memory_dtype": "bfloat16"}),
+    ("mifa", {"memory_dtype": "bfloat16"}),
+    ("mimic", {"server_lr": 0.7}),
+    ("mimic-aged", {"fading": 0.5}),
+    ("multi-krum", {"keep": 2}),
+    ("nnm", {"num_byzantine": 1, "reuse": True}),
+    ("scaffold", {"local_work": 0.5}),
+    ("stale", {}),
+    ("stale-models", {"server_lr": 0.7}),
+]
+
+
+def rounds(first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rounds [first, last): updates [S, D] and clients [S]; round 2 has nobody."""
+    for t in range(first, last):
+        generator = torch.Generator().manual_seed(100 + t)
+        clients = torch.randperm(K, generator=generator)[: 0 if t == 2 else 4]
+        common = torch.randn(2, D, generator=generator)[clients % 2]
+        yield common + torch.randn(len(clients), D, generator=generator), clients
+
+
+def first_params() -> Tensor:
+    return torch.randn(D, generator=torch.Generator().manual_seed(99))
+
+
+def split(agg: ShardedAggregator, updates: Tensor) -> Tensor:
+    return updates[:, agg.begin : agg.end]  # a strided view
+
+
+def follow(agg: ShardedAggregator, params: Tensor, first: int, last: int) -> list[list[float]]:
+    weights = []
+    for t, (updates, clients) in enumerate(rounds(first, last)):
+        own = split(agg, updates)
+        if t % 2 and len(own):  # the same rows from a stream
+            blocks = ColumnBlocks(
+                lambda own=own: iter(own.split(700, dim=1)),
+                num_rows=len(own),
+                num_params=agg.num_own,
+            )
+            report = agg.step(params, blocks, clients)
+        else:
+            report = agg.step(params, own, clients)
+        weights.append(report.weights.tolist())
+    return weights
+
+
+def job_equal(folder: Path) -> Any:
+    """Every rule, a few rounds; checkpoint of each at the end."""
+    results = []
+    for number, (name, options) in enumerate(RULES):
+        agg = ShardedAggregator(name, num_clients=K, num_params=D, segment=SEGMENT, **options)
+        params = agg.own(first_params())
+        weights = follow(agg, params, 0, ROUNDS)
+        agg.save(folder / f"checkpoint-{number}", columns={"params": params})
+        results.append((agg.gather(params), weights))
+    return results
+
+
+def job_resume(folder: Path) -> Any:
+    """Go on from the checkpoints of job_equal, with whatever number of ranks this is."""
+    results = []
+    for number in range(len(RULES)):
+        agg, columns, _ = ShardedAggregator.load(folder / f"checkpoint-{number}")
+        params = columns["params"]
+        follow(agg, params, ROUNDS, 2 * ROUNDS)
+        state = {
+            name: agg.gather(value) if name in agg.local.column_state else value
+            for name, value in agg.state_dict().items()
+        }
+        results.append((agg.gather(params), state))
+    return results
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def breaking(agg: ShardedAggregator, odd: bool) -> ColumnBlocks:
+    """A stream that ends too early on one rank."""
+    blocks = [torch.ones(3, agg.num_own - 5), *([] if odd else [torch.ones(3, 5)])]
+    return ColumnBlocks(lambda: blocks, num_rows=3, num_params=agg.num_own)
+
+
+def job_refuse(folder: Path) -> Any:
+    """Things that go wrong on one rank only; in between, everything still works."""
+    rank = dist.get_rank()
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D, nonfinite="drop")
+    strict = ShardedAggregator("fdms", num_clients=K, num_params=D)
+    params = agg.own(first_params())
+    before = agg.gather(params)
+    updates = torch.ones(3, agg.num_own)
+    bad = updates.clone()
+    bad[1, 7] = float("nan")
+    odd = rank == 1
+    seen = {
+        "shape": outcome(lambda: agg.step(params, updates[:, : -1 if odd else None], [0, 1, 2])),
+        "clients": outcome(lambda: agg.step(params, updates, [0, 1, 3 if odd else 2])),
+        "options": outcome(lambda: ShardedAggregator("mifa", num_clients=K + rank, num_params=D)),
+        "save": outcome(lambda: agg.save(folder / ("missing/\0" if odd else "good"))),
+        "load": outcome(lambda: ShardedAggregator.load(folder / "nothing")),
+        "read": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
+        "again": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
+        "nan": outcome(lambda: strict.step(params, bad if odd else updates, [0, 1, 2])),
+    }
+    seen["unchanged"] = bool(torch.equal(agg.gather(params), before))
+    report = agg.step(params, bad if odd else updates, [5, 1, 3])  # client 1's row is not finite
+    seen["rejected"] = report.rejected.tolist()
+    seen["active"] = report.active.tolist()
+    return seen
+
+
+def job_killed(folder: Path) -> Any:
+    """Rank 1 is killed in the middle of the step of round 3; a checkpoint is from round 1."""
+    agg = ShardedAggregator(
+        "geometric-median", num_clients=K, num_params=D, segment=SEGMENT, group=short("killed")
+    )
+    params = agg.own(first_params())
+    follow(agg, params, 0, 2)
+    agg.save(folder / "checkpoint", columns={"params": params}, notes={"rounds": 2})
+    follow(agg, params, 2, 3)
+    before, rank = params.clone(), dist.get_rank()
+    if rank == 1:
+        agg.local.columns.join_peaks = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+    start = time.monotonic()
+    said = outcome(lambda: follow(agg, params, 3, 4))
+    return said, time.monotonic() - start, bool(torch.equal(params, before))
+
+
+def job_hung(folder: Path) -> Any:
+    """Rank 1 does nothing for too long."""
+    agg = ShardedAggregator("fedavg", num_clients=K, num_params=D, group=short("hung"))
+    params = agg.own(first_params())
+    before = params.clone()
+    if dist.get_rank() == 1:
+        time.sleep(TIMEOUTS["hung"] + 2.0)
+    start = time.monotonic()
+    said = outcome(lambda: follow(agg, params, 0, 1))
+    return said, time.monotonic() - start, bool(torch.equal(params, before))
+
+
+def short(job: str) -> dist.ProcessGroup:
+    """All ranks, with the timeout of the job; they have just met."""
+    dist.barrier()
+    return dist.new_group(timeout=timedelta(seconds=TIMEOUTS[job]))
+
+
+def job_restarted(folder: Path) -> Any:
+    agg, columns, notes = ShardedAggregator.load(folder / "checkpoint")
+    params = columns["params"]
+    follow(agg, params, notes["rounds"], 6)
+    return agg.gather(params)
+
+
+def main() -> None:
+    job, folder = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/{job}.store",
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=120),  # to meet, on a busy machine
+    )
+    result = globals()[f"job_{job}"](folder)
+    torch.save(result, folder / f"{job}-{rank}.pt")
+    if job not in TIMEOUTS:
+        dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # a broken group may wait at exit
+
+
+if __name__ == "__main__":
+    main()

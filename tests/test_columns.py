@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What takes all columns together: segments change roundings only, and nothing gets lost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastagg import ops
+from fastagg.columns import Columns, segment_columns
+from fastagg.streaming import TensorRows
+
+
+@pytest.mark.parametrize("segment", [1 << 10, 1 << 14, 1 << 17])
+def test_segments_change_less_than_stated(segment: int) -> None:
+    rows = torch.randn(5, 200_003) + 3.0  # a common drift: sums that grow
+    exact = rows.double() @ rows.double().T
+    gram = Columns(segment).gram(rows)
+    norms = exact.diagonal().sqrt()
+    assert ((gram - exact).abs() / torch.outer(norms, norms)).max() < 1e-8
+    whole = ops.gram(rows, dtype=torch.float64)
+    assert ((gram - whole).abs() / torch.outer(norms, norms)).max() < 1e-8
+
+
+@given(
+    d=st.integers(1, 300),
+    segment=st.integers(1, 64),
+    form=st.sampled_from(["matrix", "list", "mixed"]),
+    seed=st.integers(0, 2**32),
+)
+def test_the_sum_is_that_of_the_segments_in_order(
+    d: int, segment: int, form: str, seed: int
+) -> None:
+    rows = torch.randn(4, d, generator=torch.Generator().manual_seed(seed))
+    pairs = torch.eye(4, dtype=torch.bool)
+    pairs[0, 2] = pairs[2, 0] = True
+    given = {
+        "matrix": rows,
+        "list": list(rows),
+        "mixed": [rows[0], TensorRows([rows[1].double()]).rows[0], *rows[2:]],
+    }[form]
+    for wanted in (None, pairs):
+        expected = torch.zeros(4, 4, dtype=torch.float64)
+        for begin in range(0, d, segment):
+            part = rows[:, begin : begin + segment]
+            expected += ops.gram(part, pairs=wanted, dtype=torch.float64)
+        assert torch.equal(Columns(segment).gram(given, pairs=wanted), expected)
+        if wanted is None:
+            weights, out = torch.rand(4), torch.empty(d)
+            assert torch.equal(Columns(segment).gram_and_sum_(out, given, weights), expected)
+            assert torch.equal(out, ops.weighted_sum_(torch.zeros(d), rows, weights))
+    assert torch.equal(Columns(segment).abs_max(given), rows.abs().amax(dim=1))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", [0, 70, 99])
+def test_no_segment_hides_what_is_not_finite(bad: float, position: int) -> None:
+    rows = torch.randn(3, 100)
+    rows[1, position] = bad
+    columns = Columns(32)
+    assert torch.isfinite(columns.gram(rows).diagonal()).tolist() == [True, False, True]
+    streamed = TensorRows(rows.double()).rows
+    assert torch.isfinite(columns.abs_max(streamed)).tolist() == [True, False, True]
+
+
+def test_segments_are_few() -> None:
+    assert segment_columns(1) == segment_columns(1 << 28) == 1 << 20
+    assert segment_columns((1 << 28) + 1) == 1 << 21
+    assert segment_columns(10**10) == 1 << 26
