@@ -23,7 +23,7 @@ SOURCES := setup.py pyproject.toml $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.c
 CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test build build-dev sanitize valgrind lint format clean distclean FORCE
+.PHONY: help demo test test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers
 
 help:  ## list the targets
@@ -34,6 +34,12 @@ demo: build  ## set up, then compare five rules under client dropout on digits (
 
 test: build-dev  ## set up, then run all tests
 	$(PY) -m pytest -q $(ARGS)
+
+# Flower and pfl-research want other versions of what the tools use: an environment of their own, in
+# which everything else is that of $(VENV).
+FRAMEWORKS := $(VENV)/frameworks
+test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower and pfl-research beside it, run what needs them
+	$(FRAMEWORKS)/bin/python -m pytest -q -m flower $(ARGS)
 
 bench: build-dev  ## ops and server steps against others: tables and a picture in benchmarks/results
 	$(PY) -m benchmarks main $(ARGS)
@@ -127,6 +133,13 @@ $(VENV)/.stamp-build: $(VENV)/.stamp-torch $(VENV)/.choice-build $(SOURCES)
 
 $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-torch | $(VENV)/.stamp-build
 	$(PIP) install --quiet 'fastagg[dev]'
+	@touch $@
+
+$(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev
+	$(PY) -m venv --clear $(FRAMEWORKS)
+	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth"
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet 'fastagg[flower,pfl]'
 	@touch $@
 
 # Choices made on the command line: the file changes only when the choice does.

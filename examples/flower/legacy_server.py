@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server for Flower's API before messages, over gRPC: run.py starts it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fastagg_flower import task
+from fastagg_flower.rounds import RoundLog
+from flwr.common import ndarrays_to_parameters
+from flwr.server import ServerConfig, start_server
+
+from fastagg import checkpoint
+from fastagg.integrations.flower import FastAggLegacyStrategy
+
+
+class Logged(FastAggLegacyStrategy):
+    """Also writes who took part in which round to a file, for run.py to compare."""
+
+    log: RoundLog
+
+    def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
+        with self.server.held():  # no signal comes between a round and its line
+            result = super().aggregate_fit(server_round, results, failures)
+            self.log.append(self.last_report, self.server.params)
+        return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--rule", default="fdms")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5, help="of the whole run")
+    parser.add_argument("--timeout", type=float, default=60.0, help="of a round, in seconds")
+    parser.add_argument("--out", type=Path, default=Path("rounds.jsonl"))
+    parser.add_argument("--checkpoint", help="file to write after every round")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    options = parser.parse_args()
+    strategy = Logged(
+        options.rule,
+        num_clients=options.clients,
+        fraction_evaluate=0.0,
+        min_fit_clients=1,
+        min_available_clients=options.clients,
+        on_fit_config_fn=lambda _: {"round": strategy.server.rounds + 1},
+        initial_parameters=ndarrays_to_parameters(task.weights(task.model())),
+        checkpoint_path=options.checkpoint,
+        resume_from=options.checkpoint if options.resume else None,
+    )
+    strategy.log = RoundLog(options.out)
+    done = checkpoint.read(options.checkpoint)[1]["rounds"] if options.resume else 0
+    start_server(
+        server_address=options.address,
+        strategy=strategy,
+        config=ServerConfig(
+            num_rounds=options.rounds - done,  # it counts from 1 again
+            round_timeout=options.timeout,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

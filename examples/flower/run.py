@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole federation on this machine: a Flower server and its clients as processes of their own.
+
+    python run.py --api message --faults "2.0=crash 3.1=late 3.2=error 4.3=nan"
+
+starts Flower's SuperLink and one SuperNode per client, runs the app in this folder, and brings
+back clients that have died. ``--api legacy`` does the same with gRPC streams between
+``legacy_server.py`` and ``legacy_client.py``. At the end the same rounds are computed again by
+fastagg's own simulation, told only who was there: the models are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fastagg_flower import rounds, task
+
+from fastagg_sim.config import Dropout
+from fastagg_sim.dropout.trace import write_trace
+from fastagg_sim.simulation import Simulation
+
+HERE = Path(__file__).resolve().parent
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [int(sock.getsockname()[1]) for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def command(name: str) -> str:
+    """A command of Flower, beside this Python or on the path."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise SystemExit(f"{name} is not installed: pip install 'fastagg[flower,sim]'")
+    return found
+
+
+class Federation:
+    """The processes, each in a group of its own, with their output in files of ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+            "PYTHONUNBUFFERED": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+        self._running: dict[str, tuple[list[str], subprocess.Popen[bytes]]] = {}
+
+    def start(self, name: str, *argv: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                argv,
+                cwd=HERE,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._running[name] = (list(argv), process)
+        return process
+
+    def bring_back(self) -> None:
+        """Start what has died again."""
+        for name, (argv, process) in list(self._running.items()):
+            if process.poll() is not None and name.startswith("client"):
+                self.start(name, *argv)
+
+    def supervise(
+        self,
+        main: subprocess.Popen[bytes],
+        deadline: float,
+        until: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Bring clients back until ``main`` has ended, well or not, or ``until()`` holds."""
+        while main.poll() is None:
+            if until():
+                return
+            if time.monotonic() > deadline:
+                raise SystemExit(f"took too long; the logs are in {self.folder}")
+            self.bring_back()
+            time.sleep(0.2)
+        if main.returncode != 0:
+            raise SystemExit(f"ended with status {main.returncode}; the logs are in {self.folder}")
+
+    def stop(self) -> None:
+        """End every process and what it has started."""
+        for _, process in self._running.values():
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait()
+
+
+def run_legacy(federation: Federation, options: argparse.Namespace, out: Path) -> None:
+    """Server and clients of the API before messages, over gRPC."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    shared = [f"--address={address}", f"--clients={options.clients}"]
+    shared.append(f"--timeout={options.timeout}")
+    serve = [sys.executable, "legacy_server.py", *shared, f"--rule={options.rule}"]
+    serve += [f"--rounds={options.rounds}", f"--out={out}"]
+    if options.stop_after:
+        serve.append(f"--checkpoint={federation.folder / 'checkpoint'}")
+    server = federation.start("server", *serve)
+    for client in range(options.clients):
+        federation.start(
+            f"client{client}",
+            sys.executable,
+            "legacy_client.py",
+            *shared,
+            f"--partition={client}",
+            f"--faults={options.faults}",
+        )
+    deadline = time.monotonic() + options.deadline
+    if options.stop_after:
+        federation.supervise(server, deadline, lambda: lines_of(out) >= options.stop_after)
+        server.send_signal(signal.SIGTERM)
+        server.wait(30.0)
+        print(f"the server was stopped after round {lines_of(out)}, and goes on")
+        server = federation.start("server", *serve, "--resume")
+    federation.supervise(server, deadline)
+
+
+def lines_of(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+
+
+def run_message(federation: Federation, options: argparse.Namespace, out: Path) -> None:
+    """SuperLink, SuperNodes and ``flwr run``."""
+    port, *ports = free_ports(1 + options.clients)
+    address = f"127.0.0.1:{port}"
+    home = federation.folder / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        '[superlink]\ndefault = "loopback"\n\n'
+        f'[superlink.loopback]\naddress = "{address}"\ninsecure = true\n'
+    )
+    federation.start(
+        "superlink",
+        command("flower-superlink"),
+        "--insecure",
+        f"--port={port}",
+        "--disable-runtime-dependency-installation",
+    )
+    for client, own in enumerate(ports):
+        federation.start(
+            f"client{client}",
+            command("flower-supernode"),
+            "--insecure",
+            f"--superlink={address}",
+            f"--port={own}",
+            f"--node-config=partition-id={client}",
+        )
+    wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), 60.0)
+    config = {
+        "rule": f"'{options.rule}'",
+        "rounds": options.rounds,
+        "clients": options.clients,
+        "timeout": options.timeout,
+        "faults": f"'{options.faults}'",
+        "out": f"'{out}'",
+    }
+    text = " ".join(f"{key}={value}" for key, value in config.items())
+    main = federation.start("run", command("flwr"), "run", ".", "--stream", "--run-config", text)
+    federation.supervise(main, time.monotonic() + options.deadline)
+
+
+def wait_for(attempt: Callable[[], object], seconds: float) -> None:
+    """Try until it works."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            attempt()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def compare(options: argparse.Namespace, folder: Path, out: Path) -> bool:
+    """Compute the rounds again in the simulation; print both, and return whether all agree."""
+    lines = rounds.read(out)
+    if len(lines) != options.rounds:
+        print(f"{len(lines)} of {options.rounds} rounds were done; the logs are in {folder}")
+        return False
+    trace = folder / "active.csv"
+    write_trace(trace, [line["active"] for line in lines])
+    dropout = Dropout("trace", {"path": str(trace), "rounds": len(lines)})
+    simulation = Simulation(task.job(options.rule, options.clients, options.rounds, dropout))
+    agree = True
+    for line in lines:
+        simulation.run_round()
+        same = rounds.digest(simulation.params) == line["params"]
+        agree = agree and same
+        absent = [str(s if k is None else k) for s, k in line["absent"].items()]
+        stood_in = ", ".join(f"{i} for {k}" for k, i in line["friends"].items())
+        print(
+            f"round {line['round']}: active {line['active']}, absent [{', '.join(absent)}], "
+            f"rejected {len(line['rejected'])}, stood in [{stood_in}], "
+            f"accuracy {line['accuracy']:.3f}, "
+            + ("the simulation's bits" if same else "NOT the simulation's bits")
+        )
+    return agree
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--api", choices=("message", "legacy"), default="message")
+    parser.add_argument("--rule", default="fdms")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--timeout", type=float, default=60.0, help="of a round, in seconds")
+    parser.add_argument("--faults", default="", help="what goes wrong, as in faults.py")
+    parser.add_argument("--deadline", type=float, default=600.0, help="of everything, in seconds")
+    parser.add_argument("--folder", type=Path, help="for logs and rounds; default: a new one")
+    parser.add_argument(
+        "--stop-after",
+        type=int,
+        default=0,
+        metavar="ROUND",
+        help="legacy only: stop the server by SIGTERM after this round and let it go on",
+    )
+    options = parser.parse_args()
+    if options.stop_after and options.api != "legacy":
+        parser.error("--stop-after needs --api legacy")
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="fastagg-flower-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    out = (folder / "rounds.jsonl").resolve()
+    federation = Federation(folder.resolve())
+    try:
+        (run_legacy if options.api == "legacy" else run_message)(federation, options, out)
+    finally:
+        federation.stop()
+    return 0 if compare(options, folder, out) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FDMS against FedAvg in Flower's own simulation engine, with half of the clients away.
+
+    python simulate.py --rounds 40
+
+20 clients in 5 groups of two digits each. In every round 10 of them answer with an error, never a
+whole group, which is what FL-FDMS assumes; ``--process exact`` draws them uniformly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from statistics import fmean
+
+from fastagg_flower import task
+from fastagg_flower.rounds import RoundLog, digest
+from fastagg_flower.simulated import CLIENTS, GROUPS, client_app
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fastagg.integrations.flower import FastAggStrategy
+from fastagg_sim.config import Dropout
+from fastagg_sim.simulation import Simulation
+
+
+def accuracies(rule: str, rounds: int, process: str, alpha: float) -> tuple[list[float], str]:
+    """The accuracy after every round, and the fingerprint of the last model."""
+    curve: list[float] = []
+    last = ""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = FastAggStrategy(
+            rule, num_clients=CLIENTS, fraction_evaluate=0.0, min_available_nodes=CLIENTS
+        )
+
+        def evaluate(server_round: int, _: ArrayRecord) -> None:
+            nonlocal last
+            if server_round:
+                curve.append(RoundLog.accuracy(strategy.server.params))
+                last = digest(strategy.server.params)
+
+        strategy.start(
+            grid,
+            ArrayRecord(task.model().state_dict()),
+            num_rounds=rounds,
+            evaluate_fn=evaluate,
+        )
+
+    run_simulation(
+        server_app=app,
+        client_app=client_app(process, alpha),
+        num_supernodes=CLIENTS,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
+    return curve, last
+
+
+def of_our_simulation(rule: str, rounds: int, process: str, alpha: float) -> str:
+    """The fingerprint of the last model of the same run in fastagg's own simulation."""
+    away = Dropout(process, {"alpha": alpha})
+    simulation = Simulation(task.job(rule, CLIENTS, rounds, away, groups=GROUPS))
+    while not simulation.done:
+        simulation.run_round()
+    return digest(simulation.params)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rules", nargs="+", default=["fedavg", "fdms"])
+    parser.add_argument("--process", default="cluster-floor", choices=("cluster-floor", "exact"))
+    parser.add_argument("--alpha", type=float, default=0.5, help="fraction that is away")
+    options = parser.parse_args()
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # no traceback for everybody who is away
+    last = min(10, options.rounds)
+    for rule in options.rules:
+        setting = (rule, options.rounds, options.process, options.alpha)
+        curve, bits = accuracies(*setting)
+        same = "the bits" if bits == of_our_simulation(*setting) else "NOT the bits"
+        print(
+            f"{rule}: accuracy {fmean(curve[-last:]):.3f} (mean of the last {last} rounds), "
+            f"{same} of fastagg's own simulation",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

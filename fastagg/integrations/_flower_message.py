@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strategy for Flower's message API."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info, sample_nodes
+
+from fastagg.aggregator import Aggregator
+from fastagg.integrations._flower_metrics import mean_of_metrics, weight_problem
+from fastagg.integrations._report import Answer, RoundReport
+from fastagg.integrations._server import AggregationServer
+
+_LOG = logging.getLogger("flwr")
+_NUMPY = "numpy.ndarray"  # how arrays are serialised: as .npy files
+
+MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class FastAggStrategy(FedAvg):
+    """A strategy of ``flwr.serverapp`` whose server aggregates by a rule of fastagg.
+
+    Clients need no change but one: report their partition in the training metrics,
+    ``"partition-id": context.node_config["partition-id"]``, so that rules with a memory know them
+    again. A client that does not is known by its node id, which is another one in every run.
+
+    A client that was asked and did not answer is absent, whatever the reason: it crashed, was late,
+    answered with an error. An answer with wrong names, shapes or dtypes, with NaN, without a
+    finite ``num-examples``, from a node that was not asked, or for a partition that two nodes claim
+    is rejected and logged; the round goes on without it. A round in which nobody answers leaves
+    the model as it is.
+
+    Metrics are means weighted by ``num-examples``. Updates are weighted as the rule says: equally,
+    unless it is given ``client_weights`` [K].
+
+    Integer and bool arrays keep the server's values, dtype and shape. The server computes in
+    float32 on the CPU.
+
+    Args:
+        rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
+        num_clients: K, the number of partitions; an aggregator knows its own.
+        fraction_train ... evaluate_metrics_aggr_fn: as in Flower's ``FedAvg``.
+        partition_key: the metric under which clients report their partition, an int in [0, K).
+        seed: nodes are sampled as a function of the seed, the round and the clients' ids.
+        checkpoint_path: the file that holds the state of the run; its folder must exist.
+        checkpoint_every: rounds from one checkpoint to the next.
+        **rule_options: of the rule, if it is given by name: ``server_lr``, ``client_weights``, ...
+
+    Attributes:
+        server: model, rule, ids: a :class:`fastagg.integrations._server.AggregationServer`.
+        last_report: what became of the last round.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+
+    def __init__(
+        self,
+        rule: str | Aggregator,
+        *,
+        num_clients: int | None = None,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 1.0,
+        min_train_nodes: int = 2,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int = 2,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsFn | None = None,
+        evaluate_metrics_aggr_fn: MetricsFn | None = None,
+        partition_key: str = "partition-id",
+        seed: int = 0,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        **rule_options: Any,
+    ) -> None:
+        super().__init__(
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=min_available_nodes,
+            weighted_by_key=weighted_by_key,
+            arrayrecord_key=arrayrecord_key,
+            configrecord_key=configrecord_key,
+            train_metrics_aggr_fn=train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
+        )
+        self.partition_key = partition_key
+        self.seed = seed
+        self.server = AggregationServer(
+            rule,
+            num_clients=num_clients,
+            checkpoint_path=checkpoint_path,
+            checkpoint_every=checkpoint_every,
+            **rule_options,
+        )
+        self.last_report: RoundReport | None = None
+        self._record: ArrayRecord | None = None  # the global model, as it is sent
+
+    def summary(self) -> None:
+        """Log the rule and what Flower's own summary says."""
+        _LOG.info("\t├──> Rule: %s, %d clients", self.server.rule_name, self.server.num_clients)
+        if self.server.checkpoint_path is not None:
+            _LOG.info(
+                "\t├──> Checkpoint: %s, every %d rounds",
+                os.fspath(self.server.checkpoint_path),
+                self.server.checkpoint_every,
+            )
+        super().summary()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of a round; remembers the model and who is asked."""
+        self._take(arrays)
+        if self.fraction_train == 0.0:
+            self.server.open_round([])
+            return []
+        _, nodes = sample_nodes(grid, self.min_available_nodes, self._count(grid))
+        asked = self.server.sample([str(node) for node in nodes], self._count(grid), self.seed)
+        _LOG.info("configure_train: Sampled %s nodes (out of %s)", len(asked), len(nodes))
+        self.server.open_round(asked)
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: self._model(), self.configrecord_key: config})
+        return [
+            Message(content=record, message_type=MessageType.TRAIN, dst_node_id=int(node))
+            for node in asked
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The new model, None if it stays, and the mean of the metrics of those who count."""
+        valid = self._log_errors("aggregate_train", replies)
+        answers = [self._read(message) for message in valid]
+        report = self.server.close_round(answers)
+        self.last_report = report
+        for line in report.lines():
+            _LOG.info("\t%s", line)
+        metrics = self._metrics(valid, report.ids, self.train_metrics_aggr_fn)
+        if not report.active:
+            return None, metrics
+        self._record = None
+        return self._model(), metrics
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The mean of the metrics of those whose metrics can be read."""
+        known = self.server.ids.known
+        messages = self._log_errors("aggregate_evaluate", replies)
+        ids = {
+            _sender(message): known.get(_sender(message), self.server.num_clients)
+            for message in messages
+            if weight_problem(message.content.metric_records, self.weighted_by_key) is None
+        }
+        return self._metrics(messages, ids, self.evaluate_metrics_aggr_fn)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        *,
+        resume_from: str | os.PathLike[str] | None = None,
+    ) -> Result:
+        """Run the rounds, as Flower's strategies do, or go on with a run that was stopped.
+
+        With a ``checkpoint_path``, SIGINT and SIGTERM write a last checkpoint before they do what
+        they did before, if this is the main thread. (In Flower's simulation it is not.)
+
+        Args:
+            grid ... evaluate_fn: as in Flower.
+            initial_arrays: the first model; not needed with ``resume_from``.
+            resume_from: the checkpoint of a run with the same rule, options and number of clients.
+                The rounds after its last one follow, up to ``num_rounds``; the result holds only
+                their metrics. With the same answers they end bit-identically.
+
+        Raises:
+            RuntimeError: this strategy has run already.
+            ValueError: there is nothing to start from, or the checkpoint does not fit.
+        """
+        if self.server.rounds:
+            raise RuntimeError("this strategy has run already: make a new one, with resume_from")
+        if resume_from is not None:
+            self.server.resume(resume_from)
+        elif initial_arrays is not None:
+            self._take(initial_arrays)
+        else:
+            raise ValueError("initial_arrays: expected a model, or resume_from, got neither")
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        _LOG.info("Starting %s strategy:", type(self).__name__)
+        log_strategy_start_info(num_rounds, self._model(), train_config, evaluate_config)
+        self.summary()
+        result = Result(arrays=self._model())
+        started = time.monotonic()
+        first = self.server.rounds + 1
+        if evaluate_fn is not None and first == 1:
+            self._evaluate(evaluate_fn, 0, result)
+        if self.server.checkpoint_path is not None and not self.server.guard.install():
+            _LOG.warning("not in the main thread: SIGINT and SIGTERM write no last checkpoint")
+        try:
+            for server_round in range(first, num_rounds + 1):
+                _LOG.info("[ROUND %s/%s]", server_round, num_rounds)
+                self._run_round(server_round, result, grid, timeout, train_config, evaluate_config)
+                if evaluate_fn is not None:
+                    self._evaluate(evaluate_fn, server_round, result)
+            self.server.save_if_due()
+        finally:
+            self.server.guard.uninstall()
+        _LOG.info("Strategy execution finished in %.2fs", time.monotonic() - started)
+        return result
+
+    def _run_round(
+        self,
+        server_round: int,
+        result: Result,
+        grid: Grid,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord,
+    ) -> None:
+        messages = self.configure_train(server_round, result.arrays, train_config, grid)
+        replies = grid.send_and_receive(messages=messages, timeout=timeout) if messages else []
+        arrays, metrics = self.aggregate_train(server_round, replies)
+        if arrays is not None:
+            result.arrays = arrays
+        if metrics is not None:
+            _LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
+            result.train_metrics_clientapp[server_round] = metrics
+        messages = self.configure_evaluate(server_round, result.arrays, evaluate_config, grid)
+        if not messages:
+            return
+        replies = grid.send_and_receive(messages=messages, timeout=timeout)
+        metrics = self.aggregate_evaluate(server_round, replies)
+        if metrics is not None:
+            _LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
+            result.evaluate_metrics_clientapp[server_round] = metrics
+
+    @staticmethod
+    def _evaluate(evaluate_fn: EvaluateFn, server_round: int, result: Result) -> None:
+        metrics = evaluate_fn(server_round, result.arrays)
+        _LOG.info("Global evaluation: %s", metrics)
+        if metrics is not None:
+            result.evaluate_metrics_serverapp[server_round] = metrics
+
+    def _take(self, arrays: ArrayRecord) -> None:
+        """Make ``arrays`` the server's model, unless they are what it gave."""
+        if self._record is None or arrays is not self._record:
+            for name, array in arrays.items():
+                if array.stype != _NUMPY:
+                    raise TypeError(f"array {name!r}: expected stype {_NUMPY}, got {array.stype}")
+            self.server.set_model({name: array.data for name, array in arrays.items()})
+            self._record = None
+
+    def _model(self) -> ArrayRecord:
+        """The global model, as it is sent; the same object until it changes."""
+        if self._record is None:
+            types = self.server.array_types()
+            self._record = ArrayRecord()
+            for name, data in self.server.arrays().items():
+                dtype, shape = types[name]
+                self._record[name] = Array(dtype=dtype, shape=shape, stype=_NUMPY, data=data)
+        return self._record
+
+    def _count(self, grid: Grid) -> int:
+        connected = len(list(grid.get_node_ids()))
+        return max(int(connected * self.fraction_train), self.min_train_nodes)
+
+    def _read(self, message: Message) -> Answer:
+        """The answer in a reply, or why there is none."""
+        sender = _sender(message)
+        records = message.content.array_records
+        problem = weight_problem(message.content.metric_records, self.weighted_by_key)
+        if len(records) != 1:
+            problem = f"reply: expected one ArrayRecord, got {len(records)}"
+        if problem is not None:
+            return Answer(sender, {}, problem=problem)
+        (arrays,) = records.values()
+        (metrics,) = message.content.metric_records.values()
+        wrong = sorted(name for name, array in arrays.items() if array.stype != _NUMPY)
+        if wrong:
+            return Answer(sender, {}, problem=f"arrays {wrong[:5]}: expected stype {_NUMPY}")
+        data = {name: array.data for name, array in arrays.items()}
+        return Answer(sender, data, metrics.get(self.partition_key))
+
+    def _metrics(
+        self, messages: list[Message], ids: dict[str, int], aggregate: MetricsFn
+    ) -> MetricRecord | None:
+        """The metrics of the senders in ``ids``, aggregated in the order of their ids."""
+        contents = {_sender(message): message.content for message in messages}
+        order = sorted(ids, key=lambda sender: (ids[sender], sender))
+        ignored = self.partition_key
+        return mean_of_metrics(
+            {s: contents[s] for s in order}, self.weighted_by_key, ignored, aggregate
+        )
+
+    @staticmethod
+    def _log_errors(step: str, replies: Iterable[Message]) -> list[Message]:
+        """The replies that are not errors."""
+        everything = list(replies)
+        valid = [message for message in everything if not message.has_error()]
+        errors = [message for message in everything if message.has_error()]
+        _LOG.info("%s: Received %s results and %s failures", step, len(valid), len(errors))
+        for message in errors:
+            _LOG.info(
+                "\t> Received error in reply from node %s: %s",
+                message.metadata.src_node_id,
+                message.error.reason,
+            )
+        return valid
+
+
+def _sender(message: Message) -> str:
+    return str(message.metadata.src_node_id)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of Flower's clients, none of which can stop the server."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from flwr.app import MetricRecord, RecordDict
+
+_LOG = logging.getLogger("flwr")
+
+
+def weight_problem(records: Mapping[str, MetricRecord], key: str) -> str | None:
+    """Why a reply has no weight for its metrics, None if it has: one record with a number >= 0."""
+    if len(records) != 1:
+        return f"reply: expected one MetricRecord, got {len(records)}"
+    (record,) = records.values()
+    weight = record.get(key)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        return f"metric {key!r}: expected a number, got {weight!r}"
+    if not 0.0 <= weight < math.inf:
+        return f"metric {key!r}: expected a finite number >= 0, got {weight}"
+    return None
+
+
+def mean_of_metrics(
+    contents: Mapping[str, RecordDict],
+    weighted_by_key: str,
+    ignored_key: str,
+    aggregate: Callable[[list[RecordDict], str], MetricRecord],
+) -> MetricRecord | None:
+    """The metrics of several replies in one, as Flower's ``aggregate`` makes it of them.
+
+    Replies whose metrics differ in their names or lengths from those of the first one are left
+    out, with a warning: Flower's function would raise.
+
+    Args:
+        contents: senders -> what they sent, each with one MetricRecord that has a weight.
+        weighted_by_key: the name of the weight.
+        ignored_key: a metric that is not one, the partition id.
+        aggregate: Flower's, or the user's.
+
+    Returns:
+        None if there is nothing to aggregate: no replies, no metrics, or weights of sum 0.
+    """
+    records: list[RecordDict] = []
+    record_name = ""
+    shape: dict[str, int | None] | None = None
+    total = 0.0
+    for sender, content in contents.items():
+        ((name, record),) = content.metric_records.items()
+        values = {key: value for key, value in record.items() if key != ignored_key}
+        own = {k: len(v) if isinstance(v, list) else None for k, v in values.items()}
+        if shape is None:
+            record_name, shape = name, own
+        if own != shape:
+            _LOG.warning("\tmetrics of node %s differ from the others' and are left out", sender)
+            continue
+        total += float(
+            cast(float, record[weighted_by_key])
+        )  # a number: weight_problem has seen to it
+        records.append(RecordDict({record_name: MetricRecord(values)}))
+    if not records or not set(shape or ()) - {weighted_by_key}:
+        return None
+    if total == 0.0:
+        _LOG.warning("\tno metrics: the sum of %r is 0", weighted_by_key)
+        return None
+    return aggregate(records, weighted_by_key)

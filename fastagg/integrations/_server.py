@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's part of a federated run, for any framework: a model, a rule, and who is who.
+
+A framework sends the model to some clients and hands over what came back; everything between is
+here. Clients send *weights*, so the server keeps the model that the round started from. Whoever
+was asked and did not answer, for whatever reason, is absent: absent = sent - answered.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg import checkpoint, registry
+from fastagg.aggregator import Aggregator, StepReport
+from fastagg.integrations._ids import ClientIds, by_number
+from fastagg.integrations._report import Answer, RoundReport, substitutions
+from fastagg.integrations._rows import RowPool
+from fastagg.integrations._signals import SignalGuard
+from fastagg.integrations._state import check_aggregator, check_rule, pack_rule, under
+from fastagg.integrations._wire import Arrays, WireError, WireLayout
+from fastagg.options import read_size
+
+_KIND = "integrations.server"  # stands where an aggregator's file has the name of its rule
+
+
+class AggregationServer:
+    """A rule, the global model, and the clients' ids, through rounds and restarts.
+
+    Use: :meth:`set_model` (or :meth:`resume`) once, then in each round :meth:`open_round` with
+    those who are asked, :meth:`arrays` to send, and :meth:`close_round` with what came back.
+
+    Args:
+        rule: the name of a rule, or an aggregator, which must have been made with
+            ``nonfinite="drop"``: else one client could stop the run.
+        num_clients: K; an aggregator knows its own.
+        checkpoint_path: the file to keep the state in; None: none is kept.
+        checkpoint_every: rounds from one checkpoint to the next. One more is written when the
+            signals of ``guard`` come.
+        **options: of the rule, if it is given by name.
+
+    Attributes:
+        rounds: finished so far.
+        ids: the clients' ids.
+        guard: saves on SIGINT and SIGTERM while it is installed.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+
+    def __init__(
+        self,
+        rule: str | Aggregator,
+        *,
+        num_clients: int | None = None,
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        **options: Any,
+    ) -> None:
+        self._rule = rule
+        self._options = options
+        if isinstance(rule, Aggregator):
+            self.num_clients = check_aggregator(rule, num_clients, options)
+        elif isinstance(rule, str):
+            self.num_clients = read_size("num_clients", num_clients)
+            self._make(num_params=1)  # wrong options are better found now than in the first round
+        else:
+            raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
+        self.checkpoint_path = checkpoint_path
+        self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
+        self.rounds = 0
+        self.ids = ClientIds(self.num_clients)
+        self.guard = SignalGuard(self.save_if_due)
+        self._saved_rounds: int | None = None
+        self._sent: set[str] = set()
+        self._layout: WireLayout | None = None
+        self._carried: dict[str, bytes] = {}
+        self._params = torch.zeros(0)  # [d]
+        self._aggregator: Aggregator | None = rule if isinstance(rule, Aggregator) else None
+        self._rows: RowPool | None = None
+
+    @property
+    def rule_name(self) -> str:
+        return self._rule if isinstance(self._rule, str) else self._rule.name
+
+    @property
+    def has_model(self) -> bool:
+        return self._layout is not None
+
+    @property
+    def params(self) -> Tensor:
+        """The global model, [d] float32; empty before there is one."""
+        return self._params
+
+    @property
+    def aggregator(self) -> Aggregator:
+        """The rule with its state.
+
+        Raises:
+            RuntimeError: a rule given by name has no state before there is a model.
+        """
+        if self._aggregator is None:
+            raise RuntimeError("there is no aggregator yet: set_model or resume comes first")
+        return self._aggregator
+
+    def held(self) -> AbstractContextManager[None]:
+        """Within, no signal that the guard has taken interrupts, and nothing is saved."""
+        return self.guard.held()
+
+    def set_model(self, arrays: Arrays) -> None:
+        """Go on from this model; the rule's state, the clients' ids and the rounds stay.
+
+        Raises:
+            WireError: the arrays cannot be read, hold NaN or Inf, or are not those of the model
+                before.
+            ValueError: the aggregator is for another number of parameters.
+        """
+        layout = WireLayout.of(arrays)
+        if self._layout is not None and layout != self._layout:
+            raise WireError(f"arrays: expected the model of the run, {self._layout}, got {layout}")
+        params = layout.flatten(arrays)
+        aggregator = self._aggregator or self._make(layout.num_params)
+        if aggregator.num_params != layout.num_params:
+            raise ValueError(
+                f"rule: the aggregator is for {aggregator.num_params} parameters, "
+                f"the model has {layout.num_params}"
+            )
+        if self.checkpoint_path is not None:
+            aggregator.options()  # raises for what cannot be saved: better now than after a round
+        carried = layout.carried(arrays)
+        with self.held():
+            self._layout, self._params, self._carried = layout, params, carried
+            self._aggregator = aggregator
+
+    def arrays(self) -> dict[str, bytes]:
+        """The global model, .npy bytes by name, in the dtypes and shapes of the first one."""
+        return self._model().unflatten(self._params, self._carried)
+
+    def array_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Names -> numpy's name of the dtype, and the shape, of :meth:`arrays`."""
+        return {slot.name: (slot.dtype, slot.shape) for slot in self._model().slots}
+
+    def sample(self, candidates: Iterable[str], count: int, seed: int) -> list[str]:
+        """Draw who is asked in the next round: a function of the seed, the round and the clients.
+
+        Candidates are taken in the order of their ids, so the draw is the same after a restart in
+        which the framework named them anew; those never heard of come last, by name.
+
+        Args:
+            candidates: senders.
+            count: how many; all if there are fewer.
+            seed: of the run.
+
+        Returns:
+            ``count`` different senders.
+        """
+        known = self.ids.known
+        order = sorted(candidates, key=lambda s: (known.get(s, self.num_clients), by_number(s)))
+        rng = random.Random(f"fastagg/{seed}/{self.rounds}")
+        return rng.sample(order, min(count, len(order)))
+
+    def open_round(self, senders: Iterable[str]) -> None:
+        """Note who is asked in this round."""
+        self._sent = set(senders)
+
+    def close_round(self, answers: Sequence[Answer]) -> RoundReport:
+        """Aggregate what came back, in any order, and write a checkpoint if one is due.
+
+        Answers that cannot be used are reported and change nothing. If the rule refuses what is
+        left (too few rows for a robust rule, numbers beyond float32), the model stays as it was,
+        too, and the report says why.
+        """
+        layout = self._model()
+        with self.held():
+            rejected = {a.sender: a.problem for a in answers if a.problem is not None}
+            usable = self._asked_once(answers, rejected)
+            reported = {a.sender: a.partition for a in usable}
+            ids, refused = self.ids.resolve(reported)
+            rejected |= refused
+            rows = self._row_pool(layout)
+            for answer in [a for a in usable if a.sender in ids]:
+                try:
+                    layout.subtract(answer.arrays, self._params, rows.row(ids[answer.sender]))
+                except WireError as error:
+                    rejected[answer.sender] = str(error)
+                    del ids[answer.sender]
+            step, error_text = self._step(rows, sorted(ids.values()))
+            rows.release()
+            if step is not None:
+                dropped = set(step.rejected.tolist())
+                for sender in [sender for sender, client in ids.items() if client in dropped]:
+                    rejected[sender] = f"update: client {ids.pop(sender)} sent NaN or Inf"
+            self.ids.remember(ids, reported)
+            silent = self._sent - {a.sender for a in answers}
+            self.rounds += 1
+            self._sent = set()
+            report = RoundReport(
+                round=self.rounds,
+                active=() if step is None else tuple(step.active.tolist()),
+                absent={sender: self.ids.known.get(sender) for sender in sorted(silent)},
+                rejected=rejected,
+                friends=substitutions(step),
+                ids=ids if error_text is None else {},
+                step=step,
+                error=error_text,
+            )
+            if self.checkpoint_path is not None and self.rounds % self.checkpoint_every == 0:
+                self.save(self.checkpoint_path)
+                self._saved_rounds = self.rounds
+        return report
+
+    def save_if_due(self) -> None:
+        """Write the checkpoint if rounds were finished since the last one."""
+        if self.checkpoint_path is None or not self.has_model or self._saved_rounds == self.rounds:
+            return
+        self.save(self.checkpoint_path)
+        self._saved_rounds = self.rounds
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything that later rounds depend on to one file, atomically, without pickle.
+
+        Raises:
+            ValueError: an option of the rule cannot be written.
+            OSError: the folder is missing or not writable; an older file is then intact.
+        """
+        layout, aggregator = self._model(), self.aggregator
+        rule, state = pack_rule(aggregator)
+        state["params"] = self._params
+        for name, data in self._carried.items():
+            state[f"carried.{name}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        content = {
+            **rule,
+            "rounds": self.rounds,
+            "ids": self.ids.to_json(),
+            "layout": layout.to_json(),
+        }
+        checkpoint.write(path, _KIND, content, state)
+
+    def resume(self, path: str | os.PathLike[str]) -> None:
+        """Go on from what :meth:`save` wrote, bit-identically.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it is not such a file, is damaged, or is of another rule, other options or
+                another number of clients. Nothing has changed then.
+        """
+        kind, content, state = checkpoint.read(path)
+        if kind != _KIND:
+            raise ValueError(f"{path}: expected the checkpoint of a server, got one of {kind!r}")
+        layout = WireLayout.from_json(content["layout"])
+        params = state["params"]
+        if params.shape != (layout.num_params,):
+            raise ValueError(f"{path}: expected {layout.num_params} parameters, got {params.shape}")
+        aggregator = self._aggregator or self._make(layout.num_params)
+        check_rule(str(path), aggregator, content, state)
+        ids = ClientIds.from_json(self.num_clients, content["ids"])
+        carried = {
+            name: value.numpy().tobytes() for name, value in under("carried.", state).items()
+        }
+        aggregator.load_state_dict(under("rule.", state))
+        self._layout, self._params, self._carried = layout, params, carried
+        self._aggregator, self.ids = aggregator, ids
+        self.rounds = self._saved_rounds = int(content["rounds"])
+
+    def _make(self, num_params: int) -> Aggregator:
+        options = {"nonfinite": "drop", **self._options}
+        aggregator = registry.make(
+            self.rule_name, num_clients=self.num_clients, num_params=num_params, **options
+        )
+        check_aggregator(aggregator, self.num_clients, {})
+        return aggregator
+
+    def _model(self) -> WireLayout:
+        if self._layout is None:
+            raise RuntimeError("there is no model yet: set_model or resume comes first")
+        return self._layout
+
+    def _row_pool(self, layout: WireLayout) -> RowPool:
+        if self._rows is None:
+            self._rows = RowPool(self.num_clients, layout.num_params, self.aggregator.device)
+        return self._rows
+
+    def _asked_once(self, answers: Sequence[Answer], rejected: dict[str, str]) -> list[Answer]:
+        """The answers without a problem, of senders that were asked and answered once."""
+        usable = []
+        counts = Counter(answer.sender for answer in answers)
+        for answer in answers:
+            if answer.sender not in self._sent:
+                rejected[answer.sender] = "was not asked in this round"
+            elif counts[answer.sender] > 1:
+                rejected[answer.sender] = f"answered {counts[answer.sender]} times"
+            elif answer.problem is None:
+                usable.append(answer)
+        return usable
+
+    def _step(self, rows: RowPool, clients: list[int]) -> tuple[StepReport | None, str | None]:
+        try:
+            return self.aggregator.step(self._params, rows, clients), None
+        except ValueError as error:  # parameters and state are as before
+            return None, str(error)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fastagg's rules in pfl-research: a postprocessor that replaces the sum on the server.
+
+pfl's aggregators add up statistics and are not told whose they are. A postprocessor is: it sees
+each user's statistics with the user's id, and the sum before it reaches the algorithm. So
+:class:`FastAggPostprocessor`, last in the list of a backend's postprocessors, keeps a copy of every
+user's statistics as they leave the user, and puts the rule's aggregate in the place of their sum.
+Needs pfl: ``pip install 'fastagg[pfl]'``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastagg.integrations._optional import require
+
+require("pfl", "pfl", "fastagg.integrations.pfl")
+
+from pfl.common_types import Saveable  # noqa: E402
+from pfl.context import CentralContext, UserContext  # noqa: E402
+from pfl.internal.ops.selector import get_default_framework_module  # noqa: E402
+from pfl.metrics import Metrics, StringMetricName, Weighted  # noqa: E402
+from pfl.postprocessor.base import Postprocessor  # noqa: E402
+from pfl.stats import MappedVectorStatistics  # noqa: E402
+
+from fastagg import checkpoint, registry  # noqa: E402
+from fastagg.aggregator import Aggregator, StepReport  # noqa: E402
+from fastagg.integrations._ids import ClientIds  # noqa: E402
+from fastagg.integrations._rows import RowPool  # noqa: E402
+from fastagg.integrations._state import (  # noqa: E402
+    check_aggregator,
+    check_rule,
+    pack_rule,
+    under,
+)
+
+_KIND = "integrations.pfl"
+_FILE = "fastagg.safetensors"
+
+
+class FastAggPostprocessor(Postprocessor, Saveable):
+    """Aggregates by a rule of fastagg in pfl's simulated backend, for PyTorch models.
+
+    The rule gets each user's model difference divided by its weight: users count equally, unless
+    the rule has ``client_weights``. Statistics that follow have weight 1, so that what the
+    algorithm applies is the rule's aggregate itself. Users outside of a cohort, and users whose
+    statistics hold NaN, are absent.
+
+    Put it last: what comes before it (clipping, local noise) then happens to what it keeps. Noise
+    added on the server by others is added to the rule's aggregate, whose sensitivity is not that
+    of a sum: do not use it with central differential privacy.
+
+    Args:
+        rule: the name of a rule; all but ``stale-models``, which needs to know the model.
+        num_clients: K, users in the data set. A user's id is given out on first sight, and saved.
+        **rule_options: of the rule.
+
+    Attributes:
+        last_report: what the rule did in the last round.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came; in a round,
+            when a user comes twice, or when there are several worker processes, whose users this
+            one does not see.
+    """
+
+    def __init__(self, rule: str, *, num_clients: int, **rule_options: Any) -> None:
+        if rule == "stale-models":
+            raise ValueError("rule: 'stale-models' needs the model, which pfl does not pass on")
+        self._rule = rule
+        self._options = {"nonfinite": "drop", **rule_options, "num_clients": num_clients}
+        check_aggregator(registry.make(rule, num_params=1, **self._options), num_clients, {})
+        self._ids = ClientIds(num_clients)
+        self._shapes: dict[str, list[int]] = {}
+        self._aggregator: Aggregator | None = None
+        self._rows: RowPool | None = None
+        self._users: list[str] = []  # of this round; the i-th has row i
+        self.last_report: StepReport | None = None
+
+    def postprocess_one_user(
+        self, *, stats: MappedVectorStatistics, user_context: UserContext
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        """Keep a copy of a user's statistics; they are returned as they came."""
+        user = str(user_context.user_id)
+        if user_context.user_id is None:
+            raise ValueError("user_context: expected a user with an id, got one without")
+        if user in self._users:
+            raise ValueError(f"user_context: expected every user once in a cohort, {user!r} twice")
+        if len(self._users) == self._options["num_clients"]:
+            raise ValueError(
+                f"num_clients: expected at least as many as users, got {len(self._users)}"
+            )
+        if get_default_framework_module().distributed.world_size > 1:
+            raise ValueError("world_size: expected one worker process, which sees every user")
+        if not self._shapes:
+            self._set_shapes({name: list(value.shape) for name, value in stats.items()})
+        row = self._pool().row(len(self._users))
+        for name, part in self._parts(row).items():
+            part.copy_(stats[name])
+        if stats.weight != 1.0:
+            row.div_(stats.weight)
+        self._users.append(user)
+        return stats, Metrics()
+
+    def postprocess_server(
+        self,
+        *,
+        stats: MappedVectorStatistics,
+        central_context: CentralContext,
+        aggregate_metrics: Metrics,
+    ) -> tuple[MappedVectorStatistics, Metrics]:
+        """The rule's aggregate in the place of the sum, with weight 1."""
+        pool, aggregator = self._pool(), self._rule_of_run()
+        reported = dict.fromkeys(self._users)
+        ids, refused = self._ids.resolve(reported)
+        if refused:
+            raise ValueError(f"user_context: {refused}")
+        clients = [ids[user] for user in self._users]
+        total = torch.zeros(aggregator.num_params)
+        report = aggregator.step(total, pool.rows(range(len(clients))), clients)
+        self._ids.remember(ids, reported)
+        self._users = []
+        pool.release()
+        self.last_report = report
+        parts = self._parts(total)
+        result = MappedVectorStatistics(
+            {name: parts[name].to(value.device) for name, value in stats.items()}, weight=1.0
+        )
+        metrics = Metrics()
+        for name, number in (("active", len(report.active)), ("rejected", len(report.rejected))):
+            metrics[StringMetricName(f"fastagg {name}")] = Weighted.from_unweighted(number)
+        return result, metrics
+
+    def save(self, dir_path: str) -> None:
+        """Write the rule's state and the users' ids into a folder, without pickle."""
+        aggregator = self._rule_of_run()
+        rule, state = pack_rule(aggregator)
+        content = {**rule, "ids": self._ids.to_json(), "shapes": self._shapes}
+        checkpoint.write(os.path.join(dir_path, _FILE), _KIND, content, state)
+
+    def load(self, dir_path: str) -> None:
+        """Go on from what :meth:`save` wrote for the same rule and options.
+
+        Raises:
+            FileNotFoundError, ValueError: there is nothing, or something else. Nothing has changed
+                then.
+        """
+        path = os.path.join(dir_path, _FILE)
+        kind, content, state = checkpoint.read(path)
+        if kind != _KIND:
+            raise ValueError(f"{path}: expected a checkpoint of {_KIND!r}, got one of {kind!r}")
+        size = sum(math.prod(shape) for shape in content["shapes"].values())
+        aggregator = registry.make(self._rule, num_params=size, **self._options)
+        check_rule(path, aggregator, content, state)
+        ids = ClientIds.from_json(aggregator.num_clients, content["ids"])
+        aggregator.load_state_dict(under("rule.", state))
+        self._set_shapes(content["shapes"])
+        self._aggregator, self._ids = aggregator, ids
+
+    def _set_shapes(self, shapes: dict[str, list[int]]) -> None:
+        self._shapes = shapes
+        size = sum(math.prod(shape) for shape in shapes.values())
+        self._aggregator = registry.make(self._rule, num_params=size, **self._options)
+        self._rows = RowPool(self._aggregator.num_clients, size)
+
+    def _rule_of_run(self) -> Aggregator:
+        if self._aggregator is None:
+            raise RuntimeError("there is no state yet: no user has been trained")
+        return self._aggregator
+
+    def _pool(self) -> RowPool:
+        if self._rows is None:
+            raise RuntimeError("there is no state yet: no user has been trained")
+        return self._rows
+
+    def _parts(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of a vector [d], by name."""
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        parts = zip(self._shapes.items(), vector.split(sizes), strict=True)
+        return {name: part.view(shape) for (name, shape), part in parts}

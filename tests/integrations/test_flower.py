@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The strategies for both of Flower's APIs, with nodes that are function calls.
+
+Real servers and clients in processes of their own: examples/flower, run by test_flower_example.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import math
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fastagg
+
+pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common import Code, FitRes, Parameters, Status
+from flwr.server.client_manager import SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.server import Server
+from flwr.serverapp import Grid
+
+from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
+
+pytestmark = pytest.mark.flower
+
+K = 5
+NODES = [9_000_000_000_000_000_000 - 7 * k for k in range(K)]  # the partition of NODES[k] is k
+
+
+@pytest.fixture(autouse=True)
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newer versions of Flower make messages only in a process that they have started."""
+    try:
+        module = importlib.import_module("flwr.supercore.task_identity")
+    except ModuleNotFoundError:
+        return
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(module.TaskIdentity, name, 1)
+
+
+def first_model() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "w": rng.standard_normal((3, 4)).astype(np.float32),
+        "n": np.array(5, np.int64),
+        "h": rng.standard_normal(2).astype(np.float16),
+    }
+
+
+def flat(model: dict[str, np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate([model[k].ravel().astype(np.float32) for k in "wh"]))
+
+
+def trained(model: dict[str, np.ndarray], round: int, client: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng([round, client])
+    return {
+        name: (a + rng.standard_normal(a.shape)).astype(a.dtype) if a.dtype.kind == "f" else a + 1
+        for name, a in model.items()
+    }
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+Fault = Callable[[RecordDict, int, int], RecordDict | Error | None]
+
+
+def reply(content: RecordDict, round: int, client: int, *, report: bool = True) -> RecordDict:
+    model = {name: array.numpy() for name, array in content["arrays"].items()}
+    arrays = ArrayRecord(
+        {k: Array(np.asarray(v)) for k, v in trained(model, round, client).items()}
+    )
+    metrics = {"num-examples": 10 + client, "loss": 1.0 / (1 + client)}
+    if report:
+        metrics["partition-id"] = client
+    return RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
+
+
+class NodesGrid(Grid):
+    """Nodes that answer at once, last one first: a function of the round and the client."""
+
+    def __init__(self, answer: Fault, nodes: list[int] | None = None) -> None:
+        self.answer = answer
+        self.nodes = nodes or NODES
+        self.asked: list[list[int]] = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        messages = list(messages)
+        self.asked.append([self.nodes.index(m.metadata.dst_node_id) for m in messages])
+        replies = []
+        for message in reversed(messages):
+            client = self.nodes.index(message.metadata.dst_node_id)
+            round = int(message.content["config"]["server-round"])
+            answer = self.answer(message.content, round, client)
+            if answer is not None:
+                replies.append(Message(answer, reply_to=message))
+        return replies
+
+    def set_run(self, run: Any) -> None: ...
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+
+def initial() -> ArrayRecord:
+    return ArrayRecord({name: Array(value) for name, value in first_model().items()})
+
+
+def strategy(rule: str = "fdms", **options: Any) -> FastAggStrategy:
+    options = {"num_clients": K, "fraction_evaluate": 0.0, "min_available_nodes": 1} | options
+    return FastAggStrategy(rule, **options)
+
+
+def by_hand(rule: str, rounds: list[list[int]]) -> Tensor:
+    """The model after rounds in which these clients' updates count."""
+    params = flat(first_model())
+    agg = fastagg.make(rule, num_clients=K, num_params=14)
+    model = first_model()
+    for number, clients in enumerate(rounds, start=1):
+        model["w"] = params[:12].numpy().reshape(3, 4).copy()
+        model["h"] = params[12:].numpy().astype(np.float16)
+        agg.step(params, [flat(trained(model, number, k)) - params for k in clients], clients)
+    return params
+
+
+def scripted(absent: dict[int, dict[int, str]]) -> Fault:
+    """Clients that go wrong as a script of rounds says."""
+
+    def answer(content: RecordDict, round: int, client: int) -> RecordDict | Error | None:
+        fault = absent.get(round, {}).get(client, "")
+        if fault == "silence":
+            return None
+        if fault == "error":
+            return Error(code=2, reason="out of memory")
+        good = reply(content, round, client)
+        if fault == "nan":
+            good["arrays"]["w"] = Array(np.full((3, 4), np.nan, np.float32))
+        elif fault == "shape":
+            good["arrays"]["w"] = Array(np.zeros((4, 3), np.float32))
+        elif fault == "dtype":
+            good["arrays"]["w"] = Array(np.zeros((3, 4), np.float64))
+        elif fault == "pickle":
+            good["arrays"]["w"] = Array("float32", (3, 4), "pickle", b"cos\nsystem\n(S'false'\ntR.")
+        elif fault == "partition":
+            good["metrics"]["partition-id"] = K
+        elif fault == "impostor":
+            good["metrics"]["partition-id"] = (client + 1) % K
+        elif fault == "no metrics":
+            del good["metrics"]
+        elif fault == "weight":
+            good["metrics"]["num-examples"] = math.nan
+        elif fault == "two arrays":
+            good["more"] = ArrayRecord({})
+        return good
+
+    return answer
+
+
+@pytest.mark.parametrize("rule", ["fdms", "mifa", "fedavg"])
+def test_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+    faults = {
+        2: {1: "silence", 4: "error"},
+        3: dict.fromkeys(range(K), "silence"),
+        4: {0: "nan", 2: "shape"},
+    }
+    used = strategy(rule)
+    with caplog.at_level(logging.INFO, "flwr"):
+        result = used.start(NodesGrid(scripted(faults)), initial(), num_rounds=5)
+    rounds = [[*range(K)], [0, 2, 3], [], [1, 3, 4], [*range(K)]]
+    assert torch.equal(used.server.params, by_hand(rule, rounds))
+    arrays = {name: array.numpy() for name, array in result.arrays.items()}
+    assert list(arrays) == ["w", "n", "h"]
+    for name, value in first_model().items():
+        assert arrays[name].dtype == value.dtype
+        assert arrays[name].shape == value.shape
+        array = result.arrays[name]  # what the record claims is what is in it
+        assert (array.dtype, tuple(array.shape)) == (str(value.dtype), value.shape)
+    assert arrays["n"] == 5
+    np.testing.assert_array_equal(arrays["w"].ravel(), used.server.params[:12].numpy())
+    text = caplog.text
+    assert f"absent: client 1 ({NODES[1]}), client 4 ({NODES[4]})" in text
+    assert "out of memory" in text
+    assert "client 0 sent NaN or Inf" in text
+    assert "expected shape [3, 4], got [4, 3]" in text
+    assert "the model stays as it was" in text
+    assert ("stood in: " in text) == (rule == "fdms")
+    assert set(result.train_metrics_clientapp) == {1, 2, 4, 5}
+    assert set(result.train_metrics_clientapp[1]) == {"loss"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["nan", "shape", "dtype", "pickle", "partition", "weight", "no metrics", "two arrays"],
+)
+def test_one_bad_client_is_as_if_absent(fault: str) -> None:
+    with_it, without = strategy(), strategy()
+    with_it.start(NodesGrid(scripted({2: {3: fault}})), initial(), num_rounds=3)
+    without.start(NodesGrid(scripted({2: {3: "silence"}})), initial(), num_rounds=3)
+    assert torch.equal(with_it.server.params, without.server.params)
+    assert torch.isfinite(with_it.server.params).all()
+
+
+def test_an_impostor_takes_nobodys_place() -> None:
+    used = strategy("fedavg")
+    used.start(NodesGrid(scripted({1: {3: "impostor"}})), initial(), num_rounds=1)
+    assert used.last_report is not None
+    assert used.last_report.active == (0, 1, 2)
+    assert set(used.last_report.rejected) == {str(NODES[3]), str(NODES[4])}
+
+
+def test_clients_without_a_report_are_known_by_their_node() -> None:
+    def answer(content: RecordDict, round: int, client: int) -> RecordDict:
+        return reply(content, round, client, report=False)
+
+    used = strategy("mifa")
+    used.start(NodesGrid(answer), initial(), num_rounds=2)
+    assert used.last_report is not None
+    assert used.last_report.ids == {str(node): k for k, node in enumerate(sorted(NODES))}
+
+
+@pytest.mark.parametrize("rule", ["fdms", "mimic"])
+def test_resuming_is_bit_identical_with_other_nodes(rule: str, tmp_path: Path) -> None:
+    faults = scripted({2: {1: "silence"}, 3: {0: "error", 2: "silence"}, 5: {4: "nan"}})
+    whole = strategy(rule)
+    whole_result = whole.start(NodesGrid(faults), initial(), num_rounds=6)
+    path = tmp_path / "run"
+    strategy(rule, checkpoint_path=path).start(NodesGrid(faults), initial(), num_rounds=3)
+    other_nodes = [node + 1 for node in NODES[::-1]]
+
+    def moved(content: RecordDict, round: int, index: int) -> RecordDict | Error | None:
+        return faults(content, round, K - 1 - index)
+
+    grid = NodesGrid(lambda c, r, i: faults(c, r, i), other_nodes[::-1])
+    again = strategy(rule, checkpoint_path=path)
+    result = again.start(grid, num_rounds=6, resume_from=path)
+    assert torch.equal(again.server.params, whole.server.params)
+    assert set(result.train_metrics_clientapp) == {4, 5, 6}
+    for name, array in whole_result.arrays.items():
+        assert result.arrays[name].data == array.data
+    # and once more, from the end: nothing is left to do
+    done = strategy(rule).start(NodesGrid(faults), num_rounds=6, resume_from=path)
+    assert done.arrays["w"].data == result.arrays["w"].data
+
+
+def test_sampling_goes_on_as_if_unbroken(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"fraction_train": 0.6, "min_train_nodes": 1, "seed": 3}
+    whole = NodesGrid(scripted({}))
+    first = strategy("fedau", **options)
+    first.start(whole, initial(), num_rounds=6)
+    assert all(len(asked) == 3 for asked in whole.asked)
+    assert len({tuple(sorted(asked)) for asked in whole.asked}) > 1
+    path = tmp_path / "run"
+    parts = NodesGrid(scripted({}))
+    strategy("fedau", checkpoint_path=path, **options).start(parts, initial(), num_rounds=4)
+    last = strategy("fedau", **options)
+    last.start(parts, num_rounds=6, resume_from=path)
+    assert parts.asked == whole.asked
+    assert torch.equal(last.server.params, first.server.params)
+
+
+def test_an_interrupt_writes_a_last_checkpoint(tmp_path: Path) -> None:
+    def answer(content: RecordDict, round: int, client: int) -> RecordDict:
+        if (round, client) == (3, 2):
+            signal.raise_signal(signal.SIGINT)
+        return reply(content, round, client)
+
+    path = tmp_path / "run"
+    stopped = strategy("mifa", checkpoint_path=path, checkpoint_every=1000)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.start(NodesGrid(answer), initial(), num_rounds=5)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again, whole = strategy("mifa"), strategy("mifa")
+    result = again.start(NodesGrid(scripted({})), num_rounds=5, resume_from=path)
+    assert set(result.train_metrics_clientapp) == {3, 4, 5}
+    whole.start(NodesGrid(scripted({})), initial(), num_rounds=5)
+    assert torch.equal(again.server.params, whole.server.params)
+
+
+def test_metrics_that_cannot_be_averaged_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(content: RecordDict, round: int, client: int) -> RecordDict:
+        good = reply(content, round, client)
+        if client == 2:
+            good["metrics"]["extra"] = 1
+        if round == 2:
+            good["metrics"]["num-examples"] = 0
+        return good
+
+    used = strategy("fedavg", fraction_evaluate=1.0)
+    grid = NodesGrid(lambda c, r, k: answer(c, r, k))
+    result = used.start(grid, initial(), num_rounds=2)
+    assert set(result.train_metrics_clientapp) == set(result.evaluate_metrics_clientapp) == {1}
+    weights = {k: 10 + k for k in (0, 1, 3, 4)}
+    mean = sum(w / (1 + k) for k, w in weights.items()) / sum(weights.values())
+    assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(mean, rel=1e-12)
+    assert "differ from the others'" in caplog.text
+    assert "the sum of 'num-examples' is 0" in caplog.text
+    assert used.last_report is not None
+    assert used.last_report.active == tuple(range(K))  # the updates count all the same
+
+
+def test_evaluation_on_the_server_and_the_summary(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[int, bytes]] = []
+
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        seen.append((round, arrays["w"].data))
+        return MetricRecord({"accuracy": 0.5}) if round else None
+
+    with caplog.at_level(logging.INFO, "flwr"):
+        used = strategy("mifa")
+        result = used.start(NodesGrid(scripted({})), initial(), 2, evaluate_fn=evaluate)
+    assert [round for round, _ in seen] == [0, 1, 2]
+    assert seen[-1][1] == result.arrays["w"].data
+    assert set(result.evaluate_metrics_serverapp) == {1, 2}
+    assert "Rule: mifa, 5 clients" in caplog.text
+    assert "Fraction: train (1.00)" in caplog.text
+
+
+def test_flowers_own_loop_runs_it_too() -> None:
+    from flwr.serverapp.strategy import Strategy
+
+    ours, theirs = strategy(), strategy()
+    ours.start(NodesGrid(scripted({2: {1: "silence"}})), initial(), num_rounds=3)
+    grid = NodesGrid(scripted({2: {1: "silence"}}))
+    Strategy.start(theirs, grid, initial(), num_rounds=3)
+    assert torch.equal(ours.server.params, theirs.server.params)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: strategy("fdsm"), ValueError, "fdms"),
+        (lambda: strategy(num_clients=None), TypeError, "num_clients"),
+        (lambda: strategy(mu=2), TypeError, "mu"),
+        (lambda: strategy().start(NodesGrid(scripted({}))), ValueError, "initial_arrays"),
+    ],
+)
+def test_wrong_arguments(build: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_a_strategy_runs_once() -> None:
+    used = strategy()
+    used.start(NodesGrid(scripted({})), initial(), num_rounds=1)
+    with pytest.raises(RuntimeError, match="has run already"):
+        used.start(NodesGrid(scripted({})), initial(), num_rounds=1)
+
+
+# --- the API before messages ----------------------------------------------------------------
+
+
+class Proxy(ClientProxy):
+    """A client that is a function call."""
+
+    def __init__(self, cid: str, client: int, faults: dict[int, dict[int, str]]) -> None:
+        super().__init__(cid)
+        self.client = client
+        self.faults = faults
+
+    def fit(self, ins: Any, timeout: float | None, group_id: int | None) -> FitRes:
+        round = int(ins.config["round"])
+        fault = self.faults.get(round, {}).get(self.client, "")
+        if fault == "raise":
+            raise RuntimeError("connection lost")
+        arrays = [np.load(io.BytesIO(t)) for t in ins.parameters.tensors]
+        model = trained(dict(zip("wnh", arrays, strict=True)), round, self.client)
+        if fault == "nan":
+            model["w"][0, 0] = np.inf
+        status = Status(Code.FIT_NOT_IMPLEMENTED if fault == "error" else Code.OK, "")
+        tensors = [npy(value) for value in model.values()]
+        if fault == "tensors":
+            tensors = tensors[:2]
+        metrics = {"partition-id": self.client, "loss": 1.0}
+        kind = "pickle" if fault == "type" else "numpy.ndarray"
+        return FitRes(status, Parameters(tensors, kind), 10, metrics)
+
+    def get_properties(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    get_parameters = evaluate = reconnect = get_properties
+
+
+def legacy(
+    faults: dict[int, dict[int, str]], rounds: int, first: int = 1, **options: Any
+) -> FastAggLegacyStrategy:
+    manager = SimpleClientManager()
+    for client in range(K):
+        manager.register(Proxy(f"{first}{'abcdefgh'[client]}", client, faults))
+    model = Parameters([npy(value) for value in first_model().values()], "numpy.ndarray")
+    used = FastAggLegacyStrategy(
+        num_clients=K,
+        fraction_evaluate=0.0,
+        min_available_clients=K,
+        on_fit_config_fn=lambda round: {"round": first + round - 1},
+        initial_parameters=model,
+        **options,
+    )
+    server = Server(client_manager=manager, strategy=used)
+    server.fit(num_rounds=rounds, timeout=10.0)
+    used.server.guard.uninstall()
+    arrays = [np.load(io.BytesIO(t)) for t in server.parameters.tensors]
+    assert [(a.dtype, a.shape) for a in arrays] == [
+        (a.dtype, a.shape) for a in first_model().values()
+    ]
+    return used
+
+
+@pytest.mark.parametrize("rule", ["fdms", "mifa"])
+def test_legacy_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+    faults = {
+        2: {1: "raise", 4: "error"},
+        3: dict.fromkeys(range(K), "raise"),
+        4: {0: "nan", 2: "tensors", 3: "type"},
+    }
+    with caplog.at_level(logging.INFO, "flwr"):
+        used = legacy(faults, 5, rule=rule)
+    rounds = [[*range(K)], [0, 2, 3], [], [1, 4], [*range(K)]]
+    assert torch.equal(used.server.params, by_hand(rule, rounds))
+    for words in ("connection lost", "absent: client 1 (1b)", "NaN or Inf", "tensor_type"):
+        assert words in caplog.text
+
+
+def test_legacy_resuming_is_bit_identical(tmp_path: Path) -> None:
+    faults = {2: {1: "raise"}, 4: {0: "nan"}}
+    whole = legacy(faults, 5, rule="mimic")
+    path = tmp_path / "run"
+    legacy(faults, 3, rule="mimic", checkpoint_path=path)
+    again = legacy(faults, 2, first=4, rule="mimic", resume_from=path)
+    assert again.server.rounds == 5
+    assert torch.equal(again.server.params, whole.server.params)
+
+
+def test_legacy_failures_that_are_not_accepted() -> None:
+    used = legacy({2: {1: "raise"}}, 3, rule="fedavg", accept_failures=False)
+    assert torch.equal(used.server.params, by_hand_skipping_round_two())
+
+
+def by_hand_skipping_round_two() -> Tensor:
+    return by_hand("fedavg", [[*range(K)], [], [*range(K)]])
+
+
+def test_legacy_metrics_of_those_who_count() -> None:
+    seen: list[list[tuple[int, dict[str, Any]]]] = []
+
+    def mean(metrics: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        seen.append(metrics)
+        return {}
+
+    legacy({1: {2: "nan"}}, 1, rule="fedavg", fit_metrics_aggregation_fn=mean)
+    assert [m["partition-id"] for _, m in seen[0]] == [0, 1, 3, 4]

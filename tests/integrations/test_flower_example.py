@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/flower: real servers and clients, in processes of their own, on loopback."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower"
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, script, *arguments], cwd=EXAMPLE, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> None:
+    """Every round waits for all four clients, so who is there when is certain."""
+    output = run(
+        "run.py",
+        "--api=legacy",
+        "--rounds=6",
+        "--timeout=10",
+        "--stop-after=4",
+        "--faults=2.0=crash 3.1=late 4.2=error 5.3=nan",
+        f"--folder={tmp_path}",
+    )
+    assert output.count("the simulation's bits") == 6
+    assert "NOT" not in output
+    assert "the server was stopped after round" in output
+    rounds = rounds_of(tmp_path)
+    everybody = [0, 1, 2, 3]
+    absent = {2: 0, 3: 1, 4: 2, 5: 3}
+    for line in rounds:
+        number = line["round"]
+        assert line["active"] == [k for k in everybody if k != absent.get(number)]
+        assert set(line["friends"]) == ({str(absent[number])} if number in absent else set())
+        assert list(line["absent"].values()) == ([absent[number]] if number in (2, 3, 4) else [])
+        assert len(line["rejected"]) == (number == 5)
+    assert rounds[-1]["accuracy"] > rounds[0]["accuracy"]
+
+
+def test_superlink_with_every_fault(tmp_path: Path) -> None:
+    """Rounds end by a timeout here, which an honest client can miss on a busy machine. Who was
+    there is therefore read from the log: the bits are those of the simulation with just them."""
+    output = run(
+        "run.py",
+        "--api=message",
+        "--rounds=3",
+        "--timeout=30",
+        "--faults=1.0=error 1.1=nan 2.2=late 2.3=crash",
+        f"--folder={tmp_path}",
+    )
+    assert output.count("the simulation's bits") == 3
+    assert "NOT" not in output
+    first, second, third = rounds_of(tmp_path)
+    assert not {0, 1} & set(first["active"])
+    assert not {2, 3} & set(second["active"])
+    if first["active"] != [2, 3] or second["active"] != [0, 1]:
+        pytest.skip("the bits agree, but the machine was too busy for answers within 30 s")
+    (why,) = first["rejected"].values()
+    assert "client 1 sent NaN or Inf" in why
+    assert "client 0 ran out of luck" in (tmp_path / "run.log").read_text()
+    assert sorted(second["absent"].values()) == [2, 3]
+    assert 3 in third["active"]  # another SuperNode, the same client
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="Flower's simulation engine is not installed: pip install 'flwr[simulation]'",
+)
+def test_flowers_simulation_engine() -> None:
+    output = run("simulate.py", "--rounds=3")
+    assert output.count("the bits of fastagg's own simulation") == 2
+    assert "NOT" not in output

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A buffer with rows for those who answer: the same results as one with a row for everybody."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fastagg
+from fastagg.integrations._rows import RowPool
+
+
+@pytest.mark.parametrize(
+    "rule", ["fedavg", "fdms", "mifa", "mimic", "stale", "stale-models", "fedvarp"]
+)
+def test_the_same_bits_as_with_a_full_buffer(rule: str) -> None:
+    K, d = 9, 30
+    pool, full = RowPool(K, d), fastagg.UpdateBuffer(K, d)
+    aggregators = [fastagg.make(rule, num_clients=K, num_params=d) for _ in range(2)]
+    params = [torch.zeros(d), torch.zeros(d)]
+    for _ in range(6):
+        clients = torch.randperm(K)[:4].tolist()
+        for client in clients:
+            update = torch.randn(d)
+            pool.row(client).copy_(update)
+            full.row(client).copy_(update)
+        aggregators[0].step(params[0], pool, clients)
+        aggregators[1].step(params[1], full, clients)
+        pool.release()
+        assert torch.equal(*params)
+    assert pool.allocated <= 4 + 16  # of the nine clients, four answer at a time
+
+
+def test_rows_are_apart_and_stay_until_released() -> None:
+    pool = RowPool(40, 3)
+    rows = [pool.row(client) for client in range(40)]
+    assert len({row.data_ptr() for row in rows}) == 40
+    assert all(pool.row(client) is rows[client] for client in range(40))
+    allocated = pool.allocated
+    for _ in range(5):
+        pool.release()
+        for client in range(40):
+            pool.row(client)
+    assert pool.allocated == allocated
+
+
+@pytest.mark.parametrize("client", [-1, 5])
+def test_ids_out_of_range(client: int) -> None:
+    with pytest.raises(IndexError, match="client"):
+        RowPool(5, 3).row(client)

@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The framework-free server: rounds with absent and broken clients, and restarts."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fastagg
+from fastagg.integrations._report import Answer
+from fastagg.integrations._server import AggregationServer
+
+K = 6
+Npy = Callable[..., bytes]
+
+
+@pytest.fixture
+def model(npy: Npy) -> dict[str, bytes]:
+    rng = np.random.default_rng(3)
+    return {
+        "w": npy(rng.standard_normal((4, 5)), np.float32),
+        "n": npy(12, np.int64),
+        "b": npy(rng.standard_normal(4), np.float32),
+    }
+
+
+def pack(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def trained(model: dict[str, bytes], round: int, client: int) -> dict[str, bytes]:
+    """What a client sends: the model, moved by noise of its own."""
+    arrays = {name: np.load(io.BytesIO(data)) for name, data in model.items()}
+    rng = np.random.default_rng([round, client])
+    return {
+        name: pack(a + rng.standard_normal(a.shape).astype(np.float32) if a.dtype == "f4" else a)
+        for name, a in arrays.items()
+    }
+
+
+def flat(arrays: dict[str, bytes]) -> Tensor:
+    parts = [np.load(io.BytesIO(arrays[name])).ravel() for name in ("w", "b")]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def run_round(server: AggregationServer, clients: Iterable[int], **kwargs: Any) -> Any:
+    """One round in which everybody is asked and ``clients`` answer; nodes are named n0, n1, ..."""
+    number = server.rounds + 1
+    sent = server.arrays()
+    server.open_round(f"n{k}" for k in range(K))
+    answers = [Answer(f"n{k}", trained(sent, number, k), k) for k in clients]
+    return server.close_round(answers + list(kwargs.get("more", [])))
+
+
+# SCAFFOLD is refused: its clients must ask the server.
+RULES = [name for name in fastagg.available() if name != "scaffold"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_bits_of_the_rule_itself(rule: str, model: dict[str, bytes]) -> None:
+    server = AggregationServer(rule, num_clients=K)
+    server.set_model(model)
+    agg = fastagg.make(rule, num_clients=K, num_params=24, nonfinite="drop")
+    params = flat(model)
+    for number, clients in enumerate([range(K), [4, 1, 2], [], [0, 5, 3, 1]], start=1):
+        before = server.arrays()
+        updates = [flat(trained(before, number, k)) - params for k in clients]
+        expected = agg.step(params, updates, list(clients))
+        report = run_round(server, clients)
+        assert torch.equal(server.params, params)
+        assert torch.equal(flat(server.arrays()), params)
+        assert report.active == tuple(expected.active.tolist())
+        assert report.round == number
+        assert server.arrays()["n"] == model["n"]
+    assert not torch.equal(params, flat(model))
+
+
+def test_answers_in_any_order_give_the_same_bits(model: dict[str, bytes]) -> None:
+    ends = []
+    for clients in ([0, 3, 1, 4], [4, 3, 1, 0], [3, 1, 0, 4]):
+        server = AggregationServer("fdms", num_clients=K)
+        server.set_model(model)
+        run_round(server, clients)
+        run_round(server, clients[:3])
+        ends.append(server.params.clone())
+    assert torch.equal(ends[0], ends[2])
+    assert not torch.equal(ends[0], ends[1])  # whose second round misses another client
+
+
+def test_absent_is_sent_less_answered(model: dict[str, bytes]) -> None:
+    server = AggregationServer("fdms", num_clients=K)
+    server.set_model(model)
+    first = run_round(server, range(4))
+    assert first.absent == {"n4": None, "n5": None}
+    second = run_round(server, [0, 1, 4])
+    assert second.absent == {"n2": 2, "n3": 3, "n5": None}
+    assert second.active == (0, 1, 4)
+    assert set(second.friends) == {2, 3}  # of client 5 nothing is known: it has no friend
+    assert set(second.friends.values()) <= {0, 1, 4}
+    text = "\n".join(second.lines())
+    assert "absent: client 2 (n2), client 3 (n3), n5 (not known)" in text
+    assert "for 2" in text
+
+
+def bad_answers(npy: Npy, sent: dict[str, bytes]) -> dict[str, tuple[list[Answer], str]]:
+    good = trained(sent, 1, 5)
+    nan = pack(np.full((4, 5), math.nan, np.float32))
+    return {
+        "NaN": ([Answer("n5", good | {"w": nan}, 5)], "NaN or Inf"),
+        "shape": ([Answer("n5", good | {"b": npy([1.0] * 5, np.float32)}, 5)], "expected shape"),
+        "dtype": ([Answer("n5", good | {"b": npy([1.0] * 4, np.float64)}, 5)], "expected dtype"),
+        "integers": ([Answer("n5", good | {"n": npy(1.0, np.float32)}, 5)], "expected dtype"),
+        "names": ([Answer("n5", {"w": good["w"]}, 5)], "missing"),
+        "id": ([Answer("n5", good, K)], "partition id"),
+        "twice": ([Answer("n5", good, 5), Answer("n5", good, 5)], "answered 2 times"),
+        "stranger": ([Answer("m5", good, 5)], "not asked"),
+        "problem": ([Answer("n5", good, 5, problem="no metrics")], "no metrics"),
+    }
+
+
+@pytest.mark.parametrize("rule", ["fdms", "mifa"])
+@pytest.mark.parametrize("case", bad_answers(lambda *_: b"", {"w": pack(np.zeros(1, "f4"))}))
+def test_a_bad_answer_changes_nothing(
+    rule: str, case: str, npy: Npy, model: dict[str, bytes]
+) -> None:
+    servers = [AggregationServer(rule, num_clients=K) for _ in range(2)]
+    for server in servers:
+        server.set_model(model)
+        run_round(server, range(5))
+    answers, message = bad_answers(npy, servers[0].arrays())[case]
+    with_it = run_round(servers[0], range(4), more=answers)
+    without = run_round(servers[1], range(4))
+    assert torch.equal(servers[0].params, servers[1].params)
+    states = [server.aggregator.state_dict() for server in servers]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert servers[0].ids.to_json() == servers[1].ids.to_json()
+    assert with_it.active == without.active == (0, 1, 2, 3)
+    (why,) = with_it.rejected.values()
+    assert message in why
+    assert "n5" in with_it.absent or answers[0].sender == "n5"
+    assert any(line.startswith("rejected ") for line in with_it.lines())
+
+
+def test_two_that_claim_one_id_are_both_rejected(model: dict[str, bytes]) -> None:
+    server = AggregationServer("fedavg", num_clients=K)
+    server.set_model(model)
+    report = run_round(server, [0, 1], more=[Answer("n3", trained(model, 1, 3), 1)])
+    assert report.active == (0,)
+    assert set(report.rejected) == {"n1", "n3"}
+
+
+def test_nobody_answers(model: dict[str, bytes]) -> None:
+    server = AggregationServer("mifa", num_clients=K)
+    server.set_model(model)
+    run_round(server, range(3))
+    before = server.params.clone()
+    report = run_round(server, [])
+    assert torch.equal(server.params, before)
+    assert report.active == ()
+    assert report.error is None
+    assert server.rounds == 2
+
+
+def test_what_the_rule_refuses_leaves_the_model(model: dict[str, bytes]) -> None:
+    server = AggregationServer("krum", num_clients=K, num_byzantine=2)
+    server.set_model(model)
+    before = server.params.clone()
+    report = run_round(server, [0, 1, 2])  # Krum with f = 2 needs five
+    assert torch.equal(server.params, before)
+    assert "more than 4 rows" in str(report.error)
+    assert report.active == ()
+    assert "the model stays" in report.lines()[-1]
+    assert run_round(server, range(5)).active == (0, 1, 2, 3, 4)
+
+
+def test_numbers_that_leave_float32_leave_the_model(model: dict[str, bytes]) -> None:
+    server = AggregationServer("fedavg", num_clients=K, server_lr=2.0)
+    server.set_model(model)
+    before = server.params.clone()
+    huge = {name: pack(np.load(io.BytesIO(data))) for name, data in model.items()}
+    huge["w"] = pack(np.full((4, 5), 3e38, np.float32))
+    server.open_round(["a"])
+    report = server.close_round([Answer("a", huge)])
+    assert "range of float32" in str(report.error)
+    assert torch.equal(server.params, before)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stopped_run_goes_on_bit_identically(
+    rule: str, tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    answers = [range(K), [4, 1, 2], [0, 5, 3, 1], [1, 2, 5], [0, 2, 3]]
+    whole = AggregationServer(rule, num_clients=K)
+    whole.set_model(model)
+    for clients in answers:
+        run_round(whole, clients)
+    path = tmp_path / "run.safetensors"
+    first = AggregationServer(rule, num_clients=K, checkpoint_path=path)
+    first.set_model(model)
+    for clients in answers[:3]:
+        run_round(first, clients)
+    second = AggregationServer(rule, num_clients=K)
+    second.resume(path)
+    assert second.rounds == 3
+    assert torch.equal(second.params, first.params)
+    assert second.arrays() == first.arrays()
+    for clients in answers[3:]:
+        run_round(second, clients)
+    assert torch.equal(second.params, whole.params)
+    states = whole.aggregator.state_dict(), second.aggregator.state_dict()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert second.ids.to_json() == whole.ids.to_json()
+
+
+def test_the_id_map_survives_a_restart(tmp_path: Path, model: dict[str, bytes]) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("mifa", num_clients=K, checkpoint_path=path)
+    server.set_model(model)
+    server.open_round(["900", "80", "7"])
+    server.close_round([Answer(s, trained(model, 1, 0)) for s in ("900", "80")])
+    server = AggregationServer("mifa", num_clients=K)
+    server.resume(path)
+    server.open_round(["900", "7"])
+    report = server.close_round([Answer("7", trained(model, 1, 1))])
+    assert report.ids == {"7": 2}  # 80 has 0 and 900 has 1, which it was never told by name
+    assert report.absent == {"900": 1}
+
+
+def test_checkpoints_are_written_when_due(tmp_path: Path, model: dict[str, bytes]) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("fedavg", num_clients=K, checkpoint_path=path, checkpoint_every=3)
+    server.set_model(model)
+    seen = []
+    for _ in range(7):
+        run_round(server, [0, 1])
+        seen.append(path.exists() and path.stat().st_mtime_ns)
+    assert seen[:2] == [False, False]
+    assert len({*seen[2:5]}) == len({*seen[5:]}) == 1
+    server.save_if_due()
+    saved = path.stat().st_mtime_ns
+    assert saved != seen[-1]
+    server.save_if_due()  # nothing has happened since
+    assert path.stat().st_mtime_ns == saved
+    other = AggregationServer("fedavg", num_clients=K)
+    other.resume(path)
+    assert other.rounds == 7
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, model: dict[str, bytes]) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("centered-clip", num_clients=K, checkpoint_path=path, tau="inf")
+    server.set_model(model)
+    run_round(server, [0, 1])
+    for other, message in [
+        (AggregationServer("mifa", num_clients=K), "rule 'centered-clip'"),
+        (AggregationServer("centered-clip", num_clients=K, tau=3.0), "tau was 'inf', is 3.0"),
+        (AggregationServer("centered-clip", num_clients=K + 1, tau="inf"), "num_clients"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            other.resume(path)
+        assert not other.has_model
+        assert other.rounds == 0
+    server.aggregator.save(path)
+    with pytest.raises(ValueError, match="checkpoint of a server"):
+        AggregationServer("centered-clip", num_clients=K, tau="inf").resume(path)
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(ValueError, match="damaged"):
+        AggregationServer("centered-clip", num_clients=K, tau="inf").resume(path)
+
+
+def test_client_weights_in_the_checkpoint(tmp_path: Path, model: dict[str, bytes]) -> None:
+    path = tmp_path / "run"
+    weights = torch.arange(1.0, K + 1)
+    server = AggregationServer(
+        "fedavg", num_clients=K, checkpoint_path=path, client_weights=weights
+    )
+    server.set_model(model)
+    run_round(server, [0, 1])
+    AggregationServer("fedavg", num_clients=K, client_weights=weights).resume(path)
+    with pytest.raises(ValueError, match="client_weights"):
+        AggregationServer("fedavg", num_clients=K).resume(path)
+
+
+def test_an_aggregator_instead_of_a_name(model: dict[str, bytes]) -> None:
+    agg = fastagg.FDMS(num_clients=K, num_params=24, nonfinite="drop")
+    server = AggregationServer(agg)
+    server.set_model(model)
+    run_round(server, range(3))
+    assert server.aggregator is agg
+    assert server.num_clients == K
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: AggregationServer("fdsm", num_clients=K), ValueError, "fdms"),
+        (lambda: AggregationServer("fdms", num_clients=K, mu=1), TypeError, "mu"),
+        (lambda: AggregationServer("fdms"), TypeError, "num_clients"),
+        (
+            lambda: AggregationServer("scaffold", num_clients=K, local_work=1.0),
+            ValueError,
+            "control variates",
+        ),
+        (lambda: AggregationServer("fdms", num_clients=0), ValueError, "num_clients"),
+        (lambda: AggregationServer(7, num_clients=K), TypeError, "rule"),  # type: ignore[arg-type]
+        (
+            lambda: AggregationServer("fdms", num_clients=K, nonfinite="raise"),
+            ValueError,
+            "nonfinite",
+        ),
+        (
+            lambda: AggregationServer(fastagg.FedAvg(num_clients=K, num_params=24)),
+            ValueError,
+            "nonfinite",
+        ),
+        (
+            lambda: AggregationServer(
+                fastagg.FedAvg(num_clients=K, num_params=24, nonfinite="drop"), num_clients=K + 1
+            ),
+            ValueError,
+            "num_clients",
+        ),
+        (
+            lambda: AggregationServer(
+                fastagg.FedAvg(num_clients=K, num_params=24, nonfinite="drop"), server_lr=1.0
+            ),
+            TypeError,
+            "server_lr",
+        ),
+    ],
+)
+def test_wrong_arguments(build: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_models_that_do_not_fit(npy: Npy, model: dict[str, bytes]) -> None:
+    server = AggregationServer("fedavg", num_clients=K)
+    with pytest.raises(RuntimeError, match="no model"):
+        server.arrays()
+    server.set_model(model)
+    with pytest.raises(ValueError, match="expected the model of the run"):
+        server.set_model({"w": npy([1.0], np.float32)})
+    agg = fastagg.FedAvg(num_clients=K, num_params=5, nonfinite="drop")
+    with pytest.raises(ValueError, match="5 parameters"):
+        AggregationServer(agg).set_model(model)
+
+
+def test_a_rule_that_cannot_be_saved_is_found_before_the_first_round(
+    tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    server = AggregationServer(
+        "fdms", num_clients=K, elimination=lambda t: 0.5, checkpoint_path=tmp_path / "run"
+    )
+    with pytest.raises(ValueError, match="elimination"):
+        server.set_model(model)
+
+
+def test_samples_do_not_depend_on_names(model: dict[str, bytes]) -> None:
+    draws = []
+    for prefix, shift in (("", 0), ("x", 1)):
+        server = AggregationServer("fedavg", num_clients=K)
+        server.set_model(model)
+        names = [f"{prefix}{(k * 5 + shift) % 13}" for k in range(K)]  # in no order
+        server.open_round(names)
+        server.close_round([Answer(n, trained(model, 1, k), k) for k, n in enumerate(names)])
+        drawn = [server.sample(names[::-1], 3, seed) for seed in range(20)]
+        draws.append([[names.index(n) for n in sample] for sample in drawn])
+    assert draws[0] == draws[1]
+    assert len({tuple(sorted(sample)) for sample in draws[0]}) > 5
+    assert sorted(server.sample(["a", "b"], 9, 0)) == ["a", "b"]

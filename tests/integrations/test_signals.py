@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A last checkpoint on SIGINT and SIGTERM, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastagg.integrations._server import AggregationServer
+from fastagg.integrations._signals import SignalGuard
+
+# Rounds without end, a checkpoint of which is written in none of them by itself.
+SERVER = """
+import io, sys, time
+import numpy as np
+from fastagg.integrations._report import Answer
+from fastagg.integrations._server import AggregationServer
+
+def pack(values):
+    stream = io.BytesIO()
+    np.save(stream, values)
+    return stream.getvalue()
+
+server = AggregationServer("mifa", num_clients=2, checkpoint_path=sys.argv[1],
+                           checkpoint_every=10**9)
+server.set_model({"w": pack(np.zeros(50_000, np.float32))})
+assert server.guard.install()
+while True:
+    server.open_round(["a", "b"])
+    moved = np.load(io.BytesIO(server.arrays()["w"])) + np.float32(1)
+    server.close_round([Answer("a", {"w": pack(moved)}, 0), Answer("b", {"w": pack(moved)}, 1)])
+    if server.rounds == 3:
+        print("running", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_whole_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    assert not path.exists()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    # What the signal does anyway: KeyboardInterrupt (as a status or a signal), or death.
+    assert process.returncode in ({1, -2, 130} if number == signal.SIGINT else {-15})
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    server = AggregationServer("mifa", num_clients=2)
+    server.resume(path)
+    assert server.rounds >= 3
+    # Every round moves every parameter by one, and the memory is that of the last round.
+    assert torch.equal(server.params, torch.full((50_000,), float(server.rounds)))
+    assert torch.equal(server.aggregator.state_dict()["memory"], torch.ones(2, 50_000))
+
+
+def test_a_signal_waits_while_it_is_held() -> None:
+    events: list[str] = []
+    guard = SignalGuard(lambda: events.append("saved"))
+    assert guard.install()
+    with pytest.raises(KeyboardInterrupt), guard.held():
+        with guard.held():
+            signal.raise_signal(signal.SIGINT)
+            events.append("inner")
+        events.append("outer")
+    assert events == ["inner", "outer", "saved"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_old_handlers_come_back() -> None:
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    guard = SignalGuard(lambda: pytest.fail("nothing to save"))
+    assert guard.install()
+    assert guard.install()  # twice is once
+    guard.uninstall()
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_handlers_set_by_others_stay() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    guard = SignalGuard(lambda: None)
+    try:
+        guard.install()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        guard.uninstall()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_outside_of_the_main_thread_nothing_is_taken_over() -> None:
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(SignalGuard(lambda: None).install()))
+    thread.start()
+    thread.join()
+    assert results == [False]
