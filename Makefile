@@ -24,7 +24,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: bench bench-accuracy bench-scaling bench-regress bench-peers gpu-check
+.PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -49,6 +49,9 @@ bench-accuracy: build-dev  ## errors against float64 up to d = 1e8: tables and a
 
 bench-scaling: build-dev  ## time over S, d, K and threads: a table, there too
 	$(PY) -m benchmarks scaling --out benchmarks/results $(ARGS)
+
+bench-simulation: build-dev  ## local training and rounds of the simulation: a table, there too
+	$(PY) -m benchmarks simulation --out benchmarks/results $(ARGS)
 
 bench-regress: build-dev  ## time single ops with pytest-benchmark, to compare with an earlier run
 	$(PY) -m pytest -q benchmarks/test_ops_bench.py --benchmark-autosave $(ARGS)

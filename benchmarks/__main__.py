@@ -15,7 +15,18 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import torch
 from rich.console import Console
 
-from benchmarks import accuracy, ops, options, peers, pictures, report, scaling, sharded, steps
+from benchmarks import (
+    accuracy,
+    ops,
+    options,
+    peers,
+    pictures,
+    report,
+    scaling,
+    sharded,
+    simulation,
+    steps,
+)
 from benchmarks.harness import Row
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,6 +38,7 @@ SUBCOMMANDS = {
     "main": "ops and steps and the roofline picture, into a folder (what `make bench` runs)",
     "sharded": "weak scaling in d, with columns spread over processes",
     "accuracy": "errors against float64 up to d = 1e8, with a picture",
+    "simulation": "local training against a plain PyTorch loop, rounds against Flower's simulation",
     "pictures": "draw the pictures of a folder again, from its CSV files",
 }
 _TITLES = {"ops": "Ops", "steps": "Server steps", "scaling": "Scaling"}
@@ -51,6 +63,8 @@ def parser() -> argparse.ArgumentParser:
             sub.add_argument("--quick", action="store_true", help="dry run: d = 1e3 and 1e4")
             sub.add_argument("--max-d", type=int, default=10**8, help="1e8 needs 8 GB of memory")
             options.add_outputs(sub)
+        elif name == "simulation":
+            simulation.add_options(sub)
         else:
             sub.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
     return top
@@ -65,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sharded.run(namespace, console)
     elif namespace.command == "accuracy":
         _accuracy(namespace, console)
+    elif namespace.command == "simulation":
+        simulation.run(namespace, console)
     elif namespace.command == "main":
         namespace.out = namespace.out or RESULTS
         rows = [row for name in ("ops", "steps") for row in _time(name, namespace, console)]

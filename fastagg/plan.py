@@ -111,6 +111,7 @@ def plan(
     stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
     stale-models  4Kd + 8d + K (*)               16Sd + 28d; adopting 8Sd + 52d        4Sd + 3d (**)
     mimic         4Kd (*)                        16Sd + 12d; adopting 8Sd + 36d        5Sd + 3d
+      mode client   0                              8Sd + 20d                             2Sd + 2d
     scaffold      4Kd + 4d                       28Sd + 20d                            8Sd + d
     mimic-aged    4Kd + 8K + 8                   24Sd + 24d                            6Sd + 2d
     fedvarp       as mifa                        28Sd + 36d; adopting 20Sd + 44d       7Sd + 3d

@@ -29,6 +29,7 @@ from benchmarks import (
     robust,
     scaling,
     sharded,
+    simulation,
     steps,
     targets,
 )
@@ -167,6 +168,7 @@ def test_accuracy_says_what_is_missed() -> None:
         (["ops", "--repeats", "2"], "--repeats"),
         (["ops", "--only", "no such op"], "--only"),
         (["accuracy", "--max-d", "10"], "--max-d"),
+        (["simulation", "--only", "no such case"], "--only"),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], complaint: str) -> None:
@@ -194,7 +196,11 @@ def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("path", sorted(command.RESULTS.glob("*.csv")), ids=lambda path: path.name)
 def test_committed_results_have_the_columns_of_today(path: Path) -> None:
-    others = {"accuracy.csv": accuracy.Error, "sharded.csv": sharded.Line}
+    others = {
+        "accuracy.csv": accuracy.Error,
+        "sharded.csv": sharded.Line,
+        "simulation.csv": simulation.Line,
+    }
     if path.name in others:
         expected = [*(field.name for field in fields(others[path.name])), *machine.describe()]
     else:

@@ -38,6 +38,7 @@ def after_rounds(name: str, adopting: bool, options: dict[str, Any], rounds: int
         ("geometric-median", {"reuse": True, "client_weights": [1.0] * K}),
         ("centered-clip", {"reuse": True}),
         ("bucketing", {"rule": "centered-clip"}),
+        ("mimic", {"mode": "client"}),
     ],
 )
 def test_the_state_is_what_the_plan_says(
@@ -47,7 +48,8 @@ def test_the_state_is_what_the_plan_says(
         name, num_clients=K, num_active=S, num_params=D, adopting=adopting, **options
     )
     sizes = [after_rounds(name, adopting, options, rounds).memory_bytes for rounds in (0, 1, 12)]
-    if adopting and name in ("mimic", "stale-models"):  # and one vector per round still referred to
+    remembers = name in ("mimic", "stale-models") and options.get("mode") != "client"
+    if adopting and remembers:  # and one vector per round still referred to
         assert sizes[0] < sizes[1] <= sizes[2] <= plan.state_bytes
         assert sizes[1] == sizes[0] + 4 * D
         assert plan.state_bytes == sizes[0] + 4 * D * (K - S + 1)
@@ -78,6 +80,7 @@ def test_the_formulas() -> None:
     assert of("stale-models", adopting=True) == (12 * d, 8 * sd + 52 * d, 5 * sd + 3 * d)
     assert of("mimic") == (0, 16 * sd + 12 * d, 5 * sd + 3 * d)
     assert of("mimic", adopting=True) == (12 * d, 8 * sd + 36 * d, 5 * sd + 3 * d)
+    assert of("mimic", mode="client") == (8 * d, 8 * sd + 20 * d, 2 * sd + 2 * d)
     assert of("fedvarp") == (0, 28 * sd + 36 * d, 7 * sd + 3 * d)
     assert of("fedvarp", adopting=True)[1] == 20 * sd + 44 * d
     assert of("mimic-aged") == (4 * d, 24 * sd + 24 * d, 6 * sd + 2 * d)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import Aggregator
+from fastagg.rules.mimic import MimiC
 from fastagg.rules.scaffold import Scaffold
 
 
@@ -21,6 +22,11 @@ def check_aggregator(
         raise ValueError(
             "rule: 'scaffold' needs clients that ask the server for their control variates, which "
             "other frameworks' clients do not"
+        )
+    if isinstance(aggregator, MimiC) and aggregator.mode == "client":
+        raise ValueError(
+            "rule: 'mimic' with mode 'client' needs clients that keep corrections and are sent "
+            "the aggregate, which other frameworks' clients do not; use mode 'server'"
         )
     if options:
         raise TypeError(f"rule: an aggregator has its options already, got {sorted(options)}")

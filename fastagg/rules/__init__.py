@@ -14,7 +14,7 @@ from fastagg.rules.fedvarp import FedVARP
 from fastagg.rules.geometric_median import GeometricMedian
 from fastagg.rules.krum import Krum
 from fastagg.rules.mifa import MIFA
-from fastagg.rules.mimic import MimiC
+from fastagg.rules.mimic import MimiC, MimiCClient
 from fastagg.rules.mimic_aged import MimiCAged
 from fastagg.rules.multi_krum import MultiKrum
 from fastagg.rules.nnm import NNM
@@ -38,6 +38,7 @@ __all__ = [
     "Krum",
     "MimiC",
     "MimiCAged",
+    "MimiCClient",
     "MultiKrum",
     "ReleasedThreshold",
     "Scaffold",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fastagg.registry import register
@@ -16,14 +17,17 @@ if TYPE_CHECKING:
 
 
 class WeiszfeldPolicy(Policy):
-    """``iterations`` steps of the smoothed Weiszfeld algorithm from the weighted mean."""
+    """``iterations`` steps of the smoothed Weiszfeld algorithm from the weighted mean or zero."""
 
-    def __init__(self, nu: float, iterations: int) -> None:
+    def __init__(self, nu: float, iterations: int, start: str) -> None:
         self.nu = read_positive("nu", nu)
-        self.iterations = read_count("iterations", iterations, least=0)
+        self.iterations = read_count("iterations", iterations, least=1 if start == "zero" else 0)
+        if start not in ("mean", "zero"):
+            raise ValueError(f"start: expected 'mean' or 'zero', got {start!r}")
+        self.start = start
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        factors = weights
+        factors = weights if self.start == "mean" else torch.zeros_like(weights)
         for _ in range(self.iterations):
             factors = weights / distances_to(gram, factors).clamp_min(self.nu)
             factors = factors / factors.sum()
@@ -42,10 +46,13 @@ class GeometricMedian(GramRule):
     z stays in the convex hull of the updates, and updates with less than half of the weight cannot
     take the median away from the others. Where they try, an iteration divides what is left of
     their pull by the ratio of the two weights: a mean pulled very far away takes more iterations.
+    From ``start="zero"``, as in Su et al., it comes from the other side, and does not move with a
+    translation of the updates before it has converged.
 
     Args:
         nu: smoothing, > 0, in units of the updates.
-        iterations: >= 0; each touches S x S numbers only. 0 gives the mean.
+        iterations: >= 0; each touches S x S numbers only. 0 gives the mean (and needs it as start).
+        start: the first z: ``"mean"``, the weighted mean, or ``"zero"``.
         reuse: remember the last update of every client and use it again (:class:`GramRule`).
         client_weights: [K] relative weights; None: equal.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
@@ -56,14 +63,17 @@ class GeometricMedian(GramRule):
         *,
         nu: float = 1e-6,
         iterations: int = 8,
+        start: str = "mean",
         reuse: bool = False,
         client_weights: Any = None,
         **options: Unpack[ReuseOptions],
     ) -> None:
-        policy = WeiszfeldPolicy(nu, iterations)
+        policy = WeiszfeldPolicy(nu, iterations, start)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.nu = policy.nu
         self.iterations = policy.iterations
+        self.start = policy.start
 
     def options(self) -> dict[str, Any]:
-        return super().options() | {"nu": self.nu, "iterations": self.iterations}
+        own = {"nu": self.nu, "iterations": self.iterations, "start": self.start}
+        return super().options() | own

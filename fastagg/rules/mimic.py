@@ -19,6 +19,7 @@ from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.row_memory import RowMemory
 from fastagg.row_store import read_store
+from fastagg.rules._rows import refuse_shared_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,9 +34,14 @@ class MimiC(Aggregator):
 
     The mean is over the active clients s; an absent client's correction stays as it is.
 
-    Rows that are handed over are kept instead of corrections: c_s = v - u_s is computed anew from
-    the update and the v of its round, to the same bits. The server then also holds one v for each
-    round in which a client was last active, at most K - S + 1 of them.
+    In mode "client" the clients keep their corrections (:class:`MimiCClient`) and send u_s + c_s.
+    The server needs only the sum of what they send, which secure aggregation can give it, and has
+    no state; it sends v back to the clients of the round. Both modes move the parameters alike, up
+    to the rounding of u_s + c_s to float32.
+
+    In mode "server", rows that are handed over are kept instead of corrections: c_s = v - u_s is
+    computed anew from the update and the v of its round, to the same bits. The server then also
+    holds one v for each round in which a client was last active, at most K - S + 1 of them.
 
     A bound says before anything is written that nothing leaves the range of float32:
     |v| <= mean_s(|u_s| + |c_s|) and |c_s| <= |v| + |u_s|, with the largest magnitudes in place of
@@ -44,14 +50,16 @@ class MimiC(Aggregator):
     are measured and the bound starts again from there.
 
     Args:
-        mode: "server", the server keeps the corrections; the only mode so far.
+        mode: "server" or "client": who keeps the corrections.
         memory_folder: keep the corrections in a file in this folder, mapped into memory; see
-            :class:`fastagg.rules._memory.MemoryRule`.
+            :class:`fastagg.rules._memory.MemoryRule`. Mode "server" only.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
 
     Attributes:
         corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` is a copy
-            of one, ``corrections.clone()`` a tensor.
+            of one, ``corrections.clone()`` a tensor. Mode "server" only.
+        aggregate: [d] float32, v of the last step with active clients, until the next one; zeros
+            at first. Mode "client" only.
     """
 
     column_state = frozenset({"corrections"})
@@ -64,9 +72,18 @@ class MimiC(Aggregator):
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**options)
-        if mode != "server":
-            raise ValueError(f'mode: expected "server", the only mode so far, got {mode!r}')
+        if mode not in ("server", "client"):
+            raise ValueError(f'mode: expected "server" or "client", got {mode!r}')
         self.mode = mode
+        if mode == "client":
+            if memory_folder is not None:
+                raise ValueError(
+                    'memory_folder: expected None with mode "client", where the server remembers '
+                    f"no rows, got {memory_folder!r}"
+                )
+            self.aggregate = torch.zeros(self.num_params, device=self.device)
+            self._next = torch.zeros_like(self.aggregate)
+            return
         self.corrections = RowMemory(
             self.num_clients,
             self.num_params,
@@ -78,6 +95,26 @@ class MimiC(Aggregator):
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
 
     def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+        if self.mode == "client":
+            return self._prepare_sum(params, peak, cohort)
+        return self._prepare_corrected(params, peak, cohort)
+
+    def _prepare_sum(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+        """Mode "client": rows are u_s + c_s."""
+        refuse_shared_memory(cohort, [self.aggregate, self._next])
+        self._check_range(peak, self._row_peaks(cohort).mean().item())
+        weights = torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64)
+        self.columns.weighted_sum_(self._next, cohort.rows, weights, beta=0.0)
+
+        def commit() -> None:
+            rate = torch.tensor([self.server_lr], dtype=torch.float64)
+            ops.weighted_sum_(params, [self._next], rate)
+            self.aggregate, self._next = self._next, self.aggregate
+
+        return Prepared(weights, commit)
+
+    def _prepare_corrected(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+        """Mode "server": rows are u_s."""
         clients, ids = cohort.clients, cohort.clients.tolist()
         mean = None
         buffer = cohort.buffer
@@ -116,6 +153,8 @@ class MimiC(Aggregator):
         return Prepared(weights, commit)
 
     def _receive(self, cohort: Cohort) -> Cohort:
+        if self.mode == "client":
+            return cohort  # rows need not be in memory
         return self.corrections.receive(cohort, self.columns)
 
     def _average(self, cohort: Cohort) -> tuple[Tensor, Tensor, Tensor]:
@@ -151,10 +190,11 @@ class MimiC(Aggregator):
         return largest <= FLOAT32_LIMIT
 
     def _state(self) -> State:
-        return {"corrections": self.corrections}
+        return {} if self.mode == "client" else {"corrections": self.corrections}
 
     def _state_loaded(self) -> None:
-        self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
+        if self.mode == "server":
+            self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
 
     def options(self) -> dict[str, Any]:
         return super().options() | {"mode": self.mode}
@@ -162,6 +202,9 @@ class MimiC(Aggregator):
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         K, S, d = sizes.K, sizes.S, sizes.d
+        if options.get("mode") == "client":
+            # abs_max of params and rows; rows to v, v to params
+            return Cost(0, 8 * d, 8 * S * d + 20 * d, 2 * S * d + 2 * d)
         flops = 5 * S * d + 3 * d
         if not sizes.adopting:
             # abs_max of params and rows; then rows, corrections read, corrections, params written
@@ -169,3 +212,40 @@ class MimiC(Aggregator):
         # abs_max of params; rows, corrections and one v read, v written twice; v to params
         references = 4 * (K - S + 1) * d
         return Cost(4 * K * d + references, 12 * d, 8 * S * d + 36 * d, flops)
+
+
+class MimiCClient:
+    """What a client does where it keeps its correction itself (``MimiC(mode="client")``).
+
+    In a round in which it takes part it sends ``correct_(update)``; once the server has sent v
+    back, it calls ``learn(sent, v)``. If v does not arrive, the correction stays that of the last
+    round in which it did.
+
+    Args:
+        num_params: d.
+        device: where the correction lives.
+
+    Attributes:
+        correction: [d] float32, c; zeros at first. The client's only state.
+    """
+
+    def __init__(self, num_params: int, device: str | torch.device = "cpu") -> None:
+        self.correction = torch.zeros(num_params, device=device)
+
+    @torch.no_grad()
+    def correct_(self, update: Tensor) -> Tensor:
+        """Add the correction to ``update`` [d] float32, in place; returns it, u + c, to be sent."""
+        return ops.weighted_sum_(update, [self.correction], torch.ones(1))
+
+    @torch.no_grad()
+    def learn(self, sent: Tensor, aggregate: Tensor) -> None:
+        """Replace the correction by ``v - u``, that is, by ``c + v - sent``.
+
+        The rounding of ``sent`` is part of both c and it, so roundings do not add up over rounds.
+
+        Args:
+            sent: [d] float32, what :meth:`correct_` gave in this round; not changed.
+            aggregate: [d] float32, v, the server's ``aggregate``; not changed.
+        """
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        ops.weighted_sum_(self.correction, [aggregate, sent], signs)

@@ -45,9 +45,8 @@ class ListCommand:
         ):
             table.add_row(title, ", ".join(names))
         console.print(table)
-        console.print("\nexperiments")
-        for experiment in experiments.available().values():
-            console.print(f"  {experiment.name:18s} {experiment.title}", highlight=False)
+        console.print()
+        _print_experiments(console)
         console.print("\ndata sets")
         for name, info in data.DATASETS.items():
             console.print(f"  {name:18s} {info.summary}", highlight=False)
@@ -116,16 +115,57 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     out = options.out or Path("results") / experiment.name
     parts = {name: (out / name, config) for name, config in experiment.configs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
-    claims = experiment.claims({name: path for name, (path, _) in parts.items()}, options)
-    write_atomically(out / "claims.json", experiments.claims_json(experiment, claims))
+    folders = {name: path for name, (path, _) in parts.items()} or {"": out}
+    out.mkdir(parents=True, exist_ok=True)
+    written = [] if experiment.prepare is None else list(experiment.prepare(folders, options))
+    claims = experiment.claims(folders, options)
+    written.append(out / "claims.json")
+    write_atomically(written[-1], experiments.claims_json(experiment, claims))
+    if experiment.table is not None:
+        grid = experiment.table(folders, options)
+        written.append(out / "paper.md")
+        write_atomically(written[-1], grid.to_markdown())
+        console.print(grid.to_rich())
+    if experiment.draw is not None:
+        written.append(out / "figure.png")
+        experiment.draw(folders, options, written[-1])
     console.print(_claims_table(claims))
-    console.print(str(out / "claims.json"), markup=False, highlight=False, soft_wrap=True)
+    for path in written:
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
     failed = sum(claim.passed is False for claim in claims)
     if failed:
         console.print(f"{failed} of {len(claims)} claims do not hold in these results")
     if options.quick:
-        console.print("--quick: a few rounds only; the claims are about the full length")
+        console.print("--quick: scaled down; the claims are about the full experiment")
     return 3 if failed else 0
+
+
+def _print_experiments(console: Console) -> None:
+    console.print("experiments", highlight=False)
+    form = "  {:20s} {:22s} {:8s} {:>8s} {:>8s} {:>8s}  {}"
+    rows = [("name", "paper", "figure", "2 cores", "--quick", "GPU", "what")]
+    for experiment in experiments.available().values():
+        expected = experiment.expected
+        times = ("", "", "")
+        if expected is not None:
+            times = (_minutes(expected.cpu), _minutes(expected.quick), _minutes(expected.gpu))
+        source = (experiment.name, experiment.paper, experiment.figure)
+        rows.append((*source, *times, experiment.title))
+    for row in rows:
+        console.print(form.format(*row), markup=False, highlight=False, soft_wrap=True)
+    console.print(
+        "  times with default options; GPU: an estimate, none where models are too small to gain",
+        highlight=False,
+    )
+
+
+def _minutes(minutes: float | None) -> str:
+    if minutes is None:
+        return "none"
+    if minutes < 90:
+        return f"{minutes:g} min"
+    hours = minutes / 60
+    return f"{hours:.0f} h" if hours < 72 else f"{hours / 24:.0f} days"
 
 
 def _claims_table(claims: Sequence[Claim]) -> Table:

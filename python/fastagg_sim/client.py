@@ -24,7 +24,7 @@ _ONEDNN_BATCH_SIZE = 8
 
 
 @contextmanager
-def _fast_convolutions(batch_size: int) -> Iterator[None]:
+def fast_convolutions(batch_size: int) -> Iterator[None]:
     before = bool(torch.backends.mkldnn.enabled)
     _enable_onednn(before and batch_size >= _ONEDNN_BATCH_SIZE)
     try:
@@ -81,6 +81,7 @@ class LocalTrainer:
         round_index: int,
         generator: torch.Generator,
         control: Tensor | None = None,
+        velocity: Tensor | None = None,
     ) -> None:
         """Put `local model - start` into `row`.
 
@@ -88,9 +89,10 @@ class LocalTrainer:
         start: [d] float32, the global model; not changed.
         round_index: 0, 1, ...; sets the learning rate. generator: the order of the batches.
         control: [d] float32, added to every gradient (SCAFFOLD's c - c_i).
+        velocity: [d] float32, the momentum to go on from, changed in place; None: from zero.
         """
-        with _fast_convolutions(self._training.batch_size):
-            self._train(row, start, data, round_index, generator, control)
+        with fast_convolutions(self._training.batch_size):
+            self._train(row, start, data, round_index, generator, control, velocity)
 
     def _train(
         self,
@@ -100,6 +102,7 @@ class LocalTrainer:
         round_index: int,
         generator: torch.Generator,
         control: Tensor | None,
+        kept: Tensor | None,
     ) -> None:
         training = self._training
         lr = training.rate(round_index)
@@ -107,7 +110,12 @@ class LocalTrainer:
         self._layout.bind(self._model, row)
         self._model.train()
         parameters: list[Tensor] = [p for p in self._model.parameters() if p.requires_grad]
-        velocity = [torch.zeros_like(p) for p in parameters] if training.momentum else []
+        velocity: list[Tensor] = []
+        if training.momentum:
+            if kept is None:
+                velocity = [torch.zeros_like(p) for p in parameters]
+            else:
+                velocity = self._parts(kept)  # views, so that it is kept again
         shift = [] if control is None else self._parts(control)
         for x, y in batches(data, training, generator):
             loss = functional.cross_entropy(self._model(x), y)

@@ -35,8 +35,11 @@ class LocalTraining:
 
     Exactly one of `local_epochs` (passes over the client's data, a last smaller batch included) and
     `local_steps` (number of gradient steps) is given. The learning rate of round t = 0, 1, ... is
-    `lr * lr_decay**t`. `prox` is the weight mu of FedProx's proximal term mu/2 |w - w_global|^2.
-    Momentum starts from zero in every round.
+    `lr * lr_decay**t / (t + 1)**lr_power`. `prox` is the weight mu of FedProx's proximal term
+    mu/2 |w - w_global|^2. Momentum starts from zero in every round or, with `keep_momentum`, from
+    what the client's last active round left (zero for a client that was never active).
+    `clients_at_once` is how many clients share a pass through the model (batched_clients.py); it
+    changes results by rounding.
     """
 
     batch_size: int = 32
@@ -46,6 +49,9 @@ class LocalTraining:
     lr_decay: float = 1.0
     momentum: float = 0.0
     prox: float = 0.0
+    lr_power: float = 0.0
+    keep_momentum: bool = False
+    clients_at_once: int = 1
 
     def __post_init__(self) -> None:
         _require(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
@@ -60,10 +66,19 @@ class LocalTraining:
         _require(0 < self.lr_decay <= 1, "lr_decay", "0 < lr_decay <= 1", self.lr_decay)
         _require(0 <= self.momentum < 1, "momentum", "0 <= momentum < 1", self.momentum)
         _require(math.isfinite(self.prox) and self.prox >= 0, "prox", "a number >= 0", self.prox)
+        power = self.lr_power
+        _require(math.isfinite(power) and power >= 0, "lr_power", "a number >= 0", power)
+        _require(
+            self.momentum > 0 or not self.keep_momentum,
+            "keep_momentum",
+            "false without momentum",
+            self.keep_momentum,
+        )
+        _require(self.clients_at_once >= 1, "clients_at_once", "at least 1", self.clients_at_once)
 
     def rate(self, round_index: int) -> float:
         """The learning rate of round 0, 1, ..."""
-        return self.lr * self.lr_decay**round_index
+        return self.lr * self.lr_decay**round_index / (round_index + 1) ** self.lr_power
 
     def steps(self, num_samples: int) -> int:
         """How many gradient steps a client with so many samples takes in a round."""
@@ -75,7 +90,9 @@ class LocalTraining:
     def work(self, num_samples: int, round_index: int) -> float:
         """How far a constant gradient g moves the model in a round, as a multiple of -g: steps
         times learning rate, and more with momentum m, by which step j of K counts for
-        1 + m + ... + m^(K - j) steps."""
+        1 + m + ... + m^(K - j) steps. ConfigError with `keep_momentum`: then it also depends on
+        the rounds before."""
+        _require(not self.keep_momentum, "keep_momentum", "false for this rule", True)
         steps, m = self.steps(num_samples), self.momentum
         counts = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
         return self.rate(round_index) * counts
@@ -91,6 +108,8 @@ class Method:
     multiplies the server's rate by it. Rules without a memory do the same as before; those with one
     then remember gradients, which count at the current learning rate when they are used again (the
     MimiC paper), and not updates at the rate of their own round (its released code).
+    `training` replaces the task's for this method (FedProx among others, say).
+    `sample_weights` gives client k the weight n_k / N, its part of all training samples.
     """
 
     label: str
@@ -99,14 +118,30 @@ class Method:
     full_participation: bool = False
     full_first_round: bool = False
     gradient_units: bool = False
+    training: LocalTraining | None = None
+    sample_weights: bool = False
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """One dropout setting: the name of a process and its options, for example `alpha`."""
+    """One dropout setting: the name of a process and its options, for example `alpha`.
+
+    `seed_options` are further options that differ from seed to seed, by the seed as a string (the
+    keys of JSON); they are no part of the label.
+    """
 
     process: str = NO_DROPOUT
     options: dict[str, Any] = field(default_factory=dict)
+    seed_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def only(self, seed: int) -> Dropout:
+        """This setting without the options of other seeds."""
+        mine = {key: value for key, value in self.seed_options.items() if key == str(seed)}
+        return dataclasses.replace(self, seed_options=mine)
+
+    def options_of(self, seed: int) -> dict[str, Any]:
+        """All options of the process in a run with `seed`."""
+        return {**self.options, **self.seed_options.get(str(seed), {})}
 
     @property
     def label(self) -> str:
@@ -130,6 +165,13 @@ class Task:
 
     `train_fraction` keeps the first part of each client's index list (released FL-FDMS code: 0.8).
     `eval_every` evaluates the global model in every n-th round, and always in the last one.
+    `max_uploads` ends a job after the round in which the clients have sent so many vectors (as
+    `RoundRecord.uploads` counts them), and after `rounds` at the latest; None: only after `rounds`.
+    `distances` records, round by round, how far the active clients' updates are apart
+    (distances.csv).
+    `train_loss` evaluates the loss, too, on so many training samples, drawn from all clients' once;
+    0: not at all. `norm_rounds`: rounds in which the norm of every received update is noted
+    (norms.csv).
     """
 
     dataset: str
@@ -143,11 +185,18 @@ class Task:
     train_fraction: float = 1.0
     server_lr: float = 1.0
     eval_every: int = 1
+    max_uploads: int | None = None
+    distances: bool = False
+    train_loss: int = 0
+    norm_rounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        _require(self.train_loss >= 0, "train_loss", "at least 0", self.train_loss)
         _require(self.rounds >= 1, "rounds", "at least 1", self.rounds)
         _require(self.num_clients >= 1, "num_clients", "at least 1", self.num_clients)
         _require(self.eval_every >= 1, "eval_every", "at least 1", self.eval_every)
+        enough = self.max_uploads is None or self.max_uploads >= 1
+        _require(enough, "max_uploads", "at least 1, or none", self.max_uploads)
         _require(
             0 < self.train_fraction <= 1,
             "train_fraction",
@@ -170,6 +219,11 @@ class Job:
     method: Method
     dropout: Dropout
     seed: int
+
+    @property
+    def training(self) -> LocalTraining:
+        """The local training of the method."""
+        return self.method.training or self.task.training
 
     @property
     def key(self) -> str:
@@ -209,7 +263,7 @@ class Config:
         for seed in self.seeds:
             for method in self.methods:
                 dropouts = (Dropout(),) if method.full_participation else self.dropouts
-                found += [Job(self.task, method, dropout, seed) for dropout in dropouts]
+                found += [Job(self.task, method, d.only(seed), seed) for d in dropouts]
         return found
 
     def to_json(self) -> str:
@@ -227,7 +281,7 @@ def config_from_dict(data: dict[str, Any]) -> Config:
         data,
         "config",
         task=_task,
-        methods=lambda v, at: tuple(_build(Method, m, at) for m in _items(v, at)),
+        methods=lambda v, at: tuple(_method(m, at) for m in _items(v, at)),
         dropouts=lambda v, at: tuple(_build(Dropout, d, at) for d in _items(v, at)),
         seeds=lambda v, at: tuple(_items(v, at)),
     )
@@ -240,13 +294,25 @@ def job_from_dict(data: dict[str, Any]) -> Job:
         data,
         "job",
         task=_task,
-        method=lambda v, at: _build(Method, v, at),
+        method=_method,
         dropout=lambda v, at: _build(Dropout, v, at),
     )
 
 
 def _task(value: Any, where: str) -> Task:
-    return _build(Task, value, where, training=lambda v, at: _build(LocalTraining, v, at))
+    return _build(Task, value, where, training=_training, norm_rounds=_rounds)
+
+
+def _method(value: Any, where: str) -> Method:
+    return _build(Method, value, where, training=lambda v, at: v and _training(v, at))
+
+
+def _training(value: Any, where: str) -> LocalTraining:
+    return _build(LocalTraining, value, where)
+
+
+def _rounds(value: Any, where: str) -> tuple[int, ...]:
+    return tuple(_items(value, where))
 
 
 def _items(value: Any, where: str) -> list[Any]:

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import fastagg
@@ -24,6 +25,7 @@ METRIC_COLUMNS = (
     "substitutions",
     "pairs",
 )
+DISTANCE_COLUMNS = ("round", "distance2_friends", "distance2_all")
 TIMING_COLUMNS = ("round", "seconds_training", "seconds_aggregation", "seconds_evaluation")
 
 
@@ -104,9 +106,13 @@ class JobFolder:
             simulation.load(checkpoint)
         job = self.job
         prefix = ",".join([job.method.label, job.method.rule, job.dropout.label, str(job.seed)])
+        metrics = METRIC_COLUMNS + (("train_loss",) if job.task.train_loss else ())
+        files = {"metrics.csv": metrics, "timings.csv": TIMING_COLUMNS}
+        if job.task.distances:
+            files["distances.csv"] = DISTANCE_COLUMNS
         self._files = [
             _Rows(self.path / name, columns, simulation.next_round, prefix + ",")
-            for name, columns in (("metrics.csv", METRIC_COLUMNS), ("timings.csv", TIMING_COLUMNS))
+            for name, columns in files.items()
         ]
 
     def append(self, record: RoundRecord) -> None:
@@ -141,13 +147,25 @@ class JobFolder:
         return found[-1] if found else None
 
     def finish(self, simulation: Simulation) -> None:
-        """Write the score matrix and the mark that the job is complete; drop the checkpoint."""
+        """Write the score matrix, the norms and the mark that the job is complete; drop the
+        checkpoint."""
         if isinstance(simulation.aggregator, fastagg.FDMS):
             self._write_scores(simulation, simulation.aggregator)
+        if simulation.norms:
+            self._write_norms(simulation.norms)
         write_atomically(
             self.path / "done.json", json.dumps({"rounds": simulation.next_round}) + "\n"
         )
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+
+    def _write_norms(self, norms: Mapping[int, Sequence[float]]) -> None:
+        """norms.csv: a row per noted round and client; clients without an update are left out."""
+        lines = ["round,client,norm"]
+        for round_index, values in norms.items():
+            for client, value in enumerate(values):
+                if not math.isnan(value):
+                    lines.append(f"{round_index},{client},{value:.9g}")
+        write_atomically(self.path / "norms.csv", "\n".join(lines) + "\n")
 
     def _write_scores(self, simulation: Simulation, aggregator: fastagg.FDMS) -> None:
         """scores.csv: a row per client, its group, and R[k, i]; blank where no round scored it."""

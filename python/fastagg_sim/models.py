@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from fastagg_sim.pooling import MaxPool2x2
 from fastagg_sim.registry import lookup
 from fastagg_sim.seeds import derive
 
@@ -43,10 +44,10 @@ def mnist_cnn(in_shape: Shape, num_classes: int) -> nn.Module:
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(in_shape[0], 10, 5),
-            pool1=nn.MaxPool2d(2),
+            pool1=MaxPool2x2(),
             relu1=nn.ReLU(),
             conv2=nn.Conv2d(10, 20, 5),
-            pool2=nn.MaxPool2d(2),
+            pool2=MaxPool2x2(),
             relu2=nn.ReLU(),
             flatten=nn.Flatten(),
             fc1=nn.Linear(features, 50),
@@ -67,10 +68,10 @@ def lenet(in_shape: Shape, num_classes: int) -> nn.Module:
         OrderedDict(
             conv1=nn.Conv2d(in_shape[0], 6, 5),
             relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
+            pool1=MaxPool2x2(),
             conv2=nn.Conv2d(6, 16, 5),
             relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
+            pool2=MaxPool2x2(),
             flatten=nn.Flatten(),
             fc1=nn.Linear(features, 120),
             relu3=nn.ReLU(),
@@ -106,7 +107,7 @@ def vgg11(in_shape: Shape, num_classes: int) -> nn.Module:
             features += [nn.Conv2d(channels, size, 3, padding=1), nn.ReLU()]
             channels = size
         else:
-            features.append(nn.MaxPool2d(2))
+            features.append(MaxPool2x2())
     model = nn.Sequential(
         OrderedDict(
             features=nn.Sequential(*features),

@@ -19,9 +19,9 @@ from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, with line styles as a second
 # mark. The rules of the papers keep their colour from figure to figure.
-_COLORS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
-_STYLES = ("-", "--", "-.", "-", "--", "-.", ":", "-")
-_DPI = 150
+COLORS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
+STYLES = ("-", "--", "-.", "-", "--", "-.", ":", "-")
+DPI = 150
 
 
 def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
@@ -51,7 +51,7 @@ def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("test accuracy")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
-    figure.savefig(target, dpi=_DPI)
+    figure.savefig(target, dpi=DPI)
     plt.close(figure)
     return target
 
@@ -67,8 +67,8 @@ def _panel_title(dropout: str) -> str:
 
 
 def _draw(panel: Axes, seeds: Sequence[Curve], index: int) -> None:
-    color = _COLORS[index % len(_COLORS)]
-    style = _STYLES[index % len(_STYLES)]
+    color = COLORS[index % len(COLORS)]
+    style = STYLES[index % len(STYLES)]
     rounds = sorted(set.intersection(*(set(curve.rounds) for curve in seeds)))
     values = np.array(
         [[a for r, a in zip(c.rounds, c.accuracy, strict=True) if r in set(rounds)] for c in seeds]
@@ -109,7 +109,7 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
     figure.colorbar(
         scale, ax=panels[0].tolist(), label="mean similarity R (grey: never scored)", shrink=0.85
     )
-    figure.savefig(target, dpi=_DPI)
+    figure.savefig(target, dpi=DPI)
     plt.close(figure)
     return target
 

@@ -90,6 +90,8 @@ class Progress:
         """`how`: finished, stopped or failed."""
         name = id(job)
         self._ended += 1
+        if how == "finished":  # maybe after fewer rounds: see Task.max_uploads
+            self._rounds[name] = job.task.rounds
         if self._bars is not None and name in self._tasks:
             self._bars.remove_task(self._tasks.pop(name))
         if how == "failed":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,7 +18,8 @@ from fastagg_sim.config import ConfigError
 class Curve:
     """One job's rows of metrics.csv. `rounds` (0, 1, ...), `uploads` and `accuracy` belong to the
     rounds in which the model was evaluated; `wrong_friends` has (rate, substitutions) of every
-    round with substitutions between known groups."""
+    round with substitutions between known groups; `train_loss` belongs to `rounds`, too, and is
+    empty if it was not evaluated."""
 
     method: str
     rule: str
@@ -27,6 +29,7 @@ class Curve:
     uploads: list[int] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)
     wrong_friends: list[tuple[float, int]] = field(default_factory=list)
+    train_loss: list[float] = field(default_factory=list)
 
     def after(self, rounds: int) -> float | None:
         """Accuracy after that many rounds, None if it was not evaluated then."""
@@ -57,7 +60,22 @@ def read_curves(path: Path) -> list[Curve]:
                 curve.rounds.append(int(row["round"]))
                 curve.uploads.append(int(row["uploads"]))
                 curve.accuracy.append(float(row["accuracy"]))
+                if row.get("train_loss"):
+                    curve.train_loss.append(float(row["train_loss"]))
     return list(curves.values())
+
+
+def read_columns(path: Path, names: Sequence[str]) -> dict[tuple[str, int], dict[str, list[float]]]:
+    """Columns of a CSV with one row per job and round, by (method, seed); rounds in which one of
+    them is empty are left out."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            job = found.setdefault((row["method"], int(row["seed"])), {name: [] for name in names})
+            if all(row[name] for name in names):
+                for name in names:
+                    job[name].append(float(row[name]))
+    return found
 
 
 @dataclass(frozen=True)

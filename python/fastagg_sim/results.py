@@ -4,9 +4,11 @@
 RESULTS/config.json       the configuration; `fastagg-sim run --config` repeats it
 RESULTS/versions.json     versions of what computed it
 RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv, done.json,
-                          scores.csv (fdms), checkpoint/ (while it is not finished)
+                          scores.csv (fdms), norms.csv (where the task asks for it), checkpoint/
+                          (while it is not finished)
 RESULTS/metrics.csv       all jobs: one row per job and round, the same bytes in every rerun
 RESULTS/timings.csv       all jobs: seconds per round, which no rerun repeats
+RESULTS/distances.csv     how far updates are apart, where the task asks for it
 RESULTS/table.md, accuracy.png, similarity.png
 """
 
@@ -61,8 +63,9 @@ class ResultsFolder:
 
     def merge(self) -> None:
         """Join the CSVs of the finished jobs, in the order of the config."""
-        for name in ("metrics.csv", "timings.csv"):
-            parts = [f.path / name for f in self.job_folders() if f.finished]
+        for name in ("metrics.csv", "timings.csv", "distances.csv"):
+            finished = [f.path / name for f in self.job_folders() if f.finished]
+            parts = [part for part in finished if part.exists()]
             if not parts:
                 continue
             texts = [part.read_text().split("\n", 1) for part in parts]

@@ -100,6 +100,9 @@ class RunOptions:
     """Momentum of local training."""
     prox: float = 0.0
     """Weight mu of FedProx's proximal term."""
+    clients_at_once: int | None = None
+    """How many clients share a pass through the model; by default what was measured to be fastest
+    for this model and batch size. 1: one after the other. Results differ by rounding."""
     eval_every: int = 1
     """Evaluate the global model in every n-th round."""
 
@@ -139,6 +142,7 @@ class RunOptions:
                     lr_decay=self.lr_decay,
                     momentum=self.momentum,
                     prox=self.prox,
+                    clients_at_once=self._clients_at_once(model),
                 ),
                 rounds=self.rounds,
                 num_clients=self.num_clients,
@@ -155,6 +159,18 @@ class RunOptions:
             dropouts=tuple(settings.values()),
             seeds=self.seeds,
         )
+
+    def _clients_at_once(self, default_model: str | None) -> int:
+        if self.clients_at_once is not None:
+            return self.clients_at_once
+        from fastagg_sim.batched_clients import clients_at_once
+        from fastagg_sim.data import DATASETS
+
+        info = DATASETS.get(self.dataset)
+        model = self.model or default_model
+        if info is None or model is None:
+            return 1  # there is no such combination; whoever loads the data says so
+        return clients_at_once(model, info.in_shape, self.batch_size)
 
     def _methods(self) -> tuple[Method, ...]:
         full = (Method("Full", "fedavg", full_participation=True),) if self.with_full else ()

@@ -58,12 +58,12 @@ def run_job(
     simulation = Simulation(folder.job)
     folder.open(simulation)
     try:
-        on_round(simulation.next_round, None)
+        on_round(simulation.rounds_done, None)
         saved = time.monotonic()
         while not simulation.done:
             record = simulation.run_round()
             folder.append(record)
-            on_round(simulation.next_round, record.accuracy)
+            on_round(simulation.rounds_done, record.accuracy)
             stop = should_stop() and not simulation.done
             if stop or time.monotonic() - saved >= checkpoint_seconds:
                 folder.checkpoint(simulation)

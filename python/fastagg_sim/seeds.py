@@ -7,7 +7,8 @@ alone. No stream is ever continued, so the choices of one round do not depend on
 earlier rounds drew, on the order in which clients train, or on whether the run was resumed: a
 checkpoint holds no random state.
 
-Streams in use: "data", "partition", "dropout", "model", "batches", "layers".
+Streams in use: "data", "partition", "dropout", "model", "batches", "layers",
+"train-loss".
 """
 
 from __future__ import annotations

@@ -83,9 +83,11 @@ def summary(folder: ResultsFolder) -> Grid:
             )
         )
     task = folder.config.task
+    uploads = task.max_uploads
+    length = f"{task.rounds} rounds" if uploads is None else f"{uploads} uploads"
     seeds = len(folder.config.seeds)
     return Grid(
-        f"{folder.config.name}: test accuracy on {task.dataset} after {task.rounds} rounds, "
+        f"{folder.config.name}: test accuracy on {task.dataset} after {length}, "
         f"{seeds} seed{'s' if seeds > 1 else ''}",
         (
             "dropout",

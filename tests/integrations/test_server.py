@@ -311,6 +311,11 @@ def test_an_aggregator_instead_of_a_name(model: dict[str, bytes]) -> None:
             ValueError,
             "control variates",
         ),
+        (
+            lambda: AggregationServer("mimic", num_clients=K, mode="client"),
+            ValueError,
+            "keep corrections",
+        ),
         (lambda: AggregationServer("fdms", num_clients=0), ValueError, "num_clients"),
         (lambda: AggregationServer(7, num_clients=K), TypeError, "rule"),  # type: ignore[arg-type]
         (

@@ -31,6 +31,7 @@ AVERAGING: list[Configuration] = [
     ("mifa", {}),
     ("mifa", {"client_weights": WEIGHTS}),
     ("mimic", {"server_lr": 0.7}),
+    ("mimic", {"mode": "client", "server_lr": 0.7}),
     ("amplified", {"beta": 2.0}),
     ("fdms-soft", {"friends": 2, "client_weights": WEIGHTS}),
     ("mimic-aged", {"fading": 0.5}),

@@ -48,6 +48,29 @@ def test_follows_the_oracle(follow: Callable[..., None]) -> None:
     follow(agg, oracle, tolerance=2 * 2.0**-24 * 2)  # two roundings to float32
 
 
+def test_sequential_moves_the_model_client_by_client() -> None:
+    w, beta = [0.1, 0.4, 0.0, 0.3, 0.2], 0.9
+    options = {"num_clients": 5, "num_params": 20, "beta": beta, "client_weights": w}
+    agg = Amplified(sequential=True, **options)
+    start, updates, clients = torch.randn(20), torch.randn(4, 20), [4, 0, 3, 2]
+    expected = start.double()
+    for k in sorted(clients):
+        local = start.double() + updates[clients.index(k)].double()
+        expected = (1 - beta * w[k]) * expected + beta * w[k] * local
+    params = start.clone()
+    agg.step(params, updates, clients)
+    torch.testing.assert_close(params.double(), expected, rtol=1e-6, atol=1e-6)  # float32 result
+    single = start.clone()
+    Amplified(**options).step(single, updates[:1], [4])
+    agg.step(params.copy_(start), updates[:1], [4])
+    assert torch.equal(params, single)  # of one client it is the same
+
+
+def test_sequential_is_true_or_false() -> None:
+    with pytest.raises(TypeError, match="sequential"):
+        Amplified(num_clients=2, num_params=1, sequential=1)
+
+
 @pytest.mark.parametrize("beta", [-1.0, float("nan"), float("inf")])
 def test_bad_beta(beta: float) -> None:
     with pytest.raises(ValueError, match="beta"):

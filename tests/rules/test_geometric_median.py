@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +14,18 @@ from torch import Tensor
 from fastagg import FedAvg, GeometricMedian
 
 
-def weiszfeld(x: np.ndarray, w: np.ndarray, nu: float = 1e-6, iterations: int = 8) -> np.ndarray:
-    """Smoothed Weiszfeld on vectors [S, d] with weights [S], from their mean."""
-    z = w @ x / w.sum()
+def weiszfeld(
+    x: np.ndarray, w: np.ndarray, nu: float = 1e-6, iterations: int = 8, start: str = "mean"
+) -> np.ndarray:
+    """Smoothed Weiszfeld on vectors [S, d] with weights [S], from their mean or zero."""
+    z = w @ x / w.sum() if start == "mean" else np.zeros(x.shape[1])
     for _ in range(iterations):
         beta = w / np.maximum(nu, np.linalg.norm(x - z, axis=1))
         z = beta @ x / beta.sum()
     return z
+
+
+ZERO = {"iterations": 8, "nu": 0.1, "start": "zero"}  # as in Su et al.
 
 
 def median_of(rows: Tensor, **options: object) -> Tensor:
@@ -33,6 +39,8 @@ def test_hand_worked() -> None:
     # On a line from the mean 4 of 0, 0, 12: distances 4, 4, 8, so weights 1/4, 1/4, 1/8 and
     # z = 12/8 / (5/8) = 12/5; then distances 12/5, 12/5, 48/5, weights 4, 4, 1, z = 12/9.
     rows = torch.tensor([[0.0], [0.0], [12.0]])
+    # From zero: distances nu, nu, 12, so weights 1/6, 1/6, 1/12 at nu = 6 and z = 1 / (5/12).
+    assert median_of(rows, iterations=1, nu=6.0, start="zero").item() == pytest.approx(2.4)
     # a few float32 roundings of distances from a Gram matrix of small integers
     assert median_of(rows, iterations=0).item() == pytest.approx(4.0, rel=1e-6)
     assert median_of(rows, iterations=1).item() == pytest.approx(12 / 5, rel=1e-6)
@@ -49,9 +57,9 @@ def test_nu_bounds_the_pull_of_a_near_row() -> None:
 
 
 @pytest.mark.parametrize("weights", [None, [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]])
-@pytest.mark.parametrize("options", [{}, {"iterations": 2, "nu": 0.5}, {"iterations": 40}])
+@pytest.mark.parametrize("options", [{}, {"iterations": 2, "nu": 0.5}, {"iterations": 40}, ZERO])
 def test_follows_the_oracle(
-    follow: Callable[..., None], weights: list[float] | None, options: dict[str, float]
+    follow: Callable[..., None], weights: list[float] | None, options: dict[str, Any]
 ) -> None:
     w = weights or [1.0] * 6
 
@@ -131,6 +139,8 @@ def test_as_another_library_has_it() -> None:
         ({"nu": "small"}, TypeError, "nu"),
         ({"iterations": -1}, ValueError, "iterations"),
         ({"iterations": 2.0}, TypeError, "iterations"),
+        ({"iterations": 0, "start": "zero"}, ValueError, "iterations"),
+        ({"start": "median"}, ValueError, "start"),
         ({"reuse": 1}, TypeError, "reuse"),
     ],
 )

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MimiC: hand-worked numbers, an independent oracle, and its guard against overflow."""
+"""MimiC: hand-worked numbers, an oracle, its two modes, and its guard against overflow."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fastagg import MimiC
+import fastagg
+from fastagg import MimiC, MimiCClient
 
 
 def test_hand_worked() -> None:
@@ -46,9 +51,68 @@ def test_corrections_of_a_round_sum_to_zero_when_they_started_at_zero() -> None:
     assert agg.corrections.clone().sum(dim=0).abs().max() <= 3 * 4 * 2.0**-24
 
 
-def test_only_server_mode() -> None:
-    with pytest.raises(ValueError, match=r'mode: expected "server".*client'):
-        MimiC(num_clients=2, num_params=1, mode="client")
+def test_client_mode_hand_worked() -> None:
+    agg = MimiC(num_clients=3, num_params=1, server_lr=0.5, mode="client")
+    clients = {k: MimiCClient(1) for k in (0, 2)}
+    params = torch.zeros(1)
+    sent = {k: clients[k].correct_(torch.tensor([u])) for k, u in ((2, 6.0), (0, 2.0))}
+    report = agg.step(params, list(sent.values()), list(sent))
+    assert params.tolist() == [2.0] and agg.aggregate.tolist() == [4.0]
+    assert report.weights.tolist() == [0.5, 0.5]
+    for k, client in clients.items():
+        client.learn(sent[k], agg.aggregate)
+    assert [clients[k].correction.item() for k in (0, 2)] == [2.0, -2.0]
+    # client 0 alone sends 3 + 2: v = 5; c_0 = 5 - 3 = 2
+    row = clients[0].correct_(torch.tensor([3.0]))
+    agg.step(params, [row], [0])
+    clients[0].learn(row, agg.aggregate)
+    assert (row.item(), params.item(), clients[0].correction.item()) == (5.0, 4.5, 2.0)
+    assert agg.state_dict() == {} and agg.memory_bytes == 0
+
+
+@given(seed=st.integers(0, 2**32), rounds=st.integers(1, 40))
+def test_both_modes_end_with_the_same_parameters(
+    random_rounds: Callable[..., Any], seed: int, rounds: int
+) -> None:
+    num_clients, d = 6, 33
+    server = MimiC(num_clients=num_clients, num_params=d, server_lr=0.7)
+    sums = MimiC(num_clients=num_clients, num_params=d, server_lr=0.7, mode="client")
+    clients = [MimiCClient(d) for _ in range(num_clients)]
+    params, twin = torch.zeros(d), torch.zeros(d)
+    scale = 1.0
+    for updates, active in random_rounds(num_clients, d, rounds, seed):
+        server.step(params, updates, active)
+        sent = [clients[k].correct_(u.clone()) for k, u in zip(active, updates, strict=True)]
+        sums.step(twin, sent, active)
+        for k, row in zip(active.tolist(), sent, strict=True):
+            clients[k].learn(row, sums.aggregate)
+        corrections = torch.stack([c.correction for c in clients])
+        scale = max(scale, params.abs().max().item(), server.corrections.clone().abs().max().item())
+        # Per round four roundings to float32 (of what is sent, v, c, the parameters), which later
+        # rounds carry on with weight 1.
+        bound = 4 * rounds * 2.0**-24 * 2 * scale
+        assert (corrections - server.corrections.clone()).abs().max() <= bound
+        assert (twin - params).abs().max() <= bound
+
+
+def test_client_mode_refuses_its_own_vectors(same_bits: Callable[..., None]) -> None:
+    agg = MimiC(num_clients=2, num_params=3, mode="client")
+    params = torch.zeros(3)
+    agg.step(params, torch.ones(1, 3), [0])
+    with pytest.raises(ValueError, match=r"must not share memory .* client 1"):
+        agg.step(params, [agg.aggregate], [1])
+    same_bits(params, torch.ones(3))
+    same_bits(agg.aggregate, torch.ones(3))
+
+
+def test_there_are_two_modes() -> None:
+    with pytest.raises(ValueError, match=r'mode: expected "server" or "client", got "?\'?peer'):
+        fastagg.make("mimic", num_clients=2, num_params=1, mode="peer")
+
+
+def test_a_server_that_remembers_nothing_needs_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'memory_folder: expected None with mode "client"'):
+        MimiC(num_clients=2, num_params=1, mode="client", memory_folder=tmp_path)
 
 
 def test_the_overflow_bound_never_refuses_ordinary_magnitudes() -> None:

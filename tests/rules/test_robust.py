@@ -20,6 +20,7 @@ Same = Callable[..., None]
 
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("geometric-median", {}),
+    ("geometric-median", {"start": "zero", "nu": 0.1}),
     ("centered-clip", {"tau": 5.0}),
     ("krum", {"num_byzantine": 1}),
     ("multi-krum", {"num_byzantine": 1}),

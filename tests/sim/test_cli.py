@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from fastagg_sim.cli import main
-from fastagg_sim.config import ConfigError
+from fastagg_sim.config import ConfigError, LocalTraining, Task
+from fastagg_sim.experiments import mimic_fig7
 from fastagg_sim.results import read_config
 from fastagg_sim.run_options import RunOptions
 
@@ -126,6 +128,25 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["fdms", "stale-models", "cluster-floor", "mnist-cnn", "shards", "fdms-fig3"]
     for name in (*names, "round-robin", "adversarial", "vgg11", "dirichlet", "label-limited"):
         assert name in printed
+    (line,) = (line for line in printed.splitlines() if line.startswith("  mimic-table5 "))
+    assert line.split()[1:9] == ["MimiC", "table", "5", "7", "days", "4", "min", "10"]
+
+
+def test_an_experiment_writes_its_figure_table_and_claims(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = Task("digits", "clustered", "logistic", LocalTraining(local_epochs=1), rounds=30)
+    tiny = dataclasses.replace(
+        tiny, partition_options={"samples_per_client": 20}, num_clients=10, max_uploads=20
+    )
+    monkeypatch.setattr(mimic_fig7, "fmnist", lambda options, uploads: tiny)
+    assert main(["experiment", "mimic-fig7", "--seeds", "0", "--out", str(tmp_path)]) in (0, 3)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"figure.png", "paper.md", "claims.json", "metrics.csv"} <= names
+    assert "MimiC" in (tmp_path / "paper.md").read_text()
+    claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
+    assert len(claims) == 7
+    assert "p = 0.1: MimiC converges fastest" in " ".join(capsys.readouterr().out.split())
 
 
 def test_data_of_a_shipped_set(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,6 +179,13 @@ def test_options_become_a_config() -> None:
     assert shards.task.partition_options == {"num_shards": 40}
     with pytest.raises(ConfigError, match="partition"):
         RunOptions(dataset="other").build()
+
+
+def test_clients_at_once_is_written_out_and_can_be_forced() -> None:
+    assert RunOptions(batch_size=20).build().task.training.clients_at_once == 102
+    assert RunOptions(clients_at_once=3).build().task.training.clients_at_once == 3
+    mnist = RunOptions(dataset="mnist", batch_size=5)
+    assert mnist.build().task.training.clients_at_once == 40
 
 
 def test_dropout_options_and_ratios() -> None:

@@ -85,7 +85,7 @@ def test_json_round_trip(
     training = LocalTraining(local_steps=steps, lr=lr, prox=0.5)
     config = _config(
         task=_task(training=training, data_options=data_options),
-        methods=(Method("a", "fdms", options, full_first_round=True),),
+        methods=(Method("a", "fdms", options, full_first_round=True, training=training),),
     )
     assert config_from_dict(json.loads(config.to_json())) == config
     job = config.jobs()[0]

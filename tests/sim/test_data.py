@@ -30,7 +30,7 @@ def assert_well_formed(dataset: Dataset) -> None:
     for x, y in ((dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y)):
         assert x.dtype == torch.float32
         assert x.is_contiguous()
-        assert tuple(x.shape[1:]) == dataset.in_shape
+        assert tuple(x.shape[1:]) == dataset.in_shape == DATASETS[dataset.name].in_shape
         assert x.isfinite().all()
         assert y.dtype == torch.int64
         assert y.shape == (len(x),)
@@ -143,7 +143,7 @@ class TestImages:
         raw = RawImages(x[:5], y[:5], x[5:], y[5:])
         images = replace(CIFAR10, sizes=(5, 2), sha256=raw.sha256())
         write_cache(images, raw, tmp_path)
-        info = DatasetInfo("tiny", partial(load_images, images), images)
+        info = DatasetInfo("tiny", images.shape, partial(load_images, images), images)
         monkeypatch.setitem(DATASETS, "cifar10", info)
         monkeypatch.setenv("FASTAGG_DATA", str(tmp_path))
         return raw

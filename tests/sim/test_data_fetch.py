@@ -81,7 +81,9 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
     """No torchvision, and no tools but those that the test makes."""
     made = Tiny(tmp_path)
     info = DATASETS["mnist"]
-    monkeypatch.setitem(DATASETS, "mnist", DatasetInfo(info.summary, info.load, made.images))
+    monkeypatch.setitem(
+        DATASETS, "mnist", DatasetInfo(info.summary, info.in_shape, info.load, made.images)
+    )
     monkeypatch.setenv("PATH", str(made.tools))
     monkeypatch.setenv("PYTHONPATH", str(made.modules))
     monkeypatch.syspath_prepend(made.modules)

@@ -4,13 +4,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from fastagg.rules.thresholds import from_option as make
 from fastagg_sim import experiments
-from fastagg_sim.experiments import _fdms, fdms_fig1_cifar, fdms_fig1_mnist, fdms_fig3
+from fastagg_sim.config import NO_DROPOUT, Config, ConfigError, Task
+from fastagg_sim.experiments import (
+    _fdms,
+    _mimic,
+    _panel,
+    _published,
+    fdms_fig1_cifar,
+    fdms_fig1_mnist,
+    fdms_fig3,
+    fdms_fig4,
+    fdms_fig5,
+    fdms_fig7,
+    friends_fig1,
+    mimic_fig5,
+    mimic_fig6,
+    mimic_table3,
+    mimic_table5,
+)
 from fastagg_sim.experiments._base import Claim
+from fastagg_sim.job_folder import DISTANCE_COLUMNS, JOB_COLUMNS, METRIC_COLUMNS
 from fastagg_sim.records import Curve
 
 
@@ -19,22 +40,44 @@ def curve(method: str, dropout: str, accuracy: list[float], seed: int = 0) -> Cu
     return Curve(method, "rule", dropout, seed, rounds, rounds, accuracy)
 
 
-def panel(**accuracy: list[float]) -> _fdms.Panel:
-    return _fdms.Panel([curve(name, "x-0.5", values) for name, values in accuracy.items()], "x-0.5")
+def panel(**accuracy: list[float]) -> _panel.Panel:
+    return _panel.Panel(
+        [curve(name, "x-0.5", values) for name, values in accuracy.items()], "x-0.5"
+    )
 
 
 def test_registry_lists_every_experiment_with_its_own_options() -> None:
     known = experiments.available()
-    assert {"demo", "fdms-fig1-mnist", "fdms-fig1-cifar", "fdms-fig3"} <= set(known)
+    fdms = {f"fdms-fig{n}" for n in ("1-mnist", "1-cifar", *range(2, 10))}
+    mimic = {f"mimic-fig{n}" for n in range(4, 9)} | {"mimic-table3", "mimic-table5"}
+    mimic |= {"mimic-table4-fmnist", "mimic-table4-cifar"}
+    adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)} | {"theorem4"}
+    assert {"demo", "friends-fig1"} | fdms | mimic | adversarial == set(known)
     assert len({e.options for e in known.values()}) == len(known)
     for experiment in known.values():
+        work = {}
         for quick in (False, True):
-            for config in experiment.configs(experiment.options(quick=quick)).values():
-                assert config.jobs()
+            configs = experiment.configs(experiment.options(quick=quick)).values()
+            work[quick] = sum(c.task.rounds * len(c.jobs()) for c in configs)
+        assert work[True] <= work[False]
+        assert work[True] > 0 or experiment.prepare is not None  # nothing to train: theorem4
+        assert experiment.expected is not None, experiment.name
+        assert experiment.expected.quick <= 5
+        assert experiment.name == "demo" or (experiment.paper and experiment.figure)
+
+
+@pytest.mark.parametrize("name", ["fdms-fig2", "fdms-fig6", "mimic-fig7", "mimic-table5"])
+def test_reading_options_change_the_settings(name: str) -> None:
+    """--as-written and --as-released must not be ignored by an experiment that has them."""
+    experiment = experiments.available()[name]
+    option = {"as_released": True} if name.startswith("mimic") else {"as_written": True}
+    assert experiment.configs(experiment.options(**option)) != experiment.configs(
+        experiment.options()
+    )
 
 
 def test_settings_of_mnist() -> None:
-    config = fdms_fig1_mnist.configs(fdms_fig1_mnist.MnistOptions())[""]
+    config = fdms_fig1_mnist.EXPERIMENT.configs(fdms_fig1_mnist.MnistOptions())[""]
     task = config.task
     assert (task.num_clients, task.rounds, task.server_lr) == (20, 100, 1.0)
     assert (task.training.batch_size, task.training.local_epochs, task.training.lr) == (5, 2, 0.1)
@@ -47,7 +90,7 @@ def test_settings_of_mnist() -> None:
 
 def test_settings_as_written() -> None:
     options = fdms_fig1_cifar.CifarOptions(as_written=True)
-    config = fdms_fig1_cifar.configs(options)[""]
+    config = fdms_fig1_cifar.EXPERIMENT.configs(options)[""]
     task = config.task
     assert (task.training.batch_size, task.training.local_steps) == (20, 2)
     assert task.training.local_epochs is None
@@ -65,57 +108,233 @@ def test_fig3_runs_fdms_alone_on_two_data_sets() -> None:
 
 def test_panel_takes_runs_without_dropout_into_every_panel() -> None:
     curves = [
-        curve("Full", "full", [0.2, 0.4]),
-        curve("Full", "full", [0.4, 0.6], seed=1),
+        curve("Full", NO_DROPOUT, [0.2, 0.4]),
+        curve("Full", NO_DROPOUT, [0.4, 0.6], seed=1),
         curve("FDMS", "x-0.5", [0.1, 0.3]),
         curve("FDMS", "x-0.7", [0.0, 0.0]),
     ]
-    chosen = _fdms.Panel(curves, "x-0.5")
+    chosen = _panel.Panel(curves, "x-0.5")
     assert chosen.last("Full", 1) == pytest.approx(0.5)
     assert chosen.overall("FDMS") == pytest.approx(0.2)
     assert chosen.after("Full", 2) == pytest.approx(0.5)
     assert chosen.after("Full", 3) is None
 
 
-def verdicts(claims: list[Claim]) -> dict[str, str]:
+def test_differences_are_paired_over_seeds_or_taken_over_evaluations() -> None:
+    pairs = [("A", [0.1, 0.5]), ("B", [0.1, 0.4])]
+    one = _panel.Panel([curve(name, "x", values) for name, values in pairs], "x")
+    assert one.difference("A", "B", 2) == pytest.approx((0.05, 0.05))
+    second = [curve("A", "x", [0.3, 0.9], 1), curve("B", "x", [0.3, 0.6], 1)]
+    both = _panel.Panel([*one.curves["A"], *one.curves["B"], *second], "x")
+    assert both.difference("A", "B", 1) == pytest.approx((0.2, 0.1))
+    assert _panel.not_below("x", both, "A", "B").passed
+    assert not _panel.not_below("x", both, "B", "A").passed
+
+
+def verdicts(claims: Sequence[Claim]) -> dict[str, str]:
     return {claim.text: claim.verdict for claim in claims}
 
 
 def test_comparison_claims_pass_and_fail() -> None:
     good = panel(Full=[0.9] * 20, FDMS=[0.88] * 20, Dropout=[0.5, 0.7] * 10, Stale=[0.4] * 20)
-    found = verdicts(_fdms.comparison_claims({0.5: good}))
+    found = verdicts(_panel.comparison_claims("alpha=0.5", good))
     assert len(found) == 6 and set(found.values()) == {"PASS"}
     bad = panel(Full=[0.9] * 20, FDMS=[0.3, 0.5] * 10, Dropout=[0.7] * 20, Stale=[0.5] * 20)
-    found = verdicts(_fdms.comparison_claims({0.5: bad}))
+    found = verdicts(_panel.comparison_claims("alpha=0.5", bad))
     assert set(found.values()) == {"FAIL"}
 
 
 def test_claims_across_alphas() -> None:
     low = panel(Full=[0.9] * 4, FDMS=[0.88] * 4, Dropout=[0.85] * 4, Stale=[0.8] * 4)
     high = panel(Full=[0.9] * 4, FDMS=[0.87] * 4, Dropout=[0.7] * 4, Stale=[0.6] * 4)
-    texts = {"the gain", "Stale is worse", "Stale is the worst"}
     for panels, verdict in (({0.3: low, 0.7: high}, "PASS"), ({0.3: high, 0.7: low}, "FAIL")):
-        found = verdicts(_fdms.comparison_claims(panels))
-        across = [v for text, v in found.items() if any(text.startswith(t) for t in texts)]
-        assert len(across) == 3
-        assert across[:2] == [verdict] * 2
+        found = list(verdicts(_panel.across_alphas(panels)).values())
+        assert len(found) == 3 and found[:2] == [verdict] * 2
+    assert _panel.across_alphas({0.3: low}) == []
 
 
 def test_published_curves_are_compared_where_they_were_evaluated() -> None:
-    published = fdms_fig1_cifar.PUBLISHED
-    values = {name: [0.0] * 99 + [published[name][1] + 0.039] for name in published}
+    published = _published.CIFAR_CLUSTERED
+    at_100 = published.rounds.index(100)
+    values = {n: [0.0] * 99 + [v[at_100] + 0.039] for n, v in published.accuracy.items()}
     values["Stale"][-1] += 0.002
-    found = fdms_fig1_cifar.published_claims(panel(**values))
-    at_50 = [c.verdict for c in found if "after 50 rounds" in c.text]
-    at_100 = {c.text.split()[1]: c.verdict for c in found if "after 100 rounds" in c.text}
+    found = _panel.published_claims("x", panel(**values), published)
+    assert [c.verdict for c in found if "after 50 rounds" in c.text] == ["FAIL"] * 4
+    verdict = {c.text.split()[1]: c.verdict for c in found if "after 100 rounds" in c.text}
+    assert verdict == {"Full": "PASS", "Dropout": "PASS", "Stale": "FAIL", "FDMS": "PASS"}
     later = [c for c in found if c.passed is None]
-    assert at_50 == ["FAIL"] * 4
-    assert at_100 == {"Full": "PASS", "Dropout": "PASS", "Stale": "FAIL", "FDMS": "PASS"}
     assert [c.numbers for c in later] == [
         {"not evaluated after rounds": [150, 200, 250, 300, 400, 500]}
     ] * 4
     (full,) = (c for c in found if "Full after 100" in c.text)
     assert full.numbers == {"measured": 0.389, "published": 0.35, "rounds 95-105": 0.0648}
+
+
+def test_published_curves_have_a_value_for_every_round() -> None:
+    curves = [_published.CIFAR_CLUSTERED, _published.CIFAR_ONE_EPOCH, _published.CIFAR_FEDPROX]
+    for published in [*curves, *_published.CIFAR_GENERAL.values(), _published.FMNIST_03]:
+        assert set(published.accuracy) == set(_fdms.LABELS)
+        for values in published.accuracy.values():
+            assert len(values) == len(published.rounds)
+            assert all(0.1 <= value < 0.9 for value in values)
+
+
+def test_fig5_has_always_500_samples_and_uniform_dropout() -> None:
+    options = fdms_fig5.HeterogeneityOptions()
+    configs = fdms_fig5.EXPERIMENT.configs(options).values()
+    assert [c.task.partition_options["heterogeneity"] for c in configs] == ["low", "medium", "high"]
+    assert {d.process for c in configs for d in c.dropouts} == {"exact"}
+
+
+def test_fig7_keeps_the_number_of_samples() -> None:
+    for part in fdms_fig7.parts(fdms_fig7.ClientsOptions()):
+        total = part.task.num_clients * part.task.partition_options["samples_per_client"]
+        assert total == {"mnist": 4000, "cifar10": 20000}[part.task.dataset]
+
+
+def test_fig4_thresholds_are_scaled_with_the_length_of_the_run() -> None:
+    full = fdms_fig4.EliminationOptions()
+    ends = []
+    for options, rounds in ((full, 500), (fdms_fig4.EliminationOptions(quick=True), 60)):
+        rules = [make(elimination) for elimination in fdms_fig4.thresholds(options, rounds)[1:]]
+        ends.append([rule(rounds) for rule in rules])
+        assert ends[-1][1] == pytest.approx(ends[-1][0] / 2)
+    # delta_f, the constant part, is scaled as well
+    assert ends[0] == pytest.approx(ends[1], abs=0.01)
+    released = fdms_fig4.EliminationOptions(as_released=True)
+    assert fdms_fig4.thresholds(released, 500)[1:] == ["released_case1", "released_case2"]
+
+
+def test_fig4_counts_pairs_after_the_first_round(tmp_path: Path) -> None:
+    options = fdms_fig4.EliminationOptions()
+    header = "method,rule,dropout,seed,round,uploads,active,accuracy,loss,"
+    lines = [header + "wrong_friend_rate,substitutions,pairs"]
+    for name, last in zip(fdms_fig4.NAMES, (90, 60, 30), strict=True):
+        for t, count in enumerate((380, 90, last)):
+            setting = "cluster-floor-0.5"
+            lines.append(f"{name},fdms,{setting},0,{t},{10 * t},10,0.{t + 1},1.0,,0,{count}")
+    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    found = fdms_fig4.claims({"": tmp_path}, options)
+    assert [c.verdict for c in found] == ["PASS"] * 5
+    assert found[2].numbers == dict(zip(fdms_fig4.NAMES, (90.0, 75.0, 60.0), strict=True))
+    assert fdms_fig4.draw({"": tmp_path}, options, tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_friends_fig1_compares_round_by_round(tmp_path: Path) -> None:
+    lines = ["method,rule,dropout,seed,round,distance2_friends,distance2_all"]
+    lines += [f"Full,fedavg,full,{s},{t},{1 + t},{4 + s}" for s in (0, 1) for t in range(3)]
+    (tmp_path / "distances.csv").write_text("\n".join(lines) + "\n")
+    options = friends_fig1.FriendsOptions()
+    below, much = friends_fig1.claims({"": tmp_path}, options)
+    # means over the seeds: 1, 2, 3 against 4.5
+    assert below.passed and below.numbers == {"largest ratio": 0.6667, "in round": 3}
+    assert much.passed and much.numbers["mean ratio"] == 0.4444
+    with pytest.raises(ConfigError, match="dataset"):
+        friends_fig1.configs(friends_fig1.FriendsOptions(dataset="digits"))
+
+
+# --- MimiC ------------------------------------------------------------------------------------
+
+
+def mimic_results(
+    tmp_path: Path, ends: dict[str, list[float]], setting: _mimic.Setting | None = None
+) -> _mimic.Results:
+    """Curves with 50 uploads a round and accuracy 0.1, end / 2, end, end, one per seed."""
+    setting = setting or _mimic.Setting("x", mimic_task(), _mimic.static(OPTIONS, 0.1))
+    header = "method,rule,dropout,seed,round,uploads,active,accuracy,loss,"
+    lines = [header + "wrong_friend_rate,substitutions,pairs"]
+    for method, values in ends.items():
+        for seed, end in enumerate(values):
+            for t, accuracy in enumerate((0.1, end / 2, end, end)):
+                job = f"{method},rule,{setting.dropout.label},{seed}"
+                lines.append(f"{job},{t},{50 * (t + 1)},3,{accuracy},1.0,,0,0")
+    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return _mimic.Results(setting, tmp_path)
+
+
+OPTIONS = _mimic.MimicOptions()
+
+
+def mimic_task() -> Task:
+    return _mimic.fmnist(OPTIONS, 200)
+
+
+def test_settings_of_mimic() -> None:
+    config = experiments.available()["mimic-fig7"].configs(OPTIONS)[""]
+    task, training = config.task, config.task.training
+    assert (task.num_clients, task.max_uploads, task.server_lr) == (30, 200, 1.0)
+    assert (training.batch_size, training.local_epochs) == (16, 5)
+    assert (training.rate(0), training.rate(1)) == (0.01, 0.0095)
+    assert [m.label for m in config.methods] == list(_mimic.LABELS)
+    assert all(m.full_first_round for m in config.methods)
+    assert [m.gradient_units for m in config.methods] == [False] * 3 + [True] * 2
+    prox = config.methods[1].training
+    assert prox is not None and prox.prox == OPTIONS.mu
+    assert config.dropouts[0].options == {"p": 0.1}
+    vgg = mimic_fig5.setting(mimic_fig5.Fig5Options()).task
+    assert (vgg.model, vgg.max_uploads, vgg.training.batch_size) == ("vgg11", 400, 32)
+
+
+def test_settings_of_mimic_as_released() -> None:
+    options = _mimic.MimicOptions(as_released=True)
+    assert _mimic.round_robin(options, 20).options["sampling"] == "half-normal"
+    assert _mimic.static(options, 0.1).options["levels"] == 5
+    assert not any(m.gradient_units for m in _mimic.methods(options, mimic_task().training))
+
+
+def test_mimic_tables_share_runs_of_one_task() -> None:
+    table3 = experiments.available()["mimic-table3"].configs(mimic_table3.Table3Options())
+    assert len(table3) == 1
+    (config,) = table3.values()
+    assert [d.options["tau_max"] for d in config.dropouts] == [20, 50, 100]
+    assert len(config.jobs()) == 3 * (3 * 5 + 1)  # seeds, settings, methods, and one without
+    table5 = experiments.available()["mimic-table5"].configs(mimic_table5.Table5Options())
+    assert [c.task.partition_options["classes_per_client"] for c in table5.values()] == [
+        2,
+        5,
+        8,
+        10,
+    ]
+
+
+def test_mimic_orderings_are_open_within_a_standard_error(tmp_path: Path) -> None:
+    ends = {"FedAvg": [0.5, 0.6], "SCAFFOLD": [0.9, 0.9], "MIFA": [0.7, 0.6], "MimiC": [0.6, 0.7]}
+    results = mimic_results(tmp_path, ends)
+    found = _mimic.best("x", results, 2)
+    assert [c.verdict for c in found] == ["PASS", "FAIL", "NOT MEASURED"]
+    assert found[0].numbers == {"MimiC": 65.0, "FedAvg": 55.0, "difference": "10.00 +- 0.00"}
+    assert results.finals("MimiC") == pytest.approx([60.0, 70.0])
+
+
+def test_mimic_curves_are_judged_over_uploads(tmp_path: Path) -> None:
+    ends = {label: [0.5] for label in _mimic.LABELS} | {"MimiC": [0.6], "MIFA": [0.4]}
+    results = mimic_results(tmp_path, ends)
+    # 50 uploads each with 0.1, 0.3 and 0.6
+    assert results.overall("MimiC") == pytest.approx(100 * (0.1 + 0.3 + 0.6) / 3)
+    found = {c.text: c for c in _mimic.curve_claims("x", results, OPTIONS)}
+    fastest = next(c for text, c in found.items() if "fastest" in text)
+    assert fastest.passed
+    # the second half is flat for all: nobody fluctuates less
+    assert [c.verdict for text, c in found.items() if "fluctuates" in text] == ["FAIL", "FAIL"]
+
+
+def test_mimic_table_shows_published_beside_measured(tmp_path: Path) -> None:
+    setting = mimic_table3.settings(mimic_table3.Table3Options())[0]
+    ends = {label: [0.5, 0.7] for label in (*_mimic.LABELS, _mimic.REFERENCE)}
+    results = mimic_results(tmp_path, ends, setting)
+    grid = _mimic.table("t", [results])
+    assert grid.columns == ("method", "tau_max = 20", "tail", "paper")
+    assert grid.rows[-2] == ("MimiC", "60.00 ± 14.14", "60.00", "75.89")
+    assert grid.rows[-1][0] == _mimic.REFERENCE and grid.rows[-1][-1] == "76.82"
+    claims = mimic_table3.claims([results, results], mimic_table3.Table3Options())
+    assert not claims[-1].passed and claims[-1].numbers["measured"] == 60.0
+
+
+def test_mimic_fig6_compares_after_equally_many_rounds() -> None:
+    (config,) = mimic_fig6.configs(mimic_fig6.Fig6Options()).values()
+    assert config.task.max_uploads is None and config.task.rounds == 60
+    assert [m.label for m in config.methods] == ["FedAvg", "MIFA", "MimiC"]
+    assert mimic_fig6.Fig6Options(quick=True).chosen_p() == (0.1, 0.5)
 
 
 def test_fig3_claims_from_score_files(tmp_path: Path) -> None:
@@ -139,3 +358,53 @@ def test_claims_json_keeps_the_verdicts() -> None:
     assert json.loads(text)["claims"] == [
         {"text": "a", "passed": False, "numbers": {"x": 1}, "verdict": "FAIL"}
     ]
+
+
+# --- every experiment, on made-up results -----------------------------------------------------
+
+
+def write_fake_results(folder: Path, config: Config) -> None:
+    """Results of every job: accuracy grows with rounds, by method and seed to different ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = [",".join(JOB_COLUMNS + METRIC_COLUMNS)]
+    distances = [",".join(JOB_COLUMNS + DISTANCE_COLUMNS)]
+    for number, job in enumerate(config.jobs()):
+        head = f"{job.method.label},{job.method.rule},{job.dropout.label},{job.seed}"
+        for t in range(12):
+            accuracy = 0.1 + 0.02 * t + 0.001 * number
+            metrics.append(f"{head},{t},{20 * (t + 1)},5,{accuracy:.4f},1.0,,0,{40 - t}")
+            distances.append(f"{head},{t},0.5,1.5")
+        if job.method.rule == "fdms":
+            path = folder / "jobs" / job.key
+            path.mkdir(parents=True)
+            rows = ["client,group,0,1,2", "0,0,,0.9,0.4", "1,0,0.9,,0.5", "2,1,0.4,0.5,"]
+            (path / "scores.csv").write_text("\n".join(rows) + "\n")
+    (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
+    (folder / "distances.csv").write_text("\n".join(distances) + "\n")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in experiments.available() if n.startswith(("fdms-", "friends-", "mimic-"))],
+)
+@pytest.mark.parametrize("quick", [False, True])
+def test_claims_figure_and_table_of_every_experiment(
+    name: str, quick: bool, tmp_path: Path
+) -> None:
+    experiment = experiments.available()[name]
+    options = experiment.options(quick=quick)
+    folders = {}
+    for part, config in experiment.configs(options).items():
+        folders[part] = tmp_path / "parts" / part
+        write_fake_results(folders[part], config)
+    claims = experiment.claims(folders, options)
+    assert len({claim.text for claim in claims}) == len(claims) >= 2
+    json.loads(experiments.claims_json(experiment, claims))
+    assert experiment.draw is not None
+    experiment.draw(folders, options, tmp_path / "figure.png")
+    with Image.open(tmp_path / "figure.png") as image:
+        assert image.width > 400 and image.height > 300
+    if name.startswith("mimic-"):
+        assert experiment.table is not None
+        grid = experiment.table(folders, options)
+        assert grid.rows and all(len(row) == len(grid.columns) for row in grid.rows)

@@ -9,8 +9,8 @@ import pytest
 
 from fastagg_sim.data import cache_path
 from fastagg_sim.data.images import IMAGE_SETS
-from fastagg_sim.experiments._fdms import Panel
-from fastagg_sim.experiments.fdms_fig1_mnist import MnistOptions, configs
+from fastagg_sim.experiments._panel import Panel
+from fastagg_sim.experiments.fdms_fig1_mnist import EXPERIMENT, MnistOptions
 from fastagg_sim.records import read_curves
 from fastagg_sim.report import compute
 
@@ -21,7 +21,7 @@ def test_fdms_is_above_dropout_on_mnist(tmp_path: Path) -> None:
     path = cache_path(IMAGE_SETS["mnist"])
     if not path.is_file():
         pytest.skip(f"mnist is not cached: no {path}; get it: fastagg-sim data mnist")
-    config = configs(MnistOptions(seeds=(0,), alphas=(0.7,), rounds=12))[""]
+    config = EXPERIMENT.configs(MnistOptions(seeds=(0,), alphas=(0.7,), rounds=12))[""]
     compute([(tmp_path, config)])
     curves = read_curves(tmp_path / "metrics.csv")
     panel = Panel(curves, config.dropouts[0].label)

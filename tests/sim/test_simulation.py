@@ -15,6 +15,7 @@ from fastagg_sim.config import Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.simulation import RoundRecord, Simulation
 
 RULES = ("fedavg", "fdms", "stale", "stale-models", "mifa", "mimic", "scaffold", "bucketing")
+CLIENT_MODE = {"options": {"mode": "client"}}
 
 
 def make_job(
@@ -48,9 +49,17 @@ def run(simulation: Simulation) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_same_seed_same_numbers_and_resuming_changes_nothing(rule: str, tmp_path: Path) -> None:
-    job = make_job(rule, method={"full_first_round": rule == "fdms"})
+@pytest.mark.parametrize(
+    ("rule", "method"),
+    [
+        *((rule, {"full_first_round": rule == "fdms"}) for rule in RULES),
+        ("mimic", CLIENT_MODE | {"gradient_units": True}),
+    ],
+)
+def test_same_seed_same_numbers_and_resuming_changes_nothing(
+    rule: str, method: dict[str, Any], tmp_path: Path
+) -> None:
+    job = make_job(rule, method=method)
     first = Simulation(job)
     records = [metrics(first.run_round()) for _ in range(3)]
     first.save(tmp_path)
@@ -66,6 +75,30 @@ def test_same_seed_same_numbers_and_resuming_changes_nothing(rule: str, tmp_path
     assert resumed.next_round == 3
     assert run(resumed) == records[3:]
     assert torch.equal(resumed.params, first.params)
+
+
+@pytest.mark.parametrize("rule", ["fdms", "mimic", "scaffold"])
+def test_clients_at_once_repeat_to_the_bit_and_differ_by_rounding(
+    rule: str, tmp_path: Path
+) -> None:
+    def job(clients_at_once: int) -> Job:
+        training = LocalTraining(
+            batch_size=8, local_epochs=1, lr=0.1, clients_at_once=clients_at_once
+        )
+        return make_job(rule, training=training)
+
+    first = Simulation(job(4))  # six are active: four and two at once
+    records = [metrics(first.run_round()) for _ in range(3)]
+    first.save(tmp_path)
+    records += run(first)
+    again = Simulation(job(4))
+    again.load(tmp_path)
+    assert run(again) == records[3:]
+    assert torch.equal(again.params, first.params)
+    alone = Simulation(job(1))
+    run(alone)
+    # Six rounds of rounding. FDMS could choose another friend, but no two are that close here.
+    torch.testing.assert_close(alone.params, first.params, rtol=1e-3, atol=1e-5)
 
 
 def test_seeds_differ() -> None:
@@ -91,6 +124,62 @@ def test_full_participation_makes_all_averaging_rules_the_same() -> None:
     for params in finals[1:]:
         # Six rounds of rounding differences between the rules' kernels.
         torch.testing.assert_close(params, finals[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("gradient_units", [False, True])
+def test_both_modes_of_mimic_end_with_the_same_parameters(gradient_units: bool) -> None:
+    training = LocalTraining(batch_size=10, local_epochs=2, lr=0.1, lr_decay=0.9)
+    finals = []
+    for method in ({}, CLIENT_MODE):
+        given = {**method, "gradient_units": gradient_units}
+        simulation = Simulation(make_job("mimic", rounds=12, training=training, method=given))
+        run(simulation)
+        finals.append(simulation.params)
+    # Twelve rounds of float32 roundings of what clients send, through local training.
+    torch.testing.assert_close(finals[1], finals[0], rtol=1e-4, atol=1e-5)
+    plain = Simulation(make_job("fedavg", rounds=12, training=training))
+    run(plain)
+    assert (plain.params - finals[0]).abs().max() > 1e-2  # corrections do matter here
+
+
+def test_a_job_may_end_after_a_number_of_uploads() -> None:
+    records = run(Simulation(make_job(rounds=50, max_uploads=20, eval_every=10)))
+    assert [r["uploads"] for r in records] == [6, 12, 18, 24]
+    assert [r["accuracy"] is not None for r in records] == [False, False, False, True]
+    records = run(Simulation(make_job("scaffold", rounds=50, max_uploads=20)))
+    assert [r["uploads"] for r in records] == [12, 24]
+    assert len(run(Simulation(make_job(rounds=2, max_uploads=20)))) == 2
+
+
+def test_a_method_may_train_in_its_own_way() -> None:
+    own = LocalTraining(batch_size=10, local_epochs=1, lr=0.1, prox=0.5)
+    ends = [Simulation(make_job("fedavg", method={"training": t})) for t in (None, own)]
+    ends.append(Simulation(make_job("fedavg", training=own)))
+    for simulation in ends:
+        run(simulation)
+    assert torch.equal(ends[1].params, ends[2].params)
+    assert not torch.equal(ends[0].params, ends[1].params)
+
+
+def test_distances_between_updates_of_friends_and_of_all() -> None:
+    simulation = Simulation(make_job("fedavg", rounds=2, distances=True))
+    records = [simulation.run_round() for _ in range(2)]
+    for record in records:
+        assert record.distance2_friends is not None and record.distance2_all is not None
+        assert 0 < record.distance2_friends < record.distance2_all
+    clients = simulation._history[-1].tolist()
+    rows = torch.stack(simulation._buffer.rows(clients)).double()
+    distance2 = torch.cdist(rows, rows).square()
+    assert simulation.groups is not None
+    friends = [
+        float(distance2[i, j])
+        for i in range(len(clients))
+        for j in range(i)
+        if simulation.groups[clients[i]] == simulation.groups[clients[j]]
+    ]
+    # the squares come out of inner products of float32 rows, summed in float64 by blocks
+    assert records[-1].distance2_friends == pytest.approx(max(friends), rel=1e-4)
+    assert records[-1].distance2_all == pytest.approx(float(distance2.max()), rel=1e-4)
 
 
 def test_uploads_first_round_and_evaluation_schedule() -> None:

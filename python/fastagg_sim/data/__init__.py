@@ -40,11 +40,13 @@ class DatasetInfo:
     """What is known of a data set.
 
     summary: one line for listings.
+    in_shape: the shape of one sample.
     load: `(root, seed, **options) -> Dataset`.
     images: how to get its files; None if there is nothing to get.
     """
 
     summary: str
+    in_shape: tuple[int, ...]
     load: Callable[..., Dataset]
     images: ImageSet | None = None
 
@@ -94,12 +96,14 @@ def _image_info(images: ImageSet) -> DatasetInfo:
     train, test = images.sizes
     size = "x".join(map(str, images.shape))
     summary = f"{images.title}: {train:,} + {test:,} images {size}, 10 classes"
-    return DatasetInfo(summary, partial(load_images, images), images)
+    return DatasetInfo(summary, images.shape, partial(load_images, images), images)
 
 
 DATASETS: dict[str, DatasetInfo] = {
-    "digits": DatasetInfo("1,442 + 355 images 1x8x8, 10 classes; shipped", load_digits),
-    "synthetic": DatasetInfo("Synthetic(1,1): 60 features, 10 classes; generated", load_synthetic),
+    "digits": DatasetInfo("1,442 + 355 images 1x8x8, 10 classes; shipped", (1, 8, 8), load_digits),
+    "synthetic": DatasetInfo(
+        "Synthetic(1,1): 60 features, 10 classes; generated", (60,), load_synthetic
+    ),
     **{name: _image_info(images) for name, images in IMAGE_SETS.items()},
 }
 

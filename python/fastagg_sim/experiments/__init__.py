@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from fastagg_sim.experiments._base import Claim, Experiment, Options, claims_json
+from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options, claims_json
 
-__all__ = ["Claim", "Experiment", "Options", "available", "claims_json"]
+__all__ = ["Claim", "Expected", "Experiment", "Options", "available", "claims_json"]
 
 
 def available() -> dict[str, Experiment]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastagg_sim.config import Config
+from fastagg_sim.tables import Grid
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Options:
     workers: int | None = None
     """Number of worker processes; one per core by default."""
     quick: bool = False
-    """A few rounds with one seed, to see that everything works."""
+    """Scaled down to minutes, with one seed: fewer rounds, settings or samples."""
 
     def chosen_rounds(self, full: int, quick: int) -> int:
         return self.rounds or (quick if self.quick else full)
@@ -52,11 +53,28 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """How long an experiment takes with its default options.
+
+    cpu, quick: minutes on two cores, one torch thread each; the second with `--quick`.
+    gpu: minutes on a data-centre GPU, estimated; None: its models are too small to gain from one.
+    """
+
+    cpu: float
+    quick: float
+    gpu: float | None = None
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A figure or table of a paper.
 
     `configs(options)` gives the configurations by the name of their subfolder ("" for the results
-    folder itself); `claims(folders, options)` judges the finished results by the same names.
+    folder itself), maybe none; it may first compute what they depend on. What is done with the
+    finished results gets their folders by the same names (without configurations the results folder
+    as ""): `claims(folders, options)` judges them; `draw(folders, options, path)` writes the
+    paper's figure to `path`; `table(folders, options)` makes the paper's table. Before all these,
+    `prepare(folders, options)` writes what they need besides, and returns the paths.
     """
 
     name: str
@@ -64,6 +82,12 @@ class Experiment:
     options: type[Options]
     configs: Callable[[Any], Mapping[str, Config]]
     claims: Callable[[Mapping[str, Path], Any], Sequence[Claim]]
+    paper: str = ""
+    figure: str = ""
+    expected: Expected | None = None
+    draw: Callable[[Mapping[str, Path], Any, Path], object] | None = None
+    table: Callable[[Mapping[str, Path], Any], Grid] | None = None
+    prepare: Callable[[Mapping[str, Path], Any], Sequence[Path]] | None = None
 
 
 def claims_json(experiment: Experiment, claims: Sequence[Claim]) -> str:

@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experiments of FL-FDMS share: settings, methods and claims."""
+"""What the experiments of FL-FDMS share: settings, methods, and how a figure is put together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, pstdev
+from typing import Any
 
-from fastagg_sim.config import NO_DROPOUT, Dropout, LocalTraining, Method, Task
-from fastagg_sim.experiments._base import Claim, Options
-from fastagg_sim.records import Curve, read_curves
+from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
+from fastagg_sim.experiments import _figures
+from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
+from fastagg_sim.experiments._panel import Panel
+from fastagg_sim.records import read_curves
 
+PAPER = "FL-FDMS"
 NUM_CLIENTS = 20
 NUM_GROUPS = 5
+LABELS = ("Full", "Dropout", "Stale", "FDMS")
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,21 @@ class FdmsOptions(Options):
     """Options of the FL-FDMS experiments."""
 
     alphas: tuple[float, ...] = (0.3, 0.5, 0.7)
-    """Dropout ratios."""
+    """Dropout ratios; --quick takes one of them."""
     as_written: bool = False
-    """The paper's text taken literally instead of the settings that give its curves: server
-    learning rate 0.1, E = 2 local iterations, batches of 20 on CIFAR-10, all samples of a client,
-    dropout uniform and from the first round on, Stale with updates instead of models."""
+    """The paper's text taken literally instead of the settings that give its curves, which are
+    those of the released code: server learning rate 0.1, E = 2 local iterations, batches of 20 on
+    CIFAR-10, all samples of a client, dropout uniform and from the first round on, Stale with
+    updates instead of models."""
+
+    def chosen_alphas(self, quick: float) -> tuple[float, ...]:
+        """The ratios to run: with `--quick` only `quick`, or the first if that is not one."""
+        if not self.quick:
+            return self.alphas
+        return (quick,) if quick in self.alphas else self.alphas[:1]
+
+    def chosen_eval_every(self) -> int:
+        return max(self.eval_every, 2) if self.quick else self.eval_every
 
 
 def methods(as_written: bool) -> tuple[Method, ...]:
@@ -51,7 +64,14 @@ def dropouts(alphas: Sequence[float], as_written: bool) -> tuple[Dropout, ...]:
     return tuple(Dropout(process, {"alpha": alpha}) for alpha in alphas)
 
 
-def mnist_clustered(options: FdmsOptions, rounds: int) -> Task:
+def mnist_clustered(
+    options: FdmsOptions,
+    rounds: int,
+    *,
+    dataset: str = "mnist",
+    epochs: int = 2,
+    num_clients: int = NUM_CLIENTS,
+) -> Task:
     """Section 6.1: 200 samples per client from the two labels of its group, batches of 5.
 
     The text gives E = 2 iterations and eta = 0.1, with which MNIST does not learn at the published
@@ -59,154 +79,175 @@ def mnist_clustered(options: FdmsOptions, rounds: int) -> Task:
     Pixels are in [0, 1]: scaled to zero mean and unit deviation, as is common for MNIST, SGD with
     lr = 0.1 and batches of 5 diverges within 100 rounds in some runs, at every method.
     """
-    return _clustered("mnist", "mnist-cnn", 200, 5, options, rounds, {"normalize": "unit"})
-
-
-def cifar_clustered(options: FdmsOptions, rounds: int) -> Task:
-    """Section 6.1: 1000 samples per client. The text gives batches of 20; the released code's 200
-    gives the published curve, 20 a much faster one."""
-    return _clustered("cifar10", "lenet", 1000, 20 if options.as_written else 200, options, rounds)
-
-
-def _clustered(
-    dataset: str,
-    model: str,
-    samples: int,
-    batch_size: int,
-    options: FdmsOptions,
-    rounds: int,
-    data_options: Mapping[str, str] | None = None,
-) -> Task:
-    length = {"local_steps": 2} if options.as_written else {"local_epochs": 2}
-    return Task(
+    return _task(
+        options,
+        rounds,
         dataset=dataset,
-        partition="clustered",
-        model=model,
-        training=LocalTraining(batch_size=batch_size, lr=0.1, **length),
-        rounds=rounds,
-        num_clients=NUM_CLIENTS,
-        data_options=dict(data_options or {}),
-        partition_options={"num_groups": NUM_GROUPS, "samples_per_client": samples},
-        train_fraction=1.0 if options.as_written else 0.8,
-        server_lr=0.1 if options.as_written else 1.0,
-        eval_every=options.eval_every,
+        model="mnist-cnn",
+        training={"batch_size": 5},
+        epochs=epochs,
+        num_clients=num_clients,
+        data_options={"normalize": "unit"},
+        partition_options={"num_groups": NUM_GROUPS, "samples_per_client": 4000 // num_clients},
     )
 
 
-class Panel:
-    """The curves of one dropout setting by method, all seeds."""
-
-    def __init__(self, curves: Sequence[Curve], dropout: str) -> None:
-        self._curves: dict[str, list[Curve]] = {}
-        for curve in curves:
-            if curve.dropout in (dropout, NO_DROPOUT):
-                self._curves.setdefault(curve.method, []).append(curve)
-
-    def last(self, method: str, count: int = 10) -> float:
-        """Mean accuracy over seeds and the last `count` evaluations."""
-        return fmean(curve.last(count) for curve in self._curves[method])
-
-    def overall(self, method: str) -> float:
-        """Mean accuracy over seeds and all evaluations: higher for faster convergence."""
-        return fmean(fmean(curve.accuracy) for curve in self._curves[method])
-
-    def after(self, method: str, rounds: int) -> float | None:
-        """Mean accuracy over seeds after that many rounds, None if not evaluated then."""
-        values = [curve.after(rounds) for curve in self._curves[method]]
-        known = [value for value in values if value is not None]
-        return fmean(known) if len(known) == len(values) else None
-
-    def around(self, method: str, rounds: int, radius: int) -> float:
-        """Mean accuracy over seeds and the evaluations within `radius` rounds of that many."""
-        near = range(rounds - radius, rounds + radius + 1)
-        values = [curve.after(r) for curve in self._curves[method] for r in near]
-        return fmean(value for value in values if value is not None)
-
-    def fluctuation(self, method: str) -> float:
-        """Standard deviation of the change from one evaluation to the next in the second half of
-        the run, mean over seeds."""
-        return fmean(_fluctuation(curve.accuracy) for curve in self._curves[method])
+def cifar_clustered(
+    options: FdmsOptions,
+    rounds: int,
+    *,
+    epochs: int = 2,
+    num_clients: int = NUM_CLIENTS,
+    prox: float = 0.0,
+) -> Task:
+    """Section 6.1: 1000 samples per client. The text gives batches of 20; the released code's 200
+    gives the published curve, 20 a much faster one."""
+    return _task(
+        options,
+        rounds,
+        dataset="cifar10",
+        model="lenet",
+        training={"batch_size": 20 if options.as_written else 200, "prox": prox},
+        epochs=epochs,
+        num_clients=num_clients,
+        partition_options={"num_groups": NUM_GROUPS, "samples_per_client": 20000 // num_clients},
+    )
 
 
-def _fluctuation(accuracy: Sequence[float]) -> float:
-    half = accuracy[len(accuracy) // 2 :]
-    steps = [after - before for before, after in pairwise(half)]
-    return pstdev(steps) if steps else 0.0
+def cifar_general(options: FdmsOptions, rounds: int, heterogeneity: str = "medium") -> Task:
+    """Section 6.1.1 and 6.5: sorted by label, cut into shards, 500 samples per client."""
+    return _task(
+        options,
+        rounds,
+        dataset="cifar10",
+        model="lenet",
+        training={"batch_size": 20 if options.as_written else 200},
+        partition="shards",
+        partition_options={"heterogeneity": heterogeneity},
+    )
 
 
-def read_panels(folder: Path, options: FdmsOptions) -> Mapping[float, Panel]:
-    """The panels of a results folder by alpha."""
-    curves = read_curves(folder / "metrics.csv")
-    settings = dropouts(options.alphas, options.as_written)
-    return {
-        alpha: Panel(curves, setting.label)
-        for alpha, setting in zip(options.alphas, settings, strict=True)
-    }
+def _task(
+    options: FdmsOptions,
+    rounds: int,
+    *,
+    dataset: str,
+    model: str,
+    training: Mapping[str, Any],
+    partition_options: Mapping[str, Any],
+    partition: str = "clustered",
+    epochs: int = 2,
+    num_clients: int = NUM_CLIENTS,
+    data_options: Mapping[str, str] | None = None,
+) -> Task:
+    length: dict[str, Any] = (
+        {"local_steps": epochs} if options.as_written else {"local_epochs": epochs}
+    )
+    return Task(
+        dataset=dataset,
+        partition=partition,
+        model=model,
+        training=LocalTraining(lr=0.1, **training, **length),
+        rounds=rounds,
+        num_clients=num_clients,
+        data_options=dict(data_options or {}),
+        partition_options=dict(partition_options),
+        train_fraction=1.0 if options.as_written else 0.8,
+        server_lr=0.1 if options.as_written else 1.0,
+        eval_every=options.chosen_eval_every(),
+    )
 
 
-def comparison_claims(panels: Mapping[float, Panel]) -> list[Claim]:
-    """Section 6.2 of the paper, for each alpha and across them."""
-    claims = []
-    for alpha, panel in panels.items():
-        last = {name: panel.last(name) for name in ("Full", "Dropout", "Stale", "FDMS")}
-        overall = {name: panel.overall(name) for name in last}
-        rounded = {name: round(value, 4) for name, value in last.items()}
-        for other in ("Dropout", "Stale"):
-            claims.append(
-                Claim(
-                    f"alpha={alpha:g}: FDMS above {other} in the last 10 evaluations",
-                    last["FDMS"] > last[other],
-                    {name: rounded[name] for name in ("FDMS", other)},
-                )
-            )
-            claims.append(
-                Claim(
-                    f"alpha={alpha:g}: FDMS converges faster than {other} (mean over the run)",
-                    overall["FDMS"] > overall[other],
-                    {name: round(overall[name], 4) for name in ("FDMS", other)},
-                )
-            )
-        claims.append(
-            Claim(
-                f"alpha={alpha:g}: FDMS within 0.03 of Full in the last 10 evaluations",
-                abs(last["Full"] - last["FDMS"]) <= 0.03,
-                {name: rounded[name] for name in ("Full", "FDMS")},
-            )
+@dataclass(frozen=True)
+class Part:
+    """Panels of a figure that share a task: one per dropout ratio.
+
+    folder: where its results are, below those of the experiment; "" for the same.
+    title: of its panels, with "{alpha}" for the ratio.
+    ylim: of the axis of accuracy, as in the paper.
+    uniform: uniform dropout also where `as_written` does not ask for it (no groups are known).
+    labels: which of the four methods run.
+    """
+
+    folder: str
+    task: Task
+    alphas: tuple[float, ...]
+    title: str
+    ylim: tuple[float, float]
+    uniform: bool = False
+    labels: tuple[str, ...] = LABELS
+
+    def config(self, name: str, options: FdmsOptions) -> Config:
+        return Config(
+            name=f"{name} {self.folder}".strip(),
+            task=self.task,
+            methods=tuple(m for m in methods(options.as_written) if m.label in self.labels),
+            dropouts=self.dropouts(options),
+            seeds=options.chosen_seeds(),
         )
-        noise = {name: round(panel.fluctuation(name), 4) for name in ("FDMS", "Dropout")}
-        claims.append(
-            Claim(
-                f"alpha={alpha:g}: FDMS fluctuates less from round to round than Dropout",
-                noise["FDMS"] < noise["Dropout"],
-                noise,
-            )
-        )
-    return claims + _across_alphas(panels)
+
+    def dropouts(self, options: FdmsOptions) -> tuple[Dropout, ...]:
+        return dropouts(self.alphas, options.as_written or self.uniform)
+
+    def panels(self, folder: Path, options: FdmsOptions) -> dict[str, Panel]:
+        """The panels by title."""
+        curves = read_curves(folder / "metrics.csv")
+        return {
+            self.title.format(alpha=f"{alpha:g}"): Panel(curves, setting.label)
+            for alpha, setting in zip(self.alphas, self.dropouts(options), strict=True)
+        }
 
 
-def _across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
-    if len(panels) < 2:
-        return []
-    alphas = sorted(panels)
-    low, high = alphas[0], alphas[-1]
-    gaps = {a: panels[a].overall("FDMS") - panels[a].overall("Dropout") for a in alphas}
-    stale = {a: panels[a].overall("Stale") for a in alphas}
-    worst = {name: panels[high].overall(name) for name in ("Dropout", "Stale", "FDMS")}
-    return [
-        Claim(
-            f"the gain of FDMS over Dropout is larger at alpha={high:g} than at {low:g} "
-            "(mean over the run)",
-            gaps[high] > gaps[low],
-            {f"alpha={a:g}": round(gap, 4) for a, gap in gaps.items()},
-        ),
-        Claim(
-            f"Stale is worse at alpha={high:g} than at {low:g} (mean over the run)",
-            stale[high] < stale[low],
-            {f"alpha={a:g}": round(value, 4) for a, value in stale.items()},
-        ),
-        Claim(
-            f"Stale is the worst at alpha={high:g} (mean over the run)",
-            min(worst, key=lambda name: worst[name]) == "Stale",
-            {name: round(value, 4) for name, value in worst.items()},
-        ),
-    ]
+Parts = Callable[[Any], Sequence[Part]]
+
+
+def read_panels(
+    parts: Sequence[Part], folders: Mapping[str, Path], options: FdmsOptions
+) -> dict[str, Panel]:
+    """All panels of a figure by title, in its order."""
+    found: dict[str, Panel] = {}
+    for part in parts:
+        found |= part.panels(folders[part.folder], options)
+    return found
+
+
+def fdms_experiment(
+    name: str,
+    title: str,
+    figure: str,
+    options: type[FdmsOptions],
+    parts: Parts,
+    claims: Callable[[Mapping[str, Panel], Any], Sequence[Claim]],
+    expected: Expected,
+    *,
+    paper: str = PAPER,
+    columns: int = 3,
+) -> Experiment:
+    """An experiment with the four methods' accuracy over rounds: its parts, drawn in their order,
+    and `claims(panels by title, options)`."""
+
+    def configs(chosen: FdmsOptions) -> Mapping[str, Config]:
+        return {part.folder: part.config(name, chosen) for part in parts(chosen)}
+
+    def judge(folders: Mapping[str, Path], chosen: FdmsOptions) -> Sequence[Claim]:
+        return claims(read_panels(parts(chosen), folders, chosen), chosen)
+
+    def draw(folders: Mapping[str, Path], chosen: FdmsOptions, path: Path) -> Path:
+        plots = []
+        for part in parts(chosen):
+            for text, panel in part.panels(folders[part.folder], chosen).items():
+                lines = {n: _figures.over_rounds(c) for n, c in panel.curves.items()}
+                plots.append(_figures.Plot(text, lines, part.ylim))
+        return _figures.draw(plots, path, columns=columns)
+
+    return Experiment(
+        name=name,
+        title=title,
+        options=options,
+        configs=configs,
+        claims=judge,
+        paper=paper,
+        figure=figure,
+        expected=expected,
+        draw=draw,
+    )

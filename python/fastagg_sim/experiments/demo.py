@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
-from fastagg_sim.experiments._base import Claim, Experiment, Options
+from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
 from fastagg_sim.records import read_curves
 
 RULES = ("fedavg", "stale", "mifa", "mimic", "fdms")
@@ -85,4 +85,5 @@ EXPERIMENT = Experiment(
     options=DemoOptions,
     configs=configs,
     claims=claims,
+    expected=Expected(cpu=1, quick=0.5),
 )

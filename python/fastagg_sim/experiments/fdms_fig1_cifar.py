@@ -17,34 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from fastagg_sim.config import Config
-from fastagg_sim.experiments._base import Claim, Experiment
-from fastagg_sim.experiments._fdms import (
-    FdmsOptions,
+from fastagg_sim.experiments._base import Claim, Expected
+from fastagg_sim.experiments._fdms import FdmsOptions, Part, cifar_clustered, fdms_experiment
+from fastagg_sim.experiments._panel import (
     Panel,
-    cifar_clustered,
+    across_alphas,
     comparison_claims,
-    dropouts,
-    methods,
-    read_panels,
+    published_claims,
 )
-
-ROUNDS = 500
-TOLERANCE = 0.04
-AROUND = 5
-
-# Read off the published figure (vector graphics of the supplement: CIFAR-10, clustered, FedAvg,
-# alpha = 0.5, E = 2; mean of 10 repeats): accuracy after that many rounds.
-PUBLISHED_ALPHA = 0.5
-PUBLISHED_ROUNDS = (50, 100, 150, 200, 250, 300, 400, 500)
-PUBLISHED = {
-    "Full": (0.271, 0.350, 0.402, 0.435, 0.456, 0.474, 0.492, 0.498),
-    "Dropout": (0.209, 0.249, 0.329, 0.358, 0.387, 0.411, 0.444, 0.432),
-    "Stale": (0.215, 0.264, 0.311, 0.348, 0.379, 0.400, 0.435, 0.456),
-    "FDMS": (0.255, 0.334, 0.388, 0.423, 0.445, 0.463, 0.485, 0.492),
-}
+from fastagg_sim.experiments._published import CIFAR_CLUSTERED
 
 
 @dataclass(frozen=True)
@@ -52,59 +34,26 @@ class CifarOptions(FdmsOptions):
     """Figure 1 d-f of the FL-FDMS paper: clustered CIFAR-10."""
 
 
-def configs(options: CifarOptions) -> Mapping[str, Config]:
-    rounds = options.chosen_rounds(ROUNDS, quick=3)
-    config = Config(
-        name="fdms-fig1-cifar",
-        task=cifar_clustered(options, rounds),
-        methods=methods(options.as_written),
-        dropouts=dropouts(options.alphas, options.as_written),
-        seeds=options.chosen_seeds(),
-    )
-    return {"": config}
+def parts(options: CifarOptions) -> Sequence[Part]:
+    task = cifar_clustered(options, options.chosen_rounds(500, quick=30))
+    return [Part("", task, options.chosen_alphas(quick=0.5), "alpha={alpha}", (0.1, 0.5))]
 
 
-def published_claims(panel: Panel) -> list[Claim]:
-    """The measured curves against the published ones, one claim per method and round.
-
-    The mean over the rounds around is given too: published are means of 10 runs, one run
-    fluctuates.
-    """
-    claims = []
-    missing: dict[str, list[int]] = {}
-    for method, published in PUBLISHED.items():
-        for rounds, truth in zip(PUBLISHED_ROUNDS, published, strict=True):
-            measured = panel.after(method, rounds)
-            if measured is None:
-                missing.setdefault(method, []).append(rounds)
-                continue
-            numbers = {
-                "measured": round(measured, 4),
-                "published": truth,
-                f"rounds {rounds - AROUND}-{rounds + AROUND}": round(
-                    panel.around(method, rounds, AROUND), 4
-                ),
-            }
-            text = f"alpha={PUBLISHED_ALPHA}: {method} after {rounds} rounds within {TOLERANCE} "
-            claims.append(Claim(text + "of published", abs(measured - truth) <= TOLERANCE, numbers))
-    for method, rounds_missing in missing.items():
-        text = f"alpha={PUBLISHED_ALPHA}: {method} as published later on"
-        claims.append(Claim(text, None, {"not evaluated after rounds": rounds_missing}))
-    return claims
-
-
-def claims(folders: Mapping[str, Path], options: CifarOptions) -> Sequence[Claim]:
-    panels = read_panels(folders[""], options)
-    found = comparison_claims(panels)
-    if PUBLISHED_ALPHA in panels:
-        found += published_claims(panels[PUBLISHED_ALPHA])
+def claims(panels: Mapping[str, Panel], options: CifarOptions) -> Sequence[Claim]:
+    found = [claim for item in panels.items() for claim in comparison_claims(*item)]
+    alphas = options.chosen_alphas(quick=0.5)
+    found += across_alphas(dict(zip(alphas, panels.values(), strict=True)))
+    if "alpha=0.5" in panels:
+        found += published_claims("alpha=0.5", panels["alpha=0.5"], CIFAR_CLUSTERED)
     return found
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = fdms_experiment(
     name="fdms-fig1-cifar",
-    title="FL-FDMS figure 1 d-f: CIFAR-10, clustered, 20 clients",
+    title="CIFAR-10, clustered, 20 clients",
+    figure="1 d-f",
     options=CifarOptions,
-    configs=configs,
+    parts=parts,
     claims=claims,
+    expected=Expected(cpu=60, quick=3),
 )

@@ -15,20 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from fastagg_sim.config import Config
-from fastagg_sim.experiments._base import Claim, Experiment
-from fastagg_sim.experiments._fdms import (
-    FdmsOptions,
-    comparison_claims,
-    dropouts,
-    methods,
-    mnist_clustered,
-    read_panels,
-)
-
-ROUNDS = 100
+from fastagg_sim.experiments._base import Claim, Expected
+from fastagg_sim.experiments._fdms import FdmsOptions, Part, fdms_experiment, mnist_clustered
+from fastagg_sim.experiments._panel import Panel, across_alphas, comparison_claims
 
 
 @dataclass(frozen=True)
@@ -39,26 +29,23 @@ class MnistOptions(FdmsOptions):
     """One repetition per seed; the paper has 10."""
 
 
-def configs(options: MnistOptions) -> Mapping[str, Config]:
-    rounds = options.chosen_rounds(ROUNDS, quick=5)
-    config = Config(
-        name="fdms-fig1-mnist",
-        task=mnist_clustered(options, rounds),
-        methods=methods(options.as_written),
-        dropouts=dropouts(options.alphas, options.as_written),
-        seeds=options.chosen_seeds(),
-    )
-    return {"": config}
+def parts(options: MnistOptions) -> Sequence[Part]:
+    task = mnist_clustered(options, options.chosen_rounds(100, quick=40))
+    return [Part("", task, options.chosen_alphas(quick=0.7), "alpha={alpha}", (0.5, 1.0))]
 
 
-def claims(folders: Mapping[str, Path], options: MnistOptions) -> Sequence[Claim]:
-    return comparison_claims(read_panels(folders[""], options))
+def claims(panels: Mapping[str, Panel], options: MnistOptions) -> Sequence[Claim]:
+    found = [claim for item in panels.items() for claim in comparison_claims(*item)]
+    alphas = options.chosen_alphas(quick=0.7)
+    return found + across_alphas(dict(zip(alphas, panels.values(), strict=True)))
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = fdms_experiment(
     name="fdms-fig1-mnist",
-    title="FL-FDMS figure 1 a-c: MNIST, clustered, 20 clients",
+    title="MNIST, clustered, 20 clients",
+    figure="1 a-c",
     options=MnistOptions,
-    configs=configs,
+    parts=parts,
     claims=claims,
+    expected=Expected(cpu=21, quick=1),
 )

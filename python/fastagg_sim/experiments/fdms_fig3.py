@@ -15,15 +15,19 @@ from pathlib import Path
 import numpy as np
 
 from fastagg_sim.config import Config, Task, job_key
-from fastagg_sim.experiments._base import Claim, Experiment
+from fastagg_sim.experiments._base import Claim, Expected, Experiment
 from fastagg_sim.experiments._fdms import (
+    PAPER,
     FdmsOptions,
     cifar_clustered,
     dropouts,
     methods,
     mnist_clustered,
 )
-from fastagg_sim.records import read_scores
+from fastagg_sim.plots import similarity_figure
+from fastagg_sim.records import Scores, read_scores
+
+TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,10 @@ def configs(options: Fig3Options) -> Mapping[str, Config]:
         )
 
     return {
-        "mnist": config("mnist", mnist_clustered(options, options.chosen_rounds(100, quick=5))),
-        "cifar10": config("cifar10", cifar_clustered(options, options.chosen_rounds(500, quick=3))),
+        "mnist": config("mnist", mnist_clustered(options, options.chosen_rounds(100, quick=40))),
+        "cifar10": config(
+            "cifar10", cifar_clustered(options, options.chosen_rounds(500, quick=30))
+        ),
     }
 
 
@@ -59,10 +65,7 @@ def claims(folders: Mapping[str, Path], options: Fig3Options) -> Sequence[Claim]
     ):
         gaps = {}
         for part, folder in folders.items():
-            scores = [
-                read_scores(folder / "jobs" / job_key("FDMS", setting.label, seed) / "scores.csv")
-                for seed in options.chosen_seeds()
-            ]
+            scores = [_scores(folder, setting.label, seed) for seed in options.chosen_seeds()]
             intra = np.concatenate([s.intra() for s in scores])
             inter = np.concatenate([s.inter() for s in scores])
             gaps[part] = float(intra.mean() - inter.mean())
@@ -83,14 +86,30 @@ def claims(folders: Mapping[str, Path], options: Fig3Options) -> Sequence[Claim]
     return found
 
 
+def _scores(folder: Path, setting: str, seed: int) -> Scores:
+    return read_scores(folder / "jobs" / job_key("FDMS", setting, seed) / "scores.csv")
+
+
+def draw(folders: Mapping[str, Path], options: Fig3Options, path: Path) -> Path:
+    """The matrices of the first ratio and seed."""
+    setting = dropouts(options.alphas, options.as_written)[0].label
+    seed = options.chosen_seeds()[0]
+    named = [(TITLES[part], _scores(folder, setting, seed)) for part, folder in folders.items()]
+    return similarity_figure(named, path)
+
+
 def _range(scores: np.ndarray) -> str:
     return f"{scores.mean():.3f} [{scores.min():.3f}, {scores.max():.3f}]"
 
 
 EXPERIMENT = Experiment(
     name="fdms-fig3",
-    title="FL-FDMS figure 3: similarity scores on clustered MNIST and CIFAR-10",
+    title="similarity scores on clustered MNIST and CIFAR-10",
     options=Fig3Options,
     configs=configs,
     claims=claims,
+    paper=PAPER,
+    figure="3",
+    expected=Expected(cpu=13, quick=1),
+    draw=draw,
 )

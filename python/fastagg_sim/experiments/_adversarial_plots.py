@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""epsilon.csv and the pictures of the experiments of Su et al."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib import pyplot as plt
+
+from fastagg_sim import data
+from fastagg_sim.dropout.adversarial import Adversarial
+from fastagg_sim.experiments._adversarial import BYZANTINE, VARIANTS
+from fastagg_sim.experiments._adversarial_results import EPSILON_FILE, Lines, read_epsilon
+from fastagg_sim.experiments._figures import draw_line
+from fastagg_sim.job_folder import write_atomically
+from fastagg_sim.plots import DPI
+from fastagg_sim.results import ResultsFolder
+from fastagg_sim.simulation import dropout_process, split_clients
+
+_COLORS = {
+    "FedAvg": "#0072B2",
+    "FedProx": "#56B4E9",
+    "MIFA": "#009E73",
+    "GM": "#0072B2",
+    "cclip": "#56B4E9",
+    "bucketing GM": "#009E73",
+    "bucketing cclip": "#CC79A7",
+    "FedAvg variant": "#D55E00",
+    "FedProx variant": "#000000",
+}
+_BYZANTINE_LEGEND = (*BYZANTINE, *VARIANTS)
+
+
+def write_epsilon(folder: Path) -> Path:
+    """Write epsilon.csv: per seed and round the fraction of samples that was silenced, and how many
+    clients were left. The process is a pure function, so nothing of the runs is needed."""
+    config = ResultsFolder.read(folder).config
+    task, (dropout,) = config.task, config.dropouts
+    lines = ["seed,round,epsilon,active"]
+    for seed in config.seeds:
+        dataset = data.load(task.dataset, seed=seed, **task.data_options)
+        process = dropout_process(dropout, split_clients(task, dataset, seed), dataset, seed)
+        assert isinstance(process, Adversarial)
+        for t in range(task.rounds):
+            fraction = process.silenced_fraction(t)
+            lines.append(f"{seed},{t},{fraction:.6f},{len(process.active(t))}")
+    path = folder / EPSILON_FILE
+    write_atomically(path, "\n".join(lines) + "\n")
+    return path
+
+
+def draw(folders: Mapping[str, Path], rows: Sequence[Sequence[str]], target: Path) -> None:
+    """Write the comparison with the baselines to `target`, with a row of panels for each of `rows`,
+    which name methods, and the one with Byzantine-robust rules beside it."""
+    lines = Lines.read(folders)
+    epsilon = read_epsilon(folders["baselines"])
+    _figure(lines, epsilon, rows, target)
+    _figure(lines, epsilon, [_BYZANTINE_LEGEND], target.with_name("figure-byzantine.png"))
+
+
+def _figure(
+    lines: Lines,
+    epsilon: Mapping[int, Sequence[tuple[float, int]]],
+    rows: Sequence[Sequence[str]],
+    target: Path,
+) -> None:
+    """Training loss and test accuracy over rounds, a row for each of `rows`, and epsilon_t below:
+    means over seeds, with a band from the lowest to the highest."""
+    count = len(rows) + 1
+    figure, panels = plt.subplots(
+        count, 2, figsize=(9.5, 2.6 * count), sharex=True, squeeze=False, layout="constrained"
+    )
+    for row, methods in zip(panels, rows, strict=False):
+        for method in methods:
+            curves = lines.curves[method]
+            color = _COLORS[method]
+            rounds = [[t + 1 for t in curve.rounds] for curve in curves]
+            losses, accuracies = [c.train_loss for c in curves], [c.accuracy for c in curves]
+            for panel, values in zip(row, (losses, accuracies), strict=True):
+                draw_line(panel, method, list(zip(rounds, values, strict=True)), color)
+        row[0].set_ylabel("train loss")
+        row[1].set_ylabel("test accuracy")
+        row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    every = range(1, min(map(len, epsilon.values())) + 1)
+    for panel in panels[-1]:
+        for seed, silenced in epsilon.items():
+            fractions = [fraction for fraction, _ in silenced]
+            panel.plot(every, fractions, ".", markersize=2, label=f"seed {seed}")
+        panel.set_ylim(-0.02, 1.02)
+        panel.set_ylabel("$\\epsilon_t$")
+        panel.set_xlabel("round")
+    for panel in panels.ravel():
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.savefig(target, dpi=DPI)
+    plt.close(figure)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The papers' figures: panels of lines with means and ranges over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from fastagg_sim.plots import COLORS, DPI, STYLES
+from fastagg_sim.records import Curve
+
+Line = tuple[Sequence[float], Sequence[float]]
+"""x, ascending, and y of one seed."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One panel: its lines by their name in the legend, in its order, each with one per seed."""
+
+    title: str
+    lines: Mapping[str, Sequence[Line]]
+    ylim: tuple[float, float] | None = None
+    ylabel: str = "Test Accuracy"
+
+
+def over_rounds(curves: Sequence[Curve]) -> list[Line]:
+    """Accuracy over the number of rounds, of every seed."""
+    return [([r + 1 for r in curve.rounds], curve.accuracy) for curve in curves]
+
+
+def over_uploads(curves: Sequence[Curve]) -> list[Line]:
+    """Accuracy in percent over the number of uploads, of every seed."""
+    return [(curve.uploads, [100 * a for a in curve.accuracy]) for curve in curves]
+
+
+def draw(
+    plots: Sequence[Plot],
+    target: Path,
+    *,
+    xlabel: str = "Number of Rounds",
+    columns: int = 3,
+    marker: str | None = None,
+) -> Path:
+    """Draw panels, at most `columns` side by side, with a legend in each, and write a PNG."""
+    columns = min(columns, len(plots))
+    rows = -(-len(plots) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(4.4 * columns, 3.4 * rows), squeeze=False, layout="constrained"
+    )
+    for panel in axes.flat[len(plots) :]:
+        panel.set_visible(False)
+    for panel, plot in zip(axes.flat, plots, strict=False):
+        for index, (label, lines) in enumerate(plot.lines.items()):
+            color, style = COLORS[index % len(COLORS)], STYLES[index % len(STYLES)]
+            draw_line(panel, label, lines, color, style, marker)
+        panel.set_title(plot.title.replace("alpha", r"$\alpha$"), fontsize=11)
+        panel.set_xlabel(xlabel)
+        panel.set_ylabel(plot.ylabel)
+        panel.set_xlim(left=0)
+        if plot.ylim is not None:
+            panel.set_ylim(plot.ylim)
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.legend(fontsize=8)
+    figure.savefig(target, dpi=DPI)
+    plt.close(figure)
+    return target
+
+
+def draw_line(
+    panel: Axes,
+    label: str,
+    lines: Sequence[Line],
+    color: str,
+    style: str = "-",
+    marker: str | None = None,
+) -> None:
+    """Draw the mean over seeds where all seeds have values, between which it is straight, and a
+    band from the lowest to the highest seed."""
+    start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    grid = np.unique(np.concatenate([np.asarray(x, dtype=float) for x, _ in lines]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    values = np.array([np.interp(grid, x, y) for x, y in lines])  # [seeds, points]
+    panel.plot(grid, values.mean(0), style, color=color, linewidth=1.5, label=label, marker=marker)
+    if len(lines) > 1:
+        panel.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the experiments of MimiC share: settings, methods, and how figures and tables are made.
+
+All runs end after a number of uploads, which are counted as the paper counts them: two for a client
+and round of SCAFFOLD, else one. "200 model uploadings" is read as the total over all clients, the
+first round with everybody included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from fastagg_sim.config import NO_DROPOUT, Config, Dropout, LocalTraining, Method, Task
+from fastagg_sim.experiments import _figures
+from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
+from fastagg_sim.experiments._panel import fluctuation, mean_and_error
+from fastagg_sim.records import Curve, read_curves
+from fastagg_sim.tables import Grid
+
+PAPER = "MimiC"
+NUM_CLIENTS = 30
+LABELS = ("FedAvg", "FedProx", "SCAFFOLD", "MIFA", "MimiC")
+REFERENCE = "FedAvg without dropout"
+QUICK_SAMPLES = 200
+TAIL = 0.2
+
+
+@dataclass(frozen=True)
+class MimicOptions(Options):
+    """Options of the MimiC experiments."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One repetition per seed: data, initial model, batches and dropout are those of the seed for
+    every method, so that methods are compared in pairs."""
+    mu: float = 0.1
+    """FedProx's weight, which the paper does not give."""
+    as_released: bool = False
+    """Availability and units as in the released code: intervals |N(0, 3^2)| instead of
+    U[0, tau_max], five levels of static probabilities instead of one, and corrections and stale
+    updates that count at the learning rate of their own round instead of the current one."""
+
+
+@dataclass(frozen=True)
+class CifarMimicOptions(MimicOptions):
+    """Options of the MimiC experiments on CIFAR-10."""
+
+    model: str = "vgg11"
+    """Model: vgg11 (the paper, about 5 hours per run of 400 uploads on a core), or lenet."""
+
+
+def methods(options: MimicOptions, training: LocalTraining) -> tuple[Method, ...]:
+    """The five methods in the order of the paper's tables. Everybody is active in the first round,
+    which the paper's analysis assumes and its released code does for all methods. Clients whose
+    training diverges are left out of their round: a method that fails ends with a useless model,
+    which is a result, and not with an error."""
+    units = not options.as_released
+    prox = replace(training, prox=options.mu)
+    common: dict[str, Any] = {"options": {"nonfinite": "drop"}, "full_first_round": True}
+    return (
+        Method("FedAvg", "fedavg", **common),
+        Method("FedProx", "fedavg", training=prox, **common),
+        Method("SCAFFOLD", "scaffold", **common),
+        Method("MIFA", "mifa", gradient_units=units, **common),
+        Method("MimiC", "mimic", gradient_units=units, **common),
+    )
+
+
+def fmnist(options: MimicOptions, uploads: int | None, rounds: int | None = None) -> Task:
+    """Section 7.1: 2 classes and 2000 samples per client, batches of 16, lr 0.01 * 0.95^t.
+
+    Table 2 calls 5 the number of local epochs, Algorithm 1 the number of steps; with epochs and
+    sums of gradients, as in the released code, Fashion-MNIST is learned, with steps it is not.
+    `--quick`: 200 samples per client and a learning rate of 0.05.
+    """
+    training = LocalTraining(batch_size=16, local_epochs=5, lr=0.01, lr_decay=0.95)
+    return _task(options, "fmnist", "niid-cnn", training, 2, uploads, rounds)
+
+
+def cifar(options: CifarMimicOptions, uploads: int, classes: int = 2) -> Task:
+    """As `fmnist`, with 1666 samples per client, batches of 32, and lr 0.01 * 0.99^t. The released
+    code also crops and flips at random, which is not done here. `--quick`: LeNet, 200 samples per
+    client, a learning rate of 0.05, and evaluation in every third round."""
+    model = "lenet" if options.quick else options.model
+    training = LocalTraining(batch_size=32, local_epochs=5, lr=0.01, lr_decay=0.99)
+    task = _task(options, "cifar10", model, training, classes, uploads, None)
+    return replace(task, eval_every=max(options.eval_every, 3)) if options.quick else task
+
+
+def _task(
+    options: MimicOptions,
+    dataset: str,
+    model: str,
+    training: LocalTraining,
+    classes: int,
+    uploads: int | None,
+    rounds: int | None,
+) -> Task:
+    partition: dict[str, Any] = {"classes_per_client": classes}
+    if options.quick:
+        partition["shard_size"] = QUICK_SAMPLES // classes
+        training = replace(training, lr=0.05)
+    # Rounds without anybody cost no uploads, so the limit on rounds is far above what is needed.
+    return Task(
+        dataset=dataset,
+        partition="label-limited",
+        model=model,
+        training=training,
+        rounds=options.rounds or rounds or 2 * (uploads or 0),
+        num_clients=NUM_CLIENTS,
+        partition_options=partition,
+        eval_every=options.eval_every,
+        max_uploads=uploads,
+    )
+
+
+def round_robin(options: MimicOptions, tau_max: int) -> Dropout:
+    sampling = {"sampling": "half-normal"} if options.as_released else {}
+    return Dropout("round-robin", {"tau_max": tau_max, **sampling})
+
+
+def static(options: MimicOptions, p: float) -> Dropout:
+    return Dropout("bernoulli", {"p": p, **({"levels": 5} if options.as_released else {})})
+
+
+def time_varying(options: MimicOptions, fraction: float) -> Dropout:
+    return Dropout("time-varying", {"fraction": fraction})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A column of a table, or a figure: a task under one dropout setting.
+
+    column: its name.
+    folder: where its results are, below those of the experiment; "" for the same.
+    published: accuracy in percent by method, where the paper has a table.
+    """
+
+    column: str
+    task: Task
+    dropout: Dropout
+    folder: str = ""
+    published: Mapping[str, float] | None = None
+
+
+class Results:
+    """The curves of one setting by method, all seeds in their order."""
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self.setting = setting
+        self.curves: dict[str, list[Curve]] = {}
+        for curve in read_curves(folder / "metrics.csv"):
+            if curve.dropout in (setting.dropout.label, NO_DROPOUT):
+                self.curves.setdefault(curve.method, []).append(curve)
+
+    def finals(self, method: str) -> list[float]:
+        """Accuracy in percent at the end, of every seed."""
+        return [100 * curve.accuracy[-1] for curve in self.curves[method]]
+
+    def tails(self, method: str) -> list[float]:
+        """Mean accuracy in percent over the last fifth of the uploads, of every seed."""
+        return [100 * tail(curve) for curve in self.curves[method]]
+
+    def overall(self, method: str) -> float:
+        """Mean accuracy in percent over the uploads: higher for faster convergence."""
+        return 100 * fmean(map(over_run, self.curves[method]))
+
+    def fluctuation(self, method: str) -> float:
+        """Deviation in percent points of the change from one evaluation to the next in the second
+        half of the run, mean over seeds."""
+        return 100 * fmean(fluctuation(curve.accuracy) for curve in self.curves[method])
+
+
+def tail(curve: Curve) -> float:
+    """Mean accuracy of the evaluations in the last fifth of the uploads."""
+    start = (1.0 - TAIL) * curve.uploads[-1]
+    return fmean(a for u, a in zip(curve.uploads, curve.accuracy, strict=True) if u >= start)
+
+
+def over_run(curve: Curve) -> float:
+    """Mean accuracy over uploads, each counted with that of the model before it."""
+    steps = zip(curve.uploads, curve.uploads[1:], curve.accuracy, strict=False)
+    spent = [(after - before, accuracy) for before, after, accuracy in steps]
+    uploads = sum(count for count, _ in spent)
+    return sum(count * accuracy for count, accuracy in spent) / uploads if uploads else 0.0
+
+
+def best(name: str, results: Results, count: int) -> list[Claim]:
+    """MimiC above every other method near the end: over seeds, in pairs. Undecided within one
+    standard error, and open with a single seed, of which none is known."""
+    claims = []
+    for other in (label for label in results.curves if label not in ("MimiC", REFERENCE)):
+        pairs = zip(results.tails("MimiC"), results.tails(other), strict=True)
+        mean, error = mean_and_error([a - b for a, b in pairs])
+        undecided = count > 1 and abs(mean) <= error
+        numbers: dict[str, Any] = {
+            "MimiC": round(fmean(results.tails("MimiC")), 2),
+            other: round(fmean(results.tails(other)), 2),
+            "difference": f"{mean:.2f} +- {error:.2f}" if count > 1 else "one seed",
+        }
+        if undecided:
+            numbers["undecided"] = "within one standard error"
+        text = f"{name}: MimiC above {other} (mean over the last fifth of the uploads, in %)"
+        claims.append(Claim(text, None if undecided else mean > 0, numbers))
+    return claims
+
+
+def curve_claims(name: str, results: Results, options: MimicOptions) -> list[Claim]:
+    """Section 7.2 on figures 4, 5, 7 and 8."""
+    overall = {label: round(results.overall(label), 2) for label in LABELS}
+    noise = {label: round(results.fluctuation(label), 2) for label in LABELS}
+    calmest = min(("FedAvg", "FedProx", "SCAFFOLD"), key=lambda label: noise[label])
+    return [
+        *best(name, results, len(options.chosen_seeds())),
+        Claim(
+            f"{name}: MimiC converges fastest (mean over the run, in %)",
+            max(overall, key=lambda label: overall[label]) == "MimiC",
+            overall,
+        ),
+        *(
+            Claim(
+                f"{name}: {label} fluctuates less than FedAvg, FedProx and SCAFFOLD",
+                noise[label] < noise[calmest],
+                {key: noise[key] for key in (label, calmest)},
+            )
+            for label in ("MIFA", "MimiC")
+        ),
+    ]
+
+
+def table(title: str, columns: Sequence[Results]) -> Grid:
+    """Methods by settings: accuracy in percent at the end, mean and deviation over seeds; the mean
+    over the last fifth of the uploads; and the paper's number."""
+    names = ["method"]
+    for results in columns:
+        names += [results.setting.column, "tail", "paper"]
+    rows = []
+    for label in columns[0].curves:
+        cells = [label]
+        for results in columns:
+            published = (results.setting.published or {}).get(label)
+            cells += [
+                _spread(results.finals(label)),
+                f"{fmean(results.tails(label)):.2f}",
+                "" if published is None else f"{published:.2f}",
+            ]
+        rows.append(tuple(cells))
+    note = (
+        "test accuracy in % after the last upload (mean ± deviation over seeds); tail: mean over "
+        "the last fifth of the uploads; paper: as published"
+    )
+    return Grid(title, tuple(names), rows, note)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
+
+
+Settings = Callable[[Any], Sequence[Setting]]
+
+
+def mimic_experiment(
+    name: str,
+    title: str,
+    figure: str,
+    options: type[MimicOptions],
+    settings: Settings,
+    claims: Callable[[Sequence[Results], Any], Sequence[Claim]],
+    expected: Expected,
+    *,
+    labels: Sequence[str] = LABELS,
+    reference: bool = False,
+) -> Experiment:
+    """An experiment whose settings are the columns of a table, or the panels of a figure with
+    accuracy over uploads: a table and a figure are made of it in either case.
+
+    labels: the methods. reference: also FedAvg without dropout.
+    """
+
+    def configs(chosen: MimicOptions) -> Mapping[str, Config]:
+        found: dict[str, Config] = {}
+        for setting in settings(chosen):
+            before = found.get(setting.folder)
+            training = setting.task.training
+            compared = tuple(m for m in methods(chosen, training) if m.label in labels)
+            full = Method(REFERENCE, "fedavg", full_participation=True)
+            found[setting.folder] = Config(
+                name=f"{name} {setting.folder}".strip(),
+                task=setting.task,
+                methods=(*compared, full) if reference else compared,
+                dropouts=(*(before.dropouts if before else ()), setting.dropout),
+                seeds=chosen.chosen_seeds(),
+            )
+        return found
+
+    def read(folders: Mapping[str, Path], chosen: MimicOptions) -> list[Results]:
+        return [Results(setting, folders[setting.folder]) for setting in settings(chosen)]
+
+    def draw(folders: Mapping[str, Path], chosen: MimicOptions, path: Path) -> Path:
+        plots = []
+        for results in read(folders, chosen):
+            lines = {n: _figures.over_uploads(curves) for n, curves in results.curves.items()}
+            plots.append(_figures.Plot(results.setting.column, lines, ylabel="Test Accuracy (%)"))
+        return _figures.draw(plots, path, xlabel="Number of Model Uploadings")
+
+    return Experiment(
+        name=name,
+        title=title,
+        options=options,
+        configs=configs,
+        claims=lambda folders, chosen: claims(read(folders, chosen), chosen),
+        paper=PAPER,
+        figure=figure,
+        expected=expected,
+        draw=draw,
+        table=lambda folders, chosen: table(f"{name}: {title}", read(folders, chosen)),
+    )
+
+
+def curve_experiment(
+    name: str,
+    title: str,
+    figure: str,
+    options: type[MimicOptions],
+    setting: Callable[[Any], Setting],
+    expected: Expected,
+) -> Experiment:
+    """An experiment with one panel of five curves."""
+
+    def claims(columns: Sequence[Results], chosen: MimicOptions) -> Sequence[Claim]:
+        return curve_claims(columns[0].setting.column, columns[0], chosen)
+
+    return mimic_experiment(
+        name, title, figure, options, lambda chosen: [setting(chosen)], claims, expected
+    )

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hard instances of Su et al., theorem 4 (appendix D), and what every rule makes of them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib import pyplot as plt
+from torch import Tensor
+
+import fastagg
+from fastagg_sim.config import ConfigError
+from fastagg_sim.job_folder import write_atomically
+from fastagg_sim.plots import DPI
+from fastagg_sim.seeds import generator
+
+NUM_CLIENTS = 20  # M, all of them sampled; epsilon M is a whole number for the epsilons here
+DIMENSION = 50
+SMOOTHNESS = 1.0  # L
+SPREAD = 1.0  # G, and sigma
+RATE = 0.3  # of the local step; in "noise, uniform" RATE / (1 + RATE t) from round t = 0
+MIDPOINT = "midpoint"
+PARTS = ("heterogeneity", "noise", "noise, uniform")
+# The rules with the options that they need; those that remember rows use them for absent clients.
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg": ("fedavg", {}),
+    "amplified": ("amplified", {"beta": 1.0}),
+    "stale": ("stale", {}),
+    "stale-models": ("stale-models", {}),
+    "mifa": ("mifa", {}),
+    "mimic": ("mimic", {}),
+    "mimic-aged": ("mimic-aged", {}),
+    "fedvarp": ("fedvarp", {}),
+    "fedau": ("fedau", {}),
+    "scaffold": ("scaffold", {"local_work": RATE}),
+    "fdms": ("fdms", {}),
+    "fdms-soft": ("fdms-soft", {}),
+    "krum": ("krum", {"num_byzantine": 1}),
+    "multi-krum": ("multi-krum", {"num_byzantine": 1}),
+    "nnm": ("nnm", {"num_byzantine": 1}),
+    "geometric-median": ("geometric-median", {}),
+    "centered-clip": ("centered-clip", {"tau": 10.0}),
+    "bucketing": ("bucketing", {}),
+    "geometric-median, reuse": ("geometric-median", {"reuse": True}),
+    "centered-clip, reuse": ("centered-clip", {"tau": 10.0, "reuse": True}),
+    "bucketing, reuse": ("bucketing", {"reuse": True}),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rule on one part: `errors` are |grad F|^2 under instances 1 and 2, `same` whether the
+    server ended at the same bits in both."""
+
+    part: str
+    epsilon: float
+    rule: str
+    seed: int
+    errors: tuple[float, float]
+    same: bool
+
+    @property
+    def worst(self) -> float:
+        return max(self.errors)
+
+    @property
+    def bound(self) -> float:
+        return bound(self.epsilon)
+
+    @property
+    def ratio(self) -> float:
+        return self.worst / self.bound
+
+
+def bound(epsilon: float) -> float:
+    """Eq. 40 for |grad F|^2, with G = sigma = SPREAD."""
+    return epsilon * SPREAD**2 / (4.0 * (1.0 - epsilon))
+
+
+def hard_direction(epsilon: float, seed: int) -> Tensor:
+    """u [d] float64: grad g - grad f, as large as the heterogeneity G (or sigma) allows."""
+    u = torch.randn(DIMENSION, generator=generator(seed, "theorem4", "u"), dtype=torch.float64)
+    return u / u.norm() * SPREAD / (epsilon * (1.0 - epsilon)) ** 0.5
+
+
+def errors(x: Tensor, u: Tensor, epsilon: float) -> tuple[float, float]:
+    """|grad F_1(x)|^2 and |grad F_2(x)|^2 for x [d]: F_2's gradient is L x + epsilon u."""
+    gradient = SMOOTHNESS * x.double()
+    return float(gradient.square().sum()), float((gradient + epsilon * u).square().sum())
+
+
+def midpoint(u: Tensor, epsilon: float) -> Tensor:
+    """The model [d] with equal errors under both instances, which attains the bound."""
+    return -epsilon * u / (2.0 * SMOOTHNESS)
+
+
+def run(part: str, instance: int, rule: str, epsilon: float, seed: int, rounds: int) -> Tensor:
+    """The model [d] after training on one instance (1 or 2) of one part, from a random start."""
+    u = hard_direction(epsilon, seed)
+    name, options = RULES[rule]
+    server = fastagg.make(name, num_clients=NUM_CLIENTS, num_params=DIMENSION, **options)
+    x = torch.randn(DIMENSION, generator=generator(seed, "theorem4", "start"))
+    bad = round(epsilon * NUM_CLIENTS)
+    for t in range(rounds):
+        rng = generator(seed, "theorem4", part if part == "heterogeneity" else "noise", t)
+        order = torch.randperm(NUM_CLIENTS, generator=rng)
+        with_g = range(NUM_CLIENTS - bad, NUM_CLIENTS) if part == PARTS[0] else order[:bad].tolist()
+        silenced, rate = set(with_g), RATE
+        if part == "noise, uniform":  # independent of who has g
+            silenced = set(torch.randperm(NUM_CLIENTS, generator=rng)[:bad].tolist())
+            rate = RATE / (1.0 + RATE * t)
+        active = [client for client in range(NUM_CLIENTS) if client not in silenced]
+        updates = []
+        for client in active:
+            gradient = SMOOTHNESS * x
+            if instance == 2 and client in with_g:
+                gradient = gradient + u.float()
+            if isinstance(server, fastagg.Scaffold):
+                gradient = gradient + server.control(client)
+            updates.append(-rate * gradient)
+        if isinstance(server, fastagg.Scaffold):
+            server.local_work = rate
+        server.step(x, updates, active)
+    return x
+
+
+def measure(epsilons: Sequence[float], seeds: Sequence[int], rounds: int) -> list[Row]:
+    """Every rule on both parts, FedAvg on the third, and the midpoint."""
+    rows = []
+    for epsilon in epsilons:
+        if abs(epsilon * NUM_CLIENTS - round(epsilon * NUM_CLIENTS)) > 1e-9 or not 0 < epsilon < 1:
+            raise ConfigError(
+                f"epsilons: expected numbers in (0, 1) that are whole times 1/{NUM_CLIENTS}, "
+                f"got {epsilon}"
+            )
+        for seed in seeds:
+            u = hard_direction(epsilon, seed)
+            for part in PARTS:
+                for rule in RULES if part != "noise, uniform" else ("fedavg",):
+                    first, second = (
+                        run(part, instance, rule, epsilon, seed, rounds) for instance in (1, 2)
+                    )
+                    found = (errors(first, u, epsilon)[0], errors(second, u, epsilon)[1])
+                    same = torch.equal(first, second)
+                    rows.append(Row(part, epsilon, rule, seed, found, same))
+                if part != "noise, uniform":
+                    found = errors(midpoint(u, epsilon), u, epsilon)
+                    rows.append(Row(part, epsilon, MIDPOINT, seed, found, True))
+    return rows
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Write a CSV file that `read_rows` reads."""
+    lines = ["part,epsilon,rule,seed,error_1,error_2,bound,ratio,same"]
+    for r in rows:
+        numbers = ",".join(f"{value:.9g}" for value in (*r.errors, r.bound, r.ratio))
+        lines.append(f'"{r.part}",{r.epsilon:g},"{r.rule}",{r.seed},{numbers},{int(r.same)}')
+    write_atomically(path, "\n".join(lines) + "\n")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows in a theorem4.csv."""
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            Row(
+                row["part"],
+                float(row["epsilon"]),
+                row["rule"],
+                int(row["seed"]),
+                (float(row["error_1"]), float(row["error_2"])),
+                row["same"] == "1",
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def draw(rows: Sequence[Row], target: Path) -> None:
+    """The larger error of the two instances over epsilon: the range of all rules, and the bound."""
+    figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.0), sharey=True, layout="constrained")
+    epsilons = sorted({row.epsilon for row in rows})
+    for panel, part in zip(panels, PARTS[:2], strict=True):
+        worst = [
+            [r.worst for r in rows if (r.part, r.epsilon) == (part, e) and r.rule != MIDPOINT]
+            for e in epsilons
+        ]
+        low, high = [min(values) for values in worst], [max(values) for values in worst]
+        panel.fill_between(epsilons, low, high, color="#0072B2", alpha=0.3)
+        label = f"all {len(RULES)} settings of rules, lowest to highest"
+        panel.plot(epsilons, high, "s-", color="#0072B2", label=label)
+        attained = [
+            max(r.worst for r in rows if (r.part, r.rule, r.epsilon) == (part, MIDPOINT, e))
+            for e in epsilons
+        ]
+        panel.plot(epsilons, attained, "o", color="#D55E00", label=MIDPOINT)
+        uniform = [r for r in rows if r.part == "noise, uniform"]
+        if part == "noise" and uniform:
+            panel.plot(
+                epsilons,
+                [max(r.worst for r in uniform if r.epsilon == epsilon) for epsilon in epsilons],
+                ":",
+                label="fedavg, silenced uniformly",
+            )
+        panel.plot(epsilons, [bound(e) for e in epsilons], "k--", label="minimax bound")
+        panel.set_title(part)
+        panel.set_xlabel("$\\epsilon$")
+        panel.set_yscale("log")
+        panel.grid(color="#dddddd", linewidth=0.6)
+    panels[0].set_ylabel("larger $|\\nabla F|^2$ of the two instances")
+    panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(target, dpi=DPI)
+    plt.close(figure)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FL-FDMS, conference version ("Friends to Help"), figure 1: updates of friends and of all clients.
+
+sigma_F^2 and sigma_P^2 are the largest expected squared distances between the updates of two
+friends, here clients of one group, and of any two clients. Full participation on a clustered data
+set; the paper does not say which one, CIFAR-10 is the default. Every seed is one draw of the
+mini-batches over which the paper takes the expectation. Updates are differences of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from fastagg_sim.config import Config, ConfigError, Dropout
+from fastagg_sim.experiments import _figures
+from fastagg_sim.experiments._base import Claim, Expected, Experiment
+from fastagg_sim.experiments._fdms import (
+    FdmsOptions,
+    cifar_clustered,
+    methods,
+    mnist_clustered,
+)
+from fastagg_sim.records import read_columns
+
+COLUMNS = {"sigma_F^2": "distance2_friends", "sigma_P^2": "distance2_all"}
+
+
+@dataclass(frozen=True)
+class FriendsOptions(FdmsOptions):
+    """Figure 1 of the conference version of FL-FDMS: distances between updates."""
+
+    alphas: tuple[float, ...] = ()
+    """None: everybody is active."""
+    dataset: str = "cifar10"
+    """cifar10 or mnist, clustered."""
+
+
+def configs(options: FriendsOptions) -> Mapping[str, Config]:
+    if options.dataset == "cifar10":
+        task = cifar_clustered(options, options.chosen_rounds(500, quick=26))
+    elif options.dataset == "mnist":
+        task = mnist_clustered(options, options.chosen_rounds(100, quick=26))
+    else:
+        raise ConfigError(f"dataset: expected cifar10 or mnist, got {options.dataset!r}")
+    config = Config(
+        name="friends-fig1",
+        task=replace(task, distances=True),
+        methods=methods(options.as_written)[:1],
+        dropouts=(Dropout(),),
+        seeds=options.chosen_seeds(),
+    )
+    return {"": config}
+
+
+def distances(folder: Path) -> dict[str, list[list[float]]]:
+    """sigma^2 per round, all seeds, by name."""
+    jobs = read_columns(folder / "distances.csv", list(COLUMNS.values())).values()
+    return {name: [job[column] for job in jobs] for name, column in COLUMNS.items()}
+
+
+def claims(folders: Mapping[str, Path], options: FriendsOptions) -> Sequence[Claim]:
+    found = distances(folders[""])
+    friends, everybody = ([fmean(t) for t in zip(*found[name], strict=True)] for name in COLUMNS)
+    ratios = [f / p for f, p in zip(friends, everybody, strict=True)]
+    return [
+        Claim(
+            "sigma_F^2 below sigma_P^2 in every round",
+            max(ratios) < 1.0,
+            {"largest ratio": round(max(ratios), 4), "in round": ratios.index(max(ratios)) + 1},
+        ),
+        Claim(
+            "much below: less than half of it, on average over the rounds",
+            fmean(ratios) < 0.5,
+            {"mean ratio": round(fmean(ratios), 4), "last": round(ratios[-1], 4)},
+        ),
+    ]
+
+
+def draw(folders: Mapping[str, Path], options: FriendsOptions, path: Path) -> Path:
+    legend = {"sigma_F^2": r"$\sigma_F^2$", "sigma_P^2": r"$\sigma_P^2$"}
+    lines = {
+        legend[name]: [(range(1, len(seed) + 1), seed) for seed in seeds]
+        for name, seeds in distances(folders[""]).items()
+    }
+    plot = _figures.Plot(options.dataset, lines, ylabel="Local Model Update Difference")
+    return _figures.draw([plot], path)
+
+
+EXPERIMENT = Experiment(
+    name="friends-fig1",
+    title="distances between the updates of friends and of all clients",
+    options=FriendsOptions,
+    configs=configs,
+    claims=claims,
+    paper="FL-FDMS, conference",
+    figure="1",
+    expected=Expected(cpu=22, quick=1),
+    draw=draw,
+)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MimiC, table 5: CIFAR-10 after 400 uploads at p = 0.1, with 2, 5, 8 and 10 classes per client.
+
+The paper: MimiC is best throughout, and with 8 or 10 classes all methods are about equal.
+`--model lenet` runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fastagg_sim.experiments._base import Claim, Expected
+from fastagg_sim.experiments._mimic import (
+    LABELS,
+    CifarMimicOptions,
+    Results,
+    Setting,
+    best,
+    cifar,
+    mimic_experiment,
+    static,
+)
+
+PUBLISHED = {
+    2: (30.52, 36.66, 37.75, 50.37, 52.91),
+    5: (77.76, 77.74, 78.15, 77.06, 78.44),
+    8: (81.59, 81.22, 82.00, 81.84, 82.16),
+    10: (82.10, 81.96, 82.74, 82.04, 82.93),
+}
+
+
+@dataclass(frozen=True)
+class Table5Options(CifarMimicOptions):
+    """Table 5 of the MimiC paper: classes per client."""
+
+    classes: tuple[int, ...] = (2, 5, 8, 10)
+    """Classes per client, ascending; --quick takes the first and the last."""
+
+
+def settings(options: Table5Options) -> Sequence[Setting]:
+    classes = (
+        options.classes[:: len(options.classes) - 1 or 1] if options.quick else options.classes
+    )
+    return [
+        Setting(
+            f"{c} classes",
+            cifar(options, 400, c),
+            static(options, 0.1),
+            folder=f"classes-{c}",
+            published=dict(zip(LABELS, PUBLISHED.get(c, ()), strict=False)),
+        )
+        for c in classes
+    ]
+
+
+def claims(columns: Sequence[Results], options: Table5Options) -> Sequence[Claim]:
+    seeds = len(options.chosen_seeds())
+    found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
+    first, last = columns[0], columns[-1]
+    spreads = {}
+    for results in (first, last):
+        means = [fmean(results.tails(label)) for label in LABELS]
+        spreads[results.setting.column] = round(max(means) - min(means), 2)
+    text = (
+        f"methods differ less with {last.setting.column} per client than with "
+        f"{first.setting.column} (highest minus lowest, in points)"
+    )
+    smaller = spreads[last.setting.column] < spreads[first.setting.column]
+    return [*found, Claim(text, smaller, spreads)]
+
+
+EXPERIMENT = mimic_experiment(
+    name="mimic-table5",
+    title="CIFAR-10 after 400 uploads, classes per client",
+    figure="table 5",
+    options=Table5Options,
+    settings=settings,
+    claims=claims,
+    expected=Expected(cpu=9600, quick=4, gpu=600),
+)

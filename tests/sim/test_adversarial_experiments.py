@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experiments of Su et al.: settings, theorem 4, and claims from results files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import fastagg
+from fastagg_sim.config import ConfigError
+from fastagg_sim.experiments import (
+    _adversarial,
+    _adversarial_results,
+    _theorem4,
+    adversarial_fig1,
+    adversarial_fig5,
+    adversarial_fig8,
+    adversarial_fig9,
+    theorem4,
+)
+from fastagg_sim.experiments._adversarial_plots import write_epsilon
+from fastagg_sim.experiments._base import Claim
+from fastagg_sim.job_folder import JOB_COLUMNS, METRIC_COLUMNS
+from fastagg_sim.records import Curve
+from fastagg_sim.results import ResultsFolder
+
+
+def verdicts(claims: list[Claim]) -> dict[str, str]:
+    return {claim.text: claim.verdict for claim in claims}
+
+
+# --- settings -------------------------------------------------------------------------------
+
+
+def test_cifar_settings_are_table_1() -> None:
+    configs = adversarial_fig1.configs(adversarial_fig1.Fig1Options())
+    assert list(configs) == ["baselines", "byzantine"]
+    task = configs["baselines"].task
+    assert (task.num_clients, task.rounds, task.eval_every) == (100, 2000, 15)
+    assert task.partition_options == {"alpha": 0.1, "samples_per_client": 500}
+    (dropout,) = configs["baselines"].dropouts
+    assert dropout.options == {"epsilon": 0.8, "candidates": "all"}
+    jobs = {job.method.label: job for config in configs.values() for job in config.jobs()}
+    assert list(jobs) == [*_adversarial.BASELINES, *_adversarial.BYZANTINE]
+    for label, job in jobs.items():
+        training = job.training
+        assert training.batch_size == 100 and job.method.sample_weights
+        prox = "FedProx" in label
+        steps = 10 if prox else 25 if label in _adversarial.BASELINES else 1
+        assert training.local_steps == steps
+        assert (training.prox > 0) == prox
+        assert training.lr_power == (0.5 if steps == 25 else 0.0)
+        assert training.momentum == (0.0 if steps == 25 else 0.9)
+        # momentum that is reused by a robust rule, in its own units
+        kept = label in _adversarial.BYZANTINE
+        assert training.keep_momentum == kept
+        assert job.method.options.get("reuse", False) == kept
+        assert job.method.gradient_units == (kept or label == "MIFA")
+    assert jobs["FedAvg variant"].method.options == {"beta": 10.0}
+    assert jobs["cclip"].method.options["tau"] == pytest.approx(100.0)
+
+
+def test_as_released() -> None:
+    options = adversarial_fig5.Fig5Options(as_released=True)
+    config = adversarial_fig5.configs(options)["baselines"]
+    assert config.dropouts[0].options == {"epsilon": 0.3, "strict": True, "candidates": "all"}
+    variant = next(m for m in config.methods if m.label == "FedAvg variant")
+    assert variant.options == {"beta": 10.0, "sequential": True}
+
+
+def test_shadow_candidates_go_to_their_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastagg_sim.dropout.shadow import Candidates
+    from fastagg_sim.shadow_runs import Shadow
+
+    asked: list[Shadow] = []
+
+    def candidates(self: Shadow, seeds: tuple[int, ...], **_: object) -> dict[int, Candidates]:
+        asked.append(self)
+        return {seed: Candidates((seed + 3, seed), (7,)) for seed in seeds}
+
+    monkeypatch.setattr(Shadow, "candidates", candidates)
+    options = adversarial_fig9.Fig9Options(candidates="shadow")
+    (dropout,) = adversarial_fig9.configs(options)["baselines"].dropouts
+    assert dropout.seed_options == {"0": {"candidates": [0, 3, 7]}, "1": {"candidates": [1, 4, 7]}}
+    (shadow,) = asked
+    assert shadow.task.data_options == {"redraw": 1}
+    assert (shadow.first_round, shadow.last_round, shadow.seed_shift) == (5, 150, 0)
+    assert (shadow.num_fedavg, shadow.num_clipping) == (25, 10)
+    released = adversarial_fig1.Fig1Options(candidates="shadow", as_released=True)
+    adversarial_fig1.configs(released)
+    assert "redraw" not in asked[1].task.partition_options and asked[1].seed_shift != 0
+
+
+# --- theorem 4 ------------------------------------------------------------------------------
+
+
+@given(
+    epsilon=st.sampled_from([0.05, 0.2, 0.5, 0.9]),
+    seed=st.integers(0, 3),
+    along=st.floats(-3, 3),
+    across=st.floats(0, 3),
+)
+def test_no_model_is_below_the_bound(
+    epsilon: float, seed: int, along: float, across: float
+) -> None:
+    """Whatever a rule ends at: on the line through the minimisers or off it."""
+    u = _theorem4.hard_direction(epsilon, seed)
+    off = torch.roll(u, 1) - (torch.roll(u, 1) @ u) / (u @ u) * u
+    x = along * u + across * off
+    worst = max(_theorem4.errors(x, u, epsilon))
+    assert worst >= _theorem4.bound(epsilon) * (1 - 1e-9)  # float64
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.4])
+def test_the_midpoint_attains_it_and_zero_is_four_times_it(epsilon: float) -> None:
+    u = _theorem4.hard_direction(epsilon, 0)
+    # G^2 of Assumption 1 with B = 1: the variance of the clients' gradients
+    assert epsilon * (1 - epsilon) * float(u @ u) == pytest.approx(1.0)
+    bound = _theorem4.bound(epsilon)
+    middle = _theorem4.errors(_theorem4.midpoint(u, epsilon), u, epsilon)
+    assert middle == pytest.approx((bound, bound), rel=1e-9)
+    assert max(_theorem4.errors(torch.zeros(len(u)), u, epsilon)) == pytest.approx(4 * bound)
+
+
+def test_every_rule_is_measured() -> None:
+    assert {name for name, _ in _theorem4.RULES.values()} == set(fastagg.available())
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "mifa", "scaffold", "geometric-median, reuse"])
+@pytest.mark.parametrize("part", ["heterogeneity", "noise"])
+def test_instances_look_the_same(part: str, rule: str) -> None:
+    first, second = (_theorem4.run(part, i, rule, 0.2, 0, 60) for i in (1, 2))
+    assert torch.equal(first, second)
+    assert first.norm() < 1e-2  # it converges to what it sees, from |x| of about 7
+
+
+def test_uniform_silencing_can_be_told_apart_and_averaged_out() -> None:
+    epsilon, u = 0.2, _theorem4.hard_direction(0.2, 0)
+    x = _theorem4.run("noise, uniform", 2, "fedavg", epsilon, 0, 400)
+    # 400 rounds of 16 clients: a variance of about 1 / 6400 per unit of sigma^2
+    assert _theorem4.errors(x, u, epsilon)[1] < 0.5 * _theorem4.bound(epsilon)
+
+
+def test_theorem4_claims_pass_and_fail(tmp_path: Path) -> None:
+    options = theorem4.Theorem4Options(epsilons=(0.2,), rounds=60)
+    folders = {"": tmp_path}
+    (path,) = theorem4.prepare(folders, options)
+    rows = _theorem4.read_rows(path)
+    assert len(rows) == 2 * (len(_theorem4.RULES) + 1) + 1
+    assert set(verdicts(list(theorem4.claims(folders, options))).values()) == {"PASS"}
+    theorem4.draw(folders, options, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 0
+    text = path.read_text()
+    start = text.index('"heterogeneity",0.2,"krum"')
+    line = text[start : text.index("\n", start)]
+    path.write_text(text.replace(line, '"heterogeneity",0.2,"krum",0,0.04,0.01,0.0625,0.64,1'))
+    found = verdicts(list(theorem4.claims(folders, options)))
+    assert [text for text, verdict in found.items() if verdict == "FAIL"] == [
+        "heterogeneity: no rule is below the minimax bound",
+        "heterogeneity: every rule is at 4 times the bound (within 1 %)",
+    ]
+
+
+def test_theorem4_needs_whole_clients(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"epsilons: .* got 0\.33"):
+        theorem4.prepare({"": tmp_path}, theorem4.Theorem4Options(epsilons=(0.33,)))
+
+
+# --- sizes, budgets, claims -----------------------------------------------------------------
+
+
+def test_fig8_sizes(tmp_path: Path) -> None:
+    options = adversarial_fig8.Fig8Options(seeds=(0, 1))
+    folders = {"": tmp_path}
+    adversarial_fig8.prepare(folders, options)
+    sizes = adversarial_fig8.read_sizes(tmp_path / adversarial_fig8.CSV)
+    assert set(sizes) == {0, 1} and all(len(s) == 100 and min(s) >= 45 for s in sizes.values())
+    assert len(adversarial_fig8.claims(folders, options)) == 4
+
+
+def curve(method: str, accuracy: list[float], loss: list[float]) -> Curve:
+    rounds = list(range(len(accuracy)))
+    return Curve(method, "rule", "x", 0, rounds, rounds, accuracy, [], loss)
+
+
+def lines(**levels: float) -> _adversarial_results.Lines:
+    """Methods (with _ for spaces) at constant accuracies; those below .5 swing by .1."""
+    curves = []
+    for name, level in levels.items():
+        swing = 0.1 if level < 0.5 else 0.0
+        values = [level + swing * (t % 2) for t in range(40)]
+        curves.append(curve(name.replace("_", " "), values, [1 - v for v in values]))
+    return _adversarial_results.Lines(curves)
+
+
+def test_claims_compare_levels_and_noise() -> None:
+    found = lines(FedAvg=0.3, MIFA=0.35, FedAvg_variant=0.6, FedProx_variant=0.62)
+    above, alike = _adversarial_results.above, _adversarial_results.alike
+    assert above(found, "x", _adversarial.VARIANTS, ["FedAvg", "MIFA"]).passed
+    assert not above(found, "x", ["FedAvg variant"], ["FedProx variant"]).passed
+    assert alike(found, "x", _adversarial.VARIANTS).passed
+    assert not alike(found, "x", ["FedAvg", "FedAvg variant"]).passed
+    assert _adversarial_results.smoother(found, "FedAvg variant", "FedAvg").passed
+    assert not _adversarial_results.smoother(found, "MIFA", "FedAvg variant", "train_loss").passed
+    assert found.loss("MIFA") == pytest.approx(0.6)
+
+
+def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:
+    """From the process alone, before anything has run."""
+    for candidates, constant in (("all", "PASS"), ("shadow", "FAIL")):
+        options = adversarial_fig9.Fig9Options(rounds=20, epsilon=0.8, seeds=(0, 1))
+        config = adversarial_fig9.configs(options)["baselines"]
+        folder = tmp_path / candidates
+        dropout = config.dropouts[0]
+        equal = {**dropout.options, "sizes": "equal"}
+        if candidates == "shadow":
+            equal["candidates"] = list(range(35))
+        changed = type(dropout)(dropout.process, equal)
+        results = ResultsFolder(folder, type(config)(**vars(config) | {"dropouts": (changed,)}))
+        results.prepare()
+        write_epsilon(folder)
+        epsilon = _adversarial_results.read_epsilon(folder)
+        assert {seed: len(values) for seed, values in epsilon.items()} == {0: 20, 1: 20}
+        if candidates == "all":
+            assert all(values == [(0.8, 2)] * 20 for values in epsilon.values())
+        assert _adversarial_results.constant_epsilon_claim(folder, 0.8).verdict == constant
+        (budget,) = _adversarial_results.budget_claims(folder, 0.8, strict=False)
+        assert budget.passed
+        assert not _adversarial_results.budget_claims(folder, 0.1, strict=False)[0].passed
+
+
+def test_figures_of_two_seeds(tmp_path: Path) -> None:
+    options = adversarial_fig9.Fig9Options(seeds=(0, 1))
+    methods = {"baselines": _adversarial.BASELINES, "byzantine": _adversarial.BYZANTINE}
+    folders = {part: tmp_path / part for part in methods}
+    for part, names in methods.items():
+        rows = [",".join([*JOB_COLUMNS, *METRIC_COLUMNS, "train_loss"])]
+        for seed in options.seeds:
+            for t in range(6):
+                rows += [f"{m},r,x,{seed},{t},{t},2,0.{t + seed + 1},1,,0,0,1.5" for m in names]
+        folders[part].mkdir()
+        (folders[part] / "metrics.csv").write_text("\n".join(rows) + "\n")
+    epsilon = [f"{seed},{t},0.8,2" for seed in options.seeds for t in range(6)]
+    text = "\n".join(["seed,round,epsilon,active", *epsilon]) + "\n"
+    (folders["baselines"] / _adversarial_results.EPSILON_FILE).write_text(text)
+    adversarial_fig9.draw(folders, options, tmp_path / "figure.png")
+    heights = []
+    for name in ("figure.png", "figure-byzantine.png"):
+        with Image.open(tmp_path / name) as image:
+            heights.append(image.height)
+    assert heights[0] > heights[1] > 400  # three rows of panels and two
+    assert len(adversarial_fig9.claims(folders, options)) > 10

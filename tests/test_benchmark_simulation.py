@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of the simulation: its ways do the same, and its table keeps what it should."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import __main__ as command
+from benchmarks import simulation
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("case", [simulation.Case("digits", "digits-mlp", 10)])
+def test_ways_of_local_training_do_the_same(case: simulation.Case) -> None:
+    ways = simulation.training_ways(case)
+    assert [way for way, _ in ways] == ["plain loop", "one by one", "at once"]
+    plain, *others = (call() for call in ways.values())
+    for updates in others:
+        assert len(updates) == case.clients
+        for found, right in zip(updates, plain, strict=True):
+            # four float32 steps, summed in another order
+            torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-6)
+
+
+def test_simulation_replaces_the_lines_that_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "CASES", [simulation.Case("digits", "digits-mlp", 50)])
+    monkeypatch.setattr(simulation, "installed", lambda name: False)
+    command.main(["simulation", "--quick", "--out", str(tmp_path)])
+    first = read(tmp_path / "simulation.csv")
+    assert [row["way"] for row in first[:3]] == ["plain loop", "one by one", "at once"]
+    assert {row["what"] for row in first} == {"digits-mlp digits batch 50", "rounds"}
+    command.main(["simulation", "--quick", "--only", "batch 50", "--out", str(tmp_path)])
+    again = read(tmp_path / "simulation.csv")
+    assert [row for row in again if row["what"] == "rounds"] == first[3:]
+    assert len(again) == len(first)
+    for row in again:
+        assert float(row["seconds_q1"]) <= float(row["seconds"]) <= float(row["seconds_q3"])
+    text = (tmp_path / "simulation.md").read_text("utf-8")
+    assert text.count("\n| ") == len(again) + 2
