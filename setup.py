@@ -28,7 +28,6 @@ def with_cuda() -> bool:
     missing = [
         what
         for what, there in [
-            ("CUDA kernels in csrc/kernels (this version has none)", sources("csrc/**/*_cuda.cu")),
             ("a torch built with CUDA", torch.version.cuda),
             ("a CUDA toolkit (set CUDA_HOME)", cpp_extension.CUDA_HOME),
         ]
@@ -53,7 +52,7 @@ setup(
         extension(
             "fastagg._C",
             cxx_sources + (sources("csrc/**/*_cuda.cu") if cuda else []),
-            depends=sources("csrc/**/*.h"),
+            depends=sources("csrc/**/*.h") + sources("csrc/**/*.cuh"),
             define_macros=[
                 ("FASTAGG_TORCH_VERSION", f'"{torch.__version__}"'),
                 ("FASTAGG_CUDA_ARCHS", f'"{archs}"'),
@@ -68,7 +67,7 @@ setup(
                     "-Wextra",
                     "-Wno-unused-parameter",  # torch's headers
                 ],
-                "nvcc": ["-O3"],
+                "nvcc": ["-O3", "-lineinfo"],
             },
             extra_link_args=["-fopenmp", *sanitize],
         )

@@ -31,7 +31,7 @@ State = Mapping[str, Tensor | RowMemory]
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """What one server step did. Everything is in the order of client ids.
+    """What one server step did. Everything is on the CPU, in the order of client ids.
 
     Attributes:
         active: [S] int64, ids whose rows were used, ascending.
@@ -101,7 +101,8 @@ class Aggregator(ABC):
         num_clients: K; client ids are in [0, K).
         num_params: d, the length of the flat parameter vector.
         server_lr: finite, >= 0; may be changed between steps.
-        device: where parameters, updates and state live; "cpu".
+        device: where parameters, updates and state live: "cpu", or "cuda" where
+            :func:`fastagg.ops.devices` has it.
         nonfinite: what to do with an update that holds NaN or Inf, or whose file cannot be read:
             "raise" a ValueError, or "drop" it, that is, treat its client as inactive and list it in
             ``rejected``.
@@ -349,10 +350,11 @@ class Aggregator(ABC):
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
         """
+        peaks = peaks.to("cpu", torch.float64)
         finite = torch.isfinite(peaks)
         if not bool(finite.all()):
             raise NonFiniteUpdates(cohort.clients[~finite])
-        return peaks.to(torch.float64)
+        return peaks
 
     def _check_range(self, peak: float, aggregate: float) -> None:
         """Refuse a step that could leave the range of float32.

@@ -20,24 +20,25 @@ def pack(flags: Tensor) -> Tensor:
     Flag i is bit i % 8 of byte i // 8, the lowest bit being bit 0; bits beyond n are 0.
     """
     rows, size = flags.shape
-    padded = torch.zeros(rows, packed_bytes(size), 8, dtype=torch.uint8)
+    padded = flags.new_zeros(rows, packed_bytes(size), 8, dtype=torch.uint8)
     padded.view(rows, -1)[:, :size] = flags
-    return (padded * _WEIGHTS).sum(dim=-1, dtype=torch.uint8)
+    return (padded * _WEIGHTS.to(flags.device)).sum(dim=-1, dtype=torch.uint8)
 
 
 def unpack(bits: Tensor, size: int) -> Tensor:
     """The ``size`` flags [K, size] bool in each row of bits [K, ceil(size / 8)] uint8."""
-    return (bits[:, :, None] & _WEIGHTS).ne(0).flatten(1)[:, :size].contiguous()
+    return (bits[:, :, None] & _WEIGHTS.to(bits.device)).ne(0).flatten(1)[:, :size].contiguous()
 
 
 def pick(bits: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The flags [len(rows), len(columns)] bool at these rows and columns, both int64 ids."""
-    return (bits[rows][:, columns // 8] & _WEIGHTS[columns % 8]).ne(0)
+    rows, columns = rows.to(bits.device), columns.to(bits.device)
+    return (bits[rows][:, columns // 8] & _WEIGHTS.to(bits.device)[columns % 8]).ne(0)
 
 
-def ones(rows: int, size: int) -> Tensor:
+def ones(rows: int, size: int, device: str | torch.device = "cpu") -> Tensor:
     """Bits [rows, ceil(size / 8)] uint8 of flags that are all set."""
-    bits = torch.full((rows, packed_bytes(size)), 255, dtype=torch.uint8)
+    bits = torch.full((rows, packed_bytes(size)), 255, dtype=torch.uint8, device=device)
     if size % 8:
         bits[:, -1] = (1 << size % 8) - 1
     return bits

@@ -109,7 +109,8 @@ class Columns:
         """:meth:`gram`, and ``out = weights @ rows`` [d] in the same pass; returns the first."""
 
         def part(begin: int, end: int, parts: Rows) -> Tensor:
-            gram = torch.empty(len(parts), len(parts), dtype=torch.float64)
+            square = (len(parts), len(parts))
+            gram = torch.empty(square, dtype=torch.float64, device=out.device)
             ops.gram_and_sum_(out[begin:end], gram, parts, weights)
             return gram
 
@@ -118,12 +119,12 @@ class Columns:
         return self._fold(part(begin, end, parts) for begin, end, (parts,) in self._pieces([rows]))
 
     def abs_max(self, rows: AnyRows) -> Tensor:
-        """:func:`fastagg.ops.abs_max`: the largest magnitude in each row, [S] float32."""
+        """:func:`fastagg.ops.abs_max`: the largest magnitudes of rows, [S] float32 on the CPU."""
         if in_memory(rows):
-            return self.join_peaks(ops.abs_max(rows))
+            return self.join_peaks(ops.abs_max(rows).cpu())
         peaks = torch.zeros(len(rows))
         for _, _, (parts,) in self._pieces([rows]):
-            peaks = torch.maximum(peaks, ops.abs_max(parts))
+            peaks = torch.maximum(peaks, ops.abs_max(parts).cpu())
         return self.join_peaks(peaks)
 
     def join_peaks(self, peaks: Tensor) -> Tensor:

@@ -18,7 +18,12 @@ Conventions, for all functions here:
 * Shapes, dtypes, devices and ids are checked: ValueError, TypeError or IndexError name the
   argument, what was expected and what came. Values are not: a NaN in gives a NaN out. (The
   aggregators see to finiteness.) After an exception nothing has changed.
-* CPU tensors only. Not differentiable: a Parameter can be changed only under ``torch.no_grad()``.
+* Large tensors are all on the CPU or all on one GPU (CUDA, if :func:`devices` has it), on whose
+  current stream the work is put. ``clients``, and the weights of rows, may be on the CPU in either
+  case. With them there, no op waits for the GPU; ids on a GPU that choose or order rows have to be
+  fetched first, and those given to :func:`update_scores_` are checked by an assertion on the GPU.
+* On a GPU results have the same bits from run to run, and ``pairs`` are taken to be symmetric.
+* Not differentiable: a Parameter can be changed only under ``torch.no_grad()``.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastagg import _C  # noqa: F401  (importing it registers the operators)
+from fastagg import _C  # importing it registers the operators
 
 __all__ = [
     "Rows",
@@ -51,6 +56,12 @@ __all__ = [
 Rows = Tensor | Sequence[Tensor]
 
 _ops = torch.ops.fastagg
+
+
+def devices() -> tuple[str, ...]:
+    """The types of device that have kernels in this build and are there: "cpu", perhaps "cuda"."""
+    cuda = bool(_C.build_info()["cuda_archs"]) and torch.cuda.is_available()
+    return ("cpu", "cuda") if cuda else ("cpu",)
 
 
 def _row_list(rows: Rows, name: str) -> list[Tensor]:
@@ -239,7 +250,8 @@ def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -
 def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Tensor:
     """``gram = rows @ rows.T`` and ``out = weights @ rows`` in one pass over the rows, in place.
 
-    For rules whose weights do not depend on this round's similarities: rows come from memory once.
+    For rules whose weights do not depend on this round's similarities: rows come from memory once
+    (on a GPU still twice).
     The bits are those of :func:`gram` and of :func:`weighted_sum_` with ``beta=0``.
 
     Args:

@@ -7,6 +7,8 @@ import numbers
 
 import torch
 
+from fastagg.ops import devices
+
 FLOAT32_LIMIT = 3.4e38
 """Bounds of magnitudes must stay below this: the float32 maximum less 0.08 % for rounding."""
 
@@ -31,11 +33,19 @@ def read_size(name: str, value: object) -> int:
 
 
 def read_device(value: str | torch.device) -> torch.device:
-    """A device that has kernels."""
+    """A device that has kernels here; a GPU with its number, as tensors on it have."""
+    known = devices()
+    expected = " or ".join(map(repr, known))
     try:
         device = torch.device(value)
     except (TypeError, RuntimeError) as error:
-        raise ValueError(f"device: expected 'cpu', got {value!r}") from error
-    if device.type != "cpu":
-        raise ValueError(f"device: expected 'cpu', the only one with kernels so far, got {device}")
-    return torch.device("cpu")
+        raise ValueError(f"device: expected {expected}, got {value!r}") from error
+    if device.type not in known:
+        raise ValueError(
+            f"device: expected {expected}, for which this build has kernels on this machine, "
+            f"got {str(value)!r}"
+        )
+    if device.type == "cpu":
+        return torch.device("cpu")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.device("cuda", index)

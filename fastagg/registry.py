@@ -80,7 +80,8 @@ def load(path: str | os.PathLike[str], **options: Any) -> Aggregator:
 
     Args:
         path: the file.
-        **options: to be other than they were, such as ``memory_folder`` or ``nonfinite``.
+        **options: to be other than they were, such as ``memory_folder``, ``nonfinite`` or
+            ``device`` (on another one it goes on from the same state, with other last bits).
 
     Raises:
         FileNotFoundError: there is no such file.

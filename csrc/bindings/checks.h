@@ -12,6 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "../kernels/pair_state.h"
+
 namespace fastagg {
 
 // `size` standing for "any".
@@ -35,6 +37,11 @@ inline void check_tensor(const at::Tensor& t, const char* name, at::ScalarType d
 
 inline void check_same_device(const at::Tensor& t, const char* name, const at::Device& device) {
   TORCH_CHECK_VALUE(t.device() == device, name, ": expected device ", device, ", got ", t.device());
+}
+
+inline at::Device device_of(at::TensorList tensors, const char* name) {
+  TORCH_CHECK_VALUE(!tensors.empty(), name, ": expected at least one tensor, got an empty list");
+  return tensors[0].device();
 }
 
 // S rows of d floats, wherever they are.
@@ -182,15 +189,18 @@ std::vector<T> reorder(const std::vector<T>& items, const std::vector<int64_t>& 
   return result;
 }
 
+inline void check_weight_shape(const at::Tensor& weights, int64_t S) {
+  TORCH_CHECK_TYPE(weights.scalar_type() == at::kDouble || weights.scalar_type() == at::kFloat,
+                   "weights: expected dtype Float or Double, got ", weights.scalar_type());
+  check_tensor(weights, "weights", weights.scalar_type(), {S});
+}
+
 // [S] float32 or float64 -> S doubles.
 inline std::vector<double> check_weights(const at::Tensor& weights, int64_t S,
                                          const at::Device& device) {
-  const bool is_double = weights.scalar_type() == at::kDouble;
-  TORCH_CHECK_TYPE(is_double || weights.scalar_type() == at::kFloat,
-                   "weights: expected dtype Float or Double, got ", weights.scalar_type());
-  check_tensor(weights, "weights", weights.scalar_type(), {S});
+  check_weight_shape(weights, S);
   check_same_device(weights, "weights", device);
-  if (is_double) {
+  if (weights.scalar_type() == at::kDouble) {
     const auto* w = weights.const_data_ptr<double>();
     return {w, w + S};
   }
@@ -205,6 +215,36 @@ inline const uint8_t* check_flags(const std::optional<at::Tensor>& flags, const 
   check_tensor(*flags, name, at::kBool, {rows, rows});
   check_same_device(*flags, name, device);
   return reinterpret_cast<const uint8_t*>(flags->const_data_ptr<bool>());
+}
+
+// [K, K] float32 scores and int32 or int16 counts; returns K.
+inline int64_t check_scores(const at::Tensor& scores, const at::Tensor& counts) {
+  const int64_t K = scores.dim() == 2 ? scores.size(0) : 0;
+  check_tensor(scores, "scores", at::kFloat, {K, K});
+  TORCH_CHECK_TYPE(counts.scalar_type() == at::kInt || counts.scalar_type() == at::kShort,
+                   "counts: expected dtype Int or Short, got ", counts.scalar_type());
+  check_tensor(counts, "counts", counts.scalar_type(), {K, K});
+  check_same_device(counts, "counts", scores.device());
+  return K;
+}
+
+inline Counts read_counts(const at::Tensor& counts) {
+  return {counts.const_data_ptr(), counts.scalar_type() == at::kShort};
+}
+
+// [K, K] bool or [K, ceil(K / 8)] packed bits; returns whether they are packed.
+inline bool check_candidates(const at::Tensor& candidates, int64_t K, const at::Device& device) {
+  check_same_device(candidates, "candidates", device);
+  const bool packed = candidates.scalar_type() == at::kByte;
+  TORCH_CHECK_TYPE(packed || candidates.scalar_type() == at::kBool,
+                   "candidates: expected dtype Bool, or Byte for packed bits, got ",
+                   candidates.scalar_type());
+  check_tensor(candidates, "candidates", candidates.scalar_type(), {K, packed ? (K + 7) / 8 : K});
+  return packed;
+}
+
+inline void check_threshold(double threshold) {
+  TORCH_CHECK_VALUE(threshold == threshold, "threshold: expected a number, got NaN");
 }
 
 inline const uint8_t* check_pairs(const std::optional<at::Tensor>& pairs, int64_t S,

@@ -30,11 +30,6 @@ cpu::Parallel torch_threads() {
           }};
 }
 
-at::Device device_of(at::TensorList tensors, const char* name) {
-  TORCH_CHECK_VALUE(!tensors.empty(), name, ": expected at least one tensor, got an empty list");
-  return tensors[0].device();
-}
-
 at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs) {
   const at::Device device = device_of(updates, "updates");
   const Rows rows = check_rows(updates, "updates", kAny, device);
@@ -67,37 +62,6 @@ at::Tensor scores_of(const at::Tensor& gram) {
   at::Tensor out = at::empty({S, S}, wide.options());
   kScores(wide.const_data_ptr<double>(), S, out.mutable_data_ptr<double>(), torch_threads());
   return out.to(gram.scalar_type());
-}
-
-// [K, K] float32 scores and int32 or int16 counts; returns K.
-int64_t check_scores(const at::Tensor& scores, const at::Tensor& counts) {
-  const int64_t K = scores.dim() == 2 ? scores.size(0) : 0;
-  check_tensor(scores, "scores", at::kFloat, {K, K});
-  TORCH_CHECK_TYPE(counts.scalar_type() == at::kInt || counts.scalar_type() == at::kShort,
-                   "counts: expected dtype Int or Short, got ", counts.scalar_type());
-  check_tensor(counts, "counts", counts.scalar_type(), {K, K});
-  check_same_device(counts, "counts", scores.device());
-  return K;
-}
-
-Counts read_counts(const at::Tensor& counts) {
-  return {counts.const_data_ptr(), counts.scalar_type() == at::kShort};
-}
-
-// [K, K] bool or [K, ceil(K / 8)] packed bits; returns whether they are packed.
-bool check_candidates(const at::Tensor& candidates, int64_t K, const at::Device& device) {
-  check_same_device(candidates, "candidates", device);
-  const bool packed = candidates.scalar_type() == at::kByte;
-  TORCH_CHECK_TYPE(packed || candidates.scalar_type() == at::kBool,
-                   "candidates: expected dtype Bool, or Byte for packed bits, got ",
-                   candidates.scalar_type());
-  check_tensor(candidates, "candidates", candidates.scalar_type(),
-               {K, packed ? ceil_div(K, 8) : K});
-  return packed;
-}
-
-void check_threshold(double threshold) {
-  TORCH_CHECK_VALUE(threshold == threshold, "threshold: expected a number, got NaN");
 }
 
 void update_scores_(const at::Tensor& scores, const at::Tensor& counts,

@@ -31,6 +31,7 @@ class Bank:
         self, num_clients: int, num_params: int, device: torch.device, store: RowStore
     ) -> None:
         self.memory = RowMemory(num_clients, num_params, device, store=store)
+        self._device = device
         self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64)
 
     def rows(self, cohort: Cohort) -> list[AnyRow]:
@@ -52,11 +53,12 @@ class Bank:
         changed[:num_clients] = False
         changed[clients] = True
         if bool(changed.all()):
-            return columns.gram(rows)
+            return columns.gram(rows).cpu()
         # Changed rows first: then the pairs needed fill whole tiles of the kernel.
         order = torch.cat([changed.nonzero().flatten(), (~changed).nonzero().flatten()])
         needed = changed[order][:, None] | changed[order]
-        computed = columns.gram([rows[i] for i in order.tolist()], pairs=needed)
+        ordered = [rows[i] for i in order.tolist()]
+        computed = columns.gram(ordered, pairs=needed.to(self._device)).cpu()
         gram = torch.empty_like(computed)
         gram[order[:, None], order] = computed
         kept = ~(changed[:, None] | changed)[:num_clients, :num_clients]
@@ -76,4 +78,4 @@ class Bank:
 
     def recompute(self, columns: Columns) -> None:
         """Make the Gram matrix fit a memory that was changed from outside."""
-        self._gram = columns.gram(self.memory.rows)
+        self._gram = columns.gram(self.memory.rows).cpu()

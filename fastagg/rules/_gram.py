@@ -42,7 +42,8 @@ class GramRule(Aggregator):
     """``params += server_lr * factors @ rows``, with factors from a policy on the Gram matrix.
 
     A step reads the rows twice: once for their Gram matrix, once for the aggregate, of which rows
-    with factor 0 are left out. Everything between works on S x S numbers.
+    with factor 0 are left out. Everything between works on S x S numbers
+    on the CPU.
 
     With ``reuse``, absent clients take part with their last row (Su et al., eq. 43, which sums
     over all clients), clients never seen with a row of zeros. Rows are kept as they were given: to
@@ -131,7 +132,7 @@ class GramRule(Aggregator):
 
     def _gram(self, rows: list[AnyRow], clients: Tensor) -> Tensor:
         if self._bank is None:
-            return self.columns.gram(rows)
+            return self.columns.gram(rows).cpu()
         return self._bank.gram(rows, clients, self.columns)
 
     def _factors(self, gram: Tensor, shares: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ class MemoryRule(Aggregator):
         """The total once the rows are remembered, [d] float64, and the rows' magnitudes [S]."""
         if self._next_total is None:
             self._next_total = torch.zeros_like(self.total)
-        peaks = torch.empty(len(cohort))
+        peaks = torch.empty(len(cohort), device=self.device)
         ids = cohort.clients.tolist()
         self.columns.memory_total_(
             self._next_total,

@@ -92,7 +92,7 @@ class FDMS(WeightedRule):
         self.counts = torch.zeros(square, dtype=torch.int16, device=self.device)
         self.candidates: Tensor | None = None
         if self._threshold is not None:
-            self.candidates = bits.ones(self.num_clients, self.num_clients)
+            self.candidates = bits.ones(self.num_clients, self.num_clients, self.device)
         self.rounds = torch.zeros((), dtype=torch.int64)
 
     def _plan(self, cohort: Cohort) -> _Substitution:
@@ -105,7 +105,10 @@ class FDMS(WeightedRule):
         wanted = None if needed is None else needed | needed.T  # scores are symmetric
         threshold = self._theta()
         active = torch.zeros(self.num_clients, dtype=torch.bool).index_fill_(0, clients, True)
-        friends = ops.select_friends(self.scores, self.counts, active, self.candidates, threshold)
+        active = active.to(self.device)
+        friends = ops.select_friends(
+            self.scores, self.counts, active, self.candidates, threshold
+        ).cpu()
         size = len(clients)
         pairs = size * (size - 1) if needed is None else int(needed.count_nonzero())
         weights = self._weights(clients, friends)
@@ -139,7 +142,7 @@ class FDMS(WeightedRule):
     def _score(self, cohort: Cohort, gram: Tensor) -> Tensor:
         """This round's similarities, [S, S] float64."""
         if not math.isfinite(gram.trace().item()):  # sums of squares of float32 stay finite
-            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(gram.diagonal())])
+            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(gram.diagonal()).cpu()])
         scores = _SCORES[self.similarity](gram)
         # Cosine scores are in [0, 1], distances are at most 0.
         if self.similarity == "distance" and scores.min().item() < -FLOAT32_LIMIT:

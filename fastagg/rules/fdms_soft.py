@@ -74,7 +74,8 @@ class FDMSSoft(FDMS):
     def _spread(self, absent: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """The best m of ``clients`` for each of A ``absent``: positions, parts of sum 1: [A, m]."""
         pairs = absent[:, None], clients  # [A, S]
-        scores = self.scores[pairs].double().masked_fill(self.counts[pairs] <= 0, -math.inf)
+        unscored = (self.counts[pairs] <= 0).cpu()
+        scores = self.scores[pairs].cpu().double().masked_fill(unscored, -math.inf)
         best = scores.sort(dim=1, descending=True, stable=True)  # the lowest id on ties
         m = min(self.friends, len(clients))
         parts = torch.exp((best.values[:, :m] - best.values[:, :1]) / self.temperature)

@@ -162,7 +162,7 @@ class MimiC(Aggregator):
         if self._mean is None:
             self._mean = torch.empty(self.num_params, dtype=torch.float64, device=self.device)
         rounded = self.corrections.new_reference()
-        peaks = torch.empty(len(cohort))
+        peaks = torch.empty(len(cohort), device=self.device)
         ids = cohort.clients.tolist()
         self.columns.mimic_mean_(
             self._mean,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The op tests run on every instruction set that this processor has."""
+"""The op tests run on every instruction set of this processor, and on a GPU if there is one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastagg import _C
+from fastagg import _C, ops
+from fastagg.selfcheck import OnDevice
 
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "cuda")
 
 
 @pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What the ops of the test's module are computed with."""
+    if request.param == "cuda":
+        if "cuda" not in ops.devices():
+            pytest.skip("no CUDA kernels in this build, or no GPU")
+        monkeypatch.setattr(request.module, "ops", OnDevice("cuda"))
+        yield "cuda"
+        return
     before = _C.isa()
     try:
         _C.set_isa(request.param)

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``benchmarks.cuda`` measures: operands, contenders, and the floors of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import fastagg
+from benchmarks.work import WORK
+from fastagg import ops
+
+_L2_BYTES = 60 << 20  # of an H200; operands that are used in turn are four times that together
+_CHUNK = 1 << 15  # columns of a chunk in the careful Gram: sums across chunks in float64
+_LR = 1e-3
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to do it; ``call(index)`` uses that set of operands. Roles as in harness.py."""
+
+    name: str
+    call: Callable[[int], object]
+    role: str = "careful"
+    capturable: bool = True
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Operands and contenders, made when their turn has come."""
+
+    sets: int
+    ways: list[Way]
+    error: Callable[[Way], float] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A comparison, and the share of a ceiling and the speedup that are asked for (0: none)."""
+
+    op: str
+    S: int
+    d: int
+    make: Callable[[], Setup]
+    ceiling: str  # "copy", "read" or "arithmetic"
+    share: float = 0.0
+    speedup: float = 0.0
+    K: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"{self.op} ({self.S}, {self.d:,})"
+
+    @property
+    def num_bytes(self) -> int:
+        return WORK[self.op](self.S, self.d).num_bytes
+
+    @property
+    def flops(self) -> int:
+        return WORK[self.op](self.S, self.d).flops
+
+
+ROWS = [(20, 10_000_000), (100, 1_000_000), (100, 10_000_000), (1000, 100_000), (1000, 1_000_000)]
+GRAM = [
+    (20, 62_006), (20, 1_000_000), (20, 10_000_000), (64, 10_000_000), (128, 10_000_000),
+    (256, 4_000_000), (1024, 1_000_000), (4096, 200_000),
+]  # fmt: skip
+FDMS = [(40, 1_000_000), (200, 1_000_000), (1000, 10_000_000), (100, 100_000_000), (4096, 100_000)]
+MIMIC = [(200, 1_000_000), (100, 10_000_000)]  # K, d; half active
+
+
+def cases(device: str, dry: bool) -> list[Case]:
+    """All of them, the most telling first; a dry run has all, tiny."""
+
+    def size(S: int, d: int) -> tuple[int, int]:
+        return (min(S, 24), 300) if dry else (S, d)
+
+    found = []
+    for S, d in (size(*shape) for shape in GRAM):
+        ceiling, share = "arithmetic" if S >= 256 else "read", 0.60 if S >= 256 else 0.85
+        share = 0.75 if S == 128 else share
+        make = _bind(gram, S, d, device)
+        found.append(
+            Case("gram", S, d, make, ceiling, 0.0 if d < 10**6 and S < 256 else share, 1.7)
+        )
+    for name, build in (
+        ("weighted_sum_", weighted_sum),
+        ("mimic_", mimic),
+        ("memory_update_", memory),
+    ):
+        for S, d in (size(*shape) for shape in ROWS):
+            found.append(Case(name, S, d, _bind(build, S, d, device), "copy", 0.90))
+    for K, d in (size(*shape) for shape in FDMS):
+        found.append(
+            Case("step fdms", K // 2, d, _bind(fdms_step, K, d, device), "read", speedup=3.0, K=K)
+        )
+    for K, d in (size(*shape) for shape in MIMIC):
+        found.append(
+            Case("step mimic", K // 2, d, _bind(mimic_step, K, d, device), "copy", speedup=2.5, K=K)
+        )
+    return found
+
+
+def _bind(
+    build: Callable[[int, int, str], Setup], S: int, d: int, device: str
+) -> Callable[[], Setup]:
+    return lambda: build(S, d, device)
+
+
+def _sets(num_bytes: int, device: str) -> int:
+    """How many sets of operands of that size do not fit L2 together, by far."""
+    return max(1, -(-4 * _L2_BYTES // num_bytes)) if device == "cuda" else 2
+
+
+def _correlated(S: int, d: int, device: str) -> Tensor:
+    """Rows with a common drift, as updates have it."""
+    return torch.randn(S, d, device=device).add_(torch.randn(d, device=device))
+
+
+# --- ops ------------------------------------------------------------------------------------------
+
+
+def gram(S: int, d: int, device: str) -> Setup:
+    sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
+    out = torch.empty(S, S, device=device)
+    total = torch.empty(S, S, device=device, dtype=torch.float64)
+
+    def in_chunks(index: int) -> Tensor:  # what makes X @ X.T as accurate
+        total.zero_()
+        for chunk in sets[index].split(_CHUNK, dim=1):
+            total.add_(torch.mm(chunk, chunk.T, out=out))
+        return total
+
+    def plain(index: int) -> Tensor:
+        return torch.mm(sets[index], sets[index].T, out=out)
+
+    def tf32(index: int) -> Tensor:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            return torch.mm(sets[index], sets[index].T, out=out)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+
+    exact = _exact_gram(sets[0])
+
+    def error(way: Way) -> float:
+        result = way.call(0)
+        assert isinstance(result, Tensor)
+        return float((_cosine(result.double()) - _cosine(exact)).abs().max())
+
+    ways = [
+        Way("fastagg", lambda index: ops.gram(sets[index], dtype=torch.float64), "ours"),
+        Way("torch, chunks of d in float64", in_chunks),
+        Way("torch X @ X.T", plain, "peer"),
+        Way("torch X @ X.T in TF32", tf32, "peer"),
+    ]
+    return Setup(len(sets), ways, error)
+
+
+def _exact_gram(rows: Tensor) -> Tensor:
+    exact = torch.zeros(len(rows), len(rows), device=rows.device, dtype=torch.float64)
+    for part in rows.split(1 << 16, dim=1):
+        wide = part.double()
+        exact += wide @ wide.T
+    return exact
+
+
+def _cosine(gram: Tensor) -> Tensor:
+    norms = gram.diagonal().sqrt()
+    return gram / norms[:, None] / norms
+
+
+def weighted_sum(S: int, d: int, device: str) -> Setup:
+    sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
+    out, weights = torch.randn(d, device=device), torch.rand(S, device=device)
+    ways = [
+        Way("fastagg", lambda i: ops.weighted_sum_(out, sets[i], weights, 0.5), "ours"),
+        Way("torch.addmv", lambda i: torch.addmv(out, sets[i].T, weights, beta=0.5, out=out)),
+    ]
+    return Setup(len(sets), ways)
+
+
+class _Memory:
+    """Updates of every other client of 2 S, and what is remembered of all."""
+
+    def __init__(self, S: int, d: int, device: str) -> None:
+        self.S = S
+        self.updates = torch.randn(S, d, device=device)
+        self.memory = torch.randn(2 * S, d, device=device)
+        self.params, self.v = torch.randn(d, device=device), torch.empty(d, device=device)
+        self.mean = self.memory.mean(dim=0)
+        self.total = self.memory.sum(dim=0, dtype=torch.float64)
+        self.scratch = torch.empty(S, d, device=device)
+        self.clients = torch.arange(0, 2 * S, 2)
+        self.there = self.clients.to(device)
+
+
+def mimic(S: int, d: int, device: str) -> Setup:
+    sets = [_Memory(S, d, device) for _ in range(_sets(12 * S * d, device))]
+
+    def ours(index: int) -> None:
+        m = sets[index]
+        ops.mimic_(m.params, m.updates, m.memory, m.clients, _LR)
+
+    def careful(index: int) -> None:
+        m = sets[index]
+        torch.index_select(m.memory, 0, m.there, out=m.scratch)
+        torch.mean(m.scratch.add_(m.updates), 0, out=m.v)
+        m.params.add_(m.v, alpha=_LR)
+        m.memory.index_copy_(0, m.there, torch.sub(m.v, m.updates, out=m.scratch))
+
+    def naive(index: int) -> None:
+        m = sets[index]
+        v = (m.updates + m.memory[m.there]).mean(dim=0)
+        m.params.add_(v, alpha=_LR)
+        m.memory[m.there] = v - m.updates
+
+    ways = [Way("fastagg", ours, "ours"), Way("careful eager", careful)]
+    return Setup(len(sets), [*ways, Way("naive eager", naive, "naive")])
+
+
+def memory(S: int, d: int, device: str) -> Setup:
+    sets = [_Memory(S, d, device) for _ in range(_sets(12 * S * d, device))]
+    weights = torch.ones(S)
+
+    def ours(index: int) -> None:
+        m = sets[index]
+        ops.memory_update_(m.params, m.total, m.memory, m.updates, m.clients, weights, _LR, 1 / S)
+
+    def careful(index: int) -> None:
+        m = sets[index]
+        torch.index_select(m.memory, 0, m.there, out=m.scratch)
+        torch.mean(torch.sub(m.updates, m.scratch, out=m.scratch), 0, out=m.v)
+        m.memory.index_copy_(0, m.there, m.updates)
+        m.params.add_(m.mean.add_(m.v), alpha=_LR)
+
+    return Setup(len(sets), [Way("fastagg", ours, "ours"), Way("careful eager", careful)])
+
+
+# --- server steps ---------------------------------------------------------------------------------
+
+
+def fdms_step(K: int, d: int, device: str) -> Setup:
+    """Half of K active; scores of all pairs known. Ours three times: the aggregator with all its
+    checks, and the ops alone, which can be captured."""
+    S = K // 2
+    sets = [_correlated(S, d, device) for _ in range(_sets(8 * S * d, device))]
+    clients = torch.arange(0, K, 2)
+    there = clients.to(device)
+    params = torch.zeros(d, device=device)
+    agg = fastagg.make("fdms", num_clients=K, num_params=d, server_lr=_LR, device=device)
+    assert isinstance(agg, fastagg.FDMS)
+    agg.scores.copy_(torch.rand(K, K))
+    agg.counts.fill_(1)
+    scores, counts = agg.scores.clone(), agg.counts.clone()
+    active = torch.zeros(K, dtype=torch.bool, device=device)
+    active[there] = True
+    out = torch.empty(S, S, device=device)
+    total = torch.empty(S, S, device=device, dtype=torch.float64)
+    place = torch.zeros(K, dtype=torch.int64, device=device)
+    place[there] = torch.arange(S, device=device)
+    means, joint = scores.clone(), counts.to(torch.float32)
+    absent = ~active
+
+    def weights_of(friends: Tensor) -> Tensor:
+        stands_in = (there[:, None] == friends).to(torch.float64)
+        orphans = (friends < 0).sum() / (K * S)
+        return _LR * (stands_in.sum(dim=1) / K + orphans)
+
+    def by_ops(index: int) -> Tensor:
+        rows = sets[index]
+        fresh = ops.cosine_scores(ops.gram(rows, dtype=torch.float64))
+        friends = ops.select_friends(scores, counts, active)
+        ops.weighted_sum_(params, rows, weights_of(friends))
+        ops.update_scores_(scores, counts, fresh, there)
+        return params
+
+    def careful(index: int) -> Tensor:
+        rows = sets[index]
+        total.zero_()
+        for chunk in rows.split(_CHUNK, dim=1):
+            total.add_(torch.mm(chunk, chunk.T, out=out))
+        norms = total.diagonal().sqrt()
+        fresh = ((total / norms[:, None] / norms + 1) / 2).float()
+        best = means[:, there].masked_fill(joint[:, there] == 0, -1.0).max(dim=1)
+        friend = torch.where(absent, best.indices, place)
+        weights = torch.zeros(S, device=device).index_add_(
+            0, friend, torch.full((K,), _LR / K, device=device)
+        )
+        pairs = (there[:, None], there)
+        n = joint[pairs] + 1
+        means[pairs] = means[pairs] + (fresh - means[pairs]) / n
+        joint[pairs] = n
+        return torch.addmv(params, rows.T, weights, out=params)
+
+    ways = [
+        Way("fastagg.ops", by_ops, "ours"),
+        Way("fastagg.FDMS.step", lambda i: agg.step(params, sets[i], clients), "variant", False),
+        Way("careful eager", careful),
+    ]
+    return Setup(len(sets), ways)
+
+
+def mimic_step(K: int, d: int, device: str) -> Setup:
+    """Half of K active; the aggregator with all its checks, rows copied or handed over."""
+    S = K // 2
+    setup = mimic(S, d, device)
+    clients = torch.arange(0, K, 2)
+    params = torch.zeros(d, device=device)
+    agg = fastagg.make("mimic", num_clients=K, num_params=d, server_lr=_LR, device=device)
+    keeper = fastagg.make("mimic", num_clients=K, num_params=d, server_lr=_LR, device=device)
+    updates = torch.randn(S, d, device=device)
+    buffer = fastagg.UpdateBuffer(K, d, device)
+    for row, update in zip(buffer.rows(clients), updates, strict=True):
+        row.copy_(update)
+    steps = [
+        Way("fastagg.MimiC.step", lambda _: agg.step(params, updates, clients), "ours", False),
+        Way(
+            "the same, handed over",
+            lambda _: keeper.step(params, buffer, clients),
+            "variant",
+            False,
+        ),
+    ]
+    return Setup(setup.sets, [*steps, *(way for way in setup.ways if way.role != "ours")])

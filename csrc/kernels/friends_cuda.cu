@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// One warp for each client k: its lanes share row k of the state.
+#include <type_traits>
+
+#include "cuda_kernels.h"
+#include "launch.cuh"
+#include "pair_math.h"
+
+namespace fastagg::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kByte = 8;  // clients in a byte of packed flags
+
+// Flag i of a row of pairs; without data, everybody.
+__device__ __forceinline__ bool flag(Flags flags, int64_t K, int64_t k, int64_t i) {
+  if (!flags.data) return true;
+  if (!flags.packed) return flags.data[k * K + i] != 0;
+  return flags.data[k * ceil_div(K, kByte) + i / kByte] >> (i % kByte) & 1;
+}
+
+__device__ __forceinline__ Ranked best_of_warp(Ranked mine) {
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    const Ranked other{__shfl_xor_sync(kAllLanes, mine.score, offset),
+                       __shfl_xor_sync(kAllLanes, mine.client, offset)};
+    mine = better(mine, other);
+  }
+  return mine;
+}
+
+// The best in row k among the candidates that have been scored and for which `counts_too` holds.
+template <class Count, class Condition>
+__device__ __forceinline__ Ranked best_scored(const float* scores, const Count* counts,
+                                              Flags candidates, int64_t K, int64_t k, int lane,
+                                              const Condition& counts_too) {
+  Ranked best{0.0f, -1};
+#pragma unroll 1
+  for (int64_t i = lane; i < K; i += kWarp)
+    if (counts[k * K + i] > 0 && counts_too(i) && flag(candidates, K, k, i))
+      best = better(best, {scores[k * K + i], i});
+  return best_of_warp(best);
+}
+
+template <class Count>
+__global__ void __launch_bounds__(kThreads)
+    select_kernel(const float* scores, const Count* counts, const uint8_t* active, Flags candidates,
+                  int64_t K, double threshold, int64_t* friends) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t warps = int64_t{gridDim.x} * blockDim.x / kWarp;
+  const bool eliminating = threshold < static_cast<double>(INFINITY);
+  for (int64_t k = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp; k < K; k += warps) {
+    int64_t chosen = k;
+    if (!active[k]) {
+      const Ranked nearest = best_scored(scores, counts, candidates, K, k, lane,
+                                         [&](int64_t i) { return active[i] != 0; });
+      chosen = nearest.client;
+      if (eliminating && chosen >= 0) {
+        // If the nearest of the active would be eliminated, all of them would.
+        const Ranked best =
+            best_scored(scores, counts, candidates, K, k, lane, [&](int64_t i) { return i != k; });
+        if (chosen != best.client && far_below(best.score, nearest.score, threshold)) chosen = -1;
+      }
+    }
+    if (lane == 0) friends[k] = chosen;
+  }
+}
+
+template <class Count>
+__global__ void __launch_bounds__(kThreads)
+    eliminate_kernel(uint8_t* candidates, bool packed, const float* scores, const Count* counts,
+                     int64_t K, double threshold) {
+  const int lane = threadIdx.x % kWarp;
+  const int64_t warps = int64_t{gridDim.x} * blockDim.x / kWarp;
+  const int64_t row_bytes = packed ? ceil_div(K, kByte) : K;
+  const int64_t per_byte = packed ? kByte : 1;
+  for (int64_t k = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp; k < K; k += warps) {
+    const Ranked best = best_scored(scores, counts, {candidates, packed}, K, k, lane,
+                                    [&](int64_t i) { return i != k; });
+    if (best.client < 0) continue;
+#pragma unroll 1
+    for (int64_t b = lane; b < row_bytes; b += kWarp) {  // a byte belongs to one lane
+      unsigned removed = 0;
+#pragma unroll 1
+      for (int64_t i = b * per_byte; i < at_most((b + 1) * per_byte, K); ++i)
+        if (i != k && i != best.client && counts[k * K + i] > 0 &&
+            far_below(best.score, scores[k * K + i], threshold))
+          removed |= 1u << (i - b * per_byte);
+      if (removed) {
+        uint8_t& byte = candidates[k * row_bytes + b];
+        byte = static_cast<uint8_t>(packed ? byte & ~removed : 0);
+      }
+    }
+  }
+}
+
+// call(counts in their type)
+template <class Call>
+cudaError_t with_counts(Counts counts, const Call& call) {
+  if (counts.is_short) return call(static_cast<const int16_t*>(counts.data));
+  return call(static_cast<const int32_t*>(counts.data));
+}
+
+}  // namespace
+
+cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* active,
+                           Flags candidates, int64_t K, double threshold, int64_t* friends,
+                           cudaStream_t stream) {
+  if (K == 0) return cudaSuccess;
+  return with_counts(counts, [&](auto* n) {
+    const auto kernel = select_kernel<std::remove_const_t<std::remove_pointer_t<decltype(n)>>>;
+    int blocks = 0;
+    if (cudaError_t error =
+            resident_blocks(kernel, kThreads, ceil_div(K * kWarp, kThreads), &blocks))
+      return error;
+    kernel<<<blocks, kThreads, 0, stream>>>(scores, n, active, candidates, K, threshold, friends);
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Counts counts,
+                      int64_t K, double threshold, cudaStream_t stream) {
+  if (K == 0) return cudaSuccess;
+  return with_counts(counts, [&](auto* n) {
+    const auto kernel = eliminate_kernel<std::remove_const_t<std::remove_pointer_t<decltype(n)>>>;
+    int blocks = 0;
+    if (cudaError_t error =
+            resident_blocks(kernel, kThreads, ceil_div(K * kWarp, kThreads), &blocks))
+      return error;
+    kernel<<<blocks, kThreads, 0, stream>>>(candidates, packed, scores, n, K, threshold);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace fastagg::cuda

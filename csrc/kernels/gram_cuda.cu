@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of things: which tiles are needed (with pairs); partial sums, by gram_few or gram_many;
+// their sum, in a fixed order; and for rows whose squares leave the range of float32, their entries
+// again, in float64. The last two kernels end at once if there is no such row: nothing here waits
+// for a number to reach the host.
+#include "cuda_kernels.h"
+#include "gram_parts.h"
+#include "launch.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Matrix {
+  double* out;           // [S, S]
+  const uint8_t* pairs;  // [S, S] or nullptr
+  int64_t S;
+
+  __device__ bool wants(int64_t i, int64_t j) const {
+    return !pairs || i == j || pairs[i * S + j] != 0;
+  }
+  __device__ void set(int64_t i, int64_t j, double value) const {
+    out[i * S + j] = value;
+    out[j * S + i] = value;
+  }
+};
+
+// Rows whose squares may have left the range of float32, or that hold a NaN, or zeros only.
+struct Suspects {
+  int32_t* suspect;  // [S]
+  int32_t* peaks;    // [S] magnitude bits
+  int32_t* found;    // whether there is one
+
+  __device__ bool rescuable(int64_t i) const {
+    return suspect[i] && peaks[i] > 0 && peaks[i] < 0x7f800000;
+  }
+};
+
+__global__ void __launch_bounds__(kThreads)
+    needed_kernel(const uint8_t* pairs, int64_t S, uint8_t* needed) {
+  const int64_t I = triangle_row(blockIdx.x), J = blockIdx.x - triangle_index(I, 0);
+  bool any = I == J;
+  for (int n = threadIdx.x; n < kTileRows * kTileRows; n += blockDim.x) {
+    const int64_t i = I * kTileRows + n / kTileRows, j = J * kTileRows + n % kTileRows;
+    any = any || (i < S && j < S && pairs[i * S + j]);
+  }
+  any = __syncthreads_or(any);
+  if (threadIdx.x == 0) needed[blockIdx.x] = any;
+}
+
+// Adds up the partial sums of `count` chunks: those of a segment in order, then the segments in
+// order, after those of earlier waves. 32 slots a block; its threads share the segments.
+//   totals   // [slots], read unless this is the first wave, written unless it is the last
+template <bool kFew>
+__global__ void __launch_bounds__(512)
+    reduce_kernel(const double* partials, int64_t slots, int64_t count, double* totals, bool first,
+                  bool last, const uint8_t* needed, Matrix matrix, Suspects rows, double tiny) {
+  __shared__ double sums[kMaxChunks / kSegment][kWarp];
+  const int64_t slot = int64_t{blockIdx.x} * kWarp + threadIdx.x;
+  const Entry e = kFew ? few_entry(slot) : many_entry(slot);
+  const bool there = e.i < matrix.S && e.j <= e.i;
+  const bool computed = there && (!needed || needed[slot / kTileSlots]);
+  const int segments = static_cast<int>(ceil_div(count, kSegment));
+  for (int segment = threadIdx.y; segment < segments; segment += blockDim.y) {
+    double values[kSegment];
+#pragma unroll
+    for (int c = 0; c < kSegment; ++c) {
+      const int64_t chunk = int64_t{segment} * kSegment + c;
+      values[c] = computed && chunk < count ? partials[chunk * slots + slot] : 0.0;
+    }
+    double sum = values[0];
+#pragma unroll
+    for (int c = 1; c < kSegment; ++c) sum = __dadd_rn(sum, values[c]);
+    sums[segment][threadIdx.x] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.y > 0 || !there) return;
+  double total = first ? 0.0 : totals[slot];
+  for (int segment = 0; segment < segments; ++segment)
+    total = __dadd_rn(total, sums[segment][threadIdx.x]);
+  if (!last) {
+    totals[slot] = total;
+    return;
+  }
+  matrix.set(e.i, e.j, matrix.wants(e.i, e.j) ? total : 0.0);
+  if (e.i != e.j) return;
+  const bool suspect = !(total >= tiny && total <= 1.7976931348623157e308);
+  rows.suspect[e.i] = suspect;
+  rows.peaks[e.i] = 0;
+  if (suspect) *rows.found = 1;
+}
+
+// peaks[s] = the largest magnitude of each suspect, pieces of rows in turn.
+__global__ void __launch_bounds__(kThreads)
+    peaks_kernel(const float* const* rows, int64_t S, int64_t d, Suspects suspects) {
+  if (*suspects.found == 0) return;
+  constexpr int64_t kPiece = 1 << 16;
+  const int64_t pieces = ceil_div(d, kPiece);
+  for (int64_t task = blockIdx.x; task < S * pieces; task += gridDim.x) {
+    const int64_t s = task / pieces, begin = task % pieces * kPiece;
+    if (!suspects.suspect[s]) continue;
+    int32_t bits = 0;
+    for (int64_t k = begin + threadIdx.x; k < at_most(begin + kPiece, d); k += blockDim.x)
+      bits = max(bits, magnitude_bits(rows[s][k]));
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
+    if (threadIdx.x % kWarp == 0 && bits > 0) atomicMax(suspects.peaks + s, bits);
+  }
+}
+
+// Entries of suspects that are finite and not zero, with products and sums in float64, which has
+// the range for them. A block takes a pair at a time. Slow, but such rows are rare: their elements
+// are below 1e-17 or above 1e19, and training stopped before that.
+__global__ void __launch_bounds__(kThreads)
+    rescue_kernel(const float* const* rows, int64_t d, Matrix matrix, Suspects suspects) {
+  if (*suspects.found == 0) return;
+  bool any = false;
+  for (int64_t s = threadIdx.x; s < matrix.S; s += blockDim.x) any = any || suspects.rescuable(s);
+  if (!__syncthreads_or(any)) return;
+  __shared__ double scratch[kThreads];
+  int64_t pair = 0;
+  for (int64_t i = 0; i < matrix.S; ++i)
+    for (int64_t j = 0; j <= i; ++j, ++pair) {
+      if (pair % gridDim.x != blockIdx.x) continue;
+      if (!matrix.wants(i, j) || !(suspects.rescuable(i) || suspects.rescuable(j))) continue;
+      double sum = 0.0;
+      for (int64_t k = threadIdx.x; k < d; k += kThreads)
+        sum = fma(static_cast<double>(rows[i][k]), static_cast<double>(rows[j][k]), sum);
+      scratch[threadIdx.x] = sum;
+      for (int half = kThreads / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half)
+          scratch[threadIdx.x] = __dadd_rn(scratch[threadIdx.x], scratch[threadIdx.x + half]);
+      }
+      if (threadIdx.x == 0) matrix.set(i, j, scratch[0]);
+      __syncthreads();
+    }
+}
+
+template <class T>
+T* at(void* workspace, int64_t offset) {
+  return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
+}
+
+}  // namespace
+
+int64_t gram_workspace(int64_t S, int64_t d) {
+  return gram_workspace_of(plan_gram(S, d), S).bytes;
+}
+
+cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
+                 void* workspace, int width, cudaStream_t stream) {
+  if (S == 0) return cudaSuccess;
+  if (d == 0) return cudaMemsetAsync(out, 0, S * S * sizeof(double), stream);
+  const GramPlan plan = plan_gram(S, d);
+  const GramWorkspace offsets = gram_workspace_of(plan, S);
+  auto* partials = at<double>(workspace, offsets.partials);
+  auto* totals = at<double>(workspace, offsets.totals);
+  const Suspects suspects{at<int32_t>(workspace, offsets.suspects),
+                          at<int32_t>(workspace, offsets.peaks),
+                          at<int32_t>(workspace, offsets.found)};
+  const Matrix matrix{out, pairs, S};
+  uint8_t* needed = nullptr;
+  if (pairs && !plan.few) {
+    needed = at<uint8_t>(workspace, offsets.needed);
+    needed_kernel<<<static_cast<unsigned>(plan.tiles), kThreads, 0, stream>>>(pairs, S, needed);
+  }
+  const double tiny = 1e-34 * static_cast<double>(d);
+  const int64_t chunks = plan.part.chunks;
+  for (int64_t first = 0; first < chunks; first += plan.wave) {
+    const int64_t count = at_most(plan.wave, chunks - first);
+    const cudaError_t error =
+        plan.few ? gram_few(rows, S, d, plan, partials, suspects.found, width, stream)
+                 : gram_many(rows, S, d, plan, first, count, needed, partials, suspects.found,
+                             width, stream);
+    if (error) return error;
+    const auto reduce = plan.few ? reduce_kernel<true> : reduce_kernel<false>;
+    reduce<<<static_cast<unsigned>(plan.slots / kWarp), dim3(kWarp, 16), 0, stream>>>(
+        partials, plan.slots, count, totals, first == 0, first + count == chunks, needed, matrix,
+        suspects, tiny);
+  }
+  int blocks = 0;
+  if (cudaError_t error = resident_blocks(rescue_kernel, kThreads, S * (S + 1) / 2, &blocks))
+    return error;
+  peaks_kernel<<<blocks, kThreads, 0, stream>>>(rows, S, d, suspects);
+  rescue_kernel<<<blocks, kThreads, 0, stream>>>(rows, d, matrix, suspects);
+  return cudaGetLastError();
+}
+
+}  // namespace fastagg::cuda

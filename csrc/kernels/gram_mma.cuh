@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensor-core arithmetic that both Gram kernels share. An entry goes through the same
+// operations in both, so it does not depend on which of them computed it, nor where in a tile it
+// stood.
+#pragma once
+
+#include "gram_layout.h"
+#include "launch.cuh"
+
+namespace fastagg::cuda {
+
+// The four elements of a lane's 16 bytes as words of two bfloat16 each.
+struct Words4 {
+  uint32_t at[4];
+};
+
+// bfloat16 of both, x in the lower half; rounded to nearest.
+__device__ __forceinline__ uint32_t round_pair(float x, float y) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
+  return pair;
+}
+
+__device__ __forceinline__ void split_pair(float x, float y, uint32_t& word_x, uint32_t& word_y) {
+  const uint32_t high = round_pair(x, y);
+  const float high_x = __uint_as_float(high << 16), high_y = __uint_as_float(high & 0xffff0000u);
+  const uint32_t low = round_pair(__fsub_rn(x, high_x), __fsub_rn(y, high_y));
+  word_x = __byte_perm(low, high, 0x5410);
+  word_y = __byte_perm(low, high, 0x7632);
+}
+
+__device__ __forceinline__ Words4 split(float4 x) {
+  Words4 w;
+  split_pair(x.x, x.y, w.at[0], w.at[1]);
+  split_pair(x.z, x.w, w.at[2], w.at[3]);
+  return w;
+}
+
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// sums += the products of one step of a 16 x 8 tile. The chain starts from zero and is added with
+// rounding to nearest: tensor cores truncate, and a long chain of sums of one sign would be biased.
+//   a0, a1   // of row groups 2a and 2a + 1
+//   b        // of row group b
+__device__ __forceinline__ void add_step(float* sums, const Words4& a0, const Words4& a1,
+                                         const Words4& b) {
+  float chain[4] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint32_t a[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[r] = (a_group(r) ? a1 : a0).at[a_word(half, r)];
+    const uint32_t b0 = b.at[b_word(half, 0)], b1 = b.at[b_word(half, 1)];
+    mma(chain, a, b0, b1);
+    mma(chain, a, swapped(b0), swapped(b1));
+  }
+#pragma unroll
+  for (int r = 0; r < 4; ++r) sums[r] = __fadd_rn(sums[r], chain[r]);
+}
+
+// wide[n * stride] += sums[n], and sums = 0. Volatile: the compiler must not load all of `wide` at
+// once, which would take two registers for each.
+template <int N>
+__device__ __forceinline__ void flush(float (&sums)[N], volatile double* wide, int stride) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    wide[n * stride] = __dadd_rn(wide[n * stride], static_cast<double>(sums[n]));
+    sums[n] = 0.0f;
+  }
+}
+
+}  // namespace fastagg::cuda

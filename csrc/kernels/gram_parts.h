@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two kernels of gram_cuda.cu that read the rows. Both write the partial sums of some chunks of
+// d in slots (gram_layout.h), and *found = 0.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "gram_layout.h"
+
+namespace fastagg::cuda {
+
+// S <= kFewRows; all chunks.
+//   partials   // [chunks, slots]
+cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
+                     double* partials, int32_t* found, int width, cudaStream_t stream);
+
+// Any S; chunks [first, first + count).
+//   needed     // [tiles] or nullptr: all
+//   partials   // [count, slots]; tiles that are not needed are left as they are
+cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
+                      int64_t first, int64_t count, const uint8_t* needed, double* partials,
+                      int32_t* found, int width, cudaStream_t stream);
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Functions that run on a GPU and, for tests on machines without one, on a CPU.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define FASTAGG_HD __host__ __device__ __forceinline__
+#else
+#define FASTAGG_HD inline
+#endif
+
+namespace fastagg::cuda {
+
+FASTAGG_HD constexpr int64_t ceil_div(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+FASTAGG_HD constexpr int64_t at_most(int64_t a, int64_t limit) {
+  return a < limit ? a : limit;
+}
+
+FASTAGG_HD constexpr int64_t at_least(int64_t a, int64_t limit) {
+  return a > limit ? a : limit;
+}
+
+// A number of the lower triangle, rows first: (0, 0), (1, 0), (1, 1), (2, 0), ...
+FASTAGG_HD constexpr int64_t triangle_index(int64_t i, int64_t j) {
+  return i * (i + 1) / 2 + j;
+}
+
+// Its row: the largest i with i (i + 1) / 2 <= index, by bisection, exact for any index < 2^62.
+FASTAGG_HD constexpr int64_t triangle_row(int64_t index) {
+  int64_t low = 0, high = int64_t{1} << 31;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (triangle_index(middle, 0) <= index)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+}  // namespace fastagg::cuda

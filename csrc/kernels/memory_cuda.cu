@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
+#include "cuda_kernels.h"
+#include "rows.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+// sums += weight * (row - old) for the rows of batch b, in float64, and memory = row if it is not
+// const. A model is rounded to float32 before it is remembered and counted, and so is an old one
+// that is put together here: sums stay those of what memory holds.
+//   params       // of this thread's columns, if `models`
+//   references   // [S], entries may be null, or nullptr
+template <int V, class Memory>
+__device__ __forceinline__ void remember(double (&sums)[V], const Batch<V>& updates,
+                                         Memory* const* memory, const float* const* references,
+                                         const double* weights, const Floats<V>& params,
+                                         bool models, int64_t S, int64_t b, Columns<V> columns) {
+  Batch<V> old;
+  old.load_rows(memory, S, b, columns);
+#pragma unroll
+  for (int j = 0; j < kHeldRows; ++j) {
+    const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+    if (s >= S) continue;
+    if (references && references[s]) {
+      const Floats<V> r = load<V>(references[s] + columns.begin, columns.count);
+#pragma unroll
+      for (int v = 0; v < V; ++v) old.x[j].at[v] = __fadd_rn(r.at[v], old.x[j].at[v]);
+    }
+    const double weight = weights[s];
+    Floats<V> row = updates.x[j];
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      if (models) row.at[v] = __fadd_rn(params.at[v], row.at[v]);
+      const double change = static_cast<double>(row.at[v]) - static_cast<double>(old.x[j].at[v]);
+      sums[v] = fma(weight, change, sums[v]);
+    }
+    if constexpr (!std::is_const_v<Memory>) store<V>(memory[s] + columns.begin, row, columns.count);
+  }
+}
+
+// total += the changes, params moves, memory follows.
+template <int V>
+__global__ void __launch_bounds__(kBlockThreads)
+    memory_update_kernel(int64_t tiles, float* params, double* total, const float* const* updates,
+                         float* const* memory, int64_t S, int64_t d, const double* weights,
+                         double lr, double norm, bool models) {
+  __shared__ double scratch[V * kBlockThreads];
+  const int64_t batches = row_batches(S, blockDim.y);
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto columns = Columns<V>::of(tile, d);
+    const Floats<V> p = load<V>(params + columns.begin, columns.count);
+    double sums[V] = {};
+    for (int64_t b = 0; b < batches; ++b) {
+      Batch<V> batch;
+      batch.load_rows(updates, S, b, columns);
+      remember(sums, batch, memory, nullptr, weights, p, models, S, b, columns);
+    }
+    sum_over_splits(sums, scratch);
+    if (threadIdx.y > 0) continue;
+    double now[V];
+    load_doubles(now, total, columns);
+#pragma unroll
+    for (int v = 0; v < V; ++v) now[v] = __dadd_rn(now[v], sums[v]);
+    store_doubles(total, now, columns);
+    apply_total(params, now, columns, lr, norm, models);
+  }
+}
+
+template <int V>
+__global__ void __launch_bounds__(kBlockThreads)
+    memory_total_kernel(int64_t tiles, double* out, int32_t* peaks, const double* total,
+                        const float* const* updates, const float* const* memory,
+                        const float* const* references, int64_t S, int64_t d, const double* weights,
+                        const float* params) {
+  __shared__ double scratch[V * kBlockThreads];
+  const int64_t batches = row_batches(S, blockDim.y);
+  PeaksOfRows largest;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto columns = Columns<V>::of(tile, d);
+    Floats<V> p{};
+    if (params) p = load<V>(params + columns.begin, columns.count);
+    double sums[V] = {};
+    for (int64_t b = 0; b < batches; ++b) {
+      Batch<V> batch;
+      batch.load_rows(updates, S, b, columns);
+      remember(sums, batch, memory, references, weights, p, params != nullptr, S, b, columns);
+      largest.add(batch, peaks, S, b);
+    }
+    sum_over_splits(sums, scratch);
+    if (threadIdx.y > 0) continue;
+    double now[V];
+    load_doubles(now, total, columns);
+#pragma unroll
+    for (int v = 0; v < V; ++v) now[v] = __dadd_rn(now[v], sums[v]);
+    store_doubles(out, now, columns);
+  }
+  largest.write(peaks, S, 0);
+}
+
+__global__ void __launch_bounds__(256)
+    add_total_kernel(float* params, const double* total, int64_t d, double lr, double norm,
+                     bool models) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t k = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; k < d; k += stride)
+    params[k] = apply_total(params[k], total[k], lr, norm, models);
+}
+
+}  // namespace
+
+cudaError_t memory_update(float* params, double* total, const float* const* updates,
+                          float* const* memory, int64_t S, int64_t d, const double* weights,
+                          double lr, double norm, bool models, int width, cudaStream_t stream) {
+  return with_width(width, [&](auto w) {
+    constexpr int V = decltype(w)::value;
+    return launch_rows<V>(memory_update_kernel<V>, S, d, stream, params, total, updates, memory, S,
+                          d, weights, lr, norm, models);
+  });
+}
+
+cudaError_t memory_total(double* out, float* peaks, const double* total,
+                         const float* const* updates, const float* const* memory,
+                         const float* const* references, int64_t S, int64_t d,
+                         const double* weights, const float* params, int width,
+                         cudaStream_t stream) {
+  auto* bits = reinterpret_cast<int32_t*>(peaks);
+  if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
+  return with_width(width, [&](auto w) {
+    constexpr int V = decltype(w)::value;
+    return launch_rows<V>(memory_total_kernel<V>, S, d, stream, out, bits, total, updates, memory,
+                          references, S, d, weights, params);
+  });
+}
+
+cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
+                      bool models, cudaStream_t stream) {
+  if (d == 0) return cudaSuccess;
+  int blocks = 0;
+  if (cudaError_t error = resident_blocks(add_total_kernel, 256, ceil_div(d, 256), &blocks))
+    return error;
+  add_total_kernel<<<blocks, 256, 0, stream>>>(params, total, d, lr, norm, models);
+  return cudaGetLastError();
+}
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_kernels.h"
+#include "rows.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+// sums += mean * sum over the rows of batch b of (update + correction). Updates stay in `updates`.
+//   references   // [S], entries may be null, or nullptr
+template <int V, class Row>
+__device__ __forceinline__ void add_batch(double (&sums)[V], Batch<V>& updates,
+                                          const float* const* rows, Row* const* corrections,
+                                          const float* const* references, int64_t S, int64_t b,
+                                          float mean, Columns<V> columns) {
+  Batch<V> own;
+  updates.load_rows(rows, S, b, columns);
+  own.load_rows(corrections, S, b, columns);
+  if (references) {
+#pragma unroll
+    for (int j = 0; j < kHeldRows; ++j) {
+      const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+      const float* reference = s < S ? references[s] : nullptr;
+      if (!reference) continue;
+      const Floats<V> r = load<V>(reference + columns.begin, columns.count);
+#pragma unroll
+      for (int v = 0; v < V; ++v) own.x[j].at[v] = __fsub_rn(r.at[v], own.x[j].at[v]);
+    }
+  }
+  const auto factor = [&](int64_t) { return mean; };
+  updates.add_to(sums, S, b, factor);
+  own.add_to(sums, S, b, factor);
+}
+
+template <int V>
+__global__ void __launch_bounds__(kBlockThreads)
+    mimic_kernel(int64_t tiles, float* params, const float* const* updates,
+                 float* const* corrections, int64_t S, int64_t d, float mean, double lr) {
+  __shared__ double scratch[V * kBlockThreads];
+  const int64_t batches = row_batches(S, blockDim.y);
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto columns = Columns<V>::of(tile, d);
+    double sums[V] = {};
+    Batch<V> batch;
+    for (int64_t b = 0; b < batches; ++b)
+      add_batch(sums, batch, updates, corrections, nullptr, S, b, mean, columns);
+    sum_over_splits(sums, scratch);
+    if (threadIdx.y == 0) apply_total(params, sums, columns, lr, 1.0, false);
+    for (int64_t b = 0; b < batches; ++b) {
+      if (batches > 1) batch.load_rows(updates, S, b, columns);
+#pragma unroll
+      for (int j = 0; j < kHeldRows; ++j) {
+        const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+        if (s >= S) continue;
+        Floats<V> c;
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+          c.at[v] = __fsub_rn(static_cast<float>(sums[v]), batch.x[j].at[v]);
+        store<V>(corrections[s] + columns.begin, c, columns.count);
+      }
+    }
+  }
+}
+
+template <int V>
+__global__ void __launch_bounds__(kBlockThreads)
+    mimic_mean_kernel(int64_t tiles, double* v_out, float* rounded, int32_t* peaks,
+                      const float* const* updates, const float* const* corrections,
+                      const float* const* references, int64_t S, int64_t d, float mean) {
+  __shared__ double scratch[V * kBlockThreads];
+  const int64_t batches = row_batches(S, blockDim.y);
+  PeaksOfRows largest;
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto columns = Columns<V>::of(tile, d);
+    double sums[V] = {};
+    for (int64_t b = 0; b < batches; ++b) {
+      Batch<V> batch;
+      add_batch(sums, batch, updates, corrections, references, S, b, mean, columns);
+      largest.add(batch, peaks, S, b);
+    }
+    sum_over_splits(sums, scratch);
+    if (threadIdx.y > 0) continue;
+    Floats<V> single;
+#pragma unroll
+    for (int v = 0; v < V; ++v) single.at[v] = static_cast<float>(sums[v]);
+    store_doubles(v_out, sums, columns);
+    store<V>(rounded + columns.begin, single, columns.count);
+  }
+  largest.write(peaks, S, 0);
+}
+
+float mean_weight(int64_t S) {
+  return static_cast<float>(1.0 / static_cast<double>(S));
+}
+
+}  // namespace
+
+cudaError_t mimic(float* params, const float* const* updates, float* const* corrections, int64_t S,
+                  int64_t d, double lr, int width, cudaStream_t stream) {
+  if (S == 0) return cudaSuccess;
+  return with_width(width, [&](auto w) {
+    constexpr int V = decltype(w)::value;
+    return launch_rows<V>(mimic_kernel<V>, S, d, stream, params, updates, corrections, S, d,
+                          mean_weight(S), lr);
+  });
+}
+
+cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const float* const* updates,
+                       const float* const* corrections, const float* const* references, int64_t S,
+                       int64_t d, int width, cudaStream_t stream) {
+  auto* bits = reinterpret_cast<int32_t*>(peaks);
+  if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
+  return with_width(width, [&](auto w) {
+    constexpr int V = decltype(w)::value;
+    return launch_rows<V>(mimic_mean_kernel<V>, S, d, stream, v, rounded, bits, updates,
+                          corrections, references, S, d, mean_weight(S));
+  });
+}
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the one-pass row operations are laid out on a GPU.
+#pragma once
+
+#include "host_device.h"
+
+namespace fastagg::cuda {
+
+// Rows that a thread reads at a time, all of their loads in flight at once: 128 bytes of 16-byte
+// accesses. They are added in float32; everything else in float64.
+constexpr int kHeldRows = 8;
+constexpr int kBlockThreads = 512;  // at most
+
+// A block of threads takes `lanes` neighbouring vectors of columns, and `splits` threads share the
+// rows of each: thread (x, y) those with s = y, y + splits, ...
+struct RowBlock {
+  int lanes, splits;
+};
+
+// As few splits as let a thread hold all its rows in registers (up to 512 rows), so that a kernel
+// that needs them twice reads memory once; and at least 8 lanes, 128 bytes of each row. It depends
+// on S alone: so does the order of sums.
+FASTAGG_HD constexpr RowBlock row_block(int64_t S) {
+  int splits = 1;
+  while (splits < 64 && splits * kHeldRows < S) splits *= 2;
+  return {splits < 32 ? 256 / splits : 8, splits};
+}
+
+// The j-th row of batch b of split y; may be S or more.
+FASTAGG_HD constexpr int64_t row_of(int splits, int y, int64_t batch, int j) {
+  return (batch * kHeldRows + j) * splits + y;
+}
+
+FASTAGG_HD constexpr int64_t row_batches(int64_t S, int splits) {
+  return ceil_div(S, int64_t{splits} * kHeldRows);
+}
+
+// The widest access, in floats, that addresses and strides allow whose bitwise or is `bits`.
+FASTAGG_HD constexpr int vector_width(std::uintptr_t bits) {
+  return bits % 16 == 0 ? 4 : bits % 8 == 0 ? 2 : 1;
+}
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda_kernels.h"
+#include "rows.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+template <int V>
+__global__ void __launch_bounds__(kBlockThreads)
+    weighted_sum_kernel(int64_t tiles, float* out, const float* const* rows, int64_t S, int64_t d,
+                        const double* weights, double beta) {
+  __shared__ double scratch[V * kBlockThreads];
+  const int64_t batches = row_batches(S, blockDim.y);
+  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto columns = Columns<V>::of(tile, d);
+    double sums[V] = {};
+    for (int64_t b = 0; b < batches; ++b) {
+      Batch<V> batch;
+      batch.load_rows(rows, S, b, columns);
+      batch.add_to(sums, S, b, [&](int64_t s) { return static_cast<float>(weights[s]); });
+    }
+    sum_over_splits(sums, scratch);
+    if (threadIdx.y > 0) continue;
+    Floats<V> result{};
+    if (beta != 0.0) result = load<V>(out + columns.begin, columns.count);
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+      const double old = beta == 0.0 ? 0.0 : __dmul_rn(beta, result.at[v]);
+      result.at[v] = static_cast<float>(__dadd_rn(old, sums[v]));
+    }
+    store<V>(out + columns.begin, result, columns.count);
+  }
+}
+
+}  // namespace
+
+cudaError_t weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d,
+                         const double* weights, double beta, int width, cudaStream_t stream) {
+  return with_width(width, [&](auto w) {
+    constexpr int V = decltype(w)::value;
+    return launch_rows<V>(weighted_sum_kernel<V>, S, d, stream, out, rows, S, d, weights, beta);
+  });
+}
+
+}  // namespace fastagg::cuda

@@ -1,0 +1,453 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA kernels compute with plain arithmetic (which row, column, slot, chunk, and which of
+// two candidates), checked on the CPU. test_host_arithmetic.py compiles and runs this.
+//
+// The Gram kernels are emulated lane by lane, with the functions that they use for every index, on
+// a tensor core written down from the PTX manual (mma.m16n8k16, its fragment layouts).
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gram_layout.h"
+#include "pair_math.h"
+#include "row_layout.h"
+
+using namespace fastagg::cuda;
+
+#define EXPECT(condition)                                                   \
+  do {                                                                      \
+    if (!(condition)) {                                                     \
+      std::fprintf(stderr, "line %d: expected %s\n", __LINE__, #condition); \
+      std::exit(1);                                                         \
+    }                                                                       \
+  } while (false)
+
+namespace {
+
+std::mt19937 random_bits(1);
+
+float normal() {
+  return std::normal_distribution<float>()(random_bits);
+}
+
+// --- triangle, partition, plan
+
+void triangle() {
+  int64_t index = 0;
+  for (int64_t i = 0; i < 400; ++i)
+    for (int64_t j = 0; j <= i; ++j, ++index) {
+      EXPECT(triangle_index(i, j) == index);
+      EXPECT(triangle_row(index) == i);
+    }
+  for (int64_t i : {int64_t{1} << 20, (int64_t{1} << 30) - 1}) {
+    EXPECT(triangle_row(triangle_index(i, 0)) == i);
+    EXPECT(triangle_row(triangle_index(i, i)) == i);
+  }
+}
+
+void partitions() {
+  for (int64_t d : {1LL, 15LL, 512LL, 513LL, 62'006LL, 262'144LL, 262'145LL, 1'000'000LL,
+                    123'456'789LL, 1'000'000'000LL, 5'000'000'000LL}) {
+    const Partition part = partition(d);
+    EXPECT(part.chunk % kBlockColumns == 0);
+    EXPECT(part.chunks >= 1 && part.chunks <= kMaxChunks);
+    EXPECT((part.chunks - 1) * part.chunk < d && d <= part.chunks * part.chunk);
+  }
+  EXPECT(partition(0).chunks == 0);
+}
+
+void plans() {
+  for (int64_t S : {1, 2, 16, 17, 48, 64, 65, 128, 129, 1000, 4096, 10'000})
+    for (int64_t d : {1LL, 600LL, 1'000'000LL, 1'000'000'000LL}) {
+      const GramPlan plan = plan_gram(S, d);
+      EXPECT(plan.few == (S <= 64));
+      EXPECT(plan.wave % kSegment == 0 && plan.wave >= kSegment);
+      EXPECT(plan.wave * plan.slots * 8 <= kPartialBytes || plan.wave == kSegment);
+      EXPECT(plan.slots % 32 == 0);                           // whole warps of the reduction
+      EXPECT(!plan.few || plan.wave >= plan.part.chunks);     // one wave
+      EXPECT(plan.wave / kSegment <= kMaxChunks / kSegment);  // its shared memory
+      const GramWorkspace at = gram_workspace_of(plan, S);
+      EXPECT(at.partials == 0 && at.totals >= plan.wave * plan.slots * 8);
+      EXPECT(at.totals % 8 == 0 && at.suspects % 4 == 0 && at.peaks % 4 == 0 && at.found % 4 == 0);
+      const bool waves = plan.wave < plan.part.chunks;
+      EXPECT(at.suspects - at.totals == (waves ? plan.slots * 8 : 0));
+      EXPECT(at.peaks - at.suspects == 4 * S && at.found - at.peaks == 4 * S);
+      EXPECT(at.needed - at.found == 4 && at.bytes - at.needed == plan.tiles);
+    }
+}
+
+// --- slots: every entry of the lower triangle has exactly one
+
+void slots() {
+  for (int row_tiles = 1; row_tiles <= 4; ++row_tiles) {
+    std::map<std::pair<int64_t, int64_t>, int> seen;
+    const int64_t count = int64_t{few_tiles(row_tiles)} * 128;
+    for (int64_t slot = 0; slot < count; ++slot) {
+      const Entry e = few_entry(slot);
+      EXPECT(e.i >= 0 && e.i < 16 * row_tiles && e.j >= 0 && e.j < 16 * row_tiles);
+      ++seen[{e.i, e.j}];
+    }
+    for (int64_t i = 0; i < 16 * row_tiles; ++i)
+      for (int64_t j = 0; j <= i; ++j) EXPECT((seen[{i, j}] == 1));
+  }
+  std::map<std::pair<int64_t, int64_t>, int> seen;
+  for (int64_t slot = 0; slot < 6 * kTileSlots; ++slot) {  // three strips
+    const Entry e = many_entry(slot);
+    ++seen[{e.i, e.j}];
+  }
+  EXPECT(seen.size() == static_cast<std::size_t>(6 * kTileSlots));
+  for (int64_t i = 0; i < 3 * kTileRows; ++i)
+    for (int64_t j = 0; j <= i; ++j) EXPECT((seen[{i, j}] == 1));
+}
+
+// --- the tensor core
+
+float from_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+uint32_t to_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+uint32_t bfloat16(float x) {  // cvt.rn.bf16.f32, of finite numbers
+  const uint32_t bits = to_bits(x);
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+// As gram_mma.cuh splits: the leading half above the rest.
+uint32_t word_of(float x) {
+  const uint32_t high = bfloat16(x);
+  return high << 16 | bfloat16(x - from_bits(high << 16));
+}
+float half_of(uint32_t word, int half) {
+  return from_bits(half ? word & 0xffff0000u : word << 16);
+}
+
+struct Registers {
+  uint32_t at[4];
+};
+struct Sums {
+  float at[4];
+};
+
+// D = A B + D as the PTX manual says for mma.m16n8k16 with .bf16: group = lane / 4, thread = lane %
+// 4; element e of A (two to a register) is in row group (e in {0, 1, 4, 5}) or group + 8, column
+// thread * 2 + e % 2, and 8 more from e = 4 on; element e of B in row thread * 2 + e % 2, and 8
+// more from e = 2 on, column group; element e of D in row group (e < 2) or group + 8, column thread
+// * 2 + e % 2. The sum is truncated to float32, as the hardware truncates.
+void mma(std::vector<Sums>& d, const std::vector<Registers>& a, const std::vector<Registers>& b) {
+  double A[16][16], B[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int group = lane / 4, thread = lane % 4;
+    for (int e = 0; e < 8; ++e) {
+      const int row = (e < 2 || (4 <= e && e < 6)) ? group : group + 8;
+      A[row][thread * 2 + e % 2 + (e >= 4 ? 8 : 0)] = half_of(a[lane].at[e / 2], e % 2);
+    }
+    for (int e = 0; e < 4; ++e)
+      B[thread * 2 + e % 2 + (e >= 2 ? 8 : 0)][group] = half_of(b[lane].at[e / 2], e % 2);
+  }
+  for (int lane = 0; lane < 32; ++lane)
+    for (int e = 0; e < 4; ++e) {
+      const int row = lane / 4 + (e < 2 ? 0 : 8), column = lane % 4 * 2 + e % 2;
+      double sum = d[lane].at[e];
+      for (int k = 0; k < 16; ++k) sum += A[row][k] * B[k][column];
+      float rounded = static_cast<float>(sum);
+      if (std::fabs(static_cast<double>(rounded)) > std::fabs(sum))
+        rounded = std::nextafter(rounded, 0.0f);
+      d[lane].at[e] = rounded;
+    }
+}
+
+using Matrix = std::vector<std::vector<float>>;
+
+Matrix random_rows(int64_t S, int64_t d, bool positive) {
+  Matrix rows(S, std::vector<float>(d));
+  for (auto& row : rows)
+    for (float& x : row) x = positive ? std::fabs(normal()) : normal();
+  return rows;
+}
+
+// The words of every lane for one row group and one step: what the kernels' lanes load.
+std::vector<Registers> load_group(const Matrix& rows, int64_t first_row, int64_t first_column) {
+  std::vector<Registers> lanes(32);
+  for (int lane = 0; lane < 32; ++lane)
+    for (int k = 0; k < 4; ++k) {
+      const int64_t s = first_row + lane_row(lane), column = first_column + lane_column(lane) + k;
+      const bool there =
+          s < static_cast<int64_t>(rows.size()) && column < static_cast<int64_t>(rows[0].size());
+      lanes[lane].at[k] = there ? word_of(rows[s][column]) : 0;
+    }
+  return lanes;
+}
+
+// add_step of gram_mma.cuh
+void add_step(std::vector<Sums>& sums, const std::vector<Registers>& a0,
+              const std::vector<Registers>& a1, const std::vector<Registers>& b_words) {
+  std::vector<Sums> chain(32, Sums{});
+  for (int half = 0; half < 2; ++half) {
+    std::vector<Registers> a(32), b(32), b_swapped(32);
+    for (int lane = 0; lane < 32; ++lane) {
+      for (int r = 0; r < 4; ++r) a[lane].at[r] = (a_group(r) ? a1 : a0)[lane].at[a_word(half, r)];
+      for (int r = 0; r < 2; ++r) {
+        b[lane].at[r] = b_words[lane].at[b_word(half, r)];
+        b_swapped[lane].at[r] = swapped(b[lane].at[r]);
+      }
+    }
+    mma(chain, a, b);
+    mma(chain, a, b_swapped);
+  }
+  for (int lane = 0; lane < 32; ++lane)
+    for (int r = 0; r < 4; ++r) sums[lane].at[r] += chain[lane].at[r];
+}
+
+// A warp's share of tiles over one chunk: float32 inside a block of columns, float64 across.
+// tiles: (first row of A, first row of B).
+std::vector<double> warp_sums(const Matrix& rows, int64_t begin, int64_t end,
+                              const std::vector<std::pair<int64_t, int64_t>>& tiles) {
+  std::vector<double> wide(tiles.size() * 128, 0.0);
+  for (int64_t block = begin; block < end; block += kBlockColumns)
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
+      std::vector<Sums> sums(32, Sums{});
+      for (int64_t column = block; column < std::min<int64_t>(block + kBlockColumns, end);
+           column += kStep)
+        add_step(sums, load_group(rows, tiles[t].first, column),
+                 load_group(rows, tiles[t].first + 8, column),
+                 load_group(rows, tiles[t].second, column));
+      for (int r = 0; r < 4; ++r)
+        for (int lane = 0; lane < 32; ++lane) wide[t * 128 + r * 32 + lane] += sums[lane].at[r];
+    }
+  return wide;
+}
+
+// The sum of partial sums [chunks, slots] in the order of reduce_kernel.
+std::vector<double> reduced(const std::vector<std::vector<double>>& partials) {
+  std::vector<double> totals(partials[0].size(), 0.0);
+  for (std::size_t first = 0; first < partials.size(); first += kSegment)
+    for (std::size_t slot = 0; slot < totals.size(); ++slot) {
+      double sum = partials[first][slot];
+      for (std::size_t c = first + 1; c < std::min(first + kSegment, partials.size()); ++c)
+        sum += partials[c][slot];
+      totals[slot] += sum;
+    }
+  return totals;
+}
+
+using Gram = std::vector<std::vector<double>>;
+
+Gram emulated_few(const Matrix& rows) {
+  const auto S = static_cast<int64_t>(rows.size()), d = static_cast<int64_t>(rows[0].size());
+  const GramPlan plan = plan_gram(S, d);
+  EXPECT(plan.few);
+  std::vector<std::pair<int64_t, int64_t>> tiles(few_tiles(plan.row_tiles));
+  for (int a = 0; a < plan.row_tiles; ++a)
+    for (int b = 0; b <= 2 * a + 1; ++b) tiles[few_tile(a, b)] = {16 * a, 8 * b};
+  std::vector<std::vector<double>> partials;
+  for (int64_t chunk = 0; chunk < plan.part.chunks; ++chunk)
+    partials.push_back(warp_sums(rows, chunk * plan.part.chunk,
+                                 std::min(d, (chunk + 1) * plan.part.chunk), tiles));
+  const auto totals = reduced(partials);
+  EXPECT(static_cast<int64_t>(totals.size()) == plan.slots);
+  Gram gram(S, std::vector<double>(S));
+  for (int64_t slot = 0; slot < plan.slots; ++slot) {
+    const Entry e = few_entry(slot);
+    if (e.i < S && e.j <= e.i) gram[e.i][e.j] = gram[e.j][e.i] = totals[slot];
+  }
+  return gram;
+}
+
+Gram emulated_many(const Matrix& rows) {
+  const auto S = static_cast<int64_t>(rows.size()), d = static_cast<int64_t>(rows[0].size());
+  const Partition part = partition(d);
+  const int64_t strips = ceil_div(S, kTileRows), tiles = triangle_index(strips, 0);
+  Gram gram(S, std::vector<double>(S));
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t I = triangle_row(tile), J = tile - triangle_index(I, 0);
+    for (int warp = 0; warp < 8; ++warp) {
+      if (I == J && warp_column(warp) >= warp_row(warp) + 64) continue;  // above the diagonal
+      std::vector<std::pair<int64_t, int64_t>> own(16);
+      for (int a = 0; a < 4; ++a)
+        for (int b = 0; b < 4; ++b)
+          own[tile_sum(a, b, 0) / 4] = {I * kTileRows + warp_row(warp) + 16 * a,
+                                        J * kTileRows + warp_column(warp) + 8 * b};
+      std::vector<std::vector<double>> partials;
+      for (int64_t chunk = 0; chunk < part.chunks; ++chunk)
+        partials.push_back(
+            warp_sums(rows, chunk * part.chunk, std::min(d, (chunk + 1) * part.chunk), own));
+      const auto totals = reduced(partials);
+      for (int sum = 0; sum < kTileSums; ++sum)
+        for (int lane = 0; lane < 32; ++lane) {
+          const int64_t slot = (tile * kTileSums + sum) * kTileThreads + warp * 32 + lane;
+          const Entry e = many_entry(slot);
+          if (e.i < S && e.j <= e.i) gram[e.i][e.j] = gram[e.j][e.i] = totals[sum * 32 + lane];
+        }
+    }
+  }
+  return gram;
+}
+
+// Two bfloat16 hold an element to 2^-18: a product to 2^-17. Chains of 4 truncated sums lose up to
+// 2^-20 more, a block of 32 chains 2^-19. All of it relative to the sum of magnitudes.
+void expect_right(const Gram& gram, const Matrix& rows) {
+  const double bound = std::ldexp(1.0, -17) + std::ldexp(1.0, -20) + std::ldexp(1.0, -19);
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    for (std::size_t j = 0; j < rows.size(); ++j) {
+      double sum = 0.0, magnitude = 0.0;
+      for (std::size_t k = 0; k < rows[i].size(); ++k) {
+        const double product = static_cast<double>(rows[i][k]) * rows[j][k];
+        sum += product;
+        magnitude += std::fabs(product);
+      }
+      EXPECT(std::fabs(gram[i][j] - sum) <= bound * magnitude);
+      EXPECT(gram[i][j] == gram[j][i]);
+    }
+}
+
+void few_rows() {
+  const std::vector<std::pair<int64_t, int64_t>> shapes = {
+      {1, 1}, {2, 3}, {7, 16}, {16, 17}, {17, 5}, {33, 47}, {48, 64}, {64, 129}, {5, 2'000}};
+  for (const auto& [S, d] : shapes)
+    for (bool positive : {false, true}) {
+      const Matrix rows = random_rows(S, d, positive);
+      expect_right(emulated_few(rows), rows);
+    }
+}
+
+void more_rows() {
+  for (const auto& [S, d] : std::vector<std::pair<int64_t, int64_t>>{{65, 33}, {130, 40}}) {
+    const Matrix rows = random_rows(S, d, false);
+    expect_right(emulated_many(rows), rows);
+  }
+}
+
+// The same rows at other positions, in either kernel: the same bits.
+void entries_depend_on_their_rows_alone() {
+  const Matrix rows = random_rows(20, 1'100, false);
+  Matrix reversed(rows.rbegin(), rows.rend());
+  const Gram gram = emulated_few(rows), other = emulated_few(reversed);
+  Matrix padded = random_rows(70, 1'100, false);
+  std::copy(rows.begin(), rows.end(), padded.begin() + 45);  // across two warps' parts of a tile
+  const Gram within = emulated_many(padded);
+  for (int i = 0; i < 20; ++i)
+    for (int j = 0; j < 20; ++j) {
+      EXPECT(gram[i][j] == other[19 - i][19 - j]);
+      EXPECT(gram[i][j] == within[45 + i][45 + j]);
+    }
+}
+
+// Rows of one sign, as updates with a common drift nearly are: truncated sums are all off in the
+// same direction. With chains this short, cosines keep the accuracy that is promised at any d.
+void cosines() {
+  const Matrix rows = random_rows(3, 200'000, true);
+  const Gram gram = emulated_few(rows);
+  double worst = 0.0;
+  for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < i; ++j) {
+      double exact[3] = {};
+      for (std::size_t k = 0; k < rows[0].size(); ++k) {
+        exact[0] += static_cast<double>(rows[i][k]) * rows[j][k];
+        exact[1] += static_cast<double>(rows[i][k]) * rows[i][k];
+        exact[2] += static_cast<double>(rows[j][k]) * rows[j][k];
+      }
+      const double cosine = gram[i][j] / std::sqrt(gram[i][i] * gram[j][j]);
+      worst = std::max(worst, std::fabs(cosine - exact[0] / std::sqrt(exact[1] * exact[2])));
+    }
+  std::printf("largest error of a cosine: %.1e\n", worst);
+  EXPECT(worst < 1e-7);
+}
+
+// --- rows
+
+void row_blocks() {
+  for (int64_t S = 0; S <= 1'500; ++S) {
+    const RowBlock block = row_block(S);
+    const int threads = block.lanes * block.splits;
+    EXPECT(threads % 32 == 0 && threads <= kBlockThreads);
+    EXPECT(block.lanes >= 8 && (block.lanes & (block.lanes - 1)) == 0);
+    EXPECT((block.splits & (block.splits - 1)) == 0);  // for the tree
+    EXPECT(S > 512 || row_batches(S, block.splits) <= 1);
+    std::vector<int> taken(S, 0);
+    for (int y = 0; y < block.splits; ++y)
+      for (int64_t batch = 0; batch < row_batches(S, block.splits); ++batch)
+        for (int j = 0; j < kHeldRows; ++j)
+          if (const int64_t s = row_of(block.splits, y, batch, j); s < S) ++taken[s];
+    EXPECT(std::all_of(taken.begin(), taken.end(), [](int n) { return n == 1; }));
+  }
+}
+
+void widths() {
+  EXPECT(vector_width(0x1000) == 4);
+  EXPECT(vector_width(0x1000 | 0x2010) == 4);
+  EXPECT(vector_width(0x1000 | 0x2008) == 2);
+  EXPECT(vector_width(0x1000 | 0x2004) == 1);
+  EXPECT(vector_width(0x1000 | 0x2008 | 0x300c) == 1);
+}
+
+// --- pairs
+
+void ranking() {
+  for (int round = 0; round < 500; ++round) {
+    std::vector<Ranked> all;
+    for (int64_t k = 0; k < 32; ++k)  // many ties, some without a client, both zeros, -infinity
+      all.push_back({std::vector<float>{-0.0f, 0.0f, 1.0f, -INFINITY}[random_bits() % 4],
+                     random_bits() % 3 ? k : -1});
+    Ranked expected{0.0f, -1};
+    for (const Ranked& r : all)
+      if (r.client >= 0 && (expected.client < 0 || r.score > expected.score)) expected = r;
+    std::vector<Ranked> lanes = all;
+    std::shuffle(lanes.begin(), lanes.end(), random_bits);
+    for (int offset = 16; offset > 0; offset /= 2) {  // as a warp does
+      const std::vector<Ranked> before = lanes;
+      for (int lane = 0; lane < 32; ++lane)
+        lanes[lane] = better(before[lane], before[lane ^ offset]);
+    }
+    for (const Ranked& lane : lanes) EXPECT(lane.client == expected.client);
+  }
+  EXPECT(far_below(1.0f, 0.5f, 0.5) && !far_below(1.0f, 0.75f, 0.5));
+}
+
+void scores() {
+  EXPECT(cosine_score(2.0, 4.0, 1.0, false) == 1.0);
+  EXPECT(cosine_score(-2.5, 4.0, 1.0, false) == 0.0);  // beyond -1 by rounding
+  EXPECT(cosine_score(0.0, 0.0, 1.0, false) == 0.5);
+  EXPECT(cosine_score(0.0, 0.0, 0.0, true) == 0.5);
+  EXPECT(cosine_score(0.1, 0.1, 0.1, true) == 1.0);
+  EXPECT(distance_score(12.0, 9.0, 16.0, false) == -1.0);
+  EXPECT(distance_score(9.0, 9.0, 8.9, false) <= 0.0);
+  EXPECT(distance_score(9.0, 9.0, 9.0, true) == 0.0);
+  EXPECT(moved_mean(0.5f, 1.0, 2) == 0.75f);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::map<std::string, void (*)()> checks = {
+      {"triangle", triangle},
+      {"partitions", partitions},
+      {"plans", plans},
+      {"slots", slots},
+      {"few_rows", few_rows},
+      {"more_rows", more_rows},
+      {"entries_depend_on_their_rows_alone", entries_depend_on_their_rows_alone},
+      {"cosines", cosines},
+      {"row_blocks", row_blocks},
+      {"widths", widths},
+      {"ranking", ranking},
+      {"scores", scores},
+  };
+  if (count != 2) {
+    for (const auto& [name, check] : checks) std::printf("%s\n", name.c_str());
+    return 0;
+  }
+  checks.at(arguments[1])();
+  return 0;
+}

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only a GPU can show: streams, graphs, waiting, devices, alignment, size, and accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastagg import ops, reference
+
+pytestmark = pytest.mark.skipif(
+    "cuda" not in ops.devices(), reason="no CUDA kernels in this build, or no GPU"
+)
+
+K, S, D = 24, 13, 40_003
+F64 = torch.float64
+
+
+class Server:
+    """The state of an FDMS server and the rows of a round, all on the GPU."""
+
+    def __init__(self, seed: int = 0) -> None:
+        g = torch.Generator().manual_seed(seed)
+        common = torch.randn(D, generator=g)
+        self.updates = (torch.randn(S, D, generator=g) + common).cuda()
+        self.params = torch.randn(D, generator=g).cuda()
+        self.memory = torch.randn(K, D, generator=g).cuda()
+        self.total = self.memory.double().sum(dim=0)
+        self.clients = torch.randperm(K, generator=g)[:S].cuda()
+        self.active = torch.zeros(K, dtype=torch.bool, device="cuda")
+        self.active[self.clients] = True
+        self.scores = torch.rand(K, K, generator=g).cuda()
+        self.counts = torch.randint(0, 3, (K, K), generator=g, dtype=torch.int16).cuda()
+        self.candidates = torch.ones(K, K, dtype=torch.bool, device="cuda")
+        self.shares = torch.full((K,), 1 / K, dtype=F64, device="cuda")
+
+    def state(self) -> list[Tensor]:
+        return [self.params, self.scores, self.counts, self.candidates, self.memory, self.total]
+
+
+def fdms_step(s: Server) -> None:
+    """A whole round of FDMS with elimination in ops that do not wait for the GPU."""
+    gram = ops.gram(s.updates, dtype=F64)
+    fresh = ops.cosine_scores(gram)
+    friends = ops.select_friends(s.scores, s.counts, s.active, s.candidates, 0.3)
+    stands_in = (s.clients[:, None] == friends).to(F64)  # [S, K]
+    orphans = ((friends < 0) * s.shares).sum() / S
+    ops.weighted_sum_(s.params, s.updates, (stands_in * s.shares).sum(dim=1) + orphans)
+    ops.update_scores_(s.scores, s.counts, fresh, s.clients)
+    ops.eliminate_(s.candidates, s.scores, s.counts, 0.3)
+
+
+def row_steps(s: Server) -> None:
+    """Rounds of MimiC and of a rule that remembers models."""
+    clients = torch.arange(S)  # on the CPU, where row addresses are made
+    ops.mimic_(s.params, s.updates, s.memory, clients, 0.1)
+    ops.memory_update_(
+        s.params, s.total, s.memory, s.updates, clients, torch.ones(S), 0.1, 1 / K, models=True
+    )
+
+
+def assert_same(a: list[Tensor], b: list[Tensor]) -> None:
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("step", [fdms_step, row_steps])
+def test_the_same_bits_from_run_to_run(step: Callable[[Server], None]) -> None:
+    expected = Server()
+    step(expected)
+    for _ in range(5):
+        server = Server()
+        torch.empty(1 << 24, device="cuda").fill_(float("nan"))  # what memory held must not matter
+        step(server)
+        assert_same(server.state(), expected.state())
+
+
+@pytest.mark.parametrize("step", [fdms_step, row_steps])
+def test_another_stream(step: Callable[[Server], None]) -> None:
+    expected, server = Server(), Server()
+    step(expected)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(server)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert_same(server.state(), expected.state())
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("step", [fdms_step, row_steps])
+def test_nothing_waits_and_nothing_is_allocated_after_the_first_call(
+    step: Callable[[Server], None],
+) -> None:
+    server = Server()
+    step(server)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["num_device_alloc"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(server)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["num_device_alloc"] == before
+
+
+@pytest.mark.parametrize("step", [fdms_step, row_steps])
+def test_a_captured_graph_does_the_same(step: Callable[[Server], None]) -> None:
+    expected, server = Server(), Server()
+    for _ in range(4):
+        step(expected)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(server)  # warms up, and is the first of the four
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(server)
+    for _ in range(3):
+        graph.replay()
+    assert_same(server.state(), expected.state())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_device_that_is_not_the_current_one() -> None:
+    rows = torch.randn(5, 999)
+    expected = ops.gram(rows.cuda(0))
+    assert torch.equal(ops.gram(rows.cuda(1)).cpu(), expected.cpu())
+    assert torch.cuda.current_device() == 0
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    rows = torch.randn(3, 9)
+    with pytest.raises(ValueError, match="out: expected a CUDA tensor"):
+        ops.weighted_sum_(torch.zeros(9), rows.cuda(), torch.ones(3))
+    with pytest.raises(ValueError, match="rows: expected device cuda:0, got cpu"):
+        ops.weighted_sum_(torch.zeros(9, device="cuda"), rows, torch.ones(3))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+@pytest.mark.parametrize("count", [5, 20, 40, 64, 70])
+def test_any_alignment_gives_the_same_bits(offset: int, count: int) -> None:
+    rows = torch.randn(count, 5_003)
+    wide = torch.zeros(count, 5_012, device="cuda")  # rows 16-byte aligned
+    wide[:, :5_003] = rows.cuda()
+    shifted = torch.zeros(count * 5_008 + offset, device="cuda")[offset:].view(count, 5_008)
+    shifted[:, :5_003] = rows.cuda()
+    a, b = wide[:, :5_003], shifted[:, :5_003]
+    assert torch.equal(ops.gram(a, dtype=F64), ops.gram(b, dtype=F64))
+    assert torch.equal(ops.abs_max(a), ops.abs_max(b))
+    weights = torch.rand(count)
+    out, other = (torch.zeros(5_003, device="cuda") for _ in range(2))
+    assert torch.equal(ops.weighted_sum_(out, a, weights), ops.weighted_sum_(other, b, weights))
+
+
+@pytest.mark.parametrize("d", [1, 7, 513, 9_000])
+def test_gram_entries_depend_on_their_two_rows_alone(d: int) -> None:
+    rows = torch.randn(300, d, device="cuda")
+    full = ops.gram(rows, dtype=F64)
+    assert torch.equal(full, full.T)
+    order = torch.randperm(300, device="cuda")
+    assert torch.equal(ops.gram(rows[order], dtype=F64), full[order][:, order])
+    for count in (1, 16, 17, 64, 65, 129):  # either kernel, any part of a tile
+        some = order[:count]
+        assert torch.equal(ops.gram(rows[some], dtype=F64), full[some][:, some])
+    group = torch.arange(300, device="cuda") // 50
+    pairs = group[:, None] == group
+    assert torch.equal(ops.gram(rows, pairs=pairs, dtype=F64), torch.where(pairs, full, 0.0))
+
+
+@pytest.mark.parametrize("count", [4, 64, 80])
+def test_rows_out_of_range_are_rescued(count: int) -> None:
+    rows = torch.randn(count, 3_000)
+    scale = torch.tensor([1e-30, 1.0, 1e25, 0.0])[torch.arange(count) % 4]
+    rows = rows * scale[:, None]
+    got = ops.gram(rows.cuda(), dtype=F64).cpu()
+    x = rows.double()
+    bound = (2**7 + 2**4 + 512 / 16) * 2.0**-24 * (x.abs() @ x.abs().T)  # see test_gram.py
+    assert ((got - reference.gram(rows, dtype=F64)).abs() <= bound).all()
+
+
+def cosine(gram: Tensor) -> Tensor:
+    norms = gram.diagonal().sqrt()
+    return gram / norms[:, None] / norms
+
+
+@pytest.mark.parametrize("kind", ["positive", "correlated"])
+@pytest.mark.parametrize("count", [6, 66])
+def test_cosines_of_large_models_are_right(kind: str, count: int) -> None:
+    d = 100_000_000 if count == 6 else 10_000_000
+    free, _ = torch.cuda.mem_get_info()
+    if free < 6 * count * d * 4:
+        pytest.skip(f"needs {6 * count * d * 4 >> 30} GiB of free memory on the GPU")
+    rows = torch.rand(count, d, device="cuda")
+    if kind == "correlated":
+        rows = rows.sub_(0.5).mul_(0.1).add_(torch.randn(d, device="cuda"))
+    exact = torch.zeros(count, count, dtype=F64, device="cuda")
+    for part in rows.split(1 << 20, dim=1):
+        wide = part.double()
+        exact += wide @ wide.T
+    got = ops.gram(rows, dtype=F64)
+    assert (cosine(got) - cosine(exact)).abs().max() < 1e-7  # what docs/kernels.md promises
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    count, d = 9, 300_000_007
+    free, _ = torch.cuda.mem_get_info()
+    if free < 3 * count * d * 4:
+        pytest.skip("needs 31 GiB of free memory on the GPU")
+    rows = torch.ones(count, d, device="cuda")
+    rows[-1, -1] = 5.0
+    assert ops.abs_max(rows).tolist() == [1.0] * 8 + [5.0]
+    gram = ops.gram(rows, dtype=F64)
+    assert gram[0, 0] == d and gram[8, 8] == d + 24 and gram[8, 0] == d + 4
+    out = torch.zeros(d, device="cuda")
+    ops.weighted_sum_(out, rows, torch.ones(count))
+    assert out[-1] == 13.0 and out[0] == 9.0
+    ops.mimic_(out, rows[:4], rows[4:8].clone(), torch.arange(4), 1.0)
+    assert out[-1] == 15.0
