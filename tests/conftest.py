@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +19,10 @@ settings.register_profile("dev", _COMMON, max_examples=50)
 settings.register_profile("ci", _COMMON, max_examples=50, derandomize=True, print_blob=True)
 settings.register_profile("thorough", _COMMON, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# Background jobs of a shell ignore SIGINT, and so would everything that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,15 +68,6 @@ def test_a_signal_leaves_a_whole_checkpoint(number: signal.Signals, tmp_path: Pa
     assert torch.equal(server.aggregator.state_dict()["memory"], torch.ones(2, 50_000))
 
 
-@pytest.fixture
-def python_handlers() -> Iterator[None]:
-    """Python's handlers, which background jobs of a shell do not have: those ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("python_handlers")
 def test_a_signal_waits_while_it_is_held() -> None:
     events: list[str] = []
     guard = SignalGuard(lambda: events.append("saved"))
