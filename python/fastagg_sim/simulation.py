@@ -216,8 +216,10 @@ class Simulation:
         clients = active.tolist()
         sent = [self._mimic[k].correct_(self._buffer.row(k)) for k in clients]
         report = aggregator.step(self.params, sent, active)
+        dropped = set(report.rejected.tolist())  # what they sent is no part of v, and not finite
         for client, row in zip(clients, sent, strict=True):
-            self._mimic[client].learn(row, aggregator.aggregate)
+            if client not in dropped:
+                self._mimic[client].learn(row, aggregator.aggregate)
         return report
 
     def _distances(self, clients: Sequence[int]) -> tuple[float | None, float | None]:

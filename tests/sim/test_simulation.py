@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,37 @@ def test_both_modes_of_mimic_end_with_the_same_parameters(gradient_units: bool) 
     plain = Simulation(make_job("fedavg", rounds=12, training=training))
     run(plain)
     assert (plain.params - finals[0]).abs().max() > 1e-2  # corrections do matter here
+
+
+@pytest.mark.parametrize("mode", ["server", "client"])
+def test_a_client_whose_update_was_dropped_comes_back(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One update with NaN costs its client that round, wherever corrections are kept."""
+    options = {"mode": mode, "nonfinite": "drop"}
+    simulation = Simulation(
+        make_job("mimic", method={"options": options, "full_first_round": True})
+    )
+    train = simulation._train
+
+    def once(clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
+        train(clients, index, scaffold)
+        if index == 0 and 3 in clients:
+            simulation._buffer.row(3)[0] = torch.nan
+
+    monkeypatch.setattr(simulation, "_train", once)
+    rejected = []
+    step = simulation._step
+
+    def noted(active: torch.Tensor) -> fastagg.StepReport:
+        report = step(active)
+        rejected.append(report.rejected.tolist())
+        return report
+
+    monkeypatch.setattr(simulation, "_step", noted)
+    run(simulation)
+    assert any(3 in active.tolist() for active in simulation._history[1:])
+    assert rejected == [[3], *[[]] * 5]
 
 
 def test_a_job_may_end_after_a_number_of_uploads() -> None:
