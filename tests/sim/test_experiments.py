@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -328,6 +329,30 @@ def test_mimic_table_shows_published_beside_measured(tmp_path: Path) -> None:
     assert grid.rows[-1][0] == _mimic.REFERENCE and grid.rows[-1][-1] == "76.82"
     claims = mimic_table3.claims([results, results], mimic_table3.Table3Options())
     assert not claims[-1].passed and claims[-1].numbers["measured"] == 60.0
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("mimic-fig6", {"p": (0.3,)}),
+        ("mimic-table3", {"tau_max": (50,)}),
+        ("mimic-table4-fmnist", {"percent": (30,)}),
+        ("mimic-table5", {"classes": (5,)}),
+    ],
+)
+@pytest.mark.parametrize("quick", [False, True])
+def test_one_setting_shows_no_trend(
+    name: str, one: dict[str, Any], quick: bool, tmp_path: Path
+) -> None:
+    experiment = experiments.available()[name]
+    options = experiment.options(quick=quick, **one)
+    folders = {}
+    for part, config in experiment.configs(options).items():
+        folders[part] = tmp_path / part
+        write_fake_results(folders[part], config)
+        assert len(config.dropouts) == 1
+    claims = [claim.text for claim in experiment.claims(folders, options)]
+    assert claims and not [t for t in claims if " from " in t or "rises" in t or "differ less" in t]
 
 
 def test_mimic_fig6_compares_after_equally_many_rounds() -> None:

@@ -59,7 +59,7 @@ def read_epsilon(folder: Path) -> dict[int, list[tuple[float, int]]]:
 
 
 def budget_claims(folder: Path, epsilon: float, strict: bool) -> list[Claim]:
-    """Assumption 2 and, for clients of equal size, the published row of epsilon_t."""
+    """Assumption 2: the adversary keeps to its budget; `strict`: that of the released code."""
     seen = [values for seed in read_epsilon(folder).values() for values in seed]
     fractions = [fraction for fraction, _ in seen]
     numbers = {

@@ -190,7 +190,7 @@ def over_run(curve: Curve) -> float:
 
 def best(name: str, results: Results, count: int) -> list[Claim]:
     """MimiC above every other method near the end: over seeds, in pairs. Undecided within one
-    standard error, and open with a single seed, of which none is known."""
+    standard error; with a single seed there is none, and the difference alone decides."""
     claims = []
     for other in (label for label in results.curves if label not in ("MimiC", REFERENCE)):
         pairs = zip(results.tails("MimiC"), results.tails(other), strict=True)
@@ -206,6 +206,11 @@ def best(name: str, results: Results, count: int) -> list[Claim]:
         text = f"{name}: MimiC above {other} (mean over the last fifth of the uploads, in %)"
         claims.append(Claim(text, None if undecided else mean > 0, numbers))
     return claims
+
+
+def ends(values: Sequence[Any]) -> tuple[Any, ...]:
+    """The first and the last of a list of settings, which `--quick` takes; one if it has one."""
+    return tuple(values) if len(values) < 2 else (values[0], values[-1])
 
 
 def curve_claims(name: str, results: Results, options: MimicOptions) -> list[Claim]:

@@ -11,9 +11,12 @@ from fastagg_sim.experiments._mimic import LABELS, MimicOptions, Results, best
 
 
 def participation_claims(columns: Sequence[Results], options: MimicOptions) -> list[Claim]:
-    """MimiC best at every P, and every method better at the largest P than at the smallest."""
+    """MimiC best at every P, and every method better at the largest P than at the smallest,
+    if there are two."""
     seeds = len(options.chosen_seeds())
     found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
+    if len(columns) < 2:
+        return found
     first, last = columns[0], columns[-1]
     gains = {
         label: round(fmean(last.tails(label)) - fmean(first.tails(label)), 2) for label in LABELS

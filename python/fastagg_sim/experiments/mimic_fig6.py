@@ -70,7 +70,7 @@ def claims(folders: Mapping[str, Path], options: Fig6Options) -> Sequence[Claim]
     columns = read(folders, options)
     seeds = len(options.chosen_seeds())
     found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
-    for label in LABELS:
+    for label in LABELS if len(columns) > 1 else ():
         means = {r.setting.column: round(fmean(r.tails(label)), 2) for r in columns}
         rising = all(low < high for low, high in pairwise(means.values()))
         found.append(Claim(f"{label}: accuracy rises with p", rising, means))

@@ -18,6 +18,7 @@ from fastagg_sim.experiments._mimic import (
     CifarMimicOptions,
     Setting,
     cifar,
+    ends,
     mimic_experiment,
     time_varying,
 )
@@ -39,9 +40,7 @@ class Table4CifarOptions(CifarMimicOptions):
 
 
 def settings(options: Table4CifarOptions) -> Sequence[Setting]:
-    percent = (
-        options.percent[:: len(options.percent) - 1 or 1] if options.quick else options.percent
-    )
+    percent = ends(options.percent) if options.quick else options.percent
     task = cifar(options, 400)
     return [
         Setting(

@@ -15,6 +15,7 @@ from fastagg_sim.experiments._mimic import (
     LABELS,
     MimicOptions,
     Setting,
+    ends,
     fmnist,
     mimic_experiment,
     time_varying,
@@ -37,9 +38,7 @@ class Table4FmnistOptions(MimicOptions):
 
 
 def settings(options: Table4FmnistOptions) -> Sequence[Setting]:
-    percent = (
-        options.percent[:: len(options.percent) - 1 or 1] if options.quick else options.percent
-    )
+    percent = ends(options.percent) if options.quick else options.percent
     task = fmnist(options, 200)
     return [
         Setting(

@@ -19,6 +19,7 @@ from fastagg_sim.experiments._mimic import (
     Setting,
     best,
     cifar,
+    ends,
     mimic_experiment,
     static,
 )
@@ -40,9 +41,7 @@ class Table5Options(CifarMimicOptions):
 
 
 def settings(options: Table5Options) -> Sequence[Setting]:
-    classes = (
-        options.classes[:: len(options.classes) - 1 or 1] if options.quick else options.classes
-    )
+    classes = ends(options.classes) if options.quick else options.classes
     return [
         Setting(
             f"{c} classes",
@@ -58,6 +57,8 @@ def settings(options: Table5Options) -> Sequence[Setting]:
 def claims(columns: Sequence[Results], options: Table5Options) -> Sequence[Claim]:
     seeds = len(options.chosen_seeds())
     found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
+    if len(columns) < 2:
+        return found
     first, last = columns[0], columns[-1]
     spreads = {}
     for results in (first, last):
