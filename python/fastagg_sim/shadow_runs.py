@@ -26,7 +26,7 @@ from fastagg_sim.data import cache_dir
 from fastagg_sim.dropout.shadow import Candidates, choose_candidates
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.progress import Progress
-from fastagg_sim.report import JobsFailed
+from fastagg_sim.report import JobsFailed, check
 from fastagg_sim.runner import run_jobs
 
 # In seconds; a shadow round of 100 clients on CIFAR-10 takes about 20 seconds.
@@ -121,12 +121,15 @@ class Shadow:
         """Whom the adversary would silence, for each of `seeds`; runs what is not there yet.
 
         Another process that wants the same runs waits for this one. Raises Interrupted as
-        `run_jobs` does; the next call then goes on. Raises JobsFailed if a run fails.
+        `run_jobs` does; the next call then goes on. Raises ConfigError or DataError before anything
+        runs, JobsFailed if a run fails.
         """
         console = console or Console()
         folder = self.folder(root)
         folder.mkdir(parents=True, exist_ok=True)
-        jobs = [JobFolder(folder / job.key, job) for job in self.config(seeds).jobs()]
+        config = self.config(seeds)
+        check(config)
+        jobs = [JobFolder(folder / job.key, job) for job in config.jobs()]
         with _locked(folder / "lock"):
             for job in jobs:
                 job.prepare()
@@ -139,8 +142,9 @@ class Shadow:
                 checkpoint_seconds=_CHECKPOINT_SECONDS,
                 progress=Progress([job.job for job in waiting], console),
             )
-        for key, text in outcome.failures.items():
-            raise JobsFailed(f"shadow run {key}: {text}")
+        if outcome.failures:
+            texts = (f"shadow run {key}: {text}" for key, text in outcome.failures.items())
+            raise JobsFailed("\n".join(texts))
         norms = {(job.job.method.label, job.job.seed): self._norms(job) for job in jobs}
         return {
             seed: choose_candidates(

@@ -20,6 +20,7 @@ from fastagg_sim.config import (
     Task,
     config_from_dict,
 )
+from fastagg_sim.data import DataError
 from fastagg_sim.dropout.shadow import Candidates
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.runner import run_job
@@ -145,3 +146,15 @@ def test_candidates_may_differ_from_seed_to_seed() -> None:
             for client in set(process.sampled(t)) - set(process.active(t).tolist())
         }
         assert silenced == candidates
+
+
+def test_what_cannot_run_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"shadow: .*unknown model 'lenet6'"):
+        task = dataclasses.replace(SHADOW.task, model="lenet6")
+        found(dataclasses.replace(SHADOW, task=task), tmp_path)
+    monkeypatch.setenv("FASTAGG_DATA", str(tmp_path / "empty"))
+    with pytest.raises(DataError, match="mnist"):
+        task = dataclasses.replace(SHADOW.task, dataset="mnist")
+        found(dataclasses.replace(SHADOW, task=task), tmp_path)
