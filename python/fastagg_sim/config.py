@@ -151,12 +151,18 @@ class Dropout:
 
 
 def _label(key: str, value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
+    plain = plain_label(value if isinstance(value, str) else json.dumps(value))
+    # The dropout ratio and the activity rate speak for themselves.
+    return plain if key in ("alpha", "p") else f"{key.replace('_', '-')}={plain}"
+
+
+def plain_label(text: str) -> str:
+    """`text` in the characters that labels may have; what is long is cut and told apart by a
+    hash."""
     plain = re.sub(r"[^A-Za-z0-9.+=-]+", "+", text).strip("+")
     if len(plain) > 24:
         plain = f"{plain[:16]}.{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
-    # The dropout ratio and the activity rate speak for themselves.
-    return plain if key in ("alpha", "p") else f"{key.replace('_', '-')}={plain}"
+    return plain
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fastagg_sim.config import (
     LocalTraining,
     Method,
     Task,
+    plain_label,
 )
 
 # Model, partition and options of the partition, where the command line does not say.
@@ -178,7 +179,7 @@ class RunOptions:
 
     def _method(self, text: str) -> Method:
         rule, options = _named("rules", text)
-        settings = (f"{key.replace('_', '-')}={value}" for key, value in options.items())
+        settings = (f"{key.replace('_', '-')}={_value(v)}" for key, v in options.items())
         return Method(
             "-".join([rule, *settings]),
             rule,
@@ -186,6 +187,11 @@ class RunOptions:
             full_first_round=self.full_first_round,
             gradient_units=self.gradient_units,
         )
+
+
+def _value(value: Any) -> str:
+    """An option's value in a label."""
+    return plain_label(json.dumps(value)) if isinstance(value, list | dict) else str(value)
 
 
 def _given(name: str, value: str | None) -> str:

@@ -188,6 +188,16 @@ def test_clients_at_once_is_written_out_and_can_be_forced() -> None:
     assert mnist.build().task.training.clients_at_once == 40
 
 
+def test_rules_take_options_of_their_own_rules() -> None:
+    nested = 'bucketing:size=3,rule=centered-clip,rule_options={"tau": 1.5, "iterations": 2}'
+    first, second = RunOptions(rules=(nested, nested.replace("2}", "3}"))).build().methods
+    assert first.options["rule_options"] == {"tau": 1.5, "iterations": 2}
+    assert first.label.startswith("bucketing-size=3-rule=centered-clip-rule-options=tau+1.5")
+    assert first.label != second.label
+    (plain,) = RunOptions(rules=("amplified:beta=2.0,sequential=true",)).build().methods
+    assert plain.label == "amplified-beta=2.0-sequential=True"  # names of folders that exist
+
+
 def test_dropout_options_and_ratios() -> None:
     options = RunOptions(
         dropout=("markov:memory=0.9", "round-robin:tau_max=50", "bernoulli:p=[0.1,0.2],levels=1"),
