@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union
 
@@ -112,6 +113,7 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     from fastagg_sim.job_folder import write_atomically
     from fastagg_sim.report import compute
 
+    experiment.check_options(options)
     out = options.out or Path("results") / experiment.name
     parts = {name: (out / name, config) for name, config in experiment.configs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
@@ -142,7 +144,6 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
 
 def _print_experiments(console: Console) -> None:
     console.print("experiments", highlight=False)
-    form = "  {:20s} {:22s} {:8s} {:>8s} {:>8s} {:>8s}  {}"
     rows = [("name", "paper", "figure", "2 cores", "--quick", "GPU", "what")]
     for experiment in experiments.available().values():
         expected = experiment.expected
@@ -151,8 +152,11 @@ def _print_experiments(console: Console) -> None:
             times = (_minutes(expected.cpu), _minutes(expected.quick), _minutes(expected.gpu))
         source = (experiment.name, experiment.paper, experiment.figure)
         rows.append((*source, *times, experiment.title))
-    for row in rows:
-        console.print(form.format(*row), markup=False, highlight=False, soft_wrap=True)
+    form = "  {:{}}  {:{}}  {:{}}  {:>{}}  {:>{}}  {:>{}}  {}"
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    for *cells, what in rows:
+        text = form.format(*chain(*zip(cells, widths, strict=True)), what)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(
         "  times with default options; GPU: an estimate, none where models are too small to gain",
         highlight=False,
@@ -185,7 +189,7 @@ def _commands() -> Any:
     demo = known["demo"]
     figures: Any = Union[  # noqa: UP007 (built at run time)
         tuple(
-            Annotated[e.options, tyro.conf.subcommand(name, description=e.title)]
+            Annotated[e.options, tyro.conf.subcommand(name, description=e.summary)]
             for name, e in known.items()
         )
     ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fastagg_sim import experiments
 from fastagg_sim.cli import main
 from fastagg_sim.config import ConfigError, LocalTraining, Task
 from fastagg_sim.experiments import mimic_fig7
@@ -130,6 +131,35 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in printed
     (line,) = (line for line in printed.splitlines() if line.startswith("  mimic-table5 "))
     assert line.split()[1:9] == ["MimiC", "table", "5", "7", "days", "4", "min", "10"]
+    head, *rows = printed[printed.index("  name ") :].split("  times with")[0].splitlines()
+    starts = [head.index(name) for name in ("paper", "figure", "what")]
+    assert len(rows) == len(experiments.available())
+    assert all(row[start - 2 : start] == "  " for row in rows for start in starts)
+    assert all(row[start] != " " for row in rows if "demo" not in row for start in starts)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("theorem4", ["--eval-every", "2"]),
+        ("theorem4", ["--workers", "1"]),
+        ("adversarial-fig8", ["--rounds", "3"]),
+        ("friends-fig1", ["--alphas", "0.5"]),
+    ],
+)
+def test_options_without_a_use_are_refused(
+    name: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["experiment", name, "--quick", *given, "--out", str(tmp_path / "out")]) == 2
+    assert f"{given[0]}: {name} has no use for it" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_help_of_an_experiment_names_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("mimic-fig7", "MimiC, figure 7: "), ("theorem4", "Su et al., theorem 4: ")):
+        with pytest.raises(SystemExit):
+            main(["experiment", name, "--help"])
+        assert text in capsys.readouterr().out
 
 
 def test_an_experiment_writes_its_figure_table_and_claims(

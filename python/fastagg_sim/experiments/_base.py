@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastagg_sim.config import Config
+from fastagg_sim.config import Config, ConfigError
 from fastagg_sim.tables import Grid
 
 
@@ -75,6 +75,8 @@ class Experiment:
     as ""): `claims(folders, options)` judges them; `draw(folders, options, path)` writes the
     paper's figure to `path`; `table(folders, options)` makes the paper's table. Before all these,
     `prepare(folders, options)` writes what they need besides, and returns the paths.
+
+    unused: options that all experiments have and this one has no use for; they are refused.
     """
 
     name: str
@@ -88,6 +90,24 @@ class Experiment:
     draw: Callable[[Mapping[str, Path], Any, Path], object] | None = None
     table: Callable[[Mapping[str, Path], Any], Grid] | None = None
     prepare: Callable[[Mapping[str, Path], Any], Sequence[Path]] | None = None
+    unused: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """Paper, figure and title in a line."""
+        part = (
+            self.figure if self.figure.startswith(("table", "theorem")) else f"figure {self.figure}"
+        )
+        return f"{self.paper}, {part}: {self.title}" if self.paper else self.title
+
+    def check_options(self, options: Options) -> None:
+        """ConfigError if `options` has what this experiment would ignore."""
+        defaults = self.options()
+        for name in self.unused:
+            value = getattr(options, name)
+            if value != getattr(defaults, name):
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(f"{option}: {self.name} has no use for it, got {value}")
 
 
 def claims_json(experiment: Experiment, claims: Sequence[Claim]) -> str:

@@ -55,7 +55,7 @@ def claims(folders: Mapping[str, Path], options: Fig11Options) -> Sequence[Claim
 
 EXPERIMENT = Experiment(
     name="adversarial-fig11",
-    title="Su et al. figures 11 and 12: Synthetic(1,1) under adversarial dropout, budget 0.7",
+    title="Synthetic(1, 1) under adversarial dropout, budget 0.7",
     options=Fig11Options,
     configs=configs,
     claims=claims,

@@ -55,7 +55,7 @@ def claims(folders: Mapping[str, Path], options: Fig9Options) -> Sequence[Claim]
 
 EXPERIMENT = Experiment(
     name="adversarial-fig9",
-    title="Su et al. figures 9 and 10: Synthetic(1,1) under adversarial dropout, budget 0.9",
+    title="Synthetic(1, 1) under adversarial dropout, budget 0.9",
     options=Fig9Options,
     configs=configs,
     claims=claims,

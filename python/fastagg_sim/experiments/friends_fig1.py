@@ -33,7 +33,7 @@ class FriendsOptions(FdmsOptions):
     """Figure 1 of the conference version of FL-FDMS: distances between updates."""
 
     alphas: tuple[float, ...] = ()
-    """None: everybody is active."""
+    """Not to be given: everybody is active."""
     dataset: str = "cifar10"
     """cifar10 or mnist, clustered."""
 
@@ -99,4 +99,5 @@ EXPERIMENT = Experiment(
     figure="1",
     expected=Expected(cpu=22, quick=1),
     draw=draw,
+    unused=("alphas",),
 )

@@ -117,7 +117,7 @@ def claims(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Cl
 
 EXPERIMENT = Experiment(
     name="theorem4",
-    title="Su et al. theorem 4: every rule's error against the minimax bound",
+    title="every rule's error against the minimax bound",
     options=Theorem4Options,
     configs=configs,
     claims=claims,
@@ -126,4 +126,5 @@ EXPERIMENT = Experiment(
     expected=Expected(cpu=1, quick=0.5),
     paper="Su et al.",
     figure="theorem 4",
+    unused=("eval_every", "workers"),
 )
