@@ -29,6 +29,8 @@ from fastagg_sim.job_folder import JOB_COLUMNS, METRIC_COLUMNS
 from fastagg_sim.records import Curve
 from fastagg_sim.results import ResultsFolder
 
+FIG9 = adversarial_fig9.EXPERIMENT
+
 
 def verdicts(claims: list[Claim]) -> dict[str, str]:
     return {claim.text: claim.verdict for claim in claims}
@@ -85,7 +87,7 @@ def test_shadow_candidates_go_to_their_seed(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Shadow, "candidates", candidates)
     options = adversarial_fig9.Fig9Options(candidates="shadow")
-    (dropout,) = adversarial_fig9.configs(options)["baselines"].dropouts
+    (dropout,) = FIG9.configs(options)["baselines"].dropouts
     assert dropout.seed_options == {"0": {"candidates": [0, 3, 7]}, "1": {"candidates": [1, 4, 7]}}
     (shadow,) = asked
     assert shadow.task.data_options == {"redraw": 1}
@@ -214,7 +216,7 @@ def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:
     """From the process alone, before anything has run."""
     for candidates, constant in (("all", "PASS"), ("shadow", "FAIL")):
         options = adversarial_fig9.Fig9Options(rounds=20, epsilon=0.8, seeds=(0, 1))
-        config = adversarial_fig9.configs(options)["baselines"]
+        config = FIG9.configs(options)["baselines"]
         folder = tmp_path / candidates
         dropout = config.dropouts[0]
         equal = {**dropout.options, "sizes": "equal"}
@@ -248,10 +250,11 @@ def test_figures_of_two_seeds(tmp_path: Path) -> None:
     epsilon = [f"{seed},{t},0.8,2" for seed in options.seeds for t in range(6)]
     text = "\n".join(["seed,round,epsilon,active", *epsilon]) + "\n"
     (folders["baselines"] / _adversarial_results.EPSILON_FILE).write_text(text)
-    adversarial_fig9.draw(folders, options, tmp_path / "figure.png")
+    assert FIG9.draw is not None
+    FIG9.draw(folders, options, tmp_path / "figure.png")
     heights = []
     for name in ("figure.png", "figure-byzantine.png"):
         with Image.open(tmp_path / name) as image:
             heights.append(image.height)
     assert heights[0] > heights[1] > 400  # three rows of panels and two
-    assert len(adversarial_fig9.claims(folders, options)) > 10
+    assert len(FIG9.claims(folders, options)) > 10

@@ -75,6 +75,14 @@ class AdversarialOptions(Options):
 
 
 @dataclass(frozen=True)
+class SyntheticOptions(AdversarialOptions):
+    """Options of the experiments on Synthetic(1, 1)."""
+
+    fedavg_lr: float = 0.01
+    """Learning rate of FedAvg-type methods."""
+
+
+@dataclass(frozen=True)
 class Local:
     """The three local programs of table 1."""
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from fastagg_sim.config import Config
 from fastagg_sim.experiments import _adversarial
 from fastagg_sim.experiments._adversarial import (
-    BASELINES,
     BYZANTINE,
     FEDAVG,
     FEDPROX,
@@ -28,6 +27,7 @@ from fastagg_sim.experiments._adversarial import (
     VARIANTS,
     AdversarialOptions,
 )
+from fastagg_sim.experiments._adversarial_experiment import adversarial_experiment
 from fastagg_sim.experiments._adversarial_results import (
     Lines,
     above,
@@ -36,7 +36,7 @@ from fastagg_sim.experiments._adversarial_results import (
     naive_pairs,
     smoother,
 )
-from fastagg_sim.experiments._base import Claim, Expected, Experiment
+from fastagg_sim.experiments._base import Claim, Expected
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,6 @@ class Fig1Options(AdversarialOptions):
 
 def configs(options: Fig1Options) -> Mapping[str, Config]:
     return _adversarial.cifar("adversarial-fig1", options, quick_rounds=200)
-
-
-def prepare(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Path]:
-    from fastagg_sim.experiments._adversarial_plots import write_epsilon
-
-    return [write_epsilon(folders["baselines"])]
-
-
-def draw(folders: Mapping[str, Path], options: Fig1Options, target: Path) -> None:
-    from fastagg_sim.experiments import _adversarial_plots
-
-    _adversarial_plots.draw(folders, [BASELINES], target)
 
 
 def claims(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Claim]:
@@ -79,15 +67,12 @@ def claims(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Claim]
     ]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = adversarial_experiment(
     name="adversarial-fig1",
     title="CIFAR-10 under adversarial dropout, budget 0.8",
     options=Fig1Options,
     configs=configs,
     claims=claims,
-    prepare=prepare,
-    draw=draw,
     expected=Expected(cpu=100, quick=4),
-    paper="Su et al.",
     figure="1, 3, 4",
 )

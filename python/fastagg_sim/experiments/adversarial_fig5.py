@@ -15,7 +15,6 @@ from pathlib import Path
 from fastagg_sim.config import Config
 from fastagg_sim.experiments import _adversarial
 from fastagg_sim.experiments._adversarial import (
-    BASELINES,
     BUCKETING_CCLIP,
     BUCKETING_GM,
     CCLIP,
@@ -27,6 +26,7 @@ from fastagg_sim.experiments._adversarial import (
     MIFA,
     AdversarialOptions,
 )
+from fastagg_sim.experiments._adversarial_experiment import adversarial_experiment
 from fastagg_sim.experiments._adversarial_results import (
     Lines,
     above,
@@ -36,7 +36,7 @@ from fastagg_sim.experiments._adversarial_results import (
     naive_pairs,
     smoother,
 )
-from fastagg_sim.experiments._base import Claim, Expected, Experiment
+from fastagg_sim.experiments._base import Claim, Expected
 
 CLIPPING_OR_BUCKETS = (CCLIP, BUCKETING_GM, BUCKETING_CCLIP)
 
@@ -55,18 +55,6 @@ def configs(options: Fig5Options) -> Mapping[str, Config]:
     return _adversarial.cifar("adversarial-fig5", options, quick_rounds=60)
 
 
-def prepare(folders: Mapping[str, Path], options: Fig5Options) -> Sequence[Path]:
-    from fastagg_sim.experiments._adversarial_plots import write_epsilon
-
-    return [write_epsilon(folders["baselines"])]
-
-
-def draw(folders: Mapping[str, Path], options: Fig5Options, target: Path) -> None:
-    from fastagg_sim.experiments import _adversarial_plots
-
-    _adversarial_plots.draw(folders, [BASELINES], target)
-
-
 def claims(folders: Mapping[str, Path], options: Fig5Options) -> Sequence[Claim]:
     lines = Lines.read(folders)
     found = budget_claims(folders["baselines"], options.epsilon, options.as_released)
@@ -82,15 +70,12 @@ def claims(folders: Mapping[str, Path], options: Fig5Options) -> Sequence[Claim]
     ]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = adversarial_experiment(
     name="adversarial-fig5",
     title="CIFAR-10 under adversarial dropout, budget 0.2",
     options=Fig5Options,
     configs=configs,
     claims=claims,
-    prepare=prepare,
-    draw=draw,
     expected=Expected(cpu=270, quick=4),
-    paper="Su et al.",
     figure="5, 6, 7",
 )

@@ -8,60 +8,25 @@ largest clients do not fit into it and can never be silenced.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from fastagg_sim.config import Config
-from fastagg_sim.experiments import _adversarial, _adversarial_results
-from fastagg_sim.experiments._adversarial import BASELINES, MIFA, AdversarialOptions
-from fastagg_sim.experiments._base import Claim, Expected, Experiment
+from fastagg_sim.experiments._adversarial import SyntheticOptions
+from fastagg_sim.experiments._adversarial_experiment import synthetic_experiment
+from fastagg_sim.experiments._base import Expected
 
 
 @dataclass(frozen=True)
-class Fig9Options(AdversarialOptions):
+class Fig9Options(SyntheticOptions):
     """Figures 9 and 10 of Su et al.: Synthetic(1, 1), budget 0.9."""
 
     epsilon: float = 0.9
     """The adversary's budget: the part of an average sample that it may silence per round."""
-    fedavg_lr: float = 0.01
-    """Learning rate of FedAvg-type methods."""
-    fedprox_lr: float = 0.01
-    """Learning rate of FedProx's local solver."""
-    byzantine_lr: float = 0.01
-    """Learning rate of the Byzantine-robust rules."""
 
 
-def configs(options: Fig9Options) -> Mapping[str, Config]:
-    return _adversarial.synthetic("adversarial-fig9", options)
-
-
-def prepare(folders: Mapping[str, Path], options: Fig9Options) -> Sequence[Path]:
-    from fastagg_sim.experiments._adversarial_plots import write_epsilon
-
-    return [write_epsilon(folders["baselines"])]
-
-
-def draw(folders: Mapping[str, Path], options: Fig9Options, target: Path) -> None:
-    from fastagg_sim.experiments import _adversarial_plots
-
-    without = [method for method in BASELINES if method != MIFA]
-    _adversarial_plots.draw(folders, [without, BASELINES], target)
-
-
-def claims(folders: Mapping[str, Path], options: Fig9Options) -> Sequence[Claim]:
-    return _adversarial_results.synthetic_claims(folders, options.epsilon, options.as_released)
-
-
-EXPERIMENT = Experiment(
+EXPERIMENT = synthetic_experiment(
     name="adversarial-fig9",
     title="Synthetic(1, 1) under adversarial dropout, budget 0.9",
-    options=Fig9Options,
-    configs=configs,
-    claims=claims,
-    prepare=prepare,
-    draw=draw,
-    expected=Expected(cpu=12, quick=2),
-    paper="Su et al.",
     figure="9, 10",
+    options=Fig9Options,
+    expected=Expected(cpu=12, quick=2),
 )

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an experiment of Su et al. that trains is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastagg_sim.config import Config
+from fastagg_sim.experiments._adversarial import BASELINES, MIFA, AdversarialOptions, synthetic
+from fastagg_sim.experiments._adversarial_results import synthetic_claims
+from fastagg_sim.experiments._base import Claim, Expected, Experiment
+
+
+def adversarial_experiment(
+    name: str,
+    title: str,
+    figure: str,
+    options: type[AdversarialOptions],
+    configs: Callable[[Any], Mapping[str, Config]],
+    claims: Callable[[Mapping[str, Path], Any], Sequence[Claim]],
+    expected: Expected,
+    *,
+    rows: Sequence[Sequence[str]] = (BASELINES,),
+) -> Experiment:
+    """An experiment that compares the variants with `rows` of baselines, and with Byzantine-robust
+    rules, and writes down who was silenced."""
+
+    def prepare(folders: Mapping[str, Path], chosen: AdversarialOptions) -> Sequence[Path]:
+        from fastagg_sim.experiments._adversarial_plots import write_epsilon
+
+        return [write_epsilon(folders["baselines"])]
+
+    def draw(folders: Mapping[str, Path], chosen: AdversarialOptions, target: Path) -> None:
+        from fastagg_sim.experiments import _adversarial_plots
+
+        _adversarial_plots.draw(folders, rows, target)
+
+    return Experiment(
+        name=name,
+        title=title,
+        options=options,
+        configs=configs,
+        claims=claims,
+        prepare=prepare,
+        draw=draw,
+        expected=expected,
+        paper="Su et al.",
+        figure=figure,
+    )
+
+
+def synthetic_experiment(
+    name: str, title: str, figure: str, options: type[AdversarialOptions], expected: Expected
+) -> Experiment:
+    """One of appendix E.2, whose figures show the baselines without MIFA, and with it."""
+
+    def claims(folders: Mapping[str, Path], chosen: AdversarialOptions) -> Sequence[Claim]:
+        return synthetic_claims(folders, chosen.epsilon, chosen.as_released)
+
+    return adversarial_experiment(
+        name,
+        title,
+        figure,
+        options,
+        lambda chosen: synthetic(name, chosen),
+        claims,
+        expected,
+        rows=([method for method in BASELINES if method != MIFA], BASELINES),
+    )
