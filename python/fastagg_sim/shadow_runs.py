@@ -27,7 +27,7 @@ from fastagg_sim.dropout.shadow import Candidates, choose_candidates
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.progress import Progress
 from fastagg_sim.report import JobsFailed, check
-from fastagg_sim.runner import run_jobs
+from fastagg_sim.runner import Interrupted, run_jobs
 
 # In seconds; a shadow round of 100 clients on CIFAR-10 takes about 20 seconds.
 _CHECKPOINT_SECONDS = 60.0
@@ -120,9 +120,9 @@ class Shadow:
     ) -> dict[int, Candidates]:
         """Whom the adversary would silence, for each of `seeds`; runs what is not there yet.
 
-        Another process that wants the same runs waits for this one. Raises Interrupted as
-        `run_jobs` does; the next call then goes on. Raises ConfigError or DataError before anything
-        runs, JobsFailed if a run fails.
+        Another process that wants the same runs waits for this one, and says so. Raises
+        Interrupted as `run_jobs` does; the next call then goes on. Raises ConfigError or DataError
+        before anything runs, JobsFailed if a run fails.
         """
         console = console or Console()
         folder = self.folder(root)
@@ -130,7 +130,7 @@ class Shadow:
         config = self.config(seeds)
         check(config)
         jobs = [JobFolder(folder / job.key, job) for job in config.jobs()]
-        with _locked(folder / "lock"):
+        with _locked(folder / "lock", console):
             for job in jobs:
                 job.prepare()
             waiting = [job for job in jobs if not job.finished]
@@ -170,7 +170,14 @@ class Shadow:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, console: Console) -> Iterator[None]:
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            console.print(f"waiting for the process that holds {path}", soft_wrap=True)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except KeyboardInterrupt:
+                raise Interrupted from None
         yield

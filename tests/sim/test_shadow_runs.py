@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import io
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fastagg_sim import shadow_runs
 from fastagg_sim.config import (
     Config,
     ConfigError,
@@ -23,7 +27,7 @@ from fastagg_sim.config import (
 from fastagg_sim.data import DataError
 from fastagg_sim.dropout.shadow import Candidates
 from fastagg_sim.job_folder import JobFolder
-from fastagg_sim.runner import run_job
+from fastagg_sim.runner import Interrupted, run_job
 from fastagg_sim.shadow_runs import Shadow
 from fastagg_sim.simulation import Simulation
 
@@ -146,6 +150,41 @@ def test_candidates_may_differ_from_seed_to_seed() -> None:
             for client in set(process.sampled(t)) - set(process.active(t).tolist())
         }
         assert silenced == candidates
+
+
+def test_waits_for_a_process_with_the_same_runs(tmp_path: Path) -> None:
+    folder = SHADOW.folder(tmp_path)
+    folder.mkdir(parents=True)
+    printed = io.StringIO()
+    left: list[str] = []
+    with open(folder / "lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def release_when_it_waits() -> None:
+            deadline = time.monotonic() + 20.0
+            while "waiting" not in printed.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            left.extend(path.name for path in folder.iterdir())
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        thread = threading.Thread(target=release_when_it_waits)
+        thread.start()
+        chosen = SHADOW.candidates([0], root=tmp_path, workers=1, console=Console(file=printed))
+        thread.join()
+    assert "waiting for the process that holds" in printed.getvalue()
+    assert left == ["lock"]  # nothing was touched before
+    assert len(chosen[0].ids) == 3 and len(list(folder.rglob("done.json"))) == 2
+
+
+def test_an_interrupt_while_waiting_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: object, how: int) -> None:
+        raise BlockingIOError if how & fcntl.LOCK_NB else KeyboardInterrupt
+
+    monkeypatch.setattr(shadow_runs.fcntl, "flock", flock)
+    with pytest.raises(Interrupted):
+        found(SHADOW, tmp_path)
 
 
 def test_what_cannot_run_is_one_clear_error(
