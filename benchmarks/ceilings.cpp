@@ -3,6 +3,10 @@
 // know how to write, with the instruction set of the kernels. Each function times itself from the
 // moment when all its threads are ready until the last one is done, and returns seconds; the
 // threads' creation does not count. Built and called by ceilings.py.
+#ifdef __linux__
+#include <sched.h>
+#endif
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -19,12 +23,40 @@ constexpr int kUnroll = 8;
 // Results must be used and constants unknown, or the compiler drops (part of) what it can foresee.
 volatile float sink, factor = 0.999f, term = 0.001f;
 
+// Keeps the calling thread on the n-th processor that it may use: left alone, two new threads often
+// share one for the few milliseconds of a measurement. Given back at the end.
+class Pinned {
+ public:
+#ifdef __linux__
+  explicit Pinned(int n) {
+    if (sched_getaffinity(0, sizeof before_, &before_) != 0) return;
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &before_) && n-- == 0) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        pinned_ = sched_setaffinity(0, sizeof one, &one) == 0;
+      }
+  }
+  ~Pinned() {
+    if (pinned_) sched_setaffinity(0, sizeof before_, &before_);
+  }
+
+ private:
+  cpu_set_t before_;
+  bool pinned_ = false;
+#else
+  explicit Pinned(int) {}
+#endif
+};
+
 template <class Body>
 double timed(int threads, const Body& body) {
   using Clock = std::chrono::steady_clock;
   std::atomic<int> ready{0};
   std::vector<Clock::time_point> begin(threads), end(threads);
   auto work = [&](int thread) {
+    const Pinned pinned(thread);
     ++ready;
     while (ready.load(std::memory_order_acquire) < threads) {
     }
