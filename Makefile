@@ -24,7 +24,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check
+.PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check docs
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -40,6 +40,11 @@ test: build-dev  ## set up, then run all tests
 FRAMEWORKS := $(VENV)/frameworks
 test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower and pfl-research beside it, run what needs them
 	$(FRAMEWORKS)/bin/python -m pytest -q -m flower $(ARGS)
+
+# The site is read from the sources; nothing of ours is built or imported for it.
+SITE := $(VENV)/site
+docs: $(SITE)/.stamp  ## build the documentation site in build/site, with warnings as errors
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build $(ARGS)
 
 bench: build-dev  ## ops and server steps against others: tables and a picture in benchmarks/results
 	$(PY) -m benchmarks main $(ARGS)
@@ -144,6 +149,11 @@ $(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev
 	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth"
 	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet 'fastagg[flower,pfl]'
+	@touch $@
+
+$(SITE)/.stamp: docs/requirements.txt $(VENV)/.stamp-venv
+	$(PY) -m venv --clear $(SITE)
+	$(SITE)/bin/python -m pip --disable-pip-version-check install --quiet -r docs/requirements.txt
 	@touch $@
 
 # Choices made on the command line: the file changes only when the choice does.

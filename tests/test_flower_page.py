@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -51,6 +52,36 @@ def test_the_strategies_are_made_as_printed() -> None:
     ]
     used = eval(ast.unparse(call), names)
     assert used.server.num_clients == 20
+
+
+@pytest.mark.flower
+def test_the_app_and_the_metrics_are_made_as_printed() -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+    from flwr.app import MetricRecord
+    from flwr.serverapp import ServerApp
+
+    (block,) = [block for block in BLOCKS if "ServerApp" in block]
+    names: dict[str, object] = {}
+    exec(compile(block, "docs/flower.md", "exec"), names)
+    assert isinstance(names["app"], ServerApp)
+    (block,) = [block for block in BLOCKS if "MetricRecord(" in block]
+    names = {"MetricRecord": MetricRecord, "n": 64}
+    names["context"] = SimpleNamespace(node_config={"partition-id": 3})
+    exec(compile(block, "docs/flower.md", "exec"), names)
+    assert names["metrics"] == MetricRecord({"num-examples": 64, "partition-id": 3})
+
+
+@pytest.mark.flower
+def test_the_postprocessor_is_made_as_printed() -> None:
+    pytest.importorskip("pfl", reason="pfl is not installed (make test-flower installs it)")
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.postprocessor.base import Postprocessor
+
+    (block,) = [block for block in BLOCKS if "FastAggPostprocessor" in block]
+    clipping = Postprocessor()
+    names = {"SimulatedBackend": SimulatedBackend, "train": None, "val": None, "clipping": clipping}
+    exec(compile(block, "docs/flower.md", "exec"), names)
+    assert isinstance(names["backend"], SimulatedBackend)
 
 
 def test_the_options_of_the_commands_exist() -> None:
