@@ -72,7 +72,8 @@ class _TensorRow(StreamedRow):
 class ColumnBlocks(ColumnSource):
     """Blocks of columns from an iterator, which is started once a pass.
 
-    Every pass must give the same numbers. Blocks may have any widths, also different ones in
+    Every pass of a step must give the same numbers. (If all columns are one piece, it is kept for
+    the second pass of the step.) Blocks may have any widths, also different ones in
     different passes; they are put together as the budget allows.
 
     Args:
@@ -108,6 +109,10 @@ class ColumnBlocks(ColumnSource):
         self._iterator: Iterator[Tensor] = iter(())
         self._rest = torch.empty(num_rows, 0)  # columns of the last block that nobody asked for yet
         self._held = (0, 0, self._rest)  # the last piece
+
+    def restart(self) -> None:
+        """Forget what an earlier step read."""
+        self._held = (0, 0, self._rest[:, :0])
 
     def piece(self, begin: int, end: int) -> Tensor:
         """Columns [begin, end) of all rows, [S, end - begin] float32."""
@@ -154,6 +159,10 @@ class _BlockRow(StreamedRow):
     def __init__(self, source: ColumnBlocks, index: int, budget: int) -> None:
         self.num_params, self.budget = source.num_params, budget
         self._source, self._index = source, index
+
+    def problem(self) -> None:
+        """Nothing, but a step begins."""
+        self._source.restart()
 
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
         return self._source.piece(begin, end)[self._index]

@@ -19,6 +19,7 @@ from fastagg.costs import Cost, Sizes
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.row_memory import RowMemory
 from fastagg.row_store import dtype_name, element_bytes, read_store
+from fastagg.rules._rows import refuse_shared_memory
 from fastagg.rules._weights import read_client_weights, relative
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class MemoryRule(Aggregator):
         next_total = None
         buffer = cohort.buffer
         if buffer is None:
+            refuse_shared_memory(cohort, self.memory.of(ids))
             row_peaks = self._row_peaks(cohort)  # [S]
         else:
             next_total, row_peaks = self._sum(params, cohort, weights)

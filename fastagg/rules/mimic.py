@@ -119,6 +119,7 @@ class MimiC(Aggregator):
         mean = None
         buffer = cohort.buffer
         if buffer is None:
+            refuse_shared_memory(cohort, self.corrections.of(ids))
             row_peaks = self._row_peaks(cohort)  # [S]
         else:
             mean, rounded, row_peaks = self._average(cohort)

@@ -133,6 +133,39 @@ def test_a_stream_that_breaks_changes_nothing(
         same_state(agg, twin)
 
 
+def test_a_source_can_be_used_again_with_other_numbers(same_bits: Check) -> None:
+    agg, twin = make("fdms", {}), make("fdms", {})
+    params, other = torch.zeros(D), torch.zeros(D)
+    received: list[Tensor] = []
+    for segment in (1 << 20, SEGMENT):  # all columns are one piece, or not
+        agg.columns = twin.columns = Columns(segment)
+        source = ColumnBlocks(lambda: received[-1:], num_rows=3, num_params=D)
+        for _ in range(2):
+            updates = torch.randn(3, D)
+            received.append(updates)
+            agg.step(params, source, [0, 1, 2])
+            twin.step(other, updates, [0, 1, 2])
+            same_bits(params, other)
+
+
+def test_a_source_can_be_used_again_after_it_broke_in_its_second_piece(same_bits: Check) -> None:
+    updates, calls = torch.randn(3, D), itertools.count()
+
+    def passes() -> Iterator[Tensor]:
+        yield updates[:, :1024]
+        if next(calls) == 0:
+            raise OSError("the network is gone")
+        yield updates[:, 1024:]
+
+    source = ColumnBlocks(passes, num_rows=3, num_params=D, budget=4 * 3 * 1024)
+    agg, params, expected = make("fedavg", {}), torch.zeros(D), torch.zeros(D)
+    with pytest.raises(OSError, match="network"):
+        agg.step(params, source, [0, 1, 2])
+    agg.step(params, source, [0, 1, 2])
+    make("fedavg", {}).step(expected, updates, [0, 1, 2])
+    same_bits(params, expected)
+
+
 def _passes(name: str, options: dict[str, Any]) -> int:
     """How often a step reads its rows."""
     count = 0
@@ -281,6 +314,26 @@ def test_rows_of_the_memory_itself_are_refused(tmp_path: Path) -> None:
     agg.step(torch.zeros(D), torch.randn(2, D), [1, 4])
     with pytest.raises(ValueError, match=r"must not share memory .* client 3"):
         agg.step(torch.zeros(D), [torch.randn(D), agg.memory.rows[4]], [0, 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedvarp", {}), ("mifa", {}), ("stale-models", {}), ("mimic", {})],
+)
+def test_rows_that_the_step_would_overwrite_are_refused_before_anything_is_written(
+    same_bits: Check, same_state: Check, name: str, options: dict[str, Any]
+) -> None:
+    agg, twin = make(name, options), make(name, options)
+    params = torch.randn(D)
+    old, updates = params.clone(), torch.randn(3, D)
+    agg.step(params, updates, [1, 4, 5])
+    twin.step(old, updates, [1, 4, 5])
+    memory = agg.corrections if isinstance(agg, fastagg.MimiC) else agg.memory
+    for rows, clients in (([memory.rows[4]], [4]), ([memory.rows[4], updates[0]], [1, 4])):
+        with pytest.raises(ValueError, match=r"must not share memory .* client"):
+            agg.step(params, rows, clients)
+        same_bits(params, old)
+        same_state(agg, twin)
 
 
 @pytest.mark.parametrize(
