@@ -104,8 +104,11 @@ class _FileRow(StreamedRow):
     def problem(self) -> str | None:
         """Read the header; why the file cannot be used, or None."""
         try:
-            self._places = _places(self._path, self._layout)
+            if not self._path.is_file():
+                return f"{self._path}: there is no such file"
+            # First: a file that is replaced while its header is read has another then.
             self._identity = _identity(os.stat(self._path))
+            self._places = _places(self._path, self._layout)
         except (OSError, SafetensorError, ValueError) as error:
             return f"{self._path}: {error}"
         return None
@@ -167,8 +170,6 @@ def _places(path: Path, layout: FlatLayout) -> list[_Place]:
         OSError, SafetensorError: it cannot be read, or is truncated or damaged.
         ValueError: it has other tensors.
     """
-    if not path.is_file():
-        raise FileNotFoundError("there is no such file")
     with safetensors.safe_open(path, framework="pt"):
         pass  # checks the header, and that it accounts for every byte of the file
     with path.open("rb") as file:

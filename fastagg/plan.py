@@ -105,8 +105,9 @@ def plan(
     ============  =============================  ====================================  ===========
     fedavg        0                              4Sd + 24d                             2Sd
     amplified     0                              4Sd + 24d                             2Sd
-    fdms          6K^2 + 8                       8Sd + 24d + 6K(K - S) + 52S^2         S(S + 3)d
-      eliminating   + K ceil(K/8)                  + 6K^2 + (3K - S) ceil(K/8) + 6S^2
+    fdms          6K^2 + 8                       4Sd + 24d + 6K(K - S) + 52S^2         S(S + 3)d
+      eliminating   + K ceil(K/8)                  + 4Sd + 6K^2 + (3K - S) ceil(K/8)
+                                                   + 6S^2
     mifa          4Kd + 8d                       16Sd + 28d; adopting 8Sd + 36d        3Sd + 3d
     stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
     stale-models  4Kd + 8d + K (*)               16Sd + 28d; adopting 8Sd + 52d        4Sd + 3d (**)

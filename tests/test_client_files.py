@@ -191,6 +191,27 @@ def test_a_file_that_changes_during_the_step_changes_nothing(
     assert all(torch.equal(value, state[key]) for key, value in agg.state_dict().items())
 
 
+def test_a_file_that_is_replaced_while_its_header_is_read_is_noticed(
+    files: tuple[list[Path], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, _ = files
+    read_header = client_files._places
+
+    def slowly(path: Path, layout: FlatLayout) -> Any:
+        places = read_header(path, layout)
+        if path == paths[2]:  # now with other offsets
+            write(path, torch.zeros(D), torch.float64)
+        return places
+
+    monkeypatch.setattr(client_files, "_places", slowly)
+    params = torch.zeros(D)
+    with pytest.raises(ValueError, match=r"2.safetensors: the file changed during the step"):
+        fastagg.make("fedavg", num_clients=4, num_params=D).step(
+            params, ClientFiles(paths, layout()), [0, 1, 2, 3]
+        )
+    assert params.count_nonzero() == 0
+
+
 def test_bad_arguments(files: tuple[list[Path], Tensor]) -> None:
     paths, _ = files
     with pytest.raises(ValueError, match=r"columns: expected a part of 0:1017, got \(5, 2000\)"):

@@ -16,7 +16,7 @@ namespace fastagg::cpu {
 //           // are computed, in tiles of a few rows; all others are set to 0
 //   out     // [S, S]
 //
-// Products and sums are float32 inside blocks of at most 1024 columns and float64 across blocks.
+// Products and sums are float32 inside blocks of at most 768 columns and float64 across blocks.
 // An entry depends on its two rows alone: not on their positions, on the other rows, on `pairs` or
 // on the number of threads. A row that holds a NaN or an infinity has a non-finite diagonal entry;
 // rows whose squares leave the range of float32 are rescaled by powers of two, so that finite rows

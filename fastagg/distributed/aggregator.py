@@ -92,9 +92,10 @@ class ShardedAggregator:
         self.bounds = shard_bounds(self.num_params, self._ranks.size, self.segment)
         self.begin, self.end = self.bounds[self._ranks.rank]
         self.num_own = self.end - self.begin
-        self.local: Aggregator = make(
-            rule, num_clients=num_clients, num_params=self.num_own, **options
-        )
+        with self._ranks.succeeding_together("making the rule"):
+            self.local: Aggregator = make(
+                rule, num_clients=num_clients, num_params=self.num_own, **options
+            )
         self.local.columns = ShardedColumns(self.segment, self._ranks)
 
     @property
@@ -249,7 +250,7 @@ class ShardedAggregator:
         except Exception as found:  # raised again by agree
             error = found
         ranks.agree("reading the checkpoint", error=error)
-        with ranks.failing_together("loading the state"):
+        with ranks.succeeding_together("loading the state"):
             agg.local.load_state_dict(state)
         return Loaded(agg, further, manifest.notes)
 

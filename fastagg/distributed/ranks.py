@@ -136,6 +136,13 @@ class Ranks:
             self.agree(what, error=error)
             raise
 
+    @contextmanager
+    def succeeding_together(self, what: str) -> Iterator[None]:
+        """The same for what ends without a message: nobody goes on before all have done it."""
+        with self.failing_together(what):
+            yield
+        self.agree(what)
+
     def share(self, value: int) -> int:
         """Rank 0's value, in [0, 2^62)."""
         self.agree("a broadcast")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ FORMAT = "fastagg.sharded"
 VERSION = 1
 MANIFEST = "manifest.json"
 _FURTHER = "columns."
+_FILE = re.compile(r"[0-9a-f]{16}-\d{5,}-of-\d{5,}\.safetensors")  # what Manifest.file gives
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ def write(
             error = found
     ranks.agree("writing the manifest", error=error)
     if ranks.rank == 0:
-        for old in target.glob("*-of-*.safetensors"):
-            if not old.name.startswith(manifest.generation):
+        for old in target.iterdir():
+            if _FILE.fullmatch(old.name) and not old.name.startswith(manifest.generation):
                 old.unlink()
 
 

@@ -6,6 +6,7 @@ Ranks are processes of gloo on this machine that meet in a file. What they do is
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -133,6 +134,8 @@ def test_what_goes_wrong_on_one_rank_is_known_to_all(
         )
     for seen in (zero, one):
         assert seen["nan"].startswith("ValueError: updates: expected finite values, got NaN or Inf")
+    assert one["folder"].startswith("ValueError: memory_folder: expected a folder")
+    assert zero["folder"].startswith("RankError: making the rule: rank 1 of 2 refused: ValueError")
     assert one["save"].startswith("ValueError")
     assert zero["save"].startswith("RankError: writing the checkpoint: rank 1 of 2 refused")
     for seen in (zero, one):
@@ -188,6 +191,21 @@ def test_a_damaged_checkpoint_is_refused(
     ):
         manifest, _ = storage.read_manifest(checkpoint)
         storage.read(checkpoint, manifest, 0, manifest.num_params)
+
+
+def test_saving_removes_its_own_old_files_only(checkpoint: Path) -> None:
+    from fastagg.distributed import storage
+
+    old, _ = storage.read_manifest(checkpoint)
+    model = checkpoint / "model-00001-of-00002.safetensors"
+    model.write_bytes(b"somebody's")
+    agg = fastagg.make("mifa", num_clients=2, num_params=5)
+    new = dataclasses.replace(old, bounds=[(0, 5)], generation="1" * 16)
+    ranks: Any = types.SimpleNamespace(rank=0, agree=lambda *_, **__: None)
+    storage.write(checkpoint, new, agg.options(), agg.state_dict(), {}, ranks)
+    assert sorted(path.name for path in checkpoint.iterdir()) == sorted(
+        [new.file(0), storage.MANIFEST, model.name]
+    )
 
 
 @pytest.fixture(name="checkpoint")

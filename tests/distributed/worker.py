@@ -126,6 +126,20 @@ def breaking(agg: ShardedAggregator, odd: bool) -> ColumnBlocks:
     return ColumnBlocks(lambda: blocks, num_rows=3, num_params=agg.num_own)
 
 
+def in_own_folder(folder: Path, rank: int) -> ShardedAggregator:
+    """A rule that wants a folder that only rank 0 has."""
+    home = folder / f"home-{rank}"
+    home.mkdir()
+    if rank == 0:
+        (home / "rows").mkdir()
+    before = Path.cwd()
+    os.chdir(home)
+    try:
+        return ShardedAggregator("mifa", num_clients=K, num_params=D, memory_folder="rows")
+    finally:
+        os.chdir(before)
+
+
 def job_refuse(folder: Path) -> Any:
     """Things that go wrong on one rank only; in between, everything still works."""
     rank = dist.get_rank()
@@ -142,6 +156,7 @@ def job_refuse(folder: Path) -> Any:
         "clients": outcome(lambda: agg.step(params, updates, [0, 1, 3 if odd else 2])),
         "options": outcome(lambda: ShardedAggregator("mifa", num_clients=K + rank, num_params=D)),
         "save": outcome(lambda: agg.save(folder / ("missing/\0" if odd else "good"))),
+        "folder": outcome(lambda: in_own_folder(folder, rank)),
         "load": outcome(lambda: ShardedAggregator.load(folder / "nothing")),
         "read": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
         "again": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
