@@ -122,7 +122,8 @@ def plan(
     with reuse    4Kd                            8Kd + 8Sd + 24d; adopting no 8Sd      see below
     ============  =============================  ====================================  ===========
 
-    With ``memory_dtype="bfloat16"`` a remembered row takes 2d instead of 4d.
+    With ``memory_dtype="bfloat16"`` a remembered row takes 2d instead of 4d, and S more of them are
+    scratch, in which updates arrive. With ``memory_folder`` rows are copied, also if adopting.
 
     (*) Adopting, it also keeps one vector per round in which some client was last active: at most
     4(K - S + 1)d bytes, which are counted. A step reads such a vector for each of these rounds that
@@ -167,11 +168,13 @@ def plan(
     if S > K:
         raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
     own = -(-d // read_size("ranks", ranks))
-    sizes = Sizes(K, S, own, adopting)
+    keeps = adopting and options.get("memory_folder") is None  # a mapped memory copies rows
+    sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
     updates = 4 * own + (0 if adopting else 4 * S * own)
     if budget is not None:
         updates = 4 * own + read_size("budget", budget)
+    if budget is not None or element_bytes(options) < 4:  # rows arrive in others, to be exchanged
         cost = replace(cost, scratch=cost.scratch + _staged(rule, sizes, options))
     wire = 0
     if ranks > 1:
@@ -198,8 +201,8 @@ def plan(
 
 
 def _staged(rule: type[Aggregator], sizes: Sizes, options: Mapping[str, Any]) -> int:
-    """Bytes of the rows into which a rule that remembers rows reads a stream: a rule is one if a
-    client more costs it d numbers more."""
+    """Bytes of the rows into which a rule that remembers rows reads those of a stream, and converts
+    those for a bfloat16 memory: a rule is one if a client more costs it d numbers more."""
     more = rule.cost(replace(sizes, K=sizes.K + 1), options).state
     size = element_bytes(options)
     remembers = more - rule.cost(sizes, options).state >= size * sizes.d

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +99,48 @@ def test_the_formulas() -> None:
     assert of("fdms") == (4 * d + 1600, 4 * sd + 24 * d + pairs, 13 * sd)  # rows are read once
 
 
+def _value(formula: str, **sizes: int) -> int:
+    """ "8Sd + 6K(K - S) + K ceil(K/8)" as a number."""
+    code = re.sub(r"\(\*+\)", "", formula).strip()  # a footnote
+    code = code.replace("ceil(K/8)", "c").replace("^", "**")
+    code = re.sub(r"(?<=[\dKSdc)]) ?(?=[KSdc(])", "*", code)
+    return int(eval(code, {"__builtins__": {}}, sizes | {"c": -(-sizes["K"] // 8)}))
+
+
+def test_the_table_in_the_documentation() -> None:
+    sizes = {"K": 101, "S": 11, "d": 1003}
+    starts = [match.start() for match in re.finditer("=+", _table()[0])]
+    columns = [slice(*ends) for ends in itertools.pairwise([*starts, None])]
+    checked = []
+    for line in _table()[2:]:
+        rule, state, moved, flops = (line[column].strip() for column in columns)
+        if rule not in fastagg.available() or " as " in f" {state} {moved}":
+            continue
+        copying, _, adopting = moved.partition("; adopting ")
+        for text, adopts in ((copying, False), (adopting or copying, True)):
+            plan = fastagg.plan(
+                rule,
+                num_clients=101,
+                num_active=11,
+                num_params=1003,
+                adopting=adopts,
+                **REQUIRED.get(rule, {}),
+            )
+            assert plan.bytes_moved == _value(text, **sizes), (rule, text)
+            if not (adopts and "(*)" in state):
+                assert plan.state_bytes == _value(state, **sizes), rule
+            if not (adopts and "(**)" in flops):
+                assert plan.flops == _value(flops, **sizes), rule
+        checked.append(rule)
+    assert len(checked) >= 8 and {"fdms", "mimic", "stale-models"} <= set(checked)
+
+
+def _table() -> list[str]:
+    lines = (fastagg.plan.__doc__ or "").splitlines()
+    first, _, last = (n for n, line in enumerate(lines) if line.strip().startswith("====="))
+    return [line.removeprefix("    ") for line in lines[first:last]]
+
+
 def test_it_prints_a_table() -> None:
     plan = fastagg.plan("mifa", num_clients=100, num_active=20, num_params=10**6, adopting=True)
     lines = str(plan).splitlines()
@@ -181,7 +225,7 @@ def test_bytes_on_the_wire_do_not_depend_on_d() -> None:
         ("centered-clip", {}, 0),
         ("centered-clip", {"reuse": True}, 4 * 5 * 1000),
         ("mifa", {}, 4 * 5 * 1000),
-        ("mifa", {"memory_dtype": "bfloat16"}, 2 * 5 * 1000),
+        ("mifa", {"memory_dtype": "bfloat16"}, 0),  # there are such rows for any updates
         ("mimic", {}, 4 * 5 * 1000),
     ],
 )
@@ -195,8 +239,16 @@ def test_streams(name: str, options: dict[str, Any], staged: int) -> None:
     assert "rows streamed, 4.1 kB at a time" in str(streamed)
 
 
+def test_a_mapped_memory_copies_rows_that_are_handed_over(tmp_path: Path) -> None:
+    sizes = {"num_clients": K, "num_active": S, "num_params": D}
+    mapped = fastagg.plan("mimic", adopting=True, memory_folder=tmp_path, **sizes)
+    assert mapped.bytes_moved == fastagg.plan("mimic", **sizes).bytes_moved
+
+
 def test_a_bfloat16_memory_takes_half() -> None:
     options = {"memory_dtype": "bfloat16"}
     assert after_rounds("mifa", False, options, 3).memory_bytes == 2 * K * D + 8 * D
     sizes = {"num_clients": K, "num_active": S, "num_params": D}
     assert fastagg.plan("mifa", **sizes, **options).state_bytes == 2 * K * D + 8 * D
+    wide = fastagg.plan("mifa", **sizes)  # no rows but the updates and the memory
+    assert fastagg.plan("mifa", **sizes, **options).scratch_bytes == wide.scratch_bytes + 2 * S * D
