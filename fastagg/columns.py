@@ -247,6 +247,9 @@ class _Reader:
         self.rows = rows
         listed: Sequence[AnyRow] = () if isinstance(rows, Tensor) else rows
         self.copied = sum(not in_memory([row]) for row in listed)
+        # What is read comes to the CPU; what is converted stays where it is.
+        narrow = (row for row in listed if isinstance(row, Tensor) and not in_memory([row]))
+        self.device = next((row.device for row in narrow), torch.device("cpu"))
         budgets = [row.budget for row in listed if isinstance(row, StreamedRow)]
         self.budget = min(budgets, default=SCRATCH_BYTES)
 
@@ -263,7 +266,7 @@ class _Reader:
         return 1 << (columns.bit_length() - 1)
 
     def scratch(self, columns: int) -> Tensor:
-        return torch.empty(self.copied, columns)
+        return torch.empty(self.copied, columns, device=self.device)
 
     def piece(self, begin: int, end: int, scratch: Tensor) -> Rows:
         if isinstance(self.rows, Tensor):

@@ -40,9 +40,12 @@ class RowStore:
         """``count`` zero rows [num_params].
 
         Raises:
+            ValueError: rows in a file would have to be on another device than the CPU.
             OSError: there is no room on the disk.
         """
         if self.folder is not None:
+            if device.type != "cpu":
+                raise ValueError(f"memory_folder: expected None on {device}, got {self.folder}")
             return self._map(count, num_params)
         if self.dtype == torch.float32:
             return allocate_rows(count, num_params, device)

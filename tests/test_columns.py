@@ -71,3 +71,11 @@ def test_segments_are_few() -> None:
     assert segment_columns(1) == segment_columns(1 << 28) == 1 << 20
     assert segment_columns((1 << 28) + 1) == 1 << 21
     assert segment_columns(10**10) == 1 << 26
+
+
+def test_rows_are_converted_where_they_are() -> None:
+    rows = [torch.zeros(3000, dtype=torch.bfloat16, device="meta") for _ in range(2)]
+    for begin, end, (parts,) in Columns(1024)._pieces([rows]):
+        assert {(part.device.type, part.dtype, len(part)) for part in parts} == {
+            ("meta", torch.float32, end - begin)
+        }

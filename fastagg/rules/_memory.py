@@ -93,13 +93,15 @@ class MemoryRule(Aggregator):
     def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
         clients, ids = cohort.clients, cohort.clients.tolist()
         weights = self._shares[clients]
-        next_total = None
+        next_total = reference = None
         buffer = cohort.buffer
         if buffer is None:
             refuse_shared_memory(cohort, self.memory.of(ids))
             row_peaks = self._row_peaks(cohort)  # [S]
         else:
             next_total, row_peaks = self._sum(params, cohort, weights)
+            if self.remembers_models:
+                reference = self.memory.new_reference()
         if self.remembers_models:
             row_peaks = row_peaks + peak
         if not bool((row_peaks + self._peaks[clients] <= FLOAT32_LIMIT).all()):
@@ -124,7 +126,6 @@ class MemoryRule(Aggregator):
             )
 
         def adopt(buffer: RowExchange, total: Tensor) -> None:
-            reference = self.memory.new_reference() if self.remembers_models else None
             if reference is not None:
                 reference.copy_(params)
             ops.add_total_(params, total, self.server_lr, norm, self.remembers_models)

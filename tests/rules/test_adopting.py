@@ -282,3 +282,25 @@ def test_rows_of_a_buffer_made_in_inference_mode_can_be_adopted(tmp_path: Path) 
     agg.step(params, buffer, [1, 2])
     agg.step(params, [torch.ones(23)], [1])
     agg.load_state_dict(agg.state_dict())
+
+
+@rules
+def test_nothing_large_is_allocated_once_a_step_is_agreed_on(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
+) -> None:
+    """Else a process without memory could fail where others have written."""
+    agg, buffer = make(name, options), UpdateBuffer(K, 23)
+    agreed = []
+
+    def refuse(*arguments: object) -> None:
+        raise MemoryError
+
+    def agree(report: fastagg.StepReport) -> None:
+        agreed.append(report)
+        monkeypatch.setattr("fastagg.row_memory.allocate_rows", refuse)
+
+    agg.columns.agree = agree  # type: ignore[method-assign]
+    for row in buffer.rows([0, 3]):
+        row.normal_()
+    agg.step(torch.zeros(23), buffer, [0, 3])
+    assert len(agreed) == 1

@@ -16,6 +16,7 @@ from torch import Tensor
 import fastagg
 from fastagg import Aggregator, UpdateBuffer
 from fastagg.columns import Columns
+from fastagg.row_store import RowStore
 from fastagg.streaming import ColumnBlocks, TensorRows
 
 K, D = 6, 5_003
@@ -307,6 +308,12 @@ def test_checkpoints_of_other_memories(
         for agg, other in zip((again, plain), others, strict=True):
             agg.step(other, updates, clients)
             same_bits(params, other)
+
+
+def test_rows_in_a_file_are_on_the_cpu(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="memory_folder: expected None on cuda"):
+        RowStore(folder=tmp_path).allocate(1, 3, torch.device("cuda"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_of_the_memory_itself_are_refused(tmp_path: Path) -> None:
