@@ -1,13 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that the two halves of MimiC's table 4 share."""
+"""What the two halves of MimiC's table 4 share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from fastagg_sim.config import Task
 from fastagg_sim.experiments._base import Claim
-from fastagg_sim.experiments._mimic import LABELS, MimicOptions, Results, best
+from fastagg_sim.experiments._mimic import (
+    LABELS,
+    MimicOptions,
+    Results,
+    Setting,
+    best,
+    ends,
+    time_varying,
+)
+
+
+def participation_settings(
+    options: MimicOptions,
+    percent: Sequence[int],
+    task: Task,
+    published: Mapping[int, Sequence[float]],
+) -> list[Setting]:
+    """A column for each P in percent; with --quick for the first and the last."""
+    return [
+        Setting(
+            f"P = {p} %",
+            task,
+            time_varying(options, p / 100),
+            published=dict(zip(LABELS, published.get(p, ()), strict=False)),
+        )
+        for p in (ends(percent) if options.quick else percent)
+    ]
 
 
 def participation_claims(columns: Sequence[Results], options: MimicOptions) -> list[Claim]:

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 
 from fastagg_sim.experiments._base import Expected
 from fastagg_sim.experiments._mimic import (
-    LABELS,
     CifarMimicOptions,
     Setting,
     cifar,
-    ends,
     mimic_experiment,
-    time_varying,
 )
-from fastagg_sim.experiments._mimic_tables import participation_claims
+from fastagg_sim.experiments._mimic_tables import participation_claims, participation_settings
 
 PUBLISHED = {
     10: (42.03, 48.12, 38.88, 52.69, 56.21),
@@ -40,17 +37,7 @@ class Table4CifarOptions(CifarMimicOptions):
 
 
 def settings(options: Table4CifarOptions) -> Sequence[Setting]:
-    percent = ends(options.percent) if options.quick else options.percent
-    task = cifar(options, 400)
-    return [
-        Setting(
-            f"P = {p} %",
-            task,
-            time_varying(options, p / 100),
-            published=dict(zip(LABELS, PUBLISHED.get(p, ()), strict=False)),
-        )
-        for p in percent
-    ]
+    return participation_settings(options, options.percent, cifar(options, 400), PUBLISHED)
 
 
 EXPERIMENT = mimic_experiment(

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 
 from fastagg_sim.experiments._base import Expected
 from fastagg_sim.experiments._mimic import (
-    LABELS,
     MimicOptions,
     Setting,
-    ends,
     fmnist,
     mimic_experiment,
-    time_varying,
 )
-from fastagg_sim.experiments._mimic_tables import participation_claims
+from fastagg_sim.experiments._mimic_tables import participation_claims, participation_settings
 
 PUBLISHED = {
     10: (64.71, 66.91, 63.77, 68.58, 72.22),
@@ -38,17 +35,7 @@ class Table4FmnistOptions(MimicOptions):
 
 
 def settings(options: Table4FmnistOptions) -> Sequence[Setting]:
-    percent = ends(options.percent) if options.quick else options.percent
-    task = fmnist(options, 200)
-    return [
-        Setting(
-            f"P = {p} %",
-            task,
-            time_varying(options, p / 100),
-            published=dict(zip(LABELS, PUBLISHED.get(p, ()), strict=False)),
-        )
-        for p in percent
-    ]
+    return participation_settings(options, options.percent, fmnist(options, 200), PUBLISHED)
 
 
 EXPERIMENT = mimic_experiment(
