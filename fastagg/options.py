@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import numbers
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -23,13 +26,37 @@ def read_factor(name: str, value: object) -> float:
     return number
 
 
-def read_size(name: str, value: object) -> int:
-    """An int >= 1."""
+def read_count(name: str, value: object, *, least: int) -> int:
+    """An int of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
-    if value < 1:
-        raise ValueError(f"{name}: expected at least 1, got {value}")
+    if value < least:
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
     return int(value)
+
+
+def read_size(name: str, value: object) -> int:
+    """An int >= 1."""
+    return read_count(name, value, least=1)
+
+
+def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
+    """A number > 0, which may be infinite if ``infinite`` says so."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
+    number = float(value)
+    if not 0.0 < number <= (math.inf if infinite else math.nextafter(math.inf, 0.0)):
+        raise ValueError(f"{name}: expected a number > 0, got {number}")
+    return number
+
+
+def read_mapping(name: str, value: object) -> dict[str, Any]:
+    """A mapping with string keys, or None for an empty one, as a new dict."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{name}: expected a mapping of option names, got {value!r}")
+    return dict(value)
 
 
 def read_device(value: str | torch.device) -> torch.device:

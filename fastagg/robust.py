@@ -31,14 +31,11 @@ import torch
 from torch import Tensor
 
 from fastagg._vectors import Vectors, combine, gram_of
-from fastagg.rules._policy import (
-    check_majority,
-    distances_to,
-    read_count,
-    read_positive,
-    square_distances,
-)
+from fastagg.options import read_count, read_positive
+from fastagg.rules._policy import check_majority, square_distances
 from fastagg.rules.bucketing import draw_buckets
+from fastagg.rules.centered_clip import clip
+from fastagg.rules.geometric_median import weiszfeld
 from fastagg.rules.krum import krum_scores
 
 __all__ = [
@@ -115,11 +112,8 @@ class GeometricMedian(_Aggregator):
         self.T = read_count("T", T, least=0)
 
     def _factors(self, gram: Tensor) -> Tensor:
-        factors = torch.zeros(len(gram), dtype=torch.float64)
-        for _ in range(self.T):
-            factors = 1.0 / distances_to(gram, factors).clamp_min(self.nu)
-            factors /= factors.sum()
-        return factors[None]
+        equal = torch.ones(len(gram), dtype=torch.float64)
+        return weiszfeld(gram, equal, torch.zeros_like(equal), self.nu, self.T)[None]
 
 
 class _WithMinority(_Mixing):
@@ -235,14 +229,8 @@ class CenteredClipping(_Callable):
                 f"got {given.rows[0].numel()}"
             )
         rows = [*given.rows, start]
-        gram = gram_of(rows)
-        factors = torch.zeros(size + 1, dtype=torch.float64)
-        factors[size] = 1.0
-        for _ in range(self.L):
-            clipped = (self.tau / distances_to(gram, factors)[:size]).clamp_max(1.0)
-            factors = (1.0 - clipped).mean() * factors
-            factors[:size] += clipped / size
-        self.m = combine(rows, factors[None])[0]
+        equal = torch.full((size,), 1.0 / size, dtype=torch.float64)
+        self.m = combine(rows, clip(gram_of(rows), equal, self.tau, self.L)[None])[0]
         return given.pack(self.m[None].clone())[0]
 
 

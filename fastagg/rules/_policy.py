@@ -12,11 +12,7 @@ not depend on the number of threads, as that of a matrix product could.
 
 from __future__ import annotations
 
-import math
-import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -109,28 +105,6 @@ class Mixed(Policy):
         return times(mixing.T.contiguous(), factors)
 
 
-# --- reading options ------------------------------------------------------------------------
-
-
-def read_count(name: str, value: object, *, least: int) -> int:
-    """An int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
-    if value < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
-    return int(value)
-
-
-def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
-    """A number > 0, which may be infinite if ``infinite`` says so."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
-    number = float(value)
-    if not 0.0 < number <= (math.inf if infinite else math.nextafter(math.inf, 0.0)):
-        raise ValueError(f"{name}: expected a number > 0, got {number}")
-    return number
-
-
 def check_majority(num_rows: int, num_byzantine: int) -> None:
     """Refuse rounds in which the rows not to be trusted are half of all or more."""
     if num_rows <= 2 * num_byzantine:
@@ -138,12 +112,3 @@ def check_majority(num_rows: int, num_byzantine: int) -> None:
             f"updates: expected more than {2 * num_byzantine} rows, twice num_byzantine, "
             f"got {num_rows}"
         )
-
-
-def read_mapping(name: str, value: object) -> dict[str, Any]:
-    """A mapping with string keys, or None for an empty one, as a new dict."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{name}: expected a mapping of option names, got {value!r}")
-    return dict(value)

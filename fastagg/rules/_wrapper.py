@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fastagg.options import read_mapping
 from fastagg.registry import available, find
 from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Mixed, Policy, read_mapping
+from fastagg.rules._policy import Mixed, Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fastagg.aggregator import CommonOptions
 from fastagg.costs import Cost, Sizes
+from fastagg.options import read_count, read_positive
 from fastagg.registry import register
-from fastagg.rules._policy import read_count, read_positive
 from fastagg.rules.fdms import FDMS
 
 if TYPE_CHECKING:

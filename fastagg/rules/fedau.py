@@ -12,8 +12,8 @@ from torch import Tensor
 from fastagg.aggregator import CommonOptions, State
 from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
+from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._policy import read_count
 from fastagg.rules._weighted import Plan, WeightedRule
 from fastagg.rules._weights import relative
 

@@ -8,12 +8,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy, distances_to, read_count, read_positive
+from fastagg.rules._policy import Policy, distances_to
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+def weiszfeld(gram: Tensor, weights: Tensor, factors: Tensor, nu: float, iterations: int) -> Tensor:
+    """The factors [n] after some steps of the smoothed Weiszfeld algorithm from ``factors`` [n].
+
+    Args:
+        gram: [n, n] float64.
+        weights: [n] float64, > 0; only their ratios matter.
+    """
+    for _ in range(iterations):
+        factors = weights / distances_to(gram, factors).clamp_min(nu)
+        factors = factors / factors.sum()
+    return factors
 
 
 class WeiszfeldPolicy(Policy):
@@ -27,11 +41,8 @@ class WeiszfeldPolicy(Policy):
         self.start = start
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        factors = weights if self.start == "mean" else torch.zeros_like(weights)
-        for _ in range(self.iterations):
-            factors = weights / distances_to(gram, factors).clamp_min(self.nu)
-            factors = factors / factors.sum()
-        return factors
+        start = weights if self.start == "mean" else torch.zeros_like(weights)
+        return weiszfeld(gram, weights, start, self.nu, self.iterations)
 
 
 @register("geometric-median")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy, check_majority, read_count, square_distances
+from fastagg.rules._policy import Policy, check_majority, square_distances
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

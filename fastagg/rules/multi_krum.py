@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy, read_count
+from fastagg.rules._policy import Policy
 from fastagg.rules.krum import krum_scores
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram import ReuseOptions
-from fastagg.rules._policy import Mixed, Policy, check_majority, read_count, square_distances
+from fastagg.rules._policy import Mixed, Policy, check_majority, square_distances
 from fastagg.rules._wrapper import WrapperRule
 
 if TYPE_CHECKING:
