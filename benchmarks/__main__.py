@@ -11,6 +11,9 @@ from pathlib import Path
 
 # One compiler process, which is gone when timing begins. Must be set before torch._inductor loads.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# OpenBLAS threads spin for 2**28 cycles after a call, 0.1 s in which they take a core from whoever
+# is timed next. 2**22 cycles are as long as OpenMP's. Must be set before numpy and scipy load.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")
 
 import torch
 from rich.console import Console

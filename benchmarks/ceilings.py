@@ -99,11 +99,11 @@ def update_probe(c: Tensor, u: Tensor, isa: str) -> Probe:
 
 def fma_probe(isa: str) -> Probe:
     """Flops/s of multiply-adds that touch no memory."""
-    done = ctypes.c_int64()
+    done, found = ctypes.c_int64(), library()
 
     def rate() -> float:
         threads = torch.get_num_threads()
-        taken = library().ceiling_fma(
+        taken = found.ceiling_fma(
             _FMA_FLOPS, ISAS.index(isa), threads, ctypes.cast(ctypes.byref(done), ctypes.c_void_p)
         )
         return done.value / taken

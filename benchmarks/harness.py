@@ -4,7 +4,8 @@
 All contenders of a comparison run in one process, in turn (A B C, B C A, C A B, ...), together
 with the ceilings, so that a machine whose speed drifts treats them alike. Operands, outputs and
 scratch exist and are touched before. Between two contenders the process sleeps until the idle
-threads of the last one's library have stopped spinning. Short calls are timed in batches.
+threads of the last one's library have stopped spinning. The calling thread has a core of its own,
+so that no two threads start on one (``machine.threads_apart``). Short calls are timed in batches.
 
 A ratio is given only if it means something: not if the rest of the machine used more than
 ``machine.BUSY`` of its cores meanwhile, and not if one of its two sides varied by more than
@@ -25,7 +26,7 @@ from torch import Tensor
 
 import fastagg
 from benchmarks.ceilings import Probe, fma_probe, read_probe, update_probe
-from benchmarks.machine import Watch, home_of, peak_bytes
+from benchmarks.machine import Watch, home_of, peak_bytes, threads_apart
 from benchmarks.work import WORK, Work
 
 SHAKY = 0.10
@@ -179,7 +180,7 @@ def sample(
     gc.collect()
     gc.disable()
     try:
-        with Watch() as watch:
+        with threads_apart(), Watch() as watch:
             for repeat in range(repeats):
                 first = repeat % len(contenders)
                 for contender in (*contenders[first:], *contenders[:first]):

@@ -9,8 +9,10 @@ import os
 import platform
 import re
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -60,6 +62,37 @@ def cache_bytes(level: int) -> int:
 def home_of(num_bytes: int) -> str:
     """Where operands of that size stay between calls: "cache" (half of L3 or less) or "DRAM"."""
     return "cache" if num_bytes <= cache_bytes(3) / 2 else "DRAM"
+
+
+@contextmanager
+def threads_apart() -> Iterator[None]:
+    """Keeps the calling thread on one core, and all other threads of this process off it (Linux).
+
+    Left alone, the threads of a pool often share a core for the first milliseconds after a pause,
+    with the others idle: all that a short call takes. Threads that start meanwhile stay on the
+    core of the one that starts them, so pools must have started before.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    everywhere, own = os.sched_getaffinity(0), threading.get_native_id()
+    first = min(everywhere)
+    try:
+        for thread in _threads():
+            _keep_on(thread, {first} if thread == own else everywhere - {first} or everywhere)
+        yield
+    finally:
+        for thread in _threads():
+            _keep_on(thread, everywhere)
+
+
+def _threads() -> list[int]:
+    return [int(path.name) for path in Path("/proc/self/task").iterdir()]
+
+
+def _keep_on(thread: int, cores: set[int]) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        os.sched_setaffinity(thread, cores)
 
 
 class Watch:

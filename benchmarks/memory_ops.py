@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Comparison, Contender
+from benchmarks.operands import normal, zeros
 from fastagg import ops
 
 LR = 1e-3
@@ -26,10 +27,10 @@ class Operands:
 
     def __init__(self, S: int, d: int) -> None:
         self.S = S
-        self.updates, self.params = torch.randn(S, d), torch.randn(d)
-        self.memory, self.clients = torch.randn(2 * S, d), torch.arange(0, 2 * S, 2)
+        self.updates, self.params = normal(S, d), torch.randn(d)
+        self.memory, self.clients = normal(2 * S, d), torch.arange(0, 2 * S, 2)
         self.ids = self.clients.tolist()
-        self.scratch, self.v = torch.empty(S, d), torch.empty(d)
+        self.scratch, self.v = zeros(S, d), torch.empty(d)
         # A float32 running mean of the memory for eager torch, a float64 total for fastagg.
         self.mean = self.memory.sum(dim=0) / S
         self.total = self.memory.sum(dim=0, dtype=torch.float64)

@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks import pair_ops
 from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update, mimic
+from benchmarks.operands import normal, zeros
 from benchmarks.options import Case, Options
 from benchmarks.work import GROUPS
 from fastagg import _C, ops
@@ -59,7 +60,7 @@ def _with(make: Callable[..., Comparison], with_compile: bool) -> Callable[[int,
 
 
 def gram(S: int, d: int, *, with_avx2: bool = False) -> Comparison:
-    x = torch.randn(S, d)
+    x = normal(S, d)
     out = torch.empty(S, S)
     x_numpy, out_numpy = x.numpy(), np.empty((S, S), np.float32)
     out_fortran = np.empty((S, S), np.float32, order="F")
@@ -97,7 +98,7 @@ def _gram_avx2(x: Tensor) -> Tensor:
 
 
 def gram_and_sum(S: int, d: int) -> Comparison:
-    x, out, weights = torch.randn(S, d), torch.randn(d), torch.rand(S)
+    x, out, weights = normal(S, d), torch.randn(d), torch.rand(S)
     gram, own = torch.empty(S, S), torch.empty(S, S, dtype=torch.float64)
 
     def fused() -> tuple[Tensor, Tensor]:
@@ -119,9 +120,9 @@ def gram_and_sum(S: int, d: int) -> Comparison:
 
 
 def gram_of_list(S: int, d: int) -> Comparison:
-    x = torch.randn(S, d)
-    rows = [row.clone() for row in x]  # S separate tensors
-    stacked, out = torch.empty(S, d), torch.empty(S, S)
+    x = normal(S, d)
+    rows = [normal(1, d)[0] for _ in range(S)]  # S separate tensors
+    stacked, out = zeros(S, d), torch.empty(S, S)
 
     def stack() -> Tensor:
         torch.stack(rows, out=stacked)
@@ -153,7 +154,7 @@ def gram_of_all_pairs(S: int, d: int) -> Comparison:
 def _gram_of_pairs(op: str, pairs: Tensor, d: int) -> Comparison:
     """Against the dense matrix by fastagg itself, which "gram" compares with libraries."""
     S = len(pairs)
-    x, mask = torch.randn(S, d), pairs.float()
+    x, mask = normal(S, d), pairs.float()
     contenders = [
         Contender("fastagg", lambda: ops.gram(x, pairs=pairs), "ours"),
         Contender("fastagg, dense", lambda: ops.gram(x).mul_(mask)),
@@ -163,7 +164,7 @@ def _gram_of_pairs(op: str, pairs: Tensor, d: int) -> Comparison:
 
 def weighted_sum(S: int, d: int, *, with_compile: bool = False) -> Comparison:
     """``out = 0.5 out + weights @ rows``. The factor keeps ``out`` bounded over many calls."""
-    x, out, weights = torch.randn(S, d), torch.randn(d), torch.rand(S)
+    x, out, weights = normal(S, d), torch.randn(d), torch.rand(S)
     x_numpy, w_numpy, product = x.numpy(), weights.numpy(), np.empty(d, np.float32)
     out_numpy = out.numpy()
 

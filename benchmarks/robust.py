@@ -19,6 +19,7 @@ from torch import Tensor
 import fastagg
 from benchmarks import peers
 from benchmarks.harness import Comparison, Contender
+from benchmarks.operands import normal, zeros
 
 _ITERATIONS = 8  # of Weiszfeld's algorithm: fastagg's default
 _NU = 1e-6
@@ -31,7 +32,7 @@ class Round:
 
     def __init__(self, S: int, d: int) -> None:
         self.S, self.d, self.f = S, d, max(1, S // 10)
-        self.rows = torch.randn(S, d).add_(torch.randn(d)).mul_(1e-3)
+        self.rows = normal(S, d).add_(torch.randn(d)).mul_(1e-3)
         self.params = torch.zeros(d)
         self.gram = torch.empty(S, S)
         self.shares = torch.full((S,), 1 / S)
@@ -127,7 +128,7 @@ def multi_krum(S: int, d: int) -> Comparison:
 def nnm(S: int, d: int) -> Comparison:
     """Nearest-neighbour mixing, then the geometric median. ByzFL's gathers S (S - f) d numbers."""
     r = Round(S, d)
-    mixed, z, near = torch.empty(S, d), torch.empty(d), S - r.f
+    mixed, z, near = zeros(S, d), torch.empty(d), S - r.f
 
     def careful() -> Tensor:
         nearest = r.square_distances(r.rows).topk(near, largest=False).indices

@@ -15,6 +15,7 @@ from benchmarks import peers, robust
 from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update as memory_op
 from benchmarks.memory_ops import mimic as mimic_op
+from benchmarks.operands import normal, zeros
 from benchmarks.options import Case, Options
 
 SHAPES = [(20, 1_000_000), (100, 1_000_000), (500, 200_000)]  # S of K = 2 S, d
@@ -106,11 +107,11 @@ def half_of(K: int) -> Tensor:
 def fdms(S: int, d: int) -> Comparison:
     K = 2 * S
     clients = half_of(K)
-    updates = torch.randn(S, d).add_(torch.randn(d))  # correlated, as real updates are
+    updates = normal(S, d).add_(torch.randn(d))  # correlated, as real updates are
     updates.mul_(1e-3)  # a step adds to the parameters; they must stay in range over many
-    everybody = torch.zeros(K, d)
+    everybody = zeros(K, d)
     everybody[clients] = updates
-    separate = [row.clone() for row in updates]
+    separate = [zeros(1, d)[0].copy_(row) for row in updates]
     state = FdmsState(K, S, d)
     agg = fastagg.make("fdms", num_clients=K, num_params=d)
     state.give_to(agg)
@@ -135,7 +136,7 @@ def fdms(S: int, d: int) -> Comparison:
 def fedavg(S: int, d: int) -> Comparison:
     """Frameworks return the mean; the others also add it to the parameters."""
     K = 2 * S
-    clients, updates = half_of(K), torch.randn(S, d).mul_(1e-3)
+    clients, updates = half_of(K), normal(S, d).mul_(1e-3)
     params, eager = torch.zeros(d), torch.zeros(d)
     agg = fastagg.make("fedavg", num_clients=K, num_params=d)
     shares = torch.full((S,), 1 / S)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from fastagg import ops
+from fastagg import _pages, ops
 
 State = Mapping[str, Tensor]
 
@@ -340,23 +340,25 @@ class UpdateBuffer:
 
 _ALIGNMENT = 16  # floats: 64 bytes, a cache line and the alignment of torch's allocations
 _PAGE = 1024  # floats: 4 KiB
-_LARGE = 1 << 14  # floats: from here on allocations start at the same place of a page
+_LARGE = 1 << 14  # floats: from here on it matters where in a page a row begins
 
 
 def allocate_rows(count: int, num_params: int, device: str | torch.device) -> list[Tensor]:
-    """``count`` zero vectors [num_params] float32, each in storage of its own, so that rows can
-    change owners one by one.
+    """``count`` zero vectors [num_params] float32, each a tensor of its own that starts on a cache
+    line. Rows can change owners one by one; their memory is given back with the last one.
 
-    Large allocations all begin at the same place of a memory page, and rows that are read side by
-    side at such distances compete for the same cache sets. So each large row begins some cache
-    lines later than the one before it, at a cost of up to 4 KiB.
+    On the CPU large rows are in huge pages where the system has them. Rows that begin at the same
+    place of a memory page compete for the same cache sets when they are read side by side, so each
+    large row begins some cache lines later in its page than the one before it, at a cost of up to
+    4 KiB.
     """
-    rows = []
+    step = -(-num_params // _ALIGNMENT) * _ALIGNMENT
+    if num_params >= _LARGE:
+        step += (5 * _ALIGNMENT - step) % _PAGE
     with torch.inference_mode(False):  # rows outlive the mode in which they were made
-        for index in range(count):
-            shift = index * 5 * _ALIGNMENT % _PAGE if num_params >= _LARGE else 0
-            rows.append(torch.zeros(shift + num_params, device=device)[shift:])
-    return rows
+        if torch.device(device).type == "cpu":
+            return _pages.zeros(count, num_params, step)
+        return [torch.zeros(num_params, device=device) for _ in range(count)]
 
 
 def _state_of(module: nn.Module) -> State:

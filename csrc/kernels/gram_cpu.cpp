@@ -12,11 +12,13 @@
 //   float64 partial sums. Blocks and chunks depend on d alone and partial sums are added in chunk
 //   order, so an entry of the result depends on nothing but its two rows.
 #include <cmath>
+#include <deque>
 #include <vector>
 
 #include "abs_max.h"
 #include "gram.h"
 #include "gram_tiles.h"
+#include "ordered_sum.h"
 #include "pair_order.h"
 #include "simd.h"
 #include "weighted_sum.h"
@@ -27,14 +29,13 @@ namespace {
 // Blocks are shorter where d is small: the error of a sum is that of a block over the root of the
 // number of blocks, and that of a cosine is below 1e-8 from about 384 blocks on.
 constexpr int64_t float32_columns(int64_t d) {
-  for (int64_t block :
-       {kMaxBlock, int64_t{512}, int64_t{256}, int64_t{128}, int64_t{64}, int64_t{32}})
-    if (d >= 384 * block) return block;
-  return 16;
+  constexpr int64_t kBlocks = 384, kLanes = 16;
+  return std::clamp<int64_t>(d / (kBlocks * kLanes) * kLanes, kLanes, kMaxBlock);
 }
-// A chunk has at least so many blocks, since its partial sums cost about as much as half a block,
+// A chunk has at least so many blocks, since adding up its partial sums costs as much as a
+// tenth of a block,
 // and there are at most so many chunks: enough for the threads of a server, few enough to add up.
-constexpr int64_t kChunkBlocks = 16;
+constexpr int64_t kChunkBlocks = 8;
 constexpr int64_t kMaxChunks = 64;
 // Up to so many rows are read in place: packing would cost more than it saves.
 constexpr int64_t kInPlaceRows = 35;
@@ -121,7 +122,7 @@ struct Block {
     if (begin == 0) {
       double unused[T::kSlots] = {};
       double* out = I < first ? unused : sums + p.place[tile_index(I, I)] * T::kSlots;
-      const Prefetch next = prefetch_in(I, end);
+      const Prefetch next = prefetch_in(I, begin, end);
       if constexpr (pack)
         packing_tile<W, rows>(a, p.scales + I * R, columns, panel(I), out, next);
       else
@@ -132,7 +133,7 @@ struct Block {
       const int64_t place = p.place[tile_index(I, J)];
       if (place < 0) continue;
       double* out = sums + place * T::kSlots;
-      const Prefetch next = prefetch_in(I, end - 1 - J);
+      const Prefetch next = prefetch_in(I, begin, end - 1 - J);
       if constexpr (pack)
         off_diagonal_tile<W, rows>(Panel<W>{panel(I)}, Panel<W>{panel(J)}, ceil_div(columns, W),
                                    out, next);
@@ -143,13 +144,16 @@ struct Block {
   }
 
   // What to prefetch in a tile of strip I that is followed by `more` others: rows of the next
-  // block, and in the last tiles of the strip the rows of the next strip, into the L1 cache.
-  FASTAGG_INLINE Prefetch prefetch_in(int64_t I, int64_t more) {
-    const int64_t soon = (I + 1) * R + more;
-    const bool in_reach = more < R && soon < p.S && I + 1 < last && columns == p.block;
+  // block, and in the last tiles of the strip what the next strip will read, into the L1 cache: its
+  // rows, or its panel, which by then may be as far as L3.
+  FASTAGG_INLINE Prefetch prefetch_in(int64_t I, int64_t begin, int64_t more) {
+    const float* soon = ahead.idle;
+    const int64_t row = (I + 1) * R + more;
+    if (more < R && row < p.S && I + 1 < last && columns == p.block)
+      soon = begin == 0 ? p.rows[row] + column : panels + (I + 1) * T::kPanel + more * columns;
     ahead.credit += ahead.count;
     const float* later = ahead.take();
-    return {in_reach ? p.rows[soon] + column : ahead.idle, later, ahead.take()};
+    return {soon, later, ahead.take()};
   }
 };
 
@@ -265,39 +269,31 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
 
   const int64_t blocks = ceil_div(d, block);
   const int64_t chunk = std::max(kChunkBlocks, ceil_div(blocks, kMaxChunks)) * block;
-  const int64_t chunks = ceil_div(d, chunk);
+  const int64_t chunks = std::max<int64_t>(ceil_div(d, chunk), 1);
   const int64_t slots = tiles * T::kSlots;
-  const int64_t wave =
-      std::clamp<int64_t>(kPartialBytes / (slots * 8), 1, std::max<int64_t>(chunks, 1));
+  const int64_t window = std::clamp<int64_t>(kPartialBytes / (slots * 8), 1,
+                                             std::min(chunks, int64_t{2} * parallel.workers));
   // Few chunks at once for many threads: rows are split as well.
-  const int64_t wanted = ceil_div(2 * parallel.workers, wave);
+  const int64_t wanted = ceil_div(2 * parallel.workers, window);
   const int64_t group = std::min(ceil_div(kGroupRows, T::R), ceil_div(strips, wanted));
   const int64_t groups = ceil_div(strips, group);
 
-  const Scratch sums_memory(slots * 8), wave_memory(wave * slots * 8);
+  const Scratch sums_memory(slots * 8), partial_memory(window * slots * 8);
   const Scratch panel_memory(parallel.workers * strips * T::kPanel * 4);
   auto* sums = sums_memory.as<double>();
-  auto* wave_sums = wave_memory.as<double>();  // [wave, tiles computed, kSlots]
-  std::fill_n(sums, slots, 0.0);
-  for (int64_t start = 0; start < chunks; start += wave) {
-    const int64_t count = std::min(wave, chunks - start);
-    parallel.for_each(count * groups, [&](int64_t task, int worker) {
-      const int64_t c = task / groups, g = groups - 1 - task % groups;  // the longest first
-      const int64_t first = g * group, last = std::min(strips, first + group);
-      double* partial = wave_sums + c * slots;
-      std::fill(partial + first_place[first] * T::kSlots, partial + first_place[last] * T::kSlots,
-                0.0);
-      const int64_t begin = (start + c) * chunk;
-      dispatch<ChunkKernel>(isa, &problem, first, last, begin, std::min(d, begin + chunk),
-                            panel_memory.as<float>() + worker * strips * T::kPanel, partial);
-    });
-    constexpr int64_t kPiece = 4096;  // slots
-    parallel.for_each(ceil_div(slots, kPiece), [&](int64_t piece, int) {
-      const int64_t begin = piece * kPiece, end = std::min(slots, begin + kPiece);
-      for (int64_t c = 0; c < count; ++c)
-        for (int64_t k = begin; k < end; ++k) sums[k] += wave_sums[c * slots + k];
-    });
-  }
+  std::deque<OrderedSum> totals;  // of the groups of strips
+  for (int64_t g = 0; g < groups; ++g)
+    totals.emplace_back(sums, first_place[g * group] * T::kSlots,
+                        first_place[std::min(strips, (g + 1) * group)] * T::kSlots,
+                        partial_memory.as<double>(), slots, window);
+  parallel.for_each(chunks * groups, [&](int64_t task, int worker) {
+    const int64_t c = task / groups, g = groups - 1 - task % groups;  // the longest first
+    double* partial = totals[g].start(c);
+    dispatch<ChunkKernel>(isa, &problem, g * group, std::min(strips, (g + 1) * group), c * chunk,
+                          std::min(d, (c + 1) * chunk),
+                          panel_memory.as<float>() + worker * strips * T::kPanel, partial);
+    totals[g].finish(c);
+  });
   unpack<W>(sums, places.data(), S, out);
 }
 

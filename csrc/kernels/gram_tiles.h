@@ -45,7 +45,7 @@ struct InPlace {
   FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const { return load<W>(row[i] + k * W); }
 };
 
-// What a tile prefetches while it computes: a line of each for every vector.
+// What a tile prefetches while it computes: a line of each for every vector ...
 struct Prefetch {
   const float *soon, *later, *later_too;
   FASTAGG_INLINE void at(int64_t k) const {
@@ -55,11 +55,18 @@ struct Prefetch {
   }
 };
 
+// ... and at its start the sums that it will add to: those of many tiles do not stay in L2.
+template <int W>
+FASTAGG_INLINE void prefetch_sums(double* sums) {
+  for (int k = 0; k < Shape<W>::kSlots; k += 8) __builtin_prefetch(sums + k, 1, 3);
+}
+
 // sums += the `rows` x R products of two strips, `steps` vectors long.
 template <int W, int rows, class A, class B>
 FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, double* sums,
                                       const Prefetch& next) {
   constexpr int R = Shape<W>::R;
+  prefetch_sums<W>(sums);
   Vec<float, W> sum[rows * R] = {};
   for (int64_t k = 0; k < steps; ++k) {
     next.at(k * W);
