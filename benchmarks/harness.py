@@ -8,8 +8,10 @@ threads of the last one's library have stopped spinning. The calling thread has 
 so that no two threads start on one (``machine.threads_apart``). Short calls are timed in batches.
 
 A ratio is given only if it means something: not if the rest of the machine used more than
-``machine.BUSY`` of its cores meanwhile, and not if one of its two sides varied by more than
-``NOISY`` between quartiles. A disturbed comparison is measured again, twice at most.
+``machine.BUSY`` of its cores meanwhile, not if multiply-adds were slower than ``SLOWED`` of what
+the run has seen (a virtual machine whose cores are taken away does not see by whom), and not if
+one of its two sides varied by more than ``NOISY`` between quartiles. A disturbed comparison is
+measured again, twice at most.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +35,9 @@ SHAKY = 0.10
 """Interquartile range over median beyond which a figure is marked with ``~``."""
 NOISY = 0.25
 """... and beyond which no ratio is made of it."""
+
+SLOWED = 0.8
+"""Share of the fastest multiply-adds of a run below which the machine was not itself."""
 
 _BATCH_SECONDS = 2e-3  # a timed batch of calls lasts at least this long
 _MAX_BATCH = 200
@@ -153,6 +158,31 @@ def compare(
         if undisturbed(rows) or time.perf_counter() - start > _PATIENCE:
             break
     return rows
+
+
+def slowed(comparisons: Sequence[Sequence[Row]]) -> list[bool]:
+    """Of each comparison of a run, whether the machine was slower than in the others."""
+
+    def rate(row: Row) -> tuple[tuple[str, int], float]:
+        return (row.isa or str(fastagg.build_info()["isa"]), row.threads), row.fma_gflops
+
+    best: dict[tuple[str, int], float] = {}
+    for key, found in (rate(row) for rows in comparisons for row in rows):
+        best[key] = max(found, best.get(key, 0.0))
+    return [
+        any(found < SLOWED * best[key] for key, found in map(rate, rows)) for rows in comparisons
+    ]
+
+
+def refused(row: Row) -> Row:
+    """The row without ratios."""
+    return replace(
+        row,
+        verdict="busy",
+        percent_of_ceiling=math.nan,
+        times_baseline=math.nan,
+        times_ours=math.nan,
+    )
 
 
 def undisturbed(rows: Sequence[Row]) -> bool:

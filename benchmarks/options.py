@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from benchmarks.harness import Comparison, Row, compare
+from benchmarks.harness import Comparison, Row, compare, refused, slowed
 from benchmarks.machine import describe
 
 QUICK_SHRINK = 100  # --quick divides d by this
@@ -86,22 +86,32 @@ def run(cases: Iterable[Case], options: Options, console: Console) -> list[Row]:
     """Measure the cases one after the other."""
     about = describe()
     console.print("   ".join(f"{key} {value}" for key, value in about.items()))
-    rows: list[Row] = []
-    for case in cases:
-        if options.only not in case.title:
-            continue
-        threads = case.threads or options.threads
-        before, start = torch.get_num_threads(), time.perf_counter()
-        torch.manual_seed(0)
-        torch.set_num_threads(threads)
-        try:
-            with threadpool_limits(threads):  # numpy's and scipy's
-                hopeless = bool(rows) and rows[-1].verdict == "busy"
-                rows += _measure(case, options, attempts=1 if hopeless else 3)
-        finally:
-            torch.set_num_threads(before)
-        seconds = time.perf_counter() - start
-        console.print(f"{case.title}, {threads} threads: {seconds:.1f} s", style="dim")
+    chosen = [case for case in cases if options.only in case.title]
+    found: list[list[Row]] = []
+    for case in chosen:
+        hopeless = bool(found) and found[-1][-1].verdict == "busy"
+        found.append(_timed(case, options, console, attempts=1 if hopeless else 3))
+    for index, slow in enumerate(slowed(found)):
+        if slow and not options.quick:
+            found[index] = _timed(chosen[index], options, console, attempts=3)
+    for index, slow in enumerate(slowed(found)):
+        if slow and not options.quick:
+            found[index] = [refused(row) for row in found[index]]
+    return [row for rows in found for row in rows]
+
+
+def _timed(case: Case, options: Options, console: Console, attempts: int) -> list[Row]:
+    threads = case.threads or options.threads
+    before, start = torch.get_num_threads(), time.perf_counter()
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    try:
+        with threadpool_limits(threads):  # numpy's and scipy's
+            rows = _measure(case, options, attempts)
+    finally:
+        torch.set_num_threads(before)
+    seconds = time.perf_counter() - start
+    console.print(f"{case.title}, {threads} threads: {seconds:.1f} s", style="dim")
     return rows
 
 

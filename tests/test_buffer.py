@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -292,6 +294,37 @@ def test_buffer_rows(num_params: int) -> None:
     assert all(start % 64 == 0 for start in starts)
     if num_params >= 16384:  # separate pages, where all rows could compete for the same cache sets
         assert len({start % 4096 for start in starts}) == 5
+
+
+def huge_kilobytes() -> int:
+    found = re.search(r"^AnonHugePages:\s+(\d+)", Path("/proc/self/smaps_rollup").read_text(), re.M)
+    return int(found.group(1)) if found else 0
+
+
+def test_large_rows_are_in_huge_pages() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("no huge pages on this system")
+    before = huge_kilobytes()
+    buffer = UpdateBuffer(4, 4_000_000)
+    for row in buffer.rows(range(4)):
+        row.fill_(1.0)
+    assert huge_kilobytes() - before >= 32_000  # of 64,000; memory may be fragmented
+    view = buffer.row(2)[10:]
+    del buffer, row
+    assert view.sum().item() == 4_000_000 - 10  # the memory lives as long as any view of it
+    del view
+    assert huge_kilobytes() - before < 16_000
+
+
+def test_rows_are_trained_side_by_side() -> None:
+    """Autograd's version counters tell rows apart, though they are in one mapping."""
+    a, b = (row.requires_grad_() for row in UpdateBuffer(2, 8).rows([0, 1]))
+    loss = (a * a).sum()
+    with torch.no_grad():
+        b.add_(1.0)
+    loss.backward()
+    assert torch.equal(a.grad, torch.zeros(8)) and b.sum().item() == 8.0
 
 
 def test_rows_come_in_the_order_asked() -> None:

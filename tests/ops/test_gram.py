@@ -115,6 +115,16 @@ def test_many_rows(S: int) -> None:
     assert torch.equal(ops.gram(rows[:13], dtype=torch.float64), got[:13, :13])
 
 
+def test_many_rows_on_many_threads() -> None:
+    """Partial sums of two chunks fit the memory that they may take, so workers wait in line."""
+    rows = torch.randn(2045, 1000)
+    torch.set_num_threads(1)
+    expected = ops.gram(rows, dtype=torch.float64)
+    for threads in (3, 8):
+        torch.set_num_threads(threads)
+        assert torch.equal(ops.gram(rows, dtype=torch.float64), expected)
+
+
 @pytest.mark.parametrize("groups", [2, 10])
 def test_masked_clusters(isa: str, groups: int) -> None:
     S = 120

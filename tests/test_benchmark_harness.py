@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the benchmarks measure: ratios that are given and refused, targets, the machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import (
+    ceilings,
+    machine,
+    ops,
+    report,
+    steps,
+    targets,
+)
+from benchmarks.harness import (
+    NOISY,
+    SHAKY,
+    Comparison,
+    Contender,
+    Row,
+    Samples,
+    compare,
+    refused,
+    rows_of,
+    slowed,
+    spread,
+)
+from benchmarks.options import Options
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("c++") or shutil.which("g++")), reason="the ceilings need a C++ compiler"
+)
+
+# --- what a row says, and when it says nothing -------------------------------------------------
+
+
+def comparison() -> Comparison:
+    contenders = [
+        Contender("fastagg", lambda: None, "ours"),
+        Contender("slow", lambda: None),
+        Contender("careful", lambda: None),
+        Contender("naive", lambda: None, "naive"),
+    ]
+    return Comparison("gram", 3, 1000, contenders, (torch.zeros(3, 1000),))
+
+
+def samples(busy: bool = False, **seconds: list[float]) -> Samples:
+    times = {
+        "fastagg": [1e-6] * 9, "slow": [4e-6] * 9, "careful": [2e-6] * 9, "naive": [8e-6] * 9,
+    } | seconds  # fmt: skip
+    rates = {"read": [12e9, 24e9, 48e9], "fma avx2": [12e9] * 3}
+    return Samples(times, rates, dict.fromkeys(times, 5e6), 1.5 if busy else 0.0, busy)
+
+
+def test_a_quiet_comparison_gives_all_figures() -> None:
+    ours, slow, careful, naive = rows_of(comparison(), samples(), "avx2")
+    assert (ours.us, ours.times_baseline, ours.times_ours) == (1.0, 2.0, 1.0)
+    assert {row.baseline for row in (ours, slow, naive)} == {"careful"}
+    assert (slow.times_ours, slow.times_baseline) == (4.0, 0.5)
+    assert (careful.times_baseline, naive.times_ours) == (1.0, 8.0)
+    # 12,000 bytes at 24 GB/s are 0.5 us; 12,000 flops at 12 GFLOP/s are 1 us: that is the floor.
+    assert (ours.bound, ours.percent_of_ceiling) == ("fma", pytest.approx(100.0))
+    assert slow.percent_of_ceiling == pytest.approx(25.0)
+    assert ours.gbytes_per_s == pytest.approx(12.0)
+    assert (ours.peak_mb, ours.home, ours.verdict) == (5.0, "cache", "ok")
+
+
+def test_no_ratio_on_a_busy_machine() -> None:
+    for row in rows_of(comparison(), samples(busy=True), "avx2"):
+        assert row.verdict == "busy"
+        assert all(
+            math.isnan(value)
+            for value in (row.times_baseline, row.times_ours, row.percent_of_ceiling)
+        )
+        assert row.us > 0
+        assert "busy" in report.cells(row)
+
+
+def test_no_ratio_with_a_noisy_side() -> None:
+    noisy = [1e-6 * (1 + i / 8) for i in range(9)]
+    assert spread(noisy) > NOISY
+    ours, slow, careful, naive = rows_of(comparison(), samples(slow=noisy), "avx2")
+    assert slow.verdict == "noisy"
+    assert math.isnan(slow.times_ours)
+    assert (careful.verdict, careful.times_ours, naive.times_ours) == ("ok", 2.0, 8.0)
+    # The noisy one is now the fastest careful way: nothing can be said against the baseline.
+    assert math.isnan(ours.times_baseline)
+    rows = rows_of(comparison(), samples(fastagg=noisy), "avx2")
+    assert all(math.isnan(row.times_ours) for row in rows)
+
+
+def test_no_ratio_when_the_machine_was_slower_than_in_the_rest_of_a_run() -> None:
+    rows = rows_of(comparison(), samples(), "avx2")
+    slower = [replace(row, fma_gflops=0.7 * row.fma_gflops) for row in rows]
+    other_threads = [replace(row, threads=row.threads + 1) for row in slower]
+    assert slowed([rows, slower, rows]) == [False, True, False]
+    assert slowed([rows, other_threads]) == [False, False]
+    for row in map(refused, slower):
+        assert row.verdict == "busy" and row.us > 0
+        assert math.isnan(row.times_baseline) and math.isnan(row.percent_of_ceiling)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinities on this system")
+def test_threads_are_kept_apart_while_timing() -> None:
+    before = os.sched_getaffinity(0)
+    waiting = threading.Event()
+    other = threading.Thread(target=waiting.wait)
+    other.start()
+    try:
+        with machine.threads_apart():
+            own, others = os.sched_getaffinity(0), os.sched_getaffinity(other.native_id)
+        assert len(own) == 1
+        assert len(before) == 1 or not own & others
+        assert os.sched_getaffinity(0) == before == os.sched_getaffinity(other.native_id)
+    finally:
+        waiting.set()
+        other.join()
+
+
+def test_wide_quartiles_are_marked() -> None:
+    shaky = [2e-6 * (1 + i / 40) for i in range(9)]
+    assert SHAKY < spread(shaky) <= NOISY
+    careful = rows_of(comparison(), samples(careful=shaky), "avx2")[2]
+    assert careful.verdict == "shaky"
+    assert report.cells(careful)[6] == "2~"
+    assert careful.times_ours == pytest.approx(2.2)
+
+
+def test_the_headline_is_the_worst_and_the_geometric_mean() -> None:
+    second = rows_of(comparison(), samples(slow=[9e-6] * 9), "avx2")
+    other_shape = [Row(**{**row.__dict__, "d": 2000}) for row in second]
+    rows = [*rows_of(comparison(), samples(), "avx2"), *other_shape]
+    lines = {line[2]: line[3:] for line in report.headline(rows)}
+    assert lines["slow"] == ("2", "4.00 x", "6.00 x")
+    assert lines["the ceiling"] == ("2", "100 %", "100 %")
+    rows += [Row(**{**r.__dict__, "d": 3000}) for r in rows_of(comparison(), samples(True), "avx2")]
+    assert {line[2]: line[3:] for line in report.headline(rows)}["slow"][0] == "2 of 3"
+
+
+def test_targets_say_what_was_met_and_what_was_not() -> None:
+    rows = rows_of(comparison(), samples(), "avx2")
+
+    def line(*target: object) -> tuple[str, ...]:
+        chosen = targets.Target("gram", ((3, 1000), (4, 1000)), *target)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(targets, "TARGETS", [chosen])
+            (only,) = targets.verdicts(rows)  # (4, 1000) was not measured
+        return only
+
+    assert line("careful", 2.0)[4:] == ("fastest careful: careful", "2.00 x", "2.00 x", "met")
+    assert line("careful", 2.1)[-1] == "missed"
+    assert line("slow", 4.1)[-2:] == ("4.00 x", "missed")
+    assert line("naive", 8.0)[-1] == "met"  # by role
+    assert line("ceiling", 101)[-2:] == ("100 %", "missed")
+    assert line("seconds", 2e-6)[-2:] == ("1e-06 s", "met")
+    assert line("seconds", 5e-7)[-1] == "missed"
+    assert line("S x d", 400.0)[-2:] == ("4.2e+02", "missed")  # 5 MB over 12,000 bytes
+    assert line("ByzFL", 10.0)[-2:] == ("-", "absent")
+    rows = rows_of(comparison(), samples(busy=True), "avx2")
+    assert line("careful", 1.0)[-2:] == ("-", "busy")
+    assert line("seconds", 1.0)[-1] == "busy"
+    assert targets.summary([("a", "met"), ("b", "met"), ("c", "busy")]) == "2 met, 1 busy"
+
+
+def test_every_target_is_about_something_that_is_measured() -> None:
+    options = Options(threads=2, repeats=9, quick=False, only="")
+    measured = {(case.op, case.S, case.d) for case in (*ops.cases(options), *steps.cases(options))}
+    asked = {(target.op, *shape) for target in targets.TARGETS for shape in target.shapes}
+    assert asked <= measured
+
+
+@needs_compiler
+def test_a_disturbed_comparison_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[bool] = []
+
+    def disturbed_once(*_: object) -> Samples:
+        rounds.append(len(rounds) == 0)
+        times = {c.name: [1e-6] * 9 for c in comparison().contenders}
+        rates = {"read": [1e9], f"fma {ops._C.isa()}": [1e9]}
+        return Samples(times, rates, dict.fromkeys(times, 0.0), 0.0, rounds[-1])
+
+    monkeypatch.setattr("benchmarks.harness.sample", disturbed_once)
+    monkeypatch.setattr("benchmarks.harness.time.sleep", lambda seconds: None)
+    rows = compare(comparison(), repeats=9)
+    assert rounds == [True, False]
+    assert {row.verdict for row in rows} == {"ok"}
+
+
+# --- the machine -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("others", "busy"), [(0.0, False), (0.04, False), (0.06, True)])
+def test_busy_is_what_others_use_of_all_cores(
+    others: float, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
+    # wall, machine, own: two seconds, in which we used 3 CPU seconds
+    clock = iter([(10.0, 100.0, 5.0), (12.0, 103.0 + 2 * 4 * others, 8.0)])
+    monkeypatch.setattr(machine.Watch, "_now", staticmethod(lambda: next(clock)))
+    with machine.Watch() as watch:
+        pass
+    assert watch.others == pytest.approx(4 * others)
+    assert watch.busy is busy
+
+
+def test_peak_memory_is_what_a_call_adds_while_it_runs() -> None:
+    def call() -> float:
+        return float(np.ones(5_000_000).sum())  # 40 MB that are gone again
+
+    call()
+    found = machine.peak_bytes(call)
+    if math.isnan(found):
+        pytest.skip("this system does not tell the peak of resident memory")
+    assert found == pytest.approx(40e6, rel=0.1)  # pages are counted in batches
+
+
+def test_home_is_a_cache_for_small_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cache_bytes", lambda level: 1000)
+    assert (machine.home_of(500), machine.home_of(501)) == ("cache", "DRAM")
+
+
+@needs_compiler
+def test_ceilings_leave_what_they_read_and_bound_what_they_update() -> None:
+    x = torch.randn(33, 1001)
+    before = x.clone()
+    isa = ops._C.isa()
+    assert ceilings.read_probe(x, isa).rate() > 1e8  # bytes/s: no machine reads slower than this
+    assert torch.equal(x, before)
+    c, u = torch.randn(33, 1001), torch.randn(33, 1001)
+    assert ceilings.update_probe(c, u, isa).rate() > 1e8
+    assert c.abs().max() < 20  # c = u - c an even number of times
+    assert ceilings.fma_probe(isa).rate() > 1e8
+    with pytest.raises(ValueError, match="one shape"):
+        ceilings.update_probe(c, u[:2], isa)
