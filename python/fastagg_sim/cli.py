@@ -110,12 +110,14 @@ def _run_command(options: RunOptions, console: Console) -> int:
 
 
 def _experiment_command(experiment: Experiment, options: Options, console: Console) -> int:
+    from fastagg_sim.devices import require_device
     from fastagg_sim.job_folder import write_atomically
     from fastagg_sim.report import compute
 
     experiment.check_options(options)
+    require_device(options.device)
     out = options.out or Path("results") / experiment.name
-    parts = {name: (out / name, config) for name, config in experiment.configs(options).items()}
+    parts = {name: (out / name, config) for name, config in experiment.runs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
     folders = {name: path for name, (path, _) in parts.items()} or {"": out}
     out.mkdir(parents=True, exist_ok=True)
@@ -158,8 +160,10 @@ def _print_experiments(console: Console) -> None:
         text = form.format(*chain(*zip(cells, widths, strict=True)), what)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(
-        "  times with default options; GPU: an estimate, none where models are too small to gain",
+        "  times with default options; GPU (--device cuda): an estimate, never measured; none: no "
+        "estimate, since models are so small that a GPU may not gain anything",
         highlight=False,
+        soft_wrap=True,
     )
 
 
