@@ -156,28 +156,6 @@ def test_one_grouped_convolution_is_one_for_each_client(settings: dict[str, obje
     )
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["mnist-cnn", "digits-mlp"])
-def test_on_a_gpu(name: str) -> None:
-    in_shape = (1, 28, 28)
-    model = make_model(name, num_classes=3, in_shape=in_shape, seed=0)
-    layout = FlatLayout.from_module(model)
-    start = layout.flatten(model)
-    training = LocalTraining(batch_size=4, local_epochs=1, lr=0.05, momentum=0.5)
-    here = work(in_shape, layout.num_params, sizes=(9, 4, 6), shift=0.01)
-    BatchedTrainer(model, layout, training).train(here, start, 0)
-    there = []
-    for k, client in enumerate(here):
-        assert client.control is not None
-        data = ClientData(client.data.x.cuda(), client.data.y.cuda())
-        row = torch.empty_like(start, device="cuda")
-        there.append(ClientWork(row, data, generator(k), client.control.cuda()))
-    BatchedTrainer(model.cuda(), layout, training).train(there, start.cuda(), 0)
-    for one, other in zip(here, there, strict=True):
-        # TF32 convolutions have 10 bits
-        assert (one.row - other.row.cpu()).norm() < 1e-2 * one.row.norm()
-
-
 def test_dropout_layers_draw_for_every_client() -> None:
     model = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5), nn.Linear(64, 2))
     layout = FlatLayout.from_module(model)
