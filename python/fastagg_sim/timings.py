@@ -38,7 +38,7 @@ def read_spent(folders: Sequence[Path]) -> list[Spent]:
 
     Raises ConfigError where there is none.
     """
-    found = []
+    found: list[Spent] = []
     for top in folders:
         files = sorted(
             f for f in top.rglob("timings.csv") if "jobs" not in f.relative_to(top).parts
