@@ -9,12 +9,16 @@ does asking for a value, which is what makes a program wait for a GPU.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
 import fastagg
@@ -24,6 +28,7 @@ from fastagg_sim.batched_clients import GPU_CLIENTS_AT_ONCE
 from fastagg_sim.config import Config, ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.experiments._adversarial import AdversarialOptions, _shadow, cifar_local
 from fastagg_sim.job_folder import JobFolder
+from fastagg_sim.progress import Progress
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.run_options import RunOptions
 from fastagg_sim.simulation import Simulation
@@ -297,58 +302,48 @@ def test_models_with_convolutions_too(
 # --- one process per GPU -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("workers", "expected"), [(None, [0, 1]), (1, [0]), (5, [0, 1, 0, 1, 0])])
-def test_one_process_per_gpu_unless_asked_for_more(
-    workers: int | None, expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two GPUs, eight jobs; a process that ends makes room on its own GPU."""
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_processes_are_spread_over_the_gpus(workers: int, tmp_path: Path) -> None:
+    """Eight jobs on two GPUs; a process that ends makes room on its own GPU."""
     started: list[int] = []
 
     class Process:
-        exitcode = 0
-
         def __init__(self, target: object, args: tuple[Any, ...], daemon: bool) -> None:
             started.append(args[-1])
-            self._pipe = args[1]
 
-        def start(self) -> None:
-            if len(started) <= len(expected):
-                return  # at work
-            self._pipe.send(("finished",))
+        def start(self) -> None: ...
 
-        def join(self) -> None:
-            pass
+        def join(self) -> None: ...
 
-    pools = []
-
-    class Pool(runner._Pool):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            pools.append(self)
-            self._context.Process = Process  # type: ignore[method-assign, assignment]
-
-        def step(self, timeout: float = 0.5) -> None:
-            raise StopIteration
-
-    monkeypatch.setattr(runner, "_Pool", Pool)
-    monkeypatch.setattr(runner, "require_device", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     jobs = devices.on_device(dataclasses.replace(config(), seeds=tuple(range(4))), "cuda").jobs()
     folders = [JobFolder(tmp_path / job.key, job) for job in jobs]
-    monkeypatch.setattr(Pool, "terminate", lambda self: None)
-    with pytest.raises(StopIteration):
-        runner.run_jobs(folders, workers=workers)
-    assert started == expected
-    (pool,) = pools
-    pipe, done = next((p, r) for p, r in pool._running.items() if r.slot == len(expected) - 1)
-    done.ended = True
-    pool._close(pipe)
+    pool = runner._Pool(folders, workers, 2, 20.0, Progress(jobs, Console(file=io.StringIO())))
+    pool._context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Process)  # type: ignore[assignment]
     pool.start_waiting_jobs()
-    assert started == [*expected, expected[-1]]
+    assert started == [0, 1, 0, 1, 0][:workers]
+    for slot in {0, workers - 1}:
+        pipe, running = next((p, r) for p, r in pool._running.items() if r.slot == slot)
+        running.ended = True
+        pool._close(pipe)
+        pool.start_waiting_jobs()
+        assert (len(pool._running), started[-1]) == (workers, slot % 2)
 
 
-def test_on_a_cpu_there_are_as_many_as_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("device", "workers", "expected"),
+    [
+        ("cpu", None, (runner.default_workers(), 0)),
+        ("cpu", 7, (7, 0)),
+        ("cuda", None, (3, 3)),
+        ("cuda", 7, (7, 3)),
+    ],
+)
+def test_one_process_per_core_or_gpu_unless_asked_for_more(
+    device: str,
+    workers: int | None,
+    expected: tuple[int, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []
 
@@ -358,5 +353,8 @@ def test_on_a_cpu_there_are_as_many_as_cores(
             super().__init__([], workers, gpus, *others)
 
     monkeypatch.setattr(runner, "_Pool", Pool)
-    runner.run_jobs([JobFolder(tmp_path / job.key, job) for job in config().jobs()])
-    assert asked == [(runner.default_workers(), 0)]
+    monkeypatch.setattr(runner, "require_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    jobs = devices.on_device(config(), device).jobs()
+    runner.run_jobs([JobFolder(tmp_path / job.key, job) for job in jobs], workers=workers)
+    assert asked == [expected]
