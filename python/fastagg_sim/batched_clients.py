@@ -4,6 +4,9 @@
 Their models are a matrix [k, d], activations are [k, batch, ...], and linear layers become one
 batched product, so that the cost of calling PyTorch is paid once for k clients. Clients see the
 batches that they would see alone; the results differ from those of `LocalTrainer` by rounding.
+
+The rows of an update buffer are apart from each other, so that a rule can keep one of them. So the
+matrix is one of its own, and the pass that subtracts the global model writes the rows.
 """
 
 from __future__ import annotations

@@ -145,6 +145,36 @@ def test_clients_do_not_touch_each_other(sizes: list[int], batch_size: int, epoc
         torch.testing.assert_close(client.row, one.row, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("planned", [1, 70])
+def test_how_many_steps_are_planned_ahead_does_not_matter(
+    planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mlp()
+    layout = FlatLayout.from_module(model)
+    training = LocalTraining(batch_size=4, local_epochs=2, lr=0.1)
+    rows = []
+    for _ in range(2):
+        clients = work((12,), layout.num_params)
+        BatchedTrainer(model, layout, training).train(clients, layout.flatten(model), 0)
+        rows.append(torch.stack([client.row for client in clients]))
+        monkeypatch.setattr("fastagg_sim.batched_clients._PLANNED", planned)
+    assert torch.equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("length", [{"local_epochs": 2}, {"local_steps": 7}])
+def test_clients_without_data_send_zeros(length: dict[str, int]) -> None:
+    model = mlp()
+    layout = FlatLayout.from_module(model)
+    start = layout.flatten(model)
+    training = LocalTraining(batch_size=4, lr=0.1, **length)
+    clients = work((12,), layout.num_params, sizes=(5, 0, 9))
+    BatchedTrainer(model, layout, training).train(clients, start, 0)
+    alone = one_by_one(model, training, work((12,), layout.num_params, sizes=(5, 0, 9)), t=0)
+    for client, right in zip(clients, alone, strict=True):
+        torch.testing.assert_close(client.row, right, rtol=1e-4, atol=1e-6)  # as above
+    assert not clients[1].row.any() and clients[0].row.any()
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}]
 )
