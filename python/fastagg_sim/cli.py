@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: fastagg-sim run | experiment | demo | list | data | plot.
+"""The command line: fastagg-sim run | experiment | demo | list | data | plot | timings.
 
-Exit codes: 0 done; 1 a job failed; 2 wrong usage, or data that is not there; 3 done, but a claim of
-an experiment does not hold; 130 stopped by Ctrl-C.
+Exit codes: 0 done; 1 a job failed; 2 wrong usage, or data or a GPU that is not there; 3 done, but a
+claim of an experiment does not hold, or a share of `timings` is above the limit; 130 stopped by
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -93,6 +94,24 @@ class PlotCommand:
         return 0
 
 
+@dataclass(frozen=True)
+class TimingsCommand:
+    """Where the time of finished runs went: local training, the server's step, evaluation."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]] = (Path("results"),)
+    """Results folders, or folders of such."""
+    limit: float = 0.05
+    """The part of a round that the server's step may take; exit code 3 if a method takes more."""
+
+    def execute(self, console: Console) -> int:
+        from fastagg_sim.timings import read_spent, shares
+
+        spent = read_spent(self.folders)
+        grid = shares(spent, self.limit)
+        console.print(grid.to_markdown(), markup=False, highlight=False, soft_wrap=True)
+        return 3 if any(one.share > self.limit for one in spent) else 0
+
+
 def _run_command(options: RunOptions, console: Console) -> int:
     from fastagg_sim.report import compute
     from fastagg_sim.results import read_config
@@ -110,12 +129,14 @@ def _run_command(options: RunOptions, console: Console) -> int:
 
 
 def _experiment_command(experiment: Experiment, options: Options, console: Console) -> int:
+    from fastagg_sim.devices import require_device
     from fastagg_sim.job_folder import write_atomically
     from fastagg_sim.report import compute
 
     experiment.check_options(options)
+    require_device(options.device)
     out = options.out or Path("results") / experiment.name
-    parts = {name: (out / name, config) for name, config in experiment.configs(options).items()}
+    parts = {name: (out / name, config) for name, config in experiment.runs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
     folders = {name: path for name, (path, _) in parts.items()} or {"": out}
     out.mkdir(parents=True, exist_ok=True)
@@ -158,8 +179,10 @@ def _print_experiments(console: Console) -> None:
         text = form.format(*chain(*zip(cells, widths, strict=True)), what)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(
-        "  times with default options; GPU: an estimate, none where models are too small to gain",
+        "  times with default options; GPU (--device cuda): an estimate, never measured; none: no "
+        "estimate, since models are so small that a GPU may not gain anything",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -203,11 +226,12 @@ def _commands() -> Any:
         Annotated[ListCommand, tyro.conf.subcommand("list")],
         Annotated[DataCommand, tyro.conf.subcommand("data")],
         Annotated[PlotCommand, tyro.conf.subcommand("plot")],
+        Annotated[TimingsCommand, tyro.conf.subcommand("timings")],
     ]
 
 
 def _execute(command: Any, console: Console) -> int:
-    if isinstance(command, ListCommand | DataCommand | PlotCommand):
+    if isinstance(command, ListCommand | DataCommand | PlotCommand | TimingsCommand):
         return command.execute(console)
     if isinstance(command, RunOptions):
         return _run_command(command, console)

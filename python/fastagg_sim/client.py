@@ -46,23 +46,30 @@ class ClientData:
     y: Tensor
 
 
+def passes(
+    num_samples: int, training: LocalTraining, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """The order of the samples, [n] int64, in every pass over the data that a round begins: fresh
+    permutations. They are drawn on the CPU, and are the same on any device."""
+    steps = -(-num_samples // training.batch_size)  # of a pass
+    left = training.steps(num_samples) if num_samples else 0
+    while left > 0:
+        yield torch.randperm(num_samples, generator=generator)
+        left -= steps
+
+
 def batches(
     data: ClientData, training: LocalTraining, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of one round. Each pass over the data is a fresh permutation of it; the last
-    batch of a pass may be smaller. `local_steps` stops in the middle of a pass if need be."""
-    done = 0
-    passes = 0
-    while passes != training.local_epochs:
-        order = torch.randperm(data.y.numel(), generator=generator)
-        xs = data.x[order].split(training.batch_size)
-        ys = data.y[order].split(training.batch_size)
-        for x, y in zip(xs, ys, strict=True):
-            yield x, y
-            done += 1
-            if done == training.local_steps:
-                return
-        passes += 1
+    """The batches of one round: every pass over the data in pieces, the last of which may be
+    smaller. `local_steps` stops in the middle of a pass if need be."""
+    left = training.steps(data.y.numel())
+    for order in passes(data.y.numel(), training, generator):
+        there = order.to(data.x.device)
+        xs = data.x[there].split(training.batch_size)
+        ys = data.y[there].split(training.batch_size)
+        yield from zip(xs[:left], ys[:left], strict=True)
+        left -= len(xs)
 
 
 class LocalTrainer:
@@ -143,12 +150,12 @@ class LocalTrainer:
 
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = 500) -> tuple[float, float]:
     """Accuracy in [0, 1] and mean cross-entropy of `model` on x [n, ...], y [n]."""
-    correct = 0
-    loss = 0.0
+    totals = torch.zeros(2, dtype=torch.float64, device=x.device)
     model.eval()
     with torch.inference_mode():
         for part, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
             logits = model(part)
-            correct += int((logits.argmax(dim=1) == labels).sum())
-            loss += float(functional.cross_entropy(logits, labels, reduction="sum"))
+            totals[0] += (logits.argmax(dim=1) == labels).sum()
+            totals[1] += functional.cross_entropy(logits, labels, reduction="sum")
+    correct, loss = totals.tolist()  # the only time that a GPU is waited for
     return correct / y.numel(), loss / y.numel()

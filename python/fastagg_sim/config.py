@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NO_DROPOUT = "full"
+DEVICES = ("cpu", "cuda")
 
 
 class ConfigError(ValueError):
@@ -178,6 +179,7 @@ class Task:
     `train_loss` evaluates the loss, too, on so many training samples, drawn from all clients' once;
     0: not at all. `norm_rounds`: rounds in which the norm of every received update is noted
     (norms.csv).
+    `device`: where models, data and the server are, "cpu" or "cuda"; results differ by rounding.
     """
 
     dataset: str
@@ -195,9 +197,11 @@ class Task:
     distances: bool = False
     train_loss: int = 0
     norm_rounds: tuple[int, ...] = ()
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         _require(self.train_loss >= 0, "train_loss", "at least 0", self.train_loss)
+        _require(self.device in DEVICES, "device", " or ".join(map(repr, DEVICES)), self.device)
         _require(self.rounds >= 1, "rounds", "at least 1", self.rounds)
         _require(self.num_clients >= 1, "num_clients", "at least 1", self.num_clients)
         _require(self.eval_every >= 1, "eval_every", "at least 1", self.eval_every)

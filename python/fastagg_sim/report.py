@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fastagg_sim import data
 from fastagg_sim.config import Config, ConfigError
+from fastagg_sim.devices import require_device
 from fastagg_sim.job_folder import write_atomically
 from fastagg_sim.models import make_model
 from fastagg_sim.plots import plot_folder
@@ -24,9 +25,10 @@ class JobsFailed(RuntimeError):
 
 
 def check(config: Config) -> None:
-    """Build everything that the jobs will build once, so that a wrong name or option, or missing
-    data, is one error before the run starts and not one per job."""
+    """Build everything that the jobs will build once, on the CPU, so that a wrong name or option, a
+    missing GPU, or missing data, is one error before the run starts and not one per job."""
     task = config.task
+    require_device(task.device)
     seed = config.seeds[0]
     try:
         dataset = data.load(task.dataset, seed=seed, **task.data_options)

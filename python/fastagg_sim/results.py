@@ -2,7 +2,7 @@
 """The files of a run.
 
 RESULTS/config.json       the configuration; `fastagg-sim run --config` repeats it
-RESULTS/versions.json     versions of what computed it
+RESULTS/versions.json     versions of what computed it, and the GPU where there was one
 RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv, done.json,
                           scores.csv (fdms), norms.csv (where the task asks for it), checkpoint/
                           (while it is not finished)
@@ -19,6 +19,8 @@ import platform
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+import torch
 
 from fastagg_sim.config import Config, ConfigError, config_from_dict
 from fastagg_sim.job_folder import JobFolder, check_same, write_atomically
@@ -56,7 +58,8 @@ class ResultsFolder:
         for folder in self.job_folders():
             folder.prepare()
         write_atomically(file, self.config.to_json())
-        write_atomically(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
+        device = self.config.task.device
+        write_atomically(self.path / "versions.json", json.dumps(versions(device), indent=2) + "\n")
 
     def job_folders(self) -> list[JobFolder]:
         return [JobFolder(self.path / "jobs" / job.key, job) for job in self.config.jobs()]
@@ -83,7 +86,8 @@ def read_config(path: Path) -> Config:
     return config_from_dict(content)
 
 
-def versions() -> dict[str, str]:
+def versions(device: str) -> dict[str, str]:
+    """Versions of what computes on a job's `device` here, and the name of a GPU."""
     names = ("fastagg", "torch", "numpy", "safetensors", "matplotlib")
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in names:
@@ -91,4 +95,6 @@ def versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed as a package"
+    if device == "cuda":
+        found |= {"cuda": str(torch.version.cuda), "gpu": torch.cuda.get_device_name()}
     return found

@@ -8,7 +8,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastagg_sim.config import (
     Config,
@@ -46,7 +46,7 @@ class RunOptions:
     out: Path | None = None
     """Folder of the results; results/NAME by default."""
     workers: int | None = None
-    """Number of worker processes; one per core by default."""
+    """Number of worker processes; by default one per core, on GPUs one per GPU."""
     checkpoint_seconds: float = 20.0
     """Save every job's state that often; at most this much work is lost when it is killed."""
     name: str = "run"
@@ -103,7 +103,10 @@ class RunOptions:
     """Weight mu of FedProx's proximal term."""
     clients_at_once: int | None = None
     """How many clients share a pass through the model; by default what was measured to be fastest
-    for this model and batch size. 1: one after the other. Results differ by rounding."""
+    on a CPU for this model and batch size, and up to 128 on a GPU. 1: one after the other. Results
+    differ by rounding."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where models, data and the server are. cuda: on a GPU. Results differ by rounding."""
     eval_every: int = 1
     """Evaluate the global model in every n-th round."""
 
@@ -155,6 +158,7 @@ class RunOptions:
                 train_fraction=self.train_fraction,
                 server_lr=self.server_lr,
                 eval_every=self.eval_every,
+                device=self.device,
             ),
             methods=self._methods(),
             dropouts=tuple(settings.values()),
@@ -171,7 +175,7 @@ class RunOptions:
         model = self.model or default_model
         if info is None or model is None:
             return 1  # there is no such combination; whoever loads the data says so
-        return clients_at_once(model, info.in_shape, self.batch_size)
+        return clients_at_once(model, info.in_shape, self.batch_size, self.device)
 
     def _methods(self) -> tuple[Method, ...]:
         full = (Method("Full", "fedavg", full_participation=True),) if self.with_full else ()

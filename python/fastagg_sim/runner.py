@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs jobs in worker processes: one process per job, one torch thread per process.
+"""Runs jobs in worker processes: one process per job, one torch thread per process, and as many
+processes at a time as there are cores, or GPUs for jobs on them.
 
 A worker tells the parent about every round through its own pipe, and reads from the same pipe
 whether to stop; a parent that dies closes the pipe, so no worker outlives it. A job that fails,
@@ -24,6 +25,7 @@ from types import FrameType
 
 import torch
 
+from fastagg_sim.devices import require_device
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.progress import Progress
 from fastagg_sim.simulation import Simulation
@@ -76,13 +78,17 @@ def run_job(
     return True
 
 
-def _worker(folder: JobFolder, pipe: Connection, checkpoint_seconds: float) -> None:
+def _worker(
+    folder: JobFolder, pipe: Connection, checkpoint_seconds: float, gpu: int | None
+) -> None:
     """Process entry: sends ("round", n, accuracy)*, then ("finished",), ("stopped",) or
-    ("failed", text)."""
+    ("failed", text). `gpu`: the number of the one to compute on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides and tells through the pipe
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     try:
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
         finished = run_job(
             folder,
             lambda done, accuracy: pipe.send(("round", done, accuracy)),
@@ -100,6 +106,7 @@ def _worker(folder: JobFolder, pipe: Connection, checkpoint_seconds: float) -> N
 class _Running:
     folder: JobFolder
     process: BaseProcess
+    slot: int
     ended: bool = False
 
 
@@ -110,6 +117,7 @@ class _Pool:
         self,
         queue: Sequence[JobFolder],
         workers: int,
+        gpus: int,
         checkpoint_seconds: float,
         progress: Progress,
     ) -> None:
@@ -124,6 +132,7 @@ class _Pool:
             self._context = multiprocessing.get_context("spawn")
         self._queue = list(queue)
         self._workers = workers
+        self._gpus = gpus
         self._checkpoint_seconds = checkpoint_seconds
         self._progress = progress
         self._running: dict[Connection, _Running] = {}
@@ -136,13 +145,15 @@ class _Pool:
     def start_waiting_jobs(self) -> None:
         while self._queue and len(self._running) < self._workers:
             folder = self._queue.pop(0)
+            slot = min({*range(self._workers)} - {one.slot for one in self._running.values()})
+            gpu = slot % self._gpus if folder.job.task.device == "cuda" else None
             ours, theirs = self._context.Pipe()
             process = self._context.Process(
-                target=_worker, args=(folder, theirs, self._checkpoint_seconds), daemon=True
+                target=_worker, args=(folder, theirs, self._checkpoint_seconds, gpu), daemon=True
             )
             process.start()
             theirs.close()
-            self._running[ours] = _Running(folder, process)
+            self._running[ours] = _Running(folder, process, slot)
             self._progress.started(folder.job)
 
     def step(self, timeout: float = 0.5) -> None:
@@ -223,12 +234,19 @@ def run_jobs(
 ) -> Outcome:
     """Compute every job that is not finished yet.
 
-    Raises Interrupted after Ctrl-C or SIGTERM, when all workers have saved their state; a second
-    Ctrl-C ends them at once.
+    workers: how many at a time; None: one per core, or one per GPU where jobs are on GPUs, over
+        which they are spread evenly.
+
+    Raises ConfigError if the device of a job is not there. Raises Interrupted after Ctrl-C or
+    SIGTERM, when all workers have saved their state; a second Ctrl-C ends them at once.
     """
     waiting = [folder for folder in folders if not folder.finished]
+    for device in {folder.job.task.device for folder in waiting}:
+        require_device(device)
+    on_gpus = any(folder.job.task.device == "cuda" for folder in waiting)
+    gpus = torch.cuda.device_count() if on_gpus else 0
     progress = progress or Progress([folder.job for folder in waiting])
-    pool = _Pool(waiting, workers or default_workers(), checkpoint_seconds, progress)
+    pool = _Pool(waiting, workers or gpus or default_workers(), gpus, checkpoint_seconds, progress)
     pool.outcome.reused = len(folders) - len(waiting)
     with progress, _sigterm_as_interrupt():
         try:

@@ -23,6 +23,7 @@ from rich.console import Console
 
 from fastagg_sim.config import Config, ConfigError, Dropout, LocalTraining, Method, Task
 from fastagg_sim.data import cache_dir
+from fastagg_sim.devices import on_device
 from fastagg_sim.dropout.shadow import Candidates, choose_candidates
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.progress import Progress
@@ -76,7 +77,7 @@ class Shadow:
             train_loss=0,
             norm_rounds=(self.first_round, self.last_round),
         )
-        return Config(
+        config = Config(
             name="shadow",
             task=task,
             # In gradient units an update is minus the sum of the gradients, or minus the momentum.
@@ -87,6 +88,7 @@ class Shadow:
             dropouts=(Dropout(),),
             seeds=tuple(seed + self.seed_shift for seed in seeds),
         )
+        return on_device(config, task.device)
 
     def _method(
         self, label: str, rule: str, options: dict[str, float], training: LocalTraining | None
@@ -107,6 +109,8 @@ class Shadow:
         root: the cache folder (default: that of the data sets).
         """
         config = dataclasses.asdict(self.config([0]))
+        if self.task.device == "cpu":  # folders are older than the setting
+            del config["task"]["device"]
         digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8).hexdigest()
         return (cache_dir() if root is None else root) / "shadow" / digest
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from fastagg_sim import data
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork
 from fastagg_sim.client import ClientData, LocalTrainer, evaluate
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
+from fastagg_sim.devices import find_device, now, repeatable, seed_layers
 from fastagg_sim.dropout import DropoutProcess, make_dropout
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, partition
@@ -62,13 +62,17 @@ class RoundRecord:
 class Simulation:
     """One job, advanced round by round.
 
-    Attributes: `params` [d] float32, the global model; `aggregator`; `groups`, the group of each
-    client or None; `next_round`, the index of the round that `run_round` will compute.
+    Attributes: `device`, where models, data and updates are; `params` [d] float32, the global
+    model; `aggregator`; `groups`, the group of each client or None; `next_round`, the index of the
+    round that `run_round` will compute.
+
+    Raises ConfigError if there is no such device.
     """
 
     def __init__(self, job: Job) -> None:
         task = job.task
         self.job = job
+        self.device = device = find_device(task.device)
         self.next_round = 0
         self._uploads = 0
         self._history: list[Tensor] = []
@@ -77,21 +81,22 @@ class Simulation:
         self.groups = split.groups
         # Gathered once, so that the full training set can be freed.
         self._clients = [
-            ClientData(dataset.train_x[ids], dataset.train_y[ids]) for ids in split.clients
+            ClientData(dataset.train_x[ids].to(device), dataset.train_y[ids].to(device))
+            for ids in split.clients
         ]
-        self._test = (dataset.test_x, dataset.test_y)
-        self._train_sample = train_sample(task, dataset, split, job.seed)
+        self._test = (dataset.test_x.to(device), dataset.test_y.to(device))
+        self._train_sample = train_sample(task, dataset, split, job.seed, device)
         model = make_model(
             task.model,
             num_classes=dataset.num_classes,
             in_shape=tuple(dataset.train_x.shape[1:]),
             seed=job.seed,
-        )
+        ).to(device)
         layout = FlatLayout.from_module(model)
         self._model = model
         self._layout = layout
         self.params = layout.flatten(model)  # [d]
-        self._buffer = UpdateBuffer(task.num_clients, layout.num_params)
+        self._buffer = UpdateBuffer(task.num_clients, layout.num_params, device)
         self._trainer = LocalTrainer(model, layout, job.training)
         self._batched: BatchedTrainer | None = None
         if job.training.clients_at_once > 1:
@@ -99,12 +104,12 @@ class Simulation:
         self._momentum: dict[int, Tensor] = {}  # client -> [d], where clients keep it
         self._norms: dict[int, list[float]] = {}  # round -> [K]
         self._sizes = [client.y.numel() for client in self._clients]
-        self.aggregator = make_aggregator(task, job.method, layout.num_params, self._sizes)
+        self.aggregator = make_aggregator(task, job.method, layout.num_params, self._sizes, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
         self._mimic: list[fastagg.MimiCClient] = []  # of every client, where it keeps a correction
         if isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client":
             d = layout.num_params
-            self._mimic = [fastagg.MimiCClient(d) for _ in range(task.num_clients)]
+            self._mimic = [fastagg.MimiCClient(d, device) for _ in range(task.num_clients)]
 
     @property
     def done(self) -> bool:
@@ -134,7 +139,7 @@ class Simulation:
     def run_round(self) -> RoundRecord:
         """Compute the next round. Changes `params` and the aggregator's state."""
         index = self.next_round
-        started = time.perf_counter()
+        started = now(self.device)
         active = self._active(index)
         clients: list[int] = active.tolist()
         task = self.job.task
@@ -144,23 +149,24 @@ class Simulation:
         scaffold = self.aggregator if isinstance(self.aggregator, fastagg.Scaffold) else None
         if scaffold is not None:
             scaffold.local_work = local_work(self.job.training, self._sizes, index) / unit
-        with torch.random.fork_rng(devices=[]):
+        with repeatable(self.device):
             for together in groups_of(clients, self.job.training.clients_at_once):
                 self._train(together, index, scaffold)
         if unit != 1.0:
             for row in self._buffer.rows(clients):
                 row.div_(unit)
-        trained = time.perf_counter()
+        trained = now(self.device)
         distances = self._distances(clients) if task.distances else (None, None)
         if index in task.norm_rounds:
             self._norms[index] = self._row_norms(clients)
-        started_step = time.perf_counter()
+        started_step = now(self.device)
         report = self._step(active)
-        aggregated = time.perf_counter()
+        aggregated = now(self.device)
         self.next_round += 1
         self._uploads += len(clients) * (1 if scaffold is None else scaffold.uploads_per_client)
-        accuracy, loss, train_loss = self._evaluate()
-        evaluated = time.perf_counter()
+        with repeatable(self.device):
+            accuracy, loss, train_loss = self._evaluate()
+        evaluated = now(self.device)
         substitutions, wrong_rate = self._judge(report.friends, set(clients))
         return RoundRecord(
             round=index,
@@ -182,8 +188,8 @@ class Simulation:
     def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
         """Put the updates of some clients into their rows."""
         seed = self.job.seed
-        # Layers that draw random numbers (nn.Dropout) use torch's global generator.
-        torch.default_generator.manual_seed(derive(seed, "layers", index, clients[0]))
+        # Layers that draw random numbers (nn.Dropout) use a global generator.
+        seed_layers(self.device, derive(seed, "layers", index, clients[0]))
         work = [
             ClientWork(
                 self._buffer.row(client),
@@ -225,7 +231,7 @@ class Simulation:
     def _distances(self, clients: Sequence[int]) -> tuple[float | None, float | None]:
         """The largest squared distance between two updates of one group, and of any two."""
         gram = ops.gram(self._buffer.rows(clients), dtype=torch.float64)
-        distance2 = ops.distance_scores(gram).square()  # [S, S]
+        distance2 = ops.distance_scores(gram).square().cpu()  # [S, S]
         groups = torch.tensor([-1 - k if self.groups is None else self.groups[k] for k in clients])
         pairs = ~torch.eye(len(clients), dtype=torch.bool)
         friends = pairs & (groups[:, None] == groups[None, :])
@@ -282,8 +288,9 @@ class Simulation:
     def load(self, folder: Path) -> None:
         """Go on from what :meth:`save` wrote for the same job."""
         state = json.loads((folder / "state.json").read_text())
-        aggregator = fastagg.load(folder / "aggregator.safetensors")
-        params = load_file(folder / "params.safetensors")["params"]
+        device = str(self.device)
+        aggregator = fastagg.load(folder / "aggregator.safetensors", device=device)
+        params = load_file(folder / "params.safetensors", device)["params"]
         if params.shape != self.params.shape:
             raise ConfigError(
                 f"{folder}: params has shape {tuple(params.shape)}, "
@@ -292,14 +299,14 @@ class Simulation:
         self.params = params
         self.aggregator = aggregator
         if self._mimic:
-            corrections = load_file(folder / "corrections.safetensors")
+            corrections = load_file(folder / "corrections.safetensors", device)
             for k, client in enumerate(self._mimic):
                 client.correction = corrections[str(k)]
         self._uploads = int(state["uploads"])
         self._norms = {int(t): norms for t, norms in state.get("norms", {}).items()}
         self._momentum = {}
         if (folder / "momentum.safetensors").exists():
-            kept = load_file(folder / "momentum.safetensors")
+            kept = load_file(folder / "momentum.safetensors", device)
             self._momentum = {int(client): momentum for client, momentum in kept.items()}
         self._history = []
         self.next_round = int(state["next_round"])
@@ -314,7 +321,11 @@ def groups_of(clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def make_aggregator(
-    task: Task, method: Method, num_params: int, sizes: Sequence[int]
+    task: Task,
+    method: Method,
+    num_params: int,
+    sizes: Sequence[int],
+    device: str | torch.device = "cpu",
 ) -> fastagg.Aggregator:
     """The server of a method, for models of `num_params` and clients with so many samples each."""
     needed: dict[str, Any] = {}
@@ -327,6 +338,7 @@ def make_aggregator(
         num_clients=task.num_clients,
         num_params=num_params,
         server_lr=task.server_lr,
+        device=device,
         **{**needed, **method.options},
     )
 
@@ -338,15 +350,16 @@ def local_work(training: LocalTraining, sizes: Sequence[int], round_index: int) 
 
 
 def train_sample(
-    task: Task, dataset: data.Dataset, split: Partition, seed: int
+    task: Task, dataset: data.Dataset, split: Partition, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
-    """The x and y on which the training loss of `task` is measured; None if it is not."""
+    """The x and y on which the training loss of `task` is measured, on `device`; None if it is
+    not."""
     if not task.train_loss:
         return None
     every = torch.cat(split.clients)
     order = torch.randperm(len(every), generator=generator(seed, "train-loss"))
     ids = every[order[: task.train_loss]]
-    return dataset.train_x[ids], dataset.train_y[ids]
+    return dataset.train_x[ids].to(device), dataset.train_y[ids].to(device)
 
 
 def split_clients(task: Task, dataset: data.Dataset, seed: int) -> Partition:

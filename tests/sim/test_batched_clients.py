@@ -23,7 +23,7 @@ from fastagg_sim.batched_clients import (
 )
 from fastagg_sim.client import ClientData, LocalTrainer
 from fastagg_sim.config import LocalTraining
-from fastagg_sim.models import make_model
+from fastagg_sim.models import MODELS, make_model
 
 SIZES = (23, 8, 5, 17, 10)  # different numbers of steps, and a last batch of 1, 2, 3 and 5 samples
 
@@ -89,27 +89,39 @@ def test_same_updates_as_one_by_one(training: LocalTraining, shift: float) -> No
     assert torch.equal(start, before)
 
 
-@pytest.mark.parametrize(
-    ("name", "in_shape"),
-    [
-        ("mnist-cnn", (1, 28, 28)),
-        ("lenet", (3, 32, 32)),
-        ("lenet", (1, 19, 22)),
-        ("digits-mlp", (1, 8, 8)),
-        ("logistic", (60,)),
-    ],
-)
-def test_models_of_the_papers(name: str, in_shape: tuple[int, ...]) -> None:
-    model = make_model(name, num_classes=3, in_shape=in_shape, seed=0)
-    layout = FlatLayout.from_module(model)
-    training = LocalTraining(batch_size=4, local_epochs=1, lr=0.05)
-    clients = work(in_shape, layout.num_params, sizes=(9, 4, 6))
-    expected = one_by_one(model, training, clients, t=0)
-    BatchedTrainer(model, layout, training).train(clients, layout.flatten(model), 0)
-    for client, right in zip(clients, expected, strict=True):
-        # Rounding, through up to three steps; a ReLU or a maximum that tips over would be 1e-2.
-        error = (client.row - right).norm() / right.norm()
-        assert error < 1e-4
+IN_SHAPES = {
+    "mnist-cnn": [(1, 28, 28)],
+    "lenet": [(3, 32, 32), (1, 19, 22)],
+    "niid-cnn": [(1, 28, 28)],
+    "vgg11": [(3, 32, 32)],
+    "digits-mlp": [(1, 8, 8)],
+    "logistic": [(60,)],
+}
+
+
+def without_masks(model: nn.Module) -> nn.Module:
+    """Dropout layers draw other masks for clients at once than for one after the other."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_model(name: str, as_on_a_gpu: bool) -> None:
+    for in_shape in IN_SHAPES[name]:
+        model = without_masks(make_model(name, num_classes=3, in_shape=in_shape, seed=0))
+        layout = FlatLayout.from_module(model)
+        training = LocalTraining(batch_size=4, local_epochs=1, lr=0.05)
+        clients = work(in_shape, layout.num_params, sizes=(9, 4, 6))
+        expected = one_by_one(model, training, clients, t=0)
+        trainer = BatchedTrainer(model, layout, training, grouped_convolutions=as_on_a_gpu)
+        trainer.train(clients, layout.flatten(model), 0)
+        for client, right in zip(clients, expected, strict=True):
+            # Rounding, through up to three steps; a ReLU or a maximum that tips over would be 1e-2.
+            error = (client.row - right).norm() / right.norm()
+            assert error < 1e-5
 
 
 @given(
@@ -133,6 +145,36 @@ def test_clients_do_not_touch_each_other(sizes: list[int], batch_size: int, epoc
         torch.testing.assert_close(client.row, one.row, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("planned", [1, 70])
+def test_how_many_steps_are_planned_ahead_does_not_matter(
+    planned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = mlp()
+    layout = FlatLayout.from_module(model)
+    training = LocalTraining(batch_size=4, local_epochs=2, lr=0.1)
+    rows = []
+    for _ in range(2):
+        clients = work((12,), layout.num_params)
+        BatchedTrainer(model, layout, training).train(clients, layout.flatten(model), 0)
+        rows.append(torch.stack([client.row for client in clients]))
+        monkeypatch.setattr("fastagg_sim.batched_clients._PLANNED", planned)
+    assert torch.equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("length", [{"local_epochs": 2}, {"local_steps": 7}])
+def test_clients_without_data_send_zeros(length: dict[str, int]) -> None:
+    model = mlp()
+    layout = FlatLayout.from_module(model)
+    start = layout.flatten(model)
+    training = LocalTraining(batch_size=4, lr=0.1, **length)
+    clients = work((12,), layout.num_params, sizes=(5, 0, 9))
+    BatchedTrainer(model, layout, training).train(clients, start, 0)
+    alone = one_by_one(model, training, work((12,), layout.num_params, sizes=(5, 0, 9)), t=0)
+    for client, right in zip(clients, alone, strict=True):
+        torch.testing.assert_close(client.row, right, rtol=1e-4, atol=1e-6)  # as above
+    assert not clients[1].row.any() and clients[0].row.any()
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 2)}]
 )
@@ -142,28 +184,6 @@ def test_one_grouped_convolution_is_one_for_each_client(settings: dict[str, obje
     torch.testing.assert_close(
         grouped(x, weight, bias, settings), convolve_one_by_one(x, weight, bias, settings)
     )
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", ["mnist-cnn", "digits-mlp"])
-def test_on_a_gpu(name: str) -> None:
-    in_shape = (1, 28, 28)
-    model = make_model(name, num_classes=3, in_shape=in_shape, seed=0)
-    layout = FlatLayout.from_module(model)
-    start = layout.flatten(model)
-    training = LocalTraining(batch_size=4, local_epochs=1, lr=0.05, momentum=0.5)
-    here = work(in_shape, layout.num_params, sizes=(9, 4, 6), shift=0.01)
-    BatchedTrainer(model, layout, training).train(here, start, 0)
-    there = []
-    for k, client in enumerate(here):
-        assert client.control is not None
-        data = ClientData(client.data.x.cuda(), client.data.y.cuda())
-        row = torch.empty_like(start, device="cuda")
-        there.append(ClientWork(row, data, generator(k), client.control.cuda()))
-    BatchedTrainer(model.cuda(), layout, training).train(there, start.cuda(), 0)
-    for one, other in zip(here, there, strict=True):
-        # TF32 convolutions have 10 bits
-        assert (one.row - other.row.cpu()).norm() < 1e-2 * one.row.norm()
 
 
 def test_dropout_layers_draw_for_every_client() -> None:

@@ -131,6 +131,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in printed
     (line,) = (line for line in printed.splitlines() if line.startswith("  mimic-table5 "))
     assert line.split()[1:9] == ["MimiC", "table", "5", "7", "days", "4", "min", "10"]
+    assert "GPU (--device cuda): an estimate, never measured; none: no estimate" in printed
     head, *rows = printed[printed.index("  name ") :].split("  times with")[0].splitlines()
     starts = [head.index(name) for name in ("paper", "figure", "what")]
     assert len(rows) == len(experiments.available())

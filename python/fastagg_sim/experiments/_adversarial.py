@@ -8,7 +8,7 @@ came out; the defaults here are of that grid too, and options.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
@@ -201,7 +201,7 @@ def _shadow(task: Task, local: Local, options: AdversarialOptions) -> Shadow:
     from fastagg_sim.shadow_runs import Shadow
 
     return Shadow(
-        task,
+        replace(task, device=options.device),
         local.momentum,
         CLIPPING,
         sample_weights=True,

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastagg_sim.config import Config, ConfigError
 from fastagg_sim.tables import Grid
@@ -26,7 +26,10 @@ class Options:
     eval_every: int = 1
     """Evaluate the global model in every n-th round."""
     workers: int | None = None
-    """Number of worker processes; one per core by default."""
+    """Number of worker processes; by default one per core, on GPUs one per GPU."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where models, data and the server are. cuda: on a GPU, which trains clients at once. Results
+    differ by rounding."""
     quick: bool = False
     """Scaled down to minutes, with one seed: fewer rounds, settings or samples."""
 
@@ -57,7 +60,8 @@ class Expected:
     """How long an experiment takes with its default options.
 
     cpu, quick: minutes on two cores, one torch thread each; the second with `--quick`.
-    gpu: minutes on a data-centre GPU, estimated; None: its models are too small to gain from one.
+    gpu: minutes on a data-centre GPU: an estimate, as long as nobody has measured it; None: there
+        is none, and models are so small that a GPU may not gain anything.
     """
 
     cpu: float
@@ -99,6 +103,13 @@ class Experiment:
             self.figure if self.figure.startswith(("table", "theorem")) else f"figure {self.figure}"
         )
         return f"{self.paper}, {part}: {self.title}" if self.paper else self.title
+
+    def runs(self, options: Options) -> dict[str, Config]:
+        """What `configs` gives, on the device that `options` name."""
+        from fastagg_sim.devices import on_device  # imports torch, which takes seconds
+
+        found = self.configs(options)
+        return {name: on_device(config, options.device) for name, config in found.items()}
 
     def check_options(self, options: Options) -> None:
         """ConfigError if `options` has what this experiment would ignore."""

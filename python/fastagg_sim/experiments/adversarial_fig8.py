@@ -105,5 +105,5 @@ EXPERIMENT = Experiment(
     expected=Expected(cpu=0.1, quick=0.1),
     paper="Su et al.",
     figure="8",
-    unused=("rounds", "eval_every", "workers"),
+    unused=("rounds", "eval_every", "workers", "device"),
 )

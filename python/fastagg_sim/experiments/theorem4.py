@@ -126,5 +126,5 @@ EXPERIMENT = Experiment(
     expected=Expected(cpu=1, quick=0.5),
     paper="Su et al.",
     figure="theorem 4",
-    unused=("eval_every", "workers"),
+    unused=("eval_every", "workers", "device"),
 )

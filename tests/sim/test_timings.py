@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of where the time of runs went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastagg_sim.cli import main
+from fastagg_sim.config import ConfigError
+from fastagg_sim.timings import read_spent, shares
+
+HEADER = "method,rule,dropout,seed,round,seconds_training,seconds_aggregation,seconds_evaluation\n"
+
+
+def write(folder: Path, *rounds: tuple[str, int, float, float, float]) -> None:
+    folder.mkdir(parents=True)
+    lines = [f"{m},rule,half,{seed},0,{t},{s},{e}\n" for m, seed, t, s, e in rounds]
+    (folder / "timings.csv").write_text(HEADER + "".join(lines))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    write(tmp_path / "a", ("FDMS", 0, 1.0, 0.02, 0.0), ("FDMS", 1, 2.0, 0.04, 0.94))
+    write(tmp_path / "deeper" / "b", ("Full", 0, 0.5, 0.1, 0.4), ("FDMS", 0, 1.0, 0.0, 1.0))
+    write(tmp_path / "a" / "jobs" / "FDMS_half_seed0", ("FDMS", 0, 9.0, 9.0, 9.0))
+    return tmp_path
+
+
+def test_rounds_of_a_method_are_added_up(results: Path) -> None:
+    spent = {(one.folder, one.method): one for one in read_spent([results])}
+    assert list(spent) == [("a", "FDMS"), ("deeper/b", "Full"), ("deeper/b", "FDMS")]
+    fdms = spent["a", "FDMS"]
+    assert (fdms.rounds, fdms.training, fdms.evaluation) == (2, 3.0, 0.94)
+    assert fdms.share == pytest.approx(0.06 / 4.0)
+    assert [one.folder for one in read_spent([results / "deeper" / "b"])] == ["b", "b"]
+
+
+def test_table_marks_what_is_above_the_limit(results: Path) -> None:
+    rows = shares(read_spent([results]), 0.05).rows
+    assert [row[-1] for row in rows] == ["1.50%", "10.00% !", "0.00%"]
+    assert rows[0][2:6] == ("2", "1500.00", "30.00", "470.00")
+
+
+def test_command(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["timings", str(results)]) == 3
+    assert (
+        "| deeper/b | Full | 1 | 500.00 | 100.00 | 400.00 | 10.00% ! |" in capsys.readouterr().out
+    )
+    assert main(["timings", str(results), "--limit", "0.2"]) == 0
+    assert main(["timings", str(results / "nothing")]) == 2
+    assert "expected a results folder" in capsys.readouterr().err
+
+
+def test_the_server_step_is_below_five_percent_in_the_results_here() -> None:
+    """On every run that the repository holds, unless a round of training is a matter of
+    milliseconds (docs/benchmarks.md)."""
+    results = Path(__file__).parents[2] / "results"
+    real = [one for one in read_spent([results]) if one.training / one.rounds > 0.01]
+    assert real
+    assert not [one for one in real if one.share > 0.05]
+
+
+def test_no_results_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path / "jobs" / "only")
+    with pytest.raises(ConfigError, match="none"):
+        read_spent([tmp_path])
