@@ -3,9 +3,8 @@
 // mimic.h, ...); names and arguments are those of fastagg::cpu, with two differences:
 //
 //   * Pointers point into device memory, and so do lists of pointers and numbers (`store_words`
-//   puts
-//     them there). Tensors are contiguous; `width` is the widest access in floats, 4, 2 or 1, that
-//     all the addresses of rows and vectors allow (vector_width in row_layout.h).
+//     puts them there). Tensors are contiguous; `width` is how many elements, 8, 4, 2 or 1, all the
+//     addresses of rows and vectors allow to be had at a time (vector_width in row_layout.h).
 //   * Launchers enqueue work on `stream` and return: they do not wait, allocate or copy from host
 //     memory, so that they can be captured in a CUDA graph. Scratch memory comes from the caller.
 //
@@ -17,7 +16,9 @@
 
 #include <cstdint>
 
+#include "elements.h"
 #include "pair_state.h"
+#include "precision.h"
 
 namespace fastagg::cuda {
 
@@ -30,25 +31,29 @@ cudaError_t store_words(const uint64_t* words, int64_t n, uint64_t* out, cudaStr
 cudaError_t abs_max(const float* const* rows, int64_t S, int64_t d, float* out, int width,
                     cudaStream_t stream);
 
-cudaError_t weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d,
+template <class T>  // float, Bfloat16 or Half
+cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
                          const double* weights, double beta, int width, cudaStream_t stream);
 
-cudaError_t mimic(float* params, const float* const* updates, float* const* corrections, int64_t S,
+template <class T>
+cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
                   int64_t d, double lr, int width, cudaStream_t stream);
 
 // `references` may be null, and so may its entries. `peaks` is in the order of rows.
-cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const float* const* updates,
-                       const float* const* corrections, const float* const* references, int64_t S,
+template <class T>
+cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
+                       const T* const* corrections, const float* const* references, int64_t S,
                        int64_t d, int width, cudaStream_t stream);
 
-cudaError_t memory_update(float* params, double* total, const float* const* updates,
+template <class T>
+cudaError_t memory_update(float* params, double* total, const T* const* updates,
                           float* const* memory, int64_t S, int64_t d, const double* weights,
                           double lr, double norm, bool models, int width, cudaStream_t stream);
 
-cudaError_t memory_total(double* out, float* peaks, const double* total,
-                         const float* const* updates, const float* const* memory,
-                         const float* const* references, int64_t S, int64_t d,
-                         const double* weights, const float* params, int width,
+template <class T>
+cudaError_t memory_total(double* out, float* peaks, const double* total, const T* const* updates,
+                         const T* const* memory, const float* const* references, int64_t S,
+                         int64_t d, const double* weights, const float* params, int width,
                          cudaStream_t stream);
 
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
@@ -62,7 +67,7 @@ int64_t gram_workspace(int64_t S, int64_t d);
 // `pairs` is symmetric; tiles of 128 rows that nobody wants are skipped, in the order of rows
 // given.
 cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
-                 void* workspace, int width, cudaStream_t stream);
+                 Precision precision, void* workspace, int width, cudaStream_t stream);
 
 // --- policy on [S, S] and [K, K] ----------------------------------------------------------------
 
