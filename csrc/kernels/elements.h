@@ -37,17 +37,17 @@ FASTAGG_HD float widened(Half x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
   return wide;
 #else
-  // Selections without branches, so that loops become vectors on every processor. No number here is
-  // a subnormal float, so it does not matter whether the processor flushes these.
-  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, magnitude = x.bits & 0x7fffu;
-  const uint32_t rebias = 112u << 23;  // exponents: from 15 more to 127 more
-  const uint32_t normal = (magnitude << 13) + rebias;
-  const uint32_t special = normal + rebias;  // infinity and NaN: the largest exponent
+  // Selections by masks, not branches, which would keep loops from becoming vectors. No number here
+  // is a subnormal float, so it does not matter whether the processor flushes these.
+  const uint32_t magnitude = x.bits & 0x7fffu, sign = uint32_t{x.bits & 0x8000u} << 16;
+  const uint32_t subnormal = 0u - static_cast<uint32_t>(magnitude < 0x400u);  // or zero
+  const uint32_t special = 0u - static_cast<uint32_t>(magnitude >= 0x7c00u);  // infinity, NaN
+  const uint32_t rebias = 112u << 23;  // exponents are 15 more, and become 127 more; 31, 255
+  const uint32_t normal = (magnitude << 13) + rebias + (rebias & special);
   const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
   uint32_t small_bits;
   memcpy(&small_bits, &small, sizeof small);
-  const uint32_t bits = magnitude < 0x400u ? small_bits : magnitude < 0x7c00u ? normal : special;
-  return float_of_bits(bits | sign);
+  return float_of_bits((normal & ~subnormal) | (small_bits & subnormal) | sign);
 #endif
 }
 
