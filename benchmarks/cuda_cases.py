@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import fastagg
+from benchmarks.enqueued import EnqueuedRound
 from benchmarks.work import WORK
 from fastagg import ops
 
@@ -299,8 +300,8 @@ def memory(S: int, d: int, device: str, dtype: torch.dtype = torch.float32) -> S
 
 
 def fdms_step(K: int, d: int, device: str) -> Setup:
-    """Half of K active; scores of all pairs known. Ours three times: the aggregator with all its
-    checks, and the ops alone, which can be captured."""
+    """Half of K active; scores of all pairs known. Ours twice, with all checks: the ops alone,
+    which can be captured, and the aggregator."""
     S = K // 2
     sets = [_correlated(S, d, device) for _ in range(_sets(8 * S * d, device))]
     clients = torch.arange(0, K, 2)
@@ -310,27 +311,19 @@ def fdms_step(K: int, d: int, device: str) -> Setup:
     assert isinstance(agg, fastagg.FDMS)
     agg.scores.copy_(torch.rand(K, K))
     agg.counts.fill_(1)
-    scores, counts = agg.scores.clone(), agg.counts.clone()
-    active = torch.zeros(K, dtype=torch.bool, device=device)
-    active[there] = True
+    twin = fastagg.make("fdms", **agg.options())
+    assert isinstance(twin, fastagg.FDMS)
+    twin.load_state_dict(agg.state_dict())
+    enqueued = EnqueuedRound(twin, params, there)
     out = torch.empty(S, S, device=device)
     total = torch.empty(S, S, device=device, dtype=torch.float64)
     place = torch.zeros(K, dtype=torch.int64, device=device)
     place[there] = torch.arange(S, device=device)
-    means, joint = scores.clone(), counts.to(torch.float32)
-    absent = ~active
-
-    def weights_of(friends: Tensor) -> Tensor:
-        stands_in = (there[:, None] == friends).to(torch.float64)
-        orphans = (friends < 0).sum() / (K * S)
-        return _LR * (stands_in.sum(dim=1) / K + orphans)
+    means, joint = agg.scores.clone(), agg.counts.to(torch.float32)
+    absent = ~enqueued.active
 
     def by_ops(index: int) -> Tensor:
-        rows = sets[index]
-        fresh = ops.cosine_scores(ops.gram(rows, dtype=torch.float64))
-        friends = ops.select_friends(scores, counts, active)
-        ops.weighted_sum_(params, rows, weights_of(friends))
-        ops.update_scores_(scores, counts, fresh, there)
+        enqueued(sets[index])
         return params
 
     def careful(index: int) -> Tensor:

@@ -171,6 +171,8 @@ def update_scores_(
     round_scores: Tensor,
     clients: Tensor,
     pairs: Tensor | None = None,
+    *,
+    when: Tensor | None = None,
 ) -> Tensor:
     """Running mean of the scores of jointly active pairs (FL-FDMS eq. 15), in place.
 
@@ -187,11 +189,12 @@ def update_scores_(
         round_scores: float32 or float64 [S, S], r in the paper.
         clients: int64 [S].
         pairs: bool [S, S].
+        when: bool [], where the scores are; if False, nothing changes.
 
     Returns:
         ``scores``.
     """
-    _ops.update_scores_(scores, counts, round_scores, clients, pairs)
+    _ops.update_scores_(scores, counts, round_scores, clients, pairs, when)
     _changed(scores, counts)
     return scores
 
@@ -220,7 +223,14 @@ def select_friends(
     return _ops.select_friends(scores, counts, active, candidates, threshold)
 
 
-def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: float) -> Tensor:
+def eliminate_(
+    candidates: Tensor,
+    scores: Tensor,
+    counts: Tensor,
+    threshold: float,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
     """Shrink the candidate sets, in place (FL-FDMS sec. 5.3, steps 1 to 3).
 
     In row k, with best the highest score among candidates i != k that have been scored: every
@@ -232,11 +242,12 @@ def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: fl
         scores: float32 [K, K].
         counts: int32 or int16 [K, K].
         threshold: Theta_t, in units of the scores.
+        when: bool [], where the scores are; if False, nothing changes.
 
     Returns:
         ``candidates``.
     """
-    _ops.eliminate_(candidates, scores, counts, threshold)
+    _ops.eliminate_(candidates, scores, counts, threshold, when)
     _changed(candidates)
     return candidates
 
@@ -244,7 +255,14 @@ def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: fl
 # --- one-pass updates of [d] and of what is remembered ----------------------------------------
 
 
-def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -> Tensor:
+def weighted_sum_(
+    out: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    beta: float = 1.0,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
     """``out = beta * out + weights @ rows`` in one pass over the rows, in place.
 
     Args:
@@ -252,12 +270,14 @@ def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -
         rows: S rows of d float32 or short, none of which may share memory with ``out``.
         weights: float32 or float64 [S].
         beta: factor of the old content.
+        when: bool [], where ``out`` is; if False, nothing changes. On a GPU it may be the result of
+            earlier work, for which nobody waits.
 
     Returns:
         ``out``. Rows are added in their order, in float32 in groups of 8 and in float64 across
         groups.
     """
-    _ops.weighted_sum_(out, _row_list(rows, "rows"), weights, beta)
+    _ops.weighted_sum_(out, _row_list(rows, "rows"), weights, beta, when)
     _changed(out)
     return out
 

@@ -101,6 +101,15 @@ inline void check_threshold(double threshold) {
   TORCH_CHECK_VALUE(threshold == threshold, "threshold: expected a number, got NaN");
 }
 
+// Whether the call is to change anything, if that is known: [] bool, or absent. On a GPU, an
+// address.
+inline const uint8_t* check_when(const std::optional<at::Tensor>& when, const at::Device& device) {
+  if (!when) return nullptr;
+  check_tensor(*when, "when", at::kBool, {});
+  check_same_device(*when, "when", device);
+  return reinterpret_cast<const uint8_t*>(when->const_data_ptr<bool>());
+}
+
 inline Precision check_precision(c10::string_view precision) {
   TORCH_CHECK_VALUE(precision == "highest" || precision == "tf32",
                     "precision: expected \"highest\" or \"tf32\", got \"", precision, "\"");

@@ -17,15 +17,19 @@ TORCH_LIBRARY(fastagg, m) {
   m.def("distance_scores(Tensor gram) -> Tensor");
   m.def(
       "update_scores_(Tensor(a!) scores, Tensor(b!) counts, Tensor round_scores, Tensor clients, "
-      "Tensor? pairs=None) -> ()");
+      "Tensor? pairs=None, Tensor? when=None) -> ()");
   m.def(
       "select_friends(Tensor scores, Tensor counts, Tensor active, Tensor? candidates=None, "
       "float? threshold=None) -> Tensor");
-  m.def("eliminate_(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold) -> ()");
+  m.def(
+      "eliminate_(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
+      "Tensor? when=None) -> ()");
 
   // One-pass updates of [d] and of remembered rows. Memory and corrections are one [K, d] tensor,
   // or a tensor [d] for each of the S updates.
-  m.def("weighted_sum_(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0) -> ()");
+  m.def(
+      "weighted_sum_(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0, "
+      "Tensor? when=None) -> ()");
   m.def(
       "gram_and_sum_(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights, "
       "str precision='highest') -> ()");

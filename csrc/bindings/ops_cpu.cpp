@@ -31,6 +31,12 @@ cpu::Parallel torch_threads() {
           }};
 }
 
+// Whether `when` is given and false.
+bool called_off(const std::optional<at::Tensor>& when, const at::Device& device) {
+  const uint8_t* flag = check_when(when, device);
+  return flag && !*flag;
+}
+
 // Products of float32 are as exact as any precision asks.
 at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
                 c10::string_view precision) {
@@ -71,7 +77,7 @@ at::Tensor scores_of(const at::Tensor& gram) {
 
 void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
                     const at::Tensor& round_scores, const at::Tensor& clients,
-                    const std::optional<at::Tensor>& pairs) {
+                    const std::optional<at::Tensor>& pairs, const std::optional<at::Tensor>& when) {
   const int64_t K = check_scores(scores, counts);
   const int64_t S = clients.numel();
   const int64_t* ids = check_clients(clients, S, K);
@@ -80,6 +86,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
       "round_scores: expected dtype Float or Double, got ", round_scores.scalar_type());
   check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
   const uint8_t* flags = check_flags(pairs, "pairs", S, scores.device());
+  if (called_off(when, scores.device())) return;
   const at::Tensor wide = round_scores.to(at::kDouble);
   const auto update = [&](auto* data) {
     cpu::update_scores(scores.mutable_data_ptr<float>(), data, K, wide.const_data_ptr<double>(),
@@ -110,22 +117,24 @@ at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
 }
 
 void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at::Tensor& counts,
-                double threshold) {
+                double threshold, const std::optional<at::Tensor>& when) {
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, scores.device());
   check_threshold(threshold);
+  if (called_off(when, scores.device())) return;
   cpu::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                  scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
                  torch_threads());
 }
 
 void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tensor& weights,
-                   double beta) {
+                   double beta, const std::optional<at::Tensor>& when) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kFloat, {d});
   const Rows rows = check_rows(tensors, "rows", d, out.device(), Elements::kAlsoShort);
   const std::vector<double> w = check_weights(weights, rows.size(), out.device());
   check_no_overlap(rows, "rows", out, "out");
+  if (called_off(when, out.device())) return;
   with_element(rows.dtype, [&](auto element) {
     const auto x = pointers<const decltype(element)>(rows.addresses);
     cpu::weighted_sum(out.mutable_data_ptr<float>(), x.data(), rows.size(), d, w.data(), beta,

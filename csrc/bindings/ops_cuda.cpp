@@ -87,7 +87,7 @@ at::Tensor scores_of(const at::Tensor& gram) {
 
 void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
                     const at::Tensor& round_scores, const at::Tensor& clients,
-                    const std::optional<at::Tensor>& pairs) {
+                    const std::optional<at::Tensor>& pairs, const std::optional<at::Tensor>& when) {
   const OnDevice on(scores, "scores");
   const int64_t K = check_scores(scores, counts);
   const int64_t S = clients.numel();
@@ -97,6 +97,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
   check_same_device(round_scores, "round_scores", on.device());
   const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
+  const uint8_t* flag = check_when(when, on.device());
   Tables tables;
   const int64_t* ids = nullptr;
   if (clients.is_cuda()) {  // their values are the kernel's to check
@@ -111,9 +112,10 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   }
   const at::Tensor wide = round_scores.to(at::kDouble);
   const auto update = [&](auto* data) {
-    check_launch(cuda::update_scores(scores.mutable_data_ptr<float>(), data, K,
-                                     wide.const_data_ptr<double>(), ids, S, flags, on.stream()),
-                 "update_scores_", "scores [", K, ", ", K, "], clients [", S, "]");
+    check_launch(
+        cuda::update_scores(scores.mutable_data_ptr<float>(), data, K,
+                            wide.const_data_ptr<double>(), ids, S, flags, flag, on.stream()),
+        "update_scores_", "scores [", K, ", ", K, "], clients [", S, "]");
   };
   if (counts.scalar_type() == at::kShort)
     update(counts.mutable_data_ptr<int16_t>());
@@ -143,25 +145,26 @@ at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
 }
 
 void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at::Tensor& counts,
-                double threshold) {
+                double threshold, const std::optional<at::Tensor>& when) {
   const OnDevice on(scores, "scores");
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, on.device());
   check_threshold(threshold);
   check_launch(cuda::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                                scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
-                               on.stream()),
+                               check_when(when, on.device()), on.stream()),
                "eliminate_", "scores [", K, ", ", K, "]");
 }
 
 void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tensor& weights,
-                   double beta) {
+                   double beta, const std::optional<at::Tensor>& when) {
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kFloat, {d});
   const Rows rows = check_rows(tensors, "rows", d, on.device(), Elements::kAlsoShort);
   const int64_t S = rows.size();
   check_no_overlap(rows, "rows", out, "out");
+  const uint8_t* flag = check_when(when, on.device());
   Tables tables;
   const int64_t rows_at = tables.add(rows.addresses);
   at::Tensor wide;  // weights that are there already
@@ -182,7 +185,7 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   with_element(rows.dtype, [&](auto element) {
     using T = decltype(element);
     check_launch(cuda::weighted_sum(out.mutable_data_ptr<float>(), tables.at<const T*>(rows_at), S,
-                                    d, factors, beta, width.value(), on.stream()),
+                                    d, factors, beta, flag, width.value(), on.stream()),
                  "weighted_sum_", "rows [", S, ", ", d, "]");
   });
 }
@@ -197,7 +200,7 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   check_tensor(gram, "gram", at::kDouble, {S, S});
   check_same_device(gram, "gram", on.device());
   const GramLaunch launch(on, rows, precision);
-  weighted_sum_(out, tensors, weights, 0.0);
+  weighted_sum_(out, tensors, weights, 0.0, std::nullopt);
   launch.run(on, nullptr, gram);
 }
 

@@ -8,6 +8,8 @@
 //   * Launchers enqueue work on `stream` and return: they do not wait, allocate or copy from host
 //     memory, so that they can be captured in a CUDA graph. Scratch memory comes from the caller.
 //
+// `when`, a byte on the device or null: 0 calls the work off; nothing is changed then.
+//
 // Results are the same to the bit from run to run on one kind of GPU, and for any order of clients
 // where the CPU's are; the last bits differ from the CPU's.
 #pragma once
@@ -33,7 +35,8 @@ cudaError_t abs_max(const float* const* rows, int64_t S, int64_t d, float* out, 
 
 template <class T>  // float, Bfloat16 or Half
 cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
-                         const double* weights, double beta, int width, cudaStream_t stream);
+                         const double* weights, double beta, const uint8_t* when, int width,
+                         cudaStream_t stream);
 
 template <class T>
 cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
@@ -79,13 +82,13 @@ cudaError_t distance_scores(const double* gram, int64_t S, double* out, cudaStre
 template <class Count>  // int16_t or int32_t
 cudaError_t update_scores(float* scores, Count* counts, int64_t K, const double* round_scores,
                           const int64_t* clients, int64_t S, const uint8_t* pairs,
-                          cudaStream_t stream);
+                          const uint8_t* when, cudaStream_t stream);
 
 cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* active,
                            Flags candidates, int64_t K, double threshold, int64_t* friends,
                            cudaStream_t stream);
 
 cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Counts counts,
-                      int64_t K, double threshold, cudaStream_t stream);
+                      int64_t K, double threshold, const uint8_t* when, cudaStream_t stream);
 
 }  // namespace fastagg::cuda

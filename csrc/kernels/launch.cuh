@@ -44,6 +44,11 @@ __device__ __forceinline__ void store(float* to, const Floats<V>& x, int64_t n) 
     if (v < n) to[v] = x.at[v];
 }
 
+// Whether a kernel is called off, by a flag that an earlier one may have written.
+__device__ __forceinline__ bool called_off(const uint8_t* when) {
+  return when && !*when;
+}
+
 // Magnitudes as integers are ordered like the magnitudes, infinity and NaN above all numbers.
 __device__ __forceinline__ int32_t magnitude_bits(float x) {
   return __float_as_int(x) & 0x7fffffff;

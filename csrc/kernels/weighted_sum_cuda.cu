@@ -8,7 +8,8 @@ namespace {
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     weighted_sum_kernel(int64_t tiles, float* out, const T* const* rows, int64_t S, int64_t d,
-                        const double* weights, double beta) {
+                        const double* weights, double beta, const uint8_t* when) {
+  if (called_off(when)) return;
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -36,18 +37,20 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 template <class T>
 cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
-                         const double* weights, double beta, int width, cudaStream_t stream) {
+                         const double* weights, double beta, const uint8_t* when, int width,
+                         cudaStream_t stream) {
   return with_width<16 / sizeof(T)>(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(weighted_sum_kernel<T, V>, S, d, stream, out, rows, S, d, weights, beta);
+    return launch_rows<V>(weighted_sum_kernel<T, V>, S, d, stream, out, rows, S, d, weights, beta,
+                          when);
   });
 }
 
 template cudaError_t weighted_sum(float*, const float* const*, int64_t, int64_t, const double*,
-                                  double, int, cudaStream_t);
+                                  double, const uint8_t*, int, cudaStream_t);
 template cudaError_t weighted_sum(float*, const Bfloat16* const*, int64_t, int64_t, const double*,
-                                  double, int, cudaStream_t);
+                                  double, const uint8_t*, int, cudaStream_t);
 template cudaError_t weighted_sum(float*, const Half* const*, int64_t, int64_t, const double*,
-                                  double, int, cudaStream_t);
+                                  double, const uint8_t*, int, cudaStream_t);
 
 }  // namespace fastagg::cuda

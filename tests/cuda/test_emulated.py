@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rounds_in_two_halves",
         "tf32",
         "short_rows",
+        "called_off",
     ],
 )
 def test_emulated(folder: Path, check: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import ops, reference
+from benchmarks.enqueued import EnqueuedRound
+from fastagg import FDMS, ops, reference
 
 pytestmark = pytest.mark.skipif(
     "cuda" not in ops.devices(), reason="no CUDA kernels in this build, or no GPU"
@@ -31,28 +32,22 @@ class Server:
         self.params = torch.randn(D, generator=g).cuda()
         self.memory = torch.randn(K, D, generator=g).cuda()
         self.total = self.memory.double().sum(dim=0)
-        self.clients = torch.randperm(K, generator=g)[:S].cuda()
-        self.active = torch.zeros(K, dtype=torch.bool, device="cuda")
-        self.active[self.clients] = True
-        self.scores = torch.rand(K, K, generator=g).cuda()
-        self.counts = torch.randint(0, 3, (K, K), generator=g, dtype=torch.int16).cuda()
-        self.candidates = torch.ones(K, K, dtype=torch.bool, device="cuda")
-        self.shares = torch.full((K,), 1 / K, dtype=F64, device="cuda")
+        self.clients = torch.randperm(K, generator=g)[:S].sort().values.cuda()
+        self.agg = FDMS(num_clients=K, num_params=D, device="cuda", elimination="theorem2")
+        self.agg.scores.copy_(torch.rand(K, K, generator=g))
+        self.agg.counts.copy_(torch.randint(0, 3, (K, K), generator=g, dtype=torch.int16))
+        self.round = EnqueuedRound(self.agg, self.params, self.clients)
+        self.weights = torch.rand(S, generator=g).cuda()
 
     def state(self) -> list[Tensor]:
-        return [self.params, self.scores, self.counts, self.candidates, self.memory, self.total]
+        assert self.agg.candidates is not None
+        pairs = [self.agg.scores, self.agg.counts, self.agg.candidates]
+        return [self.params, *pairs, self.memory, self.total]
 
 
 def fdms_step(s: Server) -> None:
-    """A whole round of FDMS with elimination in ops that do not wait for the GPU."""
-    gram = ops.gram(s.updates, dtype=F64)
-    fresh = ops.cosine_scores(gram)
-    friends = ops.select_friends(s.scores, s.counts, s.active, s.candidates, 0.3)
-    stands_in = (s.clients[:, None] == friends).to(F64)  # [S, K]
-    orphans = ((friends < 0) * s.shares).sum() / S
-    ops.weighted_sum_(s.params, s.updates, (stands_in * s.shares).sum(dim=1) + orphans)
-    ops.update_scores_(s.scores, s.counts, fresh, s.clients)
-    ops.eliminate_(s.candidates, s.scores, s.counts, 0.3)
+    """A whole round of FDMS with elimination."""
+    s.round(s.updates, 0.3)
 
 
 def row_steps(s: Server) -> None:
@@ -68,8 +63,8 @@ def short_steps(s: Server) -> None:
     """Rows in bfloat16, and a Gram matrix in TF32."""
     rows, clients = s.short, torch.arange(S)
     gram = ops.gram(s.updates, dtype=F64, precision="tf32")
-    ops.update_scores_(s.scores, s.counts, ops.cosine_scores(gram), s.clients)
-    ops.weighted_sum_(s.params, rows, s.shares[:S])
+    ops.update_scores_(s.agg.scores, s.agg.counts, ops.cosine_scores(gram), s.clients)
+    ops.weighted_sum_(s.params, rows, s.weights)
     ops.mimic_(s.params, rows, s.memory, clients, 0.1)
     ops.memory_update_(s.params, s.total, s.memory, rows, clients, torch.ones(S), 0.1, 1 / K)
 
@@ -137,6 +132,22 @@ def test_a_captured_graph_does_the_same(step: Callable[[Server], None]) -> None:
     for _ in range(3):
         graph.replay()
     assert_same(server.state(), expected.state())
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])  # 3e38: its sum is too large
+def test_a_round_that_must_not_happen_changes_nothing_and_nobody_waits(value: float) -> None:
+    server, before = Server(), Server()
+    server.updates[4, 777] = value
+    server.agg.server_lr = 10.0
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        happened = server.round(server.updates, 0.3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not happened
+    assert_same(server.state(), before.state())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import Tensor
 
-from fastagg import ops, reference, selfcheck
+from fastagg import bits, ops, reference, selfcheck
 
 F64 = torch.float64
 
@@ -92,9 +92,9 @@ def tf32() -> None:
     by_hand = torch.tensor([[1 + 2.0**-11, 3.0], [1 - 2.0**-12, 1.0]])  # a tie; nearest
     got = ops.gram(by_hand, dtype=F64, precision="tf32")
     assert got[0, 0] == (1 + 2.0**-10) ** 2 + 9 and got[1, 1] == 2.0 and got[0, 1] == 4 + 2.0**-10
-    for bits in (0x7FFFFFFF, 0x7FC00000, 0x7F800000):  # what an addition to the bits would lose
+    for pattern in (0x7FFFFFFF, 0x7FC00000, 0x7F800000):  # what an addition to the bits would lose
         bad = torch.ones(3, 40)
-        bad[1, 7] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+        bad[1, 7] = torch.tensor(pattern, dtype=torch.int32).view(torch.float32)
         finite = ops.gram(bad, dtype=F64, precision="tf32").diagonal().isfinite()
         assert finite.tolist() == [True, False, True]
 
@@ -128,6 +128,27 @@ def short_rows() -> None:
         every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
         out = ops.weighted_sum_(torch.zeros(1 << 16), every[None], torch.ones(1), beta=0.0)
         torch.testing.assert_close(out, every.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def called_off() -> None:
+    """``when``: a round commits all that it changes, or nothing."""
+    K, S, d = 21, 9, 333
+    clients, rows = torch.randperm(K)[:S], torch.randn(S, d)
+    fresh, weights = torch.rand(S, S), torch.rand(S)
+    for counts_dtype in (torch.int16, torch.int32):
+        start = [torch.randn(d), torch.rand(K, K), torch.ones(K, K, dtype=counts_dtype)]
+        start.append(bits.ones(K, K))
+        results = []
+        for when in (None, torch.tensor(True), torch.tensor(False)):
+            params, scores, counts, candidates = changed = [t.clone() for t in start]
+            ops.weighted_sum_(params, rows, weights, 0.0, when=when)
+            ops.update_scores_(scores, counts, fresh, clients, when=when)
+            ops.eliminate_(candidates, scores, counts, 0.2, when=when)
+            results.append(changed)
+        plain, yes, no = results
+        assert all(torch.equal(a, b) for a, b in zip(plain, yes, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(no, start, strict=True))
+        assert not any(torch.equal(a, b) for a, b in zip(plain, no, strict=True))
 
 
 if __name__ == "__main__":
