@@ -25,6 +25,7 @@ class EnqueuedRound:
 
     Args:
         agg: with similarity "cosine"; its ``scores``, ``counts`` and ``candidates`` are changed.
+            Its ``server_lr`` is taken as it is now.
         params: [d] float32, on the aggregator's device; changed.
         clients: [S] int64 there, distinct and ascending.
     """
@@ -35,7 +36,8 @@ class EnqueuedRound:
         self.shares = (agg.client_weights / agg.client_weights.sum()).to(device)  # [K] float64
         self.active = torch.zeros(agg.num_clients, dtype=torch.bool, device=device)
         self.active[clients] = True
-        self.lr = torch.full((1,), agg.server_lr, dtype=torch.float64, device=device)
+        self.server_lr = agg.server_lr
+        self.lr = torch.full((1,), self.server_lr, dtype=torch.float64, device=device)
         self.aggregate = torch.zeros_like(params)
 
     def __call__(self, rows: Tensor, threshold: float = math.inf) -> Tensor:
@@ -56,7 +58,7 @@ class EnqueuedRound:
         fresh = ops.cosine_scores(gram)
         peaks = ops.abs_max([self.params, self.aggregate]).double()
         # False for a NaN anywhere, as comparisons with one are.
-        happens = peaks[0] + agg.server_lr * peaks[1] <= FLOAT32_LIMIT
+        happens = peaks[0] + self.server_lr * peaks[1] <= FLOAT32_LIMIT
         happens &= gram.diagonal().isfinite().all()
         ops.weighted_sum_(self.params, [self.aggregate], self.lr, when=happens)
         ops.update_scores_(agg.scores, agg.counts, fresh, self.clients, wanted, when=happens)
