@@ -83,7 +83,8 @@ def readable(names: list[str]) -> list[str]:
     pattern = re.compile(r"(?:\w+::|\(anonymous namespace\)::)*(\w+(?:<[^()]*>)?)\(")
     short = []
     for line in done.stdout.splitlines():
-        match = pattern.search(re.sub(r"^void ", "", line))
+        # Values of enumerations come as (fastagg::Precision)1.
+        match = pattern.search(re.sub(r"^void |\([\w:]+\)(?=\d)", "", line))
         short.append(match[1] if match else line)
     return short
 

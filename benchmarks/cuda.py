@@ -29,7 +29,6 @@ from fastagg import ops
 
 _PASSES = 15
 _SECONDS = 0.4  # of timing, about, for one way
-_SPLIT_PRODUCTS = 4  # bfloat16 products that gram takes for one of float32
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Row:
     """A line of the table and of the CSV; NaN where there is no figure."""
 
     op: str
+    mode: str  # tf32, or the dtype of rows if it is not float32
     K: int
     S: int
     d: int
@@ -165,7 +165,7 @@ def _row(
     rates = {
         "copy": case.num_bytes / ceilings.copy,
         "read": case.num_bytes / ceilings.read,
-        "arithmetic": case.flops * _SPLIT_PRODUCTS / ceilings.bfloat16,
+        "arithmetic": case.flops * case.products / ceilings.bfloat16,
     }
     mine = way.role == "ours"
     floor, met = [], True
@@ -177,6 +177,7 @@ def _row(
         met = met and careful / seconds >= case.speedup
     return Row(
         op=case.op,
+        mode=case.mode,
         K=case.K,
         S=case.S,
         d=case.d,
@@ -276,7 +277,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _compare_with_floors(rows: list[Row]) -> int:
     """Print which floors were missed; returns the exit status."""
-    missed = [f"{row.op} ({row.S}, {row.d}): {row.floor}" for row in rows if row.met == "NO"]
+    missed = [
+        f"{row.op} {row.mode} ({row.S}, {row.d}): {row.floor}" for row in rows if row.met == "NO"
+    ]
     asked = sum(bool(row.floor) for row in rows)
     print(f"{asked - len(missed)} of {asked} floors met", *missed, sep="\n  ")
     return 1 if missed else 0

@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 import fastagg
+from benchmarks.enqueued import EnqueuedRound
 from benchmarks.work import WORK
 from fastagg import ops
 
 _L2_BYTES = 60 << 20  # of an H200; operands that are used in turn are four times that together
 _CHUNK = 1 << 15  # columns of a chunk in the careful Gram: sums across chunks in float64
 _LR = 1e-3
+_SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,21 @@ class Case:
     share: float = 0.0
     speedup: float = 0.0
     K: int = 0
+    mode: str = ""  # "tf32", or the dtype of rows if it is not float32
 
     @property
     def title(self) -> str:
-        return f"{self.op} ({self.S}, {self.d:,})"
+        return f"{self.op} {self.mode}".strip() + f" ({self.S}, {self.d:,})"
 
     @property
     def num_bytes(self) -> int:
-        return WORK[self.op](self.S, self.d).num_bytes
+        saved = 2 * self.S * self.d if self.mode in _SHORT else 0
+        return WORK[self.op](self.S, self.d).num_bytes - saved
+
+    @property
+    def products(self) -> int:
+        """Of bfloat16, for the time of a product in gram: TF32 takes twice as long as one."""
+        return 2 if self.mode == "tf32" else 4
 
     @property
     def flops(self) -> int:
@@ -68,6 +78,8 @@ GRAM = [
     (20, 62_006), (20, 1_000_000), (20, 10_000_000), (64, 10_000_000), (128, 10_000_000),
     (256, 4_000_000), (1024, 1_000_000), (4096, 200_000),
 ]  # fmt: skip
+TF32 = [(64, 10_000_000), (256, 4_000_000), (1024, 1_000_000)]
+SHORT_ROWS = [(100, 10_000_000)]
 FDMS = [(40, 1_000_000), (200, 1_000_000), (1000, 10_000_000), (100, 100_000_000), (4096, 100_000)]
 MIMIC = [(200, 1_000_000), (100, 10_000_000)]  # K, d; half active
 
@@ -86,11 +98,12 @@ def cases(device: str, dry: bool) -> list[Case]:
         found.append(
             Case("gram", S, d, make, ceiling, 0.0 if d < 10**6 and S < 256 else share, 1.7)
         )
-    for name, build in (
+    row_ops: list[tuple[str, Callable[..., Setup]]] = [
         ("weighted_sum_", weighted_sum),
         ("mimic_", mimic),
         ("memory_update_", memory),
-    ):
+    ]
+    for name, build in row_ops:
         for S, d in (size(*shape) for shape in ROWS):
             found.append(Case(name, S, d, _bind(build, S, d, device), "copy", 0.90))
     for K, d in (size(*shape) for shape in FDMS):
@@ -101,6 +114,14 @@ def cases(device: str, dry: bool) -> list[Case]:
         found.append(
             Case("step mimic", K // 2, d, _bind(mimic_step, K, d, device), "copy", speedup=2.5, K=K)
         )
+    for S, d in (size(*shape) for shape in TF32):
+        ceiling = "arithmetic" if S >= 256 else "read"
+        found.append(Case("gram", S, d, _bind(tf32_gram, S, d, device), ceiling, mode="tf32"))
+    for mode, dtype in _SHORT.items():
+        for name, build in row_ops:
+            for S, d in (size(*shape) for shape in SHORT_ROWS):
+                make = _bind(partial(build, dtype=dtype), S, d, device)
+                found.append(Case(name, S, d, make, "copy", 0.90, mode=mode))
     return found
 
 
@@ -123,41 +144,66 @@ def _correlated(S: int, d: int, device: str) -> Tensor:
 # --- ops ------------------------------------------------------------------------------------------
 
 
-def gram(S: int, d: int, device: str) -> Setup:
-    sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
-    out = torch.empty(S, S, device=device)
-    total = torch.empty(S, S, device=device, dtype=torch.float64)
+class _Grams:
+    """Rows, and what torch makes of them."""
 
-    def in_chunks(index: int) -> Tensor:  # what makes X @ X.T as accurate
-        total.zero_()
-        for chunk in sets[index].split(_CHUNK, dim=1):
-            total.add_(torch.mm(chunk, chunk.T, out=out))
-        return total
+    def __init__(self, S: int, d: int, device: str) -> None:
+        self.sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
+        self.out = torch.empty(S, S, device=device)
+        self.total = torch.empty(S, S, device=device, dtype=torch.float64)
+        self.exact = _exact_gram(self.sets[0])
 
-    def plain(index: int) -> Tensor:
-        return torch.mm(sets[index], sets[index].T, out=out)
+    def ours(self, precision: str) -> Way:
+        def call(index: int) -> Tensor:
+            return ops.gram(self.sets[index], dtype=torch.float64, precision=precision)
 
-    def tf32(index: int) -> Tensor:
+        return Way("fastagg", call, "ours")
+
+    def in_chunks(self, index: int) -> Tensor:  # what makes X @ X.T as accurate
+        self.total.zero_()
+        for chunk in self.sets[index].split(_CHUNK, dim=1):
+            self.total.add_(torch.mm(chunk, chunk.T, out=self.out))
+        return self.total
+
+    def plain(self, index: int) -> Tensor:
+        return torch.mm(self.sets[index], self.sets[index].T, out=self.out)
+
+    def error(self, way: Way) -> float:
+        result = way.call(0)
+        assert isinstance(result, Tensor)
+        return float((_cosine(result.double()) - _cosine(self.exact)).abs().max())
+
+
+def _in_tf32(call: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
+    def allowed(index: int) -> Tensor:
         torch.backends.cuda.matmul.allow_tf32 = True
         try:
-            return torch.mm(sets[index], sets[index].T, out=out)
+            return call(index)
         finally:
             torch.backends.cuda.matmul.allow_tf32 = False
 
-    exact = _exact_gram(sets[0])
+    return allowed
 
-    def error(way: Way) -> float:
-        result = way.call(0)
-        assert isinstance(result, Tensor)
-        return float((_cosine(result.double()) - _cosine(exact)).abs().max())
 
+def gram(S: int, d: int, device: str) -> Setup:
+    grams = _Grams(S, d, device)
     ways = [
-        Way("fastagg", lambda index: ops.gram(sets[index], dtype=torch.float64), "ours"),
-        Way("torch, chunks of d in float64", in_chunks),
-        Way("torch X @ X.T", plain, "peer"),
-        Way("torch X @ X.T in TF32", tf32, "peer"),
+        grams.ours("highest"),
+        Way("torch, chunks of d in float64", grams.in_chunks),
+        Way("torch X @ X.T", grams.plain, "peer"),
+        Way("torch X @ X.T in TF32", _in_tf32(grams.plain), "peer"),
     ]
-    return Setup(len(sets), ways, error)
+    return Setup(len(grams.sets), ways, grams.error)
+
+
+def tf32_gram(S: int, d: int, device: str) -> Setup:
+    grams = _Grams(S, d, device)
+    ways = [
+        grams.ours("tf32"),
+        Way("torch in TF32, chunks of d in float64", _in_tf32(grams.in_chunks)),
+        Way("torch X @ X.T in TF32", _in_tf32(grams.plain), "peer"),
+    ]
+    return Setup(len(grams.sets), ways, grams.error)
 
 
 def _exact_gram(rows: Tensor) -> Tensor:
@@ -173,12 +219,21 @@ def _cosine(gram: Tensor) -> Tensor:
     return gram / norms[:, None] / norms
 
 
-def weighted_sum(S: int, d: int, device: str) -> Setup:
-    sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
+def weighted_sum(S: int, d: int, device: str, dtype: torch.dtype = torch.float32) -> Setup:
+    count = _sets(dtype.itemsize * S * d, device)
+    sets = [_correlated(S, d, device).to(dtype) for _ in range(count)]
     out, weights = torch.randn(d, device=device), torch.rand(S, device=device)
+
+    def careful(index: int) -> Tensor:
+        if dtype == torch.float32:
+            return torch.addmv(out, sets[index].T, weights, beta=0.5, out=out)
+        for part, rows in zip(out.split(_CHUNK), sets[index].split(_CHUNK, dim=1), strict=True):
+            torch.addmv(part, rows.float().T, weights, beta=0.5, out=part)
+        return out
+
     ways = [
         Way("fastagg", lambda i: ops.weighted_sum_(out, sets[i], weights, 0.5), "ours"),
-        Way("torch.addmv", lambda i: torch.addmv(out, sets[i].T, weights, beta=0.5, out=out)),
+        Way("torch.addmv", careful),
     ]
     return Setup(len(sets), ways)
 
@@ -186,9 +241,9 @@ def weighted_sum(S: int, d: int, device: str) -> Setup:
 class _Memory:
     """Updates of every other client of 2 S, and what is remembered of all."""
 
-    def __init__(self, S: int, d: int, device: str) -> None:
+    def __init__(self, S: int, d: int, device: str, dtype: torch.dtype) -> None:
         self.S = S
-        self.updates = torch.randn(S, d, device=device)
+        self.updates = torch.randn(S, d, device=device).to(dtype)
         self.memory = torch.randn(2 * S, d, device=device)
         self.params, self.v = torch.randn(d, device=device), torch.empty(d, device=device)
         self.mean = self.memory.mean(dim=0)
@@ -198,8 +253,8 @@ class _Memory:
         self.there = self.clients.to(device)
 
 
-def mimic(S: int, d: int, device: str) -> Setup:
-    sets = [_Memory(S, d, device) for _ in range(_sets(12 * S * d, device))]
+def mimic(S: int, d: int, device: str, dtype: torch.dtype = torch.float32) -> Setup:
+    sets = [_Memory(S, d, device, dtype) for _ in range(_sets(12 * S * d, device))]
 
     def ours(index: int) -> None:
         m = sets[index]
@@ -222,8 +277,8 @@ def mimic(S: int, d: int, device: str) -> Setup:
     return Setup(len(sets), [*ways, Way("naive eager", naive, "naive")])
 
 
-def memory(S: int, d: int, device: str) -> Setup:
-    sets = [_Memory(S, d, device) for _ in range(_sets(12 * S * d, device))]
+def memory(S: int, d: int, device: str, dtype: torch.dtype = torch.float32) -> Setup:
+    sets = [_Memory(S, d, device, dtype) for _ in range(_sets(12 * S * d, device))]
     weights = torch.ones(S)
 
     def ours(index: int) -> None:
@@ -234,7 +289,8 @@ def memory(S: int, d: int, device: str) -> Setup:
         m = sets[index]
         torch.index_select(m.memory, 0, m.there, out=m.scratch)
         torch.mean(torch.sub(m.updates, m.scratch, out=m.scratch), 0, out=m.v)
-        m.memory.index_copy_(0, m.there, m.updates)
+        kept = m.updates if dtype == torch.float32 else m.scratch.copy_(m.updates)
+        m.memory.index_copy_(0, m.there, kept)
         m.params.add_(m.mean.add_(m.v), alpha=_LR)
 
     return Setup(len(sets), [Way("fastagg", ours, "ours"), Way("careful eager", careful)])
@@ -244,8 +300,8 @@ def memory(S: int, d: int, device: str) -> Setup:
 
 
 def fdms_step(K: int, d: int, device: str) -> Setup:
-    """Half of K active; scores of all pairs known. Ours three times: the aggregator with all its
-    checks, and the ops alone, which can be captured."""
+    """Half of K active; scores of all pairs known. Ours twice, with all checks: the ops alone,
+    which can be captured, and the aggregator."""
     S = K // 2
     sets = [_correlated(S, d, device) for _ in range(_sets(8 * S * d, device))]
     clients = torch.arange(0, K, 2)
@@ -255,27 +311,19 @@ def fdms_step(K: int, d: int, device: str) -> Setup:
     assert isinstance(agg, fastagg.FDMS)
     agg.scores.copy_(torch.rand(K, K))
     agg.counts.fill_(1)
-    scores, counts = agg.scores.clone(), agg.counts.clone()
-    active = torch.zeros(K, dtype=torch.bool, device=device)
-    active[there] = True
+    twin = fastagg.make("fdms", **agg.options())
+    assert isinstance(twin, fastagg.FDMS)
+    twin.load_state_dict(agg.state_dict())
+    enqueued = EnqueuedRound(twin, params, there)
     out = torch.empty(S, S, device=device)
     total = torch.empty(S, S, device=device, dtype=torch.float64)
     place = torch.zeros(K, dtype=torch.int64, device=device)
     place[there] = torch.arange(S, device=device)
-    means, joint = scores.clone(), counts.to(torch.float32)
-    absent = ~active
-
-    def weights_of(friends: Tensor) -> Tensor:
-        stands_in = (there[:, None] == friends).to(torch.float64)
-        orphans = (friends < 0).sum() / (K * S)
-        return _LR * (stands_in.sum(dim=1) / K + orphans)
+    means, joint = agg.scores.clone(), agg.counts.to(torch.float32)
+    absent = ~enqueued.active
 
     def by_ops(index: int) -> Tensor:
-        rows = sets[index]
-        fresh = ops.cosine_scores(ops.gram(rows, dtype=torch.float64))
-        friends = ops.select_friends(scores, counts, active)
-        ops.weighted_sum_(params, rows, weights_of(friends))
-        ops.update_scores_(scores, counts, fresh, there)
+        enqueued(sets[index])
         return params
 
     def careful(index: int) -> Tensor:

@@ -64,15 +64,25 @@ build() {
   FASTAGG_CUDA=1 TORCH_CUDA_ARCH_LIST=$arch "$python" setup.py build_ext --inplace
 }
 
-# Small shapes of both Gram kernels, every op; all tools at once.
+# Small shapes of both Gram kernels, every op, TF32 and short rows; all tools at once.
 sanitize() {
   local tool status=0 pids=() tools=(memcheck racecheck initcheck synccheck)
   for tool in "${tools[@]}"; do
     compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" -c '
-from fastagg import selfcheck
+import torch
+from fastagg import ops, selfcheck
 for K, S, d in ((9, 5, 1003), (60, 50, 2048), (150, 135, 601)):
     checks = selfcheck.run(K, S, d, device="cuda")
     print([check.op for check in checks if not check.passed] or "all agree")
+    rows = torch.ones(S, d, device="cuda")
+    print("TF32", (ops.gram(rows, precision="tf32") == d).all().item())
+    for short in (rows.bfloat16(), rows.half()):
+        params, total = torch.zeros(d, device="cuda"), torch.zeros(d, device="cuda").double()
+        memory, clients = torch.zeros(K, d, device="cuda"), torch.arange(S)
+        ops.weighted_sum_(params, short, torch.ones(S))
+        ops.mimic_(params, short, memory, clients, 1.0)
+        ops.memory_update_(params, total, memory, short, clients, torch.ones(S), 1.0, 1.0)
+        print(short.dtype, (memory[:S] == 1).all().item())
 ' >"$out/sanitizer.$tool" 2>&1 &
     pids+=($!)
   done

@@ -6,7 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_WEIGHTS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+
+def _places(device: torch.device) -> Tensor:
+    """1, 2, 4, ..., 128, made where they are needed: a copy from the CPU would wait for a GPU."""
+    return 1 << torch.arange(8, dtype=torch.uint8, device=device)
 
 
 def packed_bytes(size: int) -> int:
@@ -22,18 +25,18 @@ def pack(flags: Tensor) -> Tensor:
     rows, size = flags.shape
     padded = flags.new_zeros(rows, packed_bytes(size), 8, dtype=torch.uint8)
     padded.view(rows, -1)[:, :size] = flags
-    return (padded * _WEIGHTS.to(flags.device)).sum(dim=-1, dtype=torch.uint8)
+    return (padded * _places(flags.device)).sum(dim=-1, dtype=torch.uint8)
 
 
 def unpack(bits: Tensor, size: int) -> Tensor:
     """The ``size`` flags [K, size] bool in each row of bits [K, ceil(size / 8)] uint8."""
-    return (bits[:, :, None] & _WEIGHTS.to(bits.device)).ne(0).flatten(1)[:, :size].contiguous()
+    return (bits[:, :, None] & _places(bits.device)).ne(0).flatten(1)[:, :size].contiguous()
 
 
 def pick(bits: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """The flags [len(rows), len(columns)] bool at these rows and columns, both int64 ids."""
     rows, columns = rows.to(bits.device), columns.to(bits.device)
-    return (bits[rows][:, columns // 8] & _WEIGHTS.to(bits.device)[columns % 8]).ne(0)
+    return (bits[rows][:, columns // 8] & _places(bits.device)[columns % 8]).ne(0)
 
 
 def ones(rows: int, size: int, device: str | torch.device = "cpu") -> Tensor:

@@ -96,22 +96,27 @@ class Columns:
 
     # --- what takes all columns together ---------------------------------------------------
 
-    def gram(self, rows: AnyRows, *, pairs: Tensor | None = None) -> Tensor:
+    def gram(
+        self, rows: AnyRows, *, pairs: Tensor | None = None, precision: str = "highest"
+    ) -> Tensor:
         """:func:`fastagg.ops.gram` in float64, summed over segments: S >= 1 rows -> [S, S]."""
-        if in_memory(rows) and _width(rows) <= self.segment:
-            return self._fold([ops.gram(rows, pairs=pairs, dtype=torch.float64)])
-        return self._fold(
-            ops.gram(parts, pairs=pairs, dtype=torch.float64)
-            for _, _, (parts,) in self._pieces([rows])
-        )
 
-    def gram_and_sum_(self, out: Tensor, rows: AnyRows, weights: Tensor) -> Tensor:
+        def part(parts: Rows) -> Tensor:
+            return ops.gram(parts, pairs=pairs, dtype=torch.float64, precision=precision)
+
+        if in_memory(rows) and _width(rows) <= self.segment:
+            return self._fold([part(rows)])
+        return self._fold(part(parts) for _, _, (parts,) in self._pieces([rows]))
+
+    def gram_and_sum_(
+        self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
+    ) -> Tensor:
         """:meth:`gram`, and ``out = weights @ rows`` [d] in the same pass; returns the first."""
 
         def part(begin: int, end: int, parts: Rows) -> Tensor:
             square = (len(parts), len(parts))
             gram = torch.empty(square, dtype=torch.float64, device=out.device)
-            ops.gram_and_sum_(out[begin:end], gram, parts, weights)
+            ops.gram_and_sum_(out[begin:end], gram, parts, weights, precision=precision)
             return gram
 
         if in_memory(rows) and len(out) <= self.segment:

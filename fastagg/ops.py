@@ -6,6 +6,8 @@ Conventions, for all functions here:
 * K clients, S of them active (rows), d parameters. ``updates`` and ``rows`` are S rows of d
   float32: one tensor [S, d] (any distance between rows, last dimension contiguous) or a sequence
   of S tensors [d]. Rows are read where they are; nothing is stacked or copied.
+* Where "short" rows are allowed, they may be bfloat16 or float16, all of one dtype. Results have
+  the bits of float32 rows with the same numbers.
 * ``clients`` is int64 [S]: distinct ids in [0, K), ``clients[s]`` being the client of row s.
 * What is remembered of clients (``memory``, ``corrections``) is one tensor [K, d], of which the
   rows ``clients`` are used, or a sequence of S tensors [d]: those of ``clients``, in their order.
@@ -33,7 +35,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastagg import _C  # importing it registers the operators
+# Importing these registers the operators, and what they are to torch.compile.
+from fastagg import (
+    _C,
+    fake_kernels,  # noqa: F401
+)
 
 __all__ = [
     "Rows",
@@ -90,7 +96,11 @@ def _changed(*tensors: Tensor) -> None:
 
 
 def gram(
-    updates: Rows, *, pairs: Tensor | None = None, dtype: torch.dtype = torch.float32
+    updates: Rows,
+    *,
+    pairs: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    precision: str = "highest",
 ) -> Tensor:
     """Inner products of the updates: ``out[i, j] = <updates[i], updates[j]>``.
 
@@ -100,6 +110,11 @@ def gram(
             of a few rows (rows are ordered internally so that tiles are dense); all others are 0.
         dtype: float32 or float64, of the result. Sums are float64 across blocks of up to 768
             columns in either case; float64 also holds the squares of rows of any magnitude.
+        precision: "highest" or "tf32": the least that will do. With "tf32" a GPU rounds elements to
+            10 bits of mantissa: entry (i, j) is then off by at most 2^-10 + 2^-18, times the sum of
+            |updates[i, k] * updates[j, k]| over k. Such errors average out over many elements of
+            any sign, but do not between rows of few values. The CPU has nothing faster than
+            "highest" and computes that.
 
     Returns:
         [S, S], exactly symmetric. Each entry depends on its two rows alone, bit for bit: not on
@@ -111,7 +126,7 @@ def gram(
     rows = _row_list(updates, "updates")
     if not rows:
         return torch.empty(0, 0, dtype=dtype)
-    return _ops.gram(rows, pairs).to(dtype)
+    return _ops.gram(rows, pairs, precision).to(dtype)
 
 
 def abs_max(rows: Rows) -> Tensor:
@@ -156,6 +171,8 @@ def update_scores_(
     round_scores: Tensor,
     clients: Tensor,
     pairs: Tensor | None = None,
+    *,
+    when: Tensor | None = None,
 ) -> Tensor:
     """Running mean of the scores of jointly active pairs (FL-FDMS eq. 15), in place.
 
@@ -172,11 +189,12 @@ def update_scores_(
         round_scores: float32 or float64 [S, S], r in the paper.
         clients: int64 [S].
         pairs: bool [S, S].
+        when: bool [], where the scores are; if False, nothing changes.
 
     Returns:
         ``scores``.
     """
-    _ops.update_scores_(scores, counts, round_scores, clients, pairs)
+    _ops.update_scores_(scores, counts, round_scores, clients, pairs, when)
     _changed(scores, counts)
     return scores
 
@@ -205,7 +223,14 @@ def select_friends(
     return _ops.select_friends(scores, counts, active, candidates, threshold)
 
 
-def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: float) -> Tensor:
+def eliminate_(
+    candidates: Tensor,
+    scores: Tensor,
+    counts: Tensor,
+    threshold: float,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
     """Shrink the candidate sets, in place (FL-FDMS sec. 5.3, steps 1 to 3).
 
     In row k, with best the highest score among candidates i != k that have been scored: every
@@ -217,11 +242,12 @@ def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: fl
         scores: float32 [K, K].
         counts: int32 or int16 [K, K].
         threshold: Theta_t, in units of the scores.
+        when: bool [], where the scores are; if False, nothing changes.
 
     Returns:
         ``candidates``.
     """
-    _ops.eliminate_(candidates, scores, counts, threshold)
+    _ops.eliminate_(candidates, scores, counts, threshold, when)
     _changed(candidates)
     return candidates
 
@@ -229,25 +255,36 @@ def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: fl
 # --- one-pass updates of [d] and of what is remembered ----------------------------------------
 
 
-def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -> Tensor:
+def weighted_sum_(
+    out: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    beta: float = 1.0,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
     """``out = beta * out + weights @ rows`` in one pass over the rows, in place.
 
     Args:
         out: float32 [d]; changed. With ``beta=0`` its old content is not read.
-        rows: S rows of d float32, none of which may share memory with ``out``.
+        rows: S rows of d float32 or short, none of which may share memory with ``out``.
         weights: float32 or float64 [S].
         beta: factor of the old content.
+        when: bool [], where ``out`` is; if False, nothing changes. On a GPU it may be the result of
+            earlier work, for which nobody waits.
 
     Returns:
         ``out``. Rows are added in their order, in float32 in groups of 8 and in float64 across
         groups.
     """
-    _ops.weighted_sum_(out, _row_list(rows, "rows"), weights, beta)
+    _ops.weighted_sum_(out, _row_list(rows, "rows"), weights, beta, when)
     _changed(out)
     return out
 
 
-def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Tensor:
+def gram_and_sum_(
+    out: Tensor, gram: Tensor, rows: Rows, weights: Tensor, *, precision: str = "highest"
+) -> Tensor:
     """``gram = rows @ rows.T`` and ``out = weights @ rows`` in one pass over the rows, in place.
 
     For rules whose weights do not depend on this round's similarities: rows come from memory once
@@ -259,11 +296,12 @@ def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Ten
         gram: float64 [S, S], contiguous; changed.
         rows: S rows of d float32, none of which may share memory with ``out``.
         weights: float32 or float64 [S].
+        precision: of the Gram matrix, as in :func:`gram`.
 
     Returns:
         ``out``.
     """
-    _ops.gram_and_sum_(out, gram, _row_list(rows, "rows"), weights)
+    _ops.gram_and_sum_(out, gram, _row_list(rows, "rows"), weights, precision)
     _changed(out, gram)
     return out
 
@@ -279,7 +317,7 @@ def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr
 
     Args:
         params: float32 [d]; changed.
-        updates: S rows of d float32. With S = 0 nothing changes.
+        updates: S rows of d float32 or short. With S = 0 nothing changes.
         corrections: float32 [K, d], contiguous, of which the rows of ``clients`` are changed; or
             S tensors [d].
         clients: int64 [S].
@@ -321,7 +359,7 @@ def memory_update_(
             float64 so that it stays that sum over any number of rounds.
         memory: float32 [K, d], contiguous, of which the rows of ``clients`` are changed; or S
             tensors [d].
-        updates: S rows of d float32.
+        updates: S rows of d float32 or short.
         clients: int64 [S].
         weights: float32 or float64 [S], the weight of each row's client; the same in every round.
         lr: server learning rate.
@@ -366,8 +404,8 @@ def mimic_mean_(
         out: float64 [d]; changed, v.
         rounded: float32 [d]; changed, v as the corrections of this round have it.
         peaks: float32 [S]; changed, as :func:`abs_max` of ``updates``.
-        updates: S >= 1 rows of d float32.
-        corrections: float32 [K, d], contiguous, or S tensors [d].
+        updates: S >= 1 rows of d float32 or short.
+        corrections: [K, d], contiguous, or S tensors [d], of the dtype of ``updates``.
         clients: int64 [S].
         references: S entries, each float32 [d] or None; None: none.
 
@@ -407,8 +445,8 @@ def memory_total_(
         out: float64 [d]; changed. NaN or infinite where a row is.
         peaks: float32 [S]; changed, as :func:`abs_max` of ``updates``.
         total: float64 [d].
-        memory: float32 [K, d], contiguous, or S tensors [d].
-        updates: S rows of d float32.
+        memory: [K, d], contiguous, or S tensors [d], of the dtype of ``updates``.
+        updates: S rows of d float32 or short.
         clients: int64 [S].
         weights: float32 or float64 [S].
         references: S entries, each float32 [d] or None; None: none.
@@ -442,51 +480,3 @@ def add_total_(
     _ops.add_total_(params, total, lr, norm, models)
     _changed(params)
     return params
-
-
-# --- fake kernels: shapes without data, for torch.compile ---------------------------------------
-
-
-def _fake_square(rows: list[Tensor]) -> int:
-    return sum(row.shape[0] if row.dim() == 2 else 1 for row in rows)
-
-
-@torch.library.register_fake("fastagg::gram")
-def _(updates: list[Tensor], pairs: Tensor | None = None) -> Tensor:
-    size = _fake_square(updates)
-    return updates[0].new_empty(size, size, dtype=torch.float64)
-
-
-@torch.library.register_fake("fastagg::abs_max")
-def _(rows: list[Tensor]) -> Tensor:
-    return rows[0].new_empty(_fake_square(rows))
-
-
-@torch.library.register_fake("fastagg::cosine_scores")
-@torch.library.register_fake("fastagg::distance_scores")
-def _(gram: Tensor) -> Tensor:
-    return torch.empty_like(gram)
-
-
-@torch.library.register_fake("fastagg::select_friends")
-def _(
-    scores: Tensor,
-    counts: Tensor,
-    active: Tensor,
-    candidates: Tensor | None = None,
-    threshold: float | None = None,
-) -> Tensor:
-    return scores.new_empty(scores.shape[0], dtype=torch.int64)
-
-
-@torch.library.register_fake("fastagg::update_scores_")
-@torch.library.register_fake("fastagg::eliminate_")
-@torch.library.register_fake("fastagg::weighted_sum_")
-@torch.library.register_fake("fastagg::gram_and_sum_")
-@torch.library.register_fake("fastagg::mimic_")
-@torch.library.register_fake("fastagg::memory_update_")
-@torch.library.register_fake("fastagg::mimic_mean_")
-@torch.library.register_fake("fastagg::memory_total_")
-@torch.library.register_fake("fastagg::add_total_")
-def _(*args: object, **kwargs: object) -> None:
-    return None

@@ -31,7 +31,11 @@ def _float64(rows: Rows) -> Tensor:
 
 
 def gram(
-    updates: Rows, *, pairs: Tensor | None = None, dtype: torch.dtype = torch.float32
+    updates: Rows,
+    *,
+    pairs: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    precision: str = "highest",
 ) -> Tensor:
     """Inner products of all rows with each other.
 
@@ -40,6 +44,7 @@ def gram(
         pairs: symmetric bool [S, S]; only these pairs and the diagonal are computed, every other
             entry is 0. None computes all.
         dtype: of the result, float32 or float64.
+        precision: the least that will do; float64 always does.
 
     Returns:
         [S, S], exactly symmetric.
@@ -95,6 +100,8 @@ def update_scores_(
     round_scores: Tensor,
     clients: Tensor,
     pairs: Tensor | None = None,
+    *,
+    when: Tensor | None = None,
 ) -> Tensor:
     """Fold one round's scores into the running means, in place (FL-FDMS eq. 15).
 
@@ -107,10 +114,13 @@ def update_scores_(
         round_scores: [S, S] float32 or float64.
         clients: [S] int64, distinct ids.
         pairs: symmetric bool [S, S], or None for all pairs.
+        when: [] bool; False: nothing changes.
 
     Returns:
         ``scores``.
     """
+    if when is not None and not bool(when):
+        return scores
     ids = clients.tolist()
     most = torch.iinfo(counts.dtype).max
     for a, i in enumerate(ids):
@@ -168,7 +178,14 @@ def _flags(pairs: Tensor) -> Tensor:
     return pairs.clone() if pairs.dtype == torch.bool else bits.unpack(pairs, len(pairs))
 
 
-def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: float) -> Tensor:
+def eliminate_(
+    candidates: Tensor,
+    scores: Tensor,
+    counts: Tensor,
+    threshold: float,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
     """Remove hopeless candidates, in place (FL-FDMS section 5.3).
 
     In row k the best is the highest score among candidates i != k scored at least once (the
@@ -180,10 +197,13 @@ def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: fl
         scores: [K, K] float32.
         counts: [K, K] int32 or int16.
         threshold: the Theta_t of the paper, in units of the score.
+        when: [] bool; False: nothing changes.
 
     Returns:
         ``candidates``.
     """
+    if when is not None and not bool(when):
+        return candidates
     flags = _flags(candidates)
     num_clients = len(flags)
     for k in range(num_clients):
@@ -200,7 +220,14 @@ def eliminate_(candidates: Tensor, scores: Tensor, counts: Tensor, threshold: fl
     return candidates.copy_(flags if candidates.dtype == torch.bool else bits.pack(flags))
 
 
-def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -> Tensor:
+def weighted_sum_(
+    out: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    beta: float = 1.0,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
     """``out = beta * out + weights @ rows``, in place.
 
     Args:
@@ -208,10 +235,13 @@ def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -
         rows: S rows of length d.
         weights: [S] float32 or float64.
         beta: factor of the old content.
+        when: [] bool; False: nothing changes.
 
     Returns:
         ``out``.
     """
+    if when is not None and not bool(when):
+        return out
     total = torch.zeros_like(out, dtype=torch.float64)
     if beta != 0.0:
         total += beta * out.to(torch.float64)
@@ -220,7 +250,9 @@ def weighted_sum_(out: Tensor, rows: Rows, weights: Tensor, beta: float = 1.0) -
     return out.copy_(total)
 
 
-def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Tensor:
+def gram_and_sum_(
+    out: Tensor, gram: Tensor, rows: Rows, weights: Tensor, *, precision: str = "highest"
+) -> Tensor:
     """``gram = rows @ rows.T`` and ``out = weights @ rows``, in place.
 
     Args:
@@ -228,6 +260,7 @@ def gram_and_sum_(out: Tensor, gram: Tensor, rows: Rows, weights: Tensor) -> Ten
         gram: [S, S] float64; changed in place.
         rows: S rows of length d.
         weights: [S] float32 or float64.
+        precision: the least that will do; float64 always does.
 
     Returns:
         ``out``.

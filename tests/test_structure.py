@@ -21,7 +21,7 @@ MAX_LINES = 500
 
 # Lowest first. A module's layer is that of the longest prefix of its dotted name found here.
 LAYERS = [
-    {"fastagg._C", "fastagg.bits"},
+    {"fastagg._C", "fastagg.bits", "fastagg.fake_kernels"},
     {"fastagg.ops", "fastagg.reference"},
     {"fastagg"},  # buffer, aggregator, rules, checkpoint, ...
     {"fastagg.integrations", "fastagg_sim"},

@@ -4,15 +4,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/string_view.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <limits>
-#include <numeric>
 #include <optional>
 #include <vector>
 
 #include "../kernels/pair_state.h"
+#include "../kernels/precision.h"
 
 namespace fastagg {
 
@@ -42,151 +41,6 @@ inline void check_same_device(const at::Tensor& t, const char* name, const at::D
 inline at::Device device_of(at::TensorList tensors, const char* name) {
   TORCH_CHECK_VALUE(!tensors.empty(), name, ": expected at least one tensor, got an empty list");
   return tensors[0].device();
-}
-
-// S rows of d floats, wherever they are.
-struct Rows {
-  std::vector<const float*> pointers;
-  int64_t d = 0;
-  int64_t size() const { return static_cast<int64_t>(pointers.size()); }
-};
-
-// `d`: the expected length of a row, or kAny.
-inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
-                       const at::Device& device) {
-  Rows rows;
-  for (const at::Tensor& t : tensors) {
-    TORCH_CHECK_TYPE(t.scalar_type() == at::kFloat, name, ": expected dtype Float, got ",
-                     t.scalar_type());
-    check_same_device(t, name, device);
-    TORCH_CHECK_VALUE(t.dim() == 1 || t.dim() == 2, name,
-                      ": expected [S, d] or S tensors [d], got a tensor of shape ", t.sizes());
-    const int64_t length = t.size(-1);
-    if (d == kAny) d = length;
-    TORCH_CHECK_VALUE(length == d, name, ": expected rows of d = ", d, " elements, got shape ",
-                      t.sizes());
-    TORCH_CHECK_VALUE(t.stride(-1) == 1 || length <= 1, name,
-                      ": expected a contiguous last dimension, got strides ", t.strides());
-    const auto* data = t.const_data_ptr<float>();
-    const int64_t count = t.dim() == 2 ? t.size(0) : 1;
-    for (int64_t s = 0; s < count; ++s)
-      rows.pointers.push_back(data + (t.dim() == 2 ? s * t.stride(0) : 0));
-  }
-  rows.d = d == kAny ? 0 : d;
-  return rows;
-}
-
-// Rows are only read: none may lie in memory that the same call writes.
-inline void check_no_overlap(const Rows& rows, const char* name, const at::Tensor& written,
-                             const char* written_name) {
-  const auto* begin = static_cast<const char*>(written.const_data_ptr());
-  const auto* end = begin + written.nbytes();
-  for (const float* row : rows.pointers) {
-    const auto* first = reinterpret_cast<const char*>(row);
-    const auto* last = reinterpret_cast<const char*>(row + rows.d);
-    TORCH_CHECK_VALUE(last <= begin || end <= first, name, ": a row shares memory with ",
-                      written_name, ", which this call changes");
-  }
-}
-
-// The same for rows that are written: they must also be disjoint.
-inline void check_no_overlap(const Rows& rows, const char* name, const std::vector<float*>& written,
-                             const char* written_name) {
-  std::vector<const float*> starts(written.begin(), written.end());
-  std::sort(starts.begin(), starts.end());
-  const int64_t d = rows.d;
-  for (std::size_t s = 1; s < starts.size(); ++s)
-    TORCH_CHECK_VALUE(starts[s - 1] + d <= starts[s], written_name,
-                      ": expected rows that share no memory with each other");
-  for (const float* row : rows.pointers) {
-    const auto after = std::upper_bound(starts.begin(), starts.end(), row);
-    const bool free_after = after == starts.end() || row + d <= *after;
-    const bool free_before = after == starts.begin() || *(after - 1) + d <= row;
-    TORCH_CHECK_VALUE(free_after && free_before, name, ": a row shares memory with ", written_name,
-                      ", which this call changes");
-  }
-}
-
-// Distinct ids in [0, K), one per row, or of any size if K is kAny; returns them.
-inline const int64_t* check_clients(const at::Tensor& clients, int64_t S, int64_t K) {
-  check_tensor(clients, "clients", at::kLong, {S});
-  const auto* ids = clients.const_data_ptr<int64_t>();
-  const int64_t limit = K == kAny ? std::numeric_limits<int64_t>::max() : K;
-  for (int64_t s = 0; s < S; ++s)
-    TORCH_CHECK_INDEX(ids[s] >= 0 && ids[s] < limit, "clients: expected ids in [0, ", limit,
-                      "), got ", ids[s]);
-  std::vector<int64_t> sorted(ids, ids + S);
-  std::sort(sorted.begin(), sorted.end());
-  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
-  TORCH_CHECK_VALUE(twice == sorted.end(), "clients: expected distinct ids, got ", *twice,
-                    " twice");
-  return ids;
-}
-
-// What is remembered of the clients of S rows: the rows `clients` of one [K, d] tensor, or S
-// tensors [d], those of clients[0], clients[1], … Returns them in that order, and checks the ids.
-struct ClientRows {
-  std::vector<float*> pointers;
-  const int64_t* ids;
-};
-
-inline ClientRows check_client_rows(at::TensorList tensors, const char* name,
-                                    const at::Tensor& clients, int64_t S, int64_t d,
-                                    const at::Device& device) {
-  ClientRows rows;
-  if (tensors.size() == 1 && tensors[0].dim() == 2) {
-    const at::Tensor& matrix = tensors[0];
-    check_tensor(matrix, name, at::kFloat, {kAny, d});
-    check_same_device(matrix, name, device);
-    rows.ids = check_clients(clients, S, matrix.size(0));
-    auto* data = static_cast<float*>(matrix.mutable_data_ptr());
-    for (int64_t s = 0; s < S; ++s) rows.pointers.push_back(data + rows.ids[s] * d);
-    return rows;
-  }
-  rows.ids = check_clients(clients, S, kAny);
-  TORCH_CHECK_VALUE(static_cast<int64_t>(tensors.size()) == S, name,
-                    ": expected one tensor [K, d] or a row for each of ", S, " updates, got ",
-                    tensors.size(), " tensors");
-  for (const at::Tensor& row : tensors) {
-    check_tensor(row, name, at::kFloat, {d});
-    check_same_device(row, name, device);
-    rows.pointers.push_back(static_cast<float*>(row.mutable_data_ptr()));
-  }
-  return rows;
-}
-
-// [] or S entries, each absent or [d]: S pointers, null where absent.
-inline std::vector<const float*> check_references(
-    const c10::List<std::optional<at::Tensor>>& tensors, int64_t S, int64_t d,
-    const at::Device& device) {
-  std::vector<const float*> pointers(S, nullptr);
-  const auto given = static_cast<int64_t>(tensors.size());
-  TORCH_CHECK_VALUE(given == 0 || given == S, "references: expected one entry for each of ", S,
-                    " updates, got ", given);
-  for (int64_t s = 0; s < given; ++s) {
-    const std::optional<at::Tensor> row = tensors.get(s);
-    if (!row) continue;
-    check_tensor(*row, "references", at::kFloat, {d});
-    check_same_device(*row, "references", device);
-    pointers[s] = row->const_data_ptr<float>();
-  }
-  return pointers;
-}
-
-// The rows' positions in the order of their client ids.
-inline std::vector<int64_t> order_by_client(const int64_t* ids, int64_t S) {
-  std::vector<int64_t> order(S);
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
-  return order;
-}
-
-template <class T>
-std::vector<T> reorder(const std::vector<T>& items, const std::vector<int64_t>& order) {
-  std::vector<T> result;
-  result.reserve(order.size());
-  for (int64_t position : order) result.push_back(items[position]);
-  return result;
 }
 
 inline void check_weight_shape(const at::Tensor& weights, int64_t S) {
@@ -245,6 +99,21 @@ inline bool check_candidates(const at::Tensor& candidates, int64_t K, const at::
 
 inline void check_threshold(double threshold) {
   TORCH_CHECK_VALUE(threshold == threshold, "threshold: expected a number, got NaN");
+}
+
+// Whether the call is to change anything, if that is known: [] bool, or absent. On a GPU, an
+// address.
+inline const uint8_t* check_when(const std::optional<at::Tensor>& when, const at::Device& device) {
+  if (!when) return nullptr;
+  check_tensor(*when, "when", at::kBool, {});
+  check_same_device(*when, "when", device);
+  return reinterpret_cast<const uint8_t*>(when->const_data_ptr<bool>());
+}
+
+inline Precision check_precision(c10::string_view precision) {
+  TORCH_CHECK_VALUE(precision == "highest" || precision == "tf32",
+                    "precision: expected \"highest\" or \"tf32\", got \"", precision, "\"");
+  return precision == "tf32" ? Precision::kTf32 : Precision::kHighest;
 }
 
 inline const uint8_t* check_pairs(const std::optional<at::Tensor>& pairs, int64_t S,

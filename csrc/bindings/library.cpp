@@ -2,14 +2,14 @@
 // The table of contents: every operator of fastagg, once. Implementations register themselves in
 // ops_cpu.cpp (and its CUDA sibling); fake kernels and documentation are in fastagg/ops.py.
 //
-// `Tensor[]` arguments named updates or rows hold S rows of d float32: one [S, d] tensor, or S
-// tensors [d], or any mixture, read where they are.
+// `Tensor[]` arguments named updates or rows hold S rows of d float32 (in the one-pass updates also
+// bfloat16 or float16): one [S, d] tensor, or S tensors [d], or any mixture, read where they are.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 TORCH_LIBRARY(fastagg, m) {
   // Reductions over d.
-  m.def("gram(Tensor[] updates, Tensor? pairs=None) -> Tensor");
+  m.def("gram(Tensor[] updates, Tensor? pairs=None, str precision='highest') -> Tensor");
   m.def("abs_max(Tensor[] rows) -> Tensor");
 
   // Policy on [S, S] and [K, K].
@@ -17,16 +17,22 @@ TORCH_LIBRARY(fastagg, m) {
   m.def("distance_scores(Tensor gram) -> Tensor");
   m.def(
       "update_scores_(Tensor(a!) scores, Tensor(b!) counts, Tensor round_scores, Tensor clients, "
-      "Tensor? pairs=None) -> ()");
+      "Tensor? pairs=None, Tensor? when=None) -> ()");
   m.def(
       "select_friends(Tensor scores, Tensor counts, Tensor active, Tensor? candidates=None, "
       "float? threshold=None) -> Tensor");
-  m.def("eliminate_(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold) -> ()");
+  m.def(
+      "eliminate_(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
+      "Tensor? when=None) -> ()");
 
   // One-pass updates of [d] and of remembered rows. Memory and corrections are one [K, d] tensor,
   // or a tensor [d] for each of the S updates.
-  m.def("weighted_sum_(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0) -> ()");
-  m.def("gram_and_sum_(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights) -> ()");
+  m.def(
+      "weighted_sum_(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0, "
+      "Tensor? when=None) -> ()");
+  m.def(
+      "gram_and_sum_(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights, "
+      "str precision='highest') -> ()");
   m.def(
       "mimic_(Tensor(a!) params, Tensor[] updates, Tensor(b!)[] corrections, Tensor clients, "
       "float lr) -> ()");

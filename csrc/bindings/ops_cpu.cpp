@@ -15,6 +15,7 @@
 #include "../kernels/pair_gram.h"
 #include "../kernels/scores.h"
 #include "../kernels/weighted_sum.h"
+#include "check_rows.h"
 #include "checks.h"
 
 namespace fastagg {
@@ -30,25 +31,35 @@ cpu::Parallel torch_threads() {
           }};
 }
 
-at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs) {
+// Whether `when` is given and false.
+bool called_off(const std::optional<at::Tensor>& when, const at::Device& device) {
+  const uint8_t* flag = check_when(when, device);
+  return flag && !*flag;
+}
+
+// Products of float32 are as exact as any precision asks.
+at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
+                c10::string_view precision) {
+  check_precision(precision);
   const at::Device device = device_of(updates, "updates");
   const Rows rows = check_rows(updates, "updates", kAny, device);
   const int64_t S = rows.size();
   const uint8_t* flags = check_pairs(pairs, S, device);
   at::Tensor out = at::empty({S, S}, at::TensorOptions().dtype(at::kDouble));
   auto* data = out.mutable_data_ptr<double>();
+  const auto x = pointers<const float>(rows.addresses);
   if (flags)
-    cpu::pair_gram(rows.pointers.data(), S, rows.d, flags, data, torch_threads());
+    cpu::pair_gram(x.data(), S, rows.d, flags, data, torch_threads());
   else
-    cpu::gram(rows.pointers.data(), S, rows.d, nullptr, data, torch_threads());
+    cpu::gram(x.data(), S, rows.d, nullptr, data, torch_threads());
   return out;
 }
 
 at::Tensor abs_max(at::TensorList tensors) {
   const Rows rows = check_rows(tensors, "rows", kAny, device_of(tensors, "rows"));
   at::Tensor out = at::empty({rows.size()}, at::TensorOptions().dtype(at::kFloat));
-  cpu::abs_max(rows.pointers.data(), rows.size(), rows.d, out.mutable_data_ptr<float>(),
-               torch_threads());
+  cpu::abs_max(pointers<const float>(rows.addresses).data(), rows.size(), rows.d,
+               out.mutable_data_ptr<float>(), torch_threads());
   return out;
 }
 
@@ -66,7 +77,7 @@ at::Tensor scores_of(const at::Tensor& gram) {
 
 void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
                     const at::Tensor& round_scores, const at::Tensor& clients,
-                    const std::optional<at::Tensor>& pairs) {
+                    const std::optional<at::Tensor>& pairs, const std::optional<at::Tensor>& when) {
   const int64_t K = check_scores(scores, counts);
   const int64_t S = clients.numel();
   const int64_t* ids = check_clients(clients, S, K);
@@ -75,6 +86,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
       "round_scores: expected dtype Float or Double, got ", round_scores.scalar_type());
   check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
   const uint8_t* flags = check_flags(pairs, "pairs", S, scores.device());
+  if (called_off(when, scores.device())) return;
   const at::Tensor wide = round_scores.to(at::kDouble);
   const auto update = [&](auto* data) {
     cpu::update_scores(scores.mutable_data_ptr<float>(), data, K, wide.const_data_ptr<double>(),
@@ -105,28 +117,34 @@ at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
 }
 
 void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at::Tensor& counts,
-                double threshold) {
+                double threshold, const std::optional<at::Tensor>& when) {
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, scores.device());
   check_threshold(threshold);
+  if (called_off(when, scores.device())) return;
   cpu::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                  scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
                  torch_threads());
 }
 
 void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tensor& weights,
-                   double beta) {
+                   double beta, const std::optional<at::Tensor>& when) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kFloat, {d});
-  const Rows rows = check_rows(tensors, "rows", d, out.device());
+  const Rows rows = check_rows(tensors, "rows", d, out.device(), Elements::kAlsoShort);
   const std::vector<double> w = check_weights(weights, rows.size(), out.device());
   check_no_overlap(rows, "rows", out, "out");
-  cpu::weighted_sum(out.mutable_data_ptr<float>(), rows.pointers.data(), rows.size(), d, w.data(),
-                    beta, torch_threads());
+  if (called_off(when, out.device())) return;
+  with_element(rows.dtype, [&](auto element) {
+    const auto x = pointers<const decltype(element)>(rows.addresses);
+    cpu::weighted_sum(out.mutable_data_ptr<float>(), x.data(), rows.size(), d, w.data(), beta,
+                      torch_threads());
+  });
 }
 
 void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList tensors,
-                   const at::Tensor& weights) {
+                   const at::Tensor& weights, c10::string_view precision) {
+  check_precision(precision);
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kFloat, {d});
   const Rows rows = check_rows(tensors, "rows", d, out.device());
@@ -134,25 +152,28 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   check_tensor(gram, "gram", at::kDouble, {S, S});
   const std::vector<double> w = check_weights(weights, S, out.device());
   check_no_overlap(rows, "rows", out, "out");
-  cpu::gram_and_sum(rows.pointers.data(), S, d, w.data(), gram.mutable_data_ptr<double>(),
-                    out.mutable_data_ptr<float>(), torch_threads());
+  cpu::gram_and_sum(pointers<const float>(rows.addresses).data(), S, d, w.data(),
+                    gram.mutable_data_ptr<double>(), out.mutable_data_ptr<float>(),
+                    torch_threads());
 }
 
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,
             const at::Tensor& clients, double lr) {
   const int64_t d = params.numel();
   check_tensor(params, "params", at::kFloat, {d});
-  const Rows updates = check_rows(tensors, "updates", d, params.device());
+  const Rows updates = check_rows(tensors, "updates", d, params.device(), Elements::kAlsoShort);
   const int64_t S = updates.size();
   const ClientRows own =
-      check_client_rows(corrections, "corrections", clients, S, d, params.device());
+      check_client_rows(corrections, "corrections", clients, S, d, at::kFloat, params.device());
   check_no_overlap(updates, "updates", params, "params");
-  check_no_overlap(updates, "updates", own.pointers, "corrections");
+  check_no_overlap(updates, "updates", own.addresses, "corrections");
   const auto order = order_by_client(own.ids, S);
-  const auto rows = reorder(updates.pointers, order);
-  const auto corrected = reorder(own.pointers, order);
-  cpu::mimic(params.mutable_data_ptr<float>(), rows.data(), corrected.data(), S, d, lr,
-             torch_threads());
+  const auto corrected = pointers<float>(reorder(own.addresses, order));
+  with_element(updates.dtype, [&](auto element) {
+    const auto rows = pointers<const decltype(element)>(reorder(updates.addresses, order));
+    cpu::mimic(params.mutable_data_ptr<float>(), rows.data(), corrected.data(), S, d, lr,
+               torch_threads());
+  });
 }
 
 void memory_update_(const at::Tensor& params, const at::Tensor& total, at::TensorList memory,
@@ -162,19 +183,22 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   check_tensor(params, "params", at::kFloat, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", params.device());
-  const Rows updates = check_rows(tensors, "updates", d, params.device());
+  const Rows updates = check_rows(tensors, "updates", d, params.device(), Elements::kAlsoShort);
   const int64_t S = updates.size();
-  const ClientRows own = check_client_rows(memory, "memory", clients, S, d, params.device());
+  const ClientRows own =
+      check_client_rows(memory, "memory", clients, S, d, at::kFloat, params.device());
   const std::vector<double> w = check_weights(weights, S, params.device());
   check_no_overlap(updates, "updates", params, "params");
-  check_no_overlap(updates, "updates", own.pointers, "memory");
+  check_no_overlap(updates, "updates", own.addresses, "memory");
   const auto order = order_by_client(own.ids, S);
-  const auto rows = reorder(updates.pointers, order);
-  const auto remembered = reorder(own.pointers, order);
+  const auto remembered = pointers<float>(reorder(own.addresses, order));
   const auto ordered_weights = reorder(w, order);
-  cpu::memory_update(params.mutable_data_ptr<float>(), total.mutable_data_ptr<double>(),
-                     rows.data(), remembered.data(), S, d, ordered_weights.data(), lr, norm, models,
-                     torch_threads());
+  with_element(updates.dtype, [&](auto element) {
+    const auto rows = pointers<const decltype(element)>(reorder(updates.addresses, order));
+    cpu::memory_update(params.mutable_data_ptr<float>(), total.mutable_data_ptr<double>(),
+                       rows.data(), remembered.data(), S, d, ordered_weights.data(), lr, norm,
+                       models, torch_threads());
+  });
 }
 
 // Peaks come in the order of clients and are given in that of the rows.
@@ -193,21 +217,26 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   check_tensor(out, "out", at::kDouble, {d});
   check_tensor(rounded, "rounded", at::kFloat, {d});
   check_same_device(rounded, "rounded", device);
-  const Rows updates = check_rows(tensors, "updates", d, device);
+  const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);
   const int64_t S = updates.size();
   TORCH_CHECK_VALUE(S > 0, "updates: expected at least one row, got none");
   check_tensor(peaks, "peaks", at::kFloat, {S});
   check_same_device(peaks, "peaks", device);
-  const ClientRows own = check_client_rows(corrections, "corrections", clients, S, d, device);
+  const ClientRows own =
+      check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
   const auto bases = check_references(references, S, d, device);
   check_no_overlap(updates, "updates", rounded, "rounded");
   const auto order = order_by_client(own.ids, S);
-  const auto rows = reorder(updates.pointers, order);
-  const auto corrected = reorder(own.pointers, order);
   const auto ordered_bases = reorder(bases, order);
   std::vector<float> largest(S);
-  cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(), largest.data(),
-                  rows.data(), corrected.data(), ordered_bases.data(), S, d, torch_threads());
+  with_element(updates.dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto rows = pointers<const T>(reorder(updates.addresses, order));
+    const auto corrected = pointers<const T>(reorder(own.addresses, order));
+    cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
+                    largest.data(), rows.data(), corrected.data(), ordered_bases.data(), S, d,
+                    torch_threads());
+  });
   write_peaks(peaks, largest, order);
 }
 
@@ -222,11 +251,11 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", device);
   TORCH_CHECK_VALUE(!out.is_alias_of(total), "out: shares memory with total");
-  const Rows updates = check_rows(tensors, "updates", d, device);
+  const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);
   const int64_t S = updates.size();
   check_tensor(peaks, "peaks", at::kFloat, {S});
   check_same_device(peaks, "peaks", device);
-  const ClientRows own = check_client_rows(memory, "memory", clients, S, d, device);
+  const ClientRows own = check_client_rows(memory, "memory", clients, S, d, updates.dtype, device);
   const std::vector<double> w = check_weights(weights, S, device);
   const auto bases = check_references(references, S, d, device);
   if (params) {
@@ -234,15 +263,18 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     check_same_device(*params, "params", device);
   }
   const auto order = order_by_client(own.ids, S);
-  const auto rows = reorder(updates.pointers, order);
-  const auto remembered = reorder(own.pointers, order);
   const auto ordered_bases = reorder(bases, order);
   const auto ordered_weights = reorder(w, order);
+  const float* base = params ? params->const_data_ptr<float>() : nullptr;
   std::vector<float> largest(S);
-  cpu::memory_total(out.mutable_data_ptr<double>(), largest.data(), total.const_data_ptr<double>(),
-                    rows.data(), remembered.data(), ordered_bases.data(), S, d,
-                    ordered_weights.data(), params ? params->const_data_ptr<float>() : nullptr,
-                    torch_threads());
+  with_element(updates.dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto rows = pointers<const T>(reorder(updates.addresses, order));
+    const auto remembered = pointers<const T>(reorder(own.addresses, order));
+    cpu::memory_total(out.mutable_data_ptr<double>(), largest.data(),
+                      total.const_data_ptr<double>(), rows.data(), remembered.data(),
+                      ordered_bases.data(), S, d, ordered_weights.data(), base, torch_threads());
+  });
   write_peaks(peaks, largest, order);
 }
 

@@ -3,11 +3,12 @@
 // mimic.h, ...); names and arguments are those of fastagg::cpu, with two differences:
 //
 //   * Pointers point into device memory, and so do lists of pointers and numbers (`store_words`
-//   puts
-//     them there). Tensors are contiguous; `width` is the widest access in floats, 4, 2 or 1, that
-//     all the addresses of rows and vectors allow (vector_width in row_layout.h).
+//     puts them there). Tensors are contiguous; `width` is how many elements, 8, 4, 2 or 1, all the
+//     addresses of rows and vectors allow to be had at a time (vector_width in row_layout.h).
 //   * Launchers enqueue work on `stream` and return: they do not wait, allocate or copy from host
 //     memory, so that they can be captured in a CUDA graph. Scratch memory comes from the caller.
+//
+// `when`, a byte on the device or null: 0 calls the work off; nothing is changed then.
 //
 // Results are the same to the bit from run to run on one kind of GPU, and for any order of clients
 // where the CPU's are; the last bits differ from the CPU's.
@@ -17,7 +18,9 @@
 
 #include <cstdint>
 
+#include "elements.h"
 #include "pair_state.h"
+#include "precision.h"
 
 namespace fastagg::cuda {
 
@@ -30,25 +33,30 @@ cudaError_t store_words(const uint64_t* words, int64_t n, uint64_t* out, cudaStr
 cudaError_t abs_max(const float* const* rows, int64_t S, int64_t d, float* out, int width,
                     cudaStream_t stream);
 
-cudaError_t weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d,
-                         const double* weights, double beta, int width, cudaStream_t stream);
+template <class T>  // float, Bfloat16 or Half
+cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
+                         const double* weights, double beta, const uint8_t* when, int width,
+                         cudaStream_t stream);
 
-cudaError_t mimic(float* params, const float* const* updates, float* const* corrections, int64_t S,
+template <class T>
+cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
                   int64_t d, double lr, int width, cudaStream_t stream);
 
 // `references` may be null, and so may its entries. `peaks` is in the order of rows.
-cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const float* const* updates,
-                       const float* const* corrections, const float* const* references, int64_t S,
+template <class T>
+cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
+                       const T* const* corrections, const float* const* references, int64_t S,
                        int64_t d, int width, cudaStream_t stream);
 
-cudaError_t memory_update(float* params, double* total, const float* const* updates,
+template <class T>
+cudaError_t memory_update(float* params, double* total, const T* const* updates,
                           float* const* memory, int64_t S, int64_t d, const double* weights,
                           double lr, double norm, bool models, int width, cudaStream_t stream);
 
-cudaError_t memory_total(double* out, float* peaks, const double* total,
-                         const float* const* updates, const float* const* memory,
-                         const float* const* references, int64_t S, int64_t d,
-                         const double* weights, const float* params, int width,
+template <class T>
+cudaError_t memory_total(double* out, float* peaks, const double* total, const T* const* updates,
+                         const T* const* memory, const float* const* references, int64_t S,
+                         int64_t d, const double* weights, const float* params, int width,
                          cudaStream_t stream);
 
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
@@ -62,7 +70,7 @@ int64_t gram_workspace(int64_t S, int64_t d);
 // `pairs` is symmetric; tiles of 128 rows that nobody wants are skipped, in the order of rows
 // given.
 cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
-                 void* workspace, int width, cudaStream_t stream);
+                 Precision precision, void* workspace, int width, cudaStream_t stream);
 
 // --- policy on [S, S] and [K, K] ----------------------------------------------------------------
 
@@ -74,13 +82,13 @@ cudaError_t distance_scores(const double* gram, int64_t S, double* out, cudaStre
 template <class Count>  // int16_t or int32_t
 cudaError_t update_scores(float* scores, Count* counts, int64_t K, const double* round_scores,
                           const int64_t* clients, int64_t S, const uint8_t* pairs,
-                          cudaStream_t stream);
+                          const uint8_t* when, cudaStream_t stream);
 
 cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* active,
                            Flags candidates, int64_t K, double threshold, int64_t* friends,
                            cudaStream_t stream);
 
 cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Counts counts,
-                      int64_t K, double threshold, cudaStream_t stream);
+                      int64_t K, double threshold, const uint8_t* when, cudaStream_t stream);
 
 }  // namespace fastagg::cuda

@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class Count>
 __global__ void __launch_bounds__(kThreads)
     eliminate_kernel(uint8_t* candidates, bool packed, const float* scores, const Count* counts,
-                     int64_t K, double threshold) {
+                     int64_t K, double threshold, const uint8_t* when) {
+  if (called_off(when)) return;
   const int lane = threadIdx.x % kWarp;
   const int64_t warps = int64_t{gridDim.x} * blockDim.x / kWarp;
   const int64_t row_bytes = packed ? ceil_div(K, kByte) : K;
@@ -118,7 +119,7 @@ cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* ac
 }
 
 cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Counts counts,
-                      int64_t K, double threshold, cudaStream_t stream) {
+                      int64_t K, double threshold, const uint8_t* when, cudaStream_t stream) {
   if (K == 0) return cudaSuccess;
   return with_counts(counts, [&](auto* n) {
     const auto kernel = eliminate_kernel<std::remove_const_t<std::remove_pointer_t<decltype(n)>>>;
@@ -126,7 +127,7 @@ cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Cou
     if (cudaError_t error =
             resident_blocks(kernel, kThreads, ceil_div(K * kWarp, kThreads), &blocks))
       return error;
-    kernel<<<blocks, kThreads, 0, stream>>>(candidates, packed, scores, n, K, threshold);
+    kernel<<<blocks, kThreads, 0, stream>>>(candidates, packed, scores, n, K, threshold, when);
     return cudaGetLastError();
   });
 }

@@ -150,7 +150,7 @@ int64_t gram_workspace(int64_t S, int64_t d) {
 }
 
 cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
-                 void* workspace, int width, cudaStream_t stream) {
+                 Precision precision, void* workspace, int width, cudaStream_t stream) {
   if (S == 0) return cudaSuccess;
   if (d == 0) return cudaMemsetAsync(out, 0, S * S * sizeof(double), stream);
   const GramPlan plan = plan_gram(S, d);
@@ -171,9 +171,9 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* 
   for (int64_t first = 0; first < chunks; first += plan.wave) {
     const int64_t count = at_most(plan.wave, chunks - first);
     const cudaError_t error =
-        plan.few ? gram_few(rows, S, d, plan, partials, suspects.found, width, stream)
+        plan.few ? gram_few(rows, S, d, plan, partials, suspects.found, precision, width, stream)
                  : gram_many(rows, S, d, plan, first, count, needed, partials, suspects.found,
-                             width, stream);
+                             precision, width, stream);
     if (error) return error;
     const auto reduce = plan.few ? reduce_kernel<true> : reduce_kernel<false>;
     reduce<<<static_cast<unsigned>(plan.slots / kWarp), dim3(kWarp, 16), 0, stream>>>(

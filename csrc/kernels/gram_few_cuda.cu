@@ -47,7 +47,7 @@ __device__ __forceinline__ void copy_async(float4* to, const float* from, int64_
   }
 }
 
-template <int M, int kBytes>
+template <int M, int kBytes, Precision kPrecision>
 __global__ void __launch_bounds__(kWarps* kWarp)
     gram_few_kernel(const float* const* rows, int64_t S, int64_t d, Partition part,
                     double* partials, int32_t* found) {
@@ -101,12 +101,13 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       Words4 words[2 * M];
 #pragma unroll
       for (int group = 0; group < 2 * M; ++group)
-        words[group] = split(ring[(place * T::kStageVectors + step * 2 * M + group) * kWarp]);
+        words[group] = Products<kPrecision>::words(
+            ring[(place * T::kStageVectors + step * 2 * M + group) * kWarp]);
 #pragma unroll
       for (int a = 0; a < M; ++a)
 #pragma unroll
         for (int b = 0; b <= 2 * a + 1; ++b)
-          add_step(sums + 4 * few_tile(a, b), words[2 * a], words[2 * a + 1], words[b]);
+          add_step<kPrecision>(sums + 4 * few_tile(a, b), words[2 * a], words[2 * a + 1], words[b]);
     }
     place = place + 1 == T::kStages ? 0 : place + 1;
     steps += T::kSteps;
@@ -121,10 +122,10 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   for (int n = 0; n < T::kSums; ++n) out[n * kWarp] = wide[n * kWarp];
 }
 
-template <int M, int kBytes>
+template <int M, int kBytes, Precision kPrecision>
 cudaError_t launch(const float* const* rows, int64_t S, int64_t d, Partition part, double* partials,
                    int32_t* found, cudaStream_t stream) {
-  const auto kernel = gram_few_kernel<M, kBytes>;
+  const auto kernel = gram_few_kernel<M, kBytes, kPrecision>;
   if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                Few<M>::kSharedBytes))
     return error;
@@ -137,14 +138,18 @@ cudaError_t launch(const float* const* rows, int64_t S, int64_t d, Partition par
 }  // namespace
 
 cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
-                     double* partials, int32_t* found, int width, cudaStream_t stream) {
-  return with_width(width, [&](auto w) {
-    constexpr int kBytes = 4 * decltype(w)::value;
-    const auto call = plan.row_tiles == 1   ? launch<1, kBytes>
-                      : plan.row_tiles == 2 ? launch<2, kBytes>
-                      : plan.row_tiles == 3 ? launch<3, kBytes>
-                                            : launch<4, kBytes>;
-    return call(rows, S, d, plan.part, partials, found, stream);
+                     double* partials, int32_t* found, Precision precision, int width,
+                     cudaStream_t stream) {
+  return with_precision(precision, [&](auto p) {
+    return with_width(width, [&](auto w) {
+      constexpr Precision kPrecision = decltype(p)::value;
+      constexpr int kBytes = 4 * decltype(w)::value;
+      const auto call = plan.row_tiles == 1   ? launch<1, kBytes, kPrecision>
+                        : plan.row_tiles == 2 ? launch<2, kBytes, kPrecision>
+                        : plan.row_tiles == 3 ? launch<3, kBytes, kPrecision>
+                                              : launch<4, kBytes, kPrecision>;
+      return call(rows, S, d, plan.part, partials, found, stream);
+    });
   });
 }
 

@@ -45,7 +45,7 @@ FASTAGG_HD constexpr int lane_column(int lane) {
 // Each element becomes a word of two bfloat16: its leading 8 bits (upper half) and the next 8
 // (lower half). Products of words, half by half, are the sum of the upper and of the lower product;
 // with the halves of one operand swapped, of the two mixed ones: all four products of (h + l) (h' +
-// l').
+// l'). (Or a word is one number in TF32, and a product is one of words.)
 FASTAGG_HD constexpr uint32_t swapped(uint32_t word) {
   return word >> 16 | word << 16;
 }

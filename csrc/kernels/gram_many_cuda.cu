@@ -30,7 +30,7 @@ __device__ __forceinline__ float4 load_vector(const float* row, int64_t column, 
   return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-template <int V>
+template <int V, Precision kPrecision>
 __global__ void __launch_bounds__(kTileThreads, 1)
     gram_many_kernel(const float* const* rows, int64_t S, int64_t d, Partition part, int64_t first,
                      const uint8_t* needed, int64_t slots, double* partials, int32_t* found) {
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #pragma unroll
     for (int n = 0; n < kLoads; ++n)
       if (n < used)
-        stage[place * kStageVectors + threadIdx.x + n * kTileThreads] = split(coming[n]);
+        stage[place * kStageVectors + threadIdx.x + n * kTileThreads] =
+            Products<kPrecision>::words(coming[n]);
   };
 
   const int row = warp_row(warp), column = warp_column(warp);
@@ -92,7 +93,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
         const Words4 a0 = strip_i[(row / 8 + 2 * a) * kWarp + lane];
         const Words4 a1 = strip_i[(row / 8 + 2 * a + 1) * kWarp + lane];
 #pragma unroll
-        for (int b = 0; b < 4; ++b) add_step(sums + tile_sum(a, b, 0), a0, a1, words_b[b]);
+        for (int b = 0; b < 4; ++b)
+          add_step<kPrecision>(sums + tile_sum(a, b, 0), a0, a1, words_b[b]);
       }
       if (step % kBlockSteps == kBlockSteps - 1) flush(sums, wide, kTileThreads);
     }
@@ -110,16 +112,18 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 
 cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
                       int64_t first, int64_t count, const uint8_t* needed, double* partials,
-                      int32_t* found, int width, cudaStream_t stream) {
-  return with_width(width, [&](auto w) {
-    const auto kernel = gram_many_kernel<decltype(w)::value>;
-    if (cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
-      return error;
-    const dim3 grid(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(count));
-    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(rows, S, d, plan.part, first, needed,
-                                                         plan.slots, partials, found);
-    return cudaGetLastError();
+                      int32_t* found, Precision precision, int width, cudaStream_t stream) {
+  return with_precision(precision, [&](auto p) {
+    return with_width(width, [&](auto w) {
+      const auto kernel = gram_many_kernel<decltype(w)::value, decltype(p)::value>;
+      if (cudaError_t error = cudaFuncSetAttribute(
+              kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
+        return error;
+      const dim3 grid(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(count));
+      kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(rows, S, d, plan.part, first, needed,
+                                                           plan.slots, partials, found);
+      return cudaGetLastError();
+    });
   });
 }
 

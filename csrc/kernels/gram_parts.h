@@ -6,19 +6,21 @@
 #include <cuda_runtime_api.h>
 
 #include "gram_layout.h"
+#include "precision.h"
 
 namespace fastagg::cuda {
 
 // S <= kFewRows; all chunks.
 //   partials   // [chunks, slots]
 cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
-                     double* partials, int32_t* found, int width, cudaStream_t stream);
+                     double* partials, int32_t* found, Precision precision, int width,
+                     cudaStream_t stream);
 
 // Any S; chunks [first, first + count).
 //   needed     // [tiles] or nullptr: all
 //   partials   // [count, slots]; tiles that are not needed are left as they are
 cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
                       int64_t first, int64_t count, const uint8_t* needed, double* partials,
-                      int32_t* found, int width, cudaStream_t stream);
+                      int32_t* found, Precision precision, int width, cudaStream_t stream);
 
 }  // namespace fastagg::cuda

@@ -7,7 +7,7 @@
 #ifdef __CUDACC__
 #define FASTAGG_HD __host__ __device__ __forceinline__
 #else
-#define FASTAGG_HD inline
+#define FASTAGG_HD __attribute__((always_inline)) inline  // see simd.h
 #endif
 
 namespace fastagg::cuda {

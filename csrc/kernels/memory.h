@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common.h"
+#include "elements.h"
 
 namespace fastagg::cpu {
 
@@ -16,10 +17,11 @@ namespace fastagg::cpu {
 // difference is taken in float64, so that it does not drift from a fresh sum.
 //   params    // [d]
 //   total     // [d]
-//   updates   // [S] pointers to d contiguous floats each
+//   updates   // [S] pointers to d contiguous elements each
 //   memory    // [S] pointers to the d floats of the same clients; distinct, changed
 //   weights   // [S]
-void memory_update(float* params, double* total, const float* const* updates, float* const* memory,
+template <class T>  // float, Bfloat16 or Half
+void memory_update(float* params, double* total, const T* const* updates, float* const* memory,
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel);
 
@@ -30,11 +32,12 @@ void memory_update(float* params, double* total, const float* const* updates, fl
 //   out          // [d]
 //   peaks        // [S] max |updates[s]|, NaN if the row holds a NaN
 //   total        // [d]
-//   memory       // [S] pointers to the d floats of the same clients
+//   memory       // [S] pointers to the d elements of the same clients
 //   references   // [S] pointers to d floats each, or nullptr
 //   params       // [d] or nullptr
-void memory_total(double* out, float* peaks, const double* total, const float* const* updates,
-                  const float* const* memory, const float* const* references, int64_t S, int64_t d,
+template <class T>  // float, Bfloat16 or Half
+void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
+                  const T* const* memory, const float* const* references, int64_t S, int64_t d,
                   const double* weights, const float* params, const Parallel& parallel);
 
 // params += lr * norm * total, or lr * (norm * total - params) if `models`: the end of a round.

@@ -20,9 +20,9 @@ template <int G, bool kModels, bool kReference, class Memory>
 FASTAGG_INLINE void remember_step(double* sums, const float* params,
                                   const float* const (&update)[G], Memory* const (&memory)[G],
                                   const float* const (&reference)[G], const double* weights,
-                                  int64_t begin, int64_t n) {
+                                  int64_t n) {
 #pragma GCC ivdep
-  for (int64_t k = begin; k < begin + n; ++k) {
+  for (int64_t k = 0; k < n; ++k) {
     double sum = sums[k];
     for (int g = 0; g < G; ++g) {
       const float row = kModels ? params[k] + update[g][k] : update[g][k];
@@ -41,11 +41,11 @@ constexpr float kZeros[kRowColumns] = {};
 //   params       // [d] or nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   peaks        // [G] or nullptr
-template <int W, int G, class Memory>
-FASTAGG_INLINE void remember(double* sums, const float* params, const float* const* updates,
+template <int W, int G, class T, class Memory>
+FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* updates,
                              Memory* const* memory, const float* const* references,
                              const double* weights, int32_t* peaks, int64_t column, int64_t n) {
-  const float* u[G];
+  const T* u[G];
   Memory* m[G];
   const float* r[G];
   double w[G];
@@ -60,23 +60,32 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const float* con
   }
   const float* p = params ? params + column : nullptr;
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    const float* update[G];
+    Widened<Memory>* own[G];
+    const float* reference[G];
+    float update_room[G][kStep], own_room[G][kStep];
+    widen_step(update, u, begin, count, update_room);
+    widen_step(own, m, begin, count, own_room);
+    for (int g = 0; g < G; ++g) reference[g] = r[g] + begin;
+    double* sum = sums + begin;
+    const float* base = p ? p + begin : nullptr;
     if (p && referring)
-      remember_step<G, true, true>(sums, p, u, m, r, w, begin, count);
+      remember_step<G, true, true>(sum, base, update, own, reference, w, count);
     else if (p)
-      remember_step<G, true, false>(sums, p, u, m, r, w, begin, count);
+      remember_step<G, true, false>(sum, base, update, own, reference, w, count);
     else if (referring)
-      remember_step<G, false, true>(sums, p, u, m, r, w, begin, count);
+      remember_step<G, false, true>(sum, base, update, own, reference, w, count);
     else
-      remember_step<G, false, false>(sums, p, u, m, r, w, begin, count);
+      remember_step<G, false, false>(sum, base, update, own, reference, w, count);
     if (peaks)
-      for (int g = 0; g < G; ++g) largest[g].add(u[g] + begin, count);
+      for (int g = 0; g < G; ++g) largest[g].add(update[g], count);
   });
   if (peaks)
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
 }
 
-template <int W, class Memory>
-FASTAGG_INLINE void remember_all(double* sums, const float* params, const float* const* updates,
+template <int W, class T, class Memory>
+FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* const* updates,
                                  Memory* const* memory, const float* const* references,
                                  const double* weights, int32_t* peaks, int64_t S, int64_t column,
                                  int64_t n) {
@@ -91,8 +100,8 @@ FASTAGG_INLINE void remember_all(double* sums, const float* params, const float*
 }
 
 struct MemoryUpdate {
-  template <int W>
-  FASTAGG_INLINE static void run(float* params, double* total, const float* const* updates,
+  template <int W, class T>
+  FASTAGG_INLINE static void run(float* params, double* total, const T* const* updates,
                                  float* const* memory, const double* weights, int64_t S, double lr,
                                  double norm, bool models, int64_t column, int64_t n) {
     remember_all<W>(total + column, models ? params : nullptr, updates, memory, nullptr, weights,
@@ -102,9 +111,9 @@ struct MemoryUpdate {
 };
 
 struct MemoryTotal {
-  template <int W>
+  template <int W, class T>
   FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
-                                 const float* const* updates, const float* const* memory,
+                                 const T* const* updates, const T* const* memory,
                                  const float* const* references, const double* weights, int64_t S,
                                  const float* params, int64_t column, int64_t n) {
     std::copy_n(total + column, n, out + column);
@@ -123,7 +132,8 @@ struct AddTotal {
 
 }  // namespace
 
-void memory_update(float* params, double* total, const float* const* updates, float* const* memory,
+template <class T>
+void memory_update(float* params, double* total, const T* const* updates, float* const* memory,
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
@@ -133,8 +143,9 @@ void memory_update(float* params, double* total, const float* const* updates, fl
   });
 }
 
-void memory_total(double* out, float* peaks, const double* total, const float* const* updates,
-                  const float* const* memory, const float* const* references, int64_t S, int64_t d,
+template <class T>
+void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
+                  const T* const* memory, const float* const* references, int64_t S, int64_t d,
                   const double* weights, const float* params, const Parallel& parallel) {
   const Isa isa = current_isa();
   const RowPeaks row_peaks(S, parallel);
@@ -152,5 +163,21 @@ void add_total(float* params, const double* total, int64_t d, double lr, double 
     dispatch<AddTotal>(isa, params + column, total + column, n, lr, norm, models);
   });
 }
+
+template void memory_update(float*, double*, const float* const*, float* const*, int64_t, int64_t,
+                            const double*, double, double, bool, const Parallel&);
+template void memory_update(float*, double*, const Bfloat16* const*, float* const*, int64_t,
+                            int64_t, const double*, double, double, bool, const Parallel&);
+template void memory_update(float*, double*, const Half* const*, float* const*, int64_t, int64_t,
+                            const double*, double, double, bool, const Parallel&);
+template void memory_total(double*, float*, const double*, const float* const*, const float* const*,
+                           const float* const*, int64_t, int64_t, const double*, const float*,
+                           const Parallel&);
+template void memory_total(double*, float*, const double*, const Bfloat16* const*,
+                           const Bfloat16* const*, const float* const*, int64_t, int64_t,
+                           const double*, const float*, const Parallel&);
+template void memory_total(double*, float*, const double*, const Half* const*, const Half* const*,
+                           const float* const*, int64_t, int64_t, const double*, const float*,
+                           const Parallel&);
 
 }  // namespace fastagg::cpu

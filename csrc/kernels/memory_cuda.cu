@@ -12,28 +12,29 @@ namespace {
 // that is put together here: sums stay those of what memory holds.
 //   params       // of this thread's columns, if `models`
 //   references   // [S], entries may be null, or nullptr
-template <int V, class Memory>
-__device__ __forceinline__ void remember(double (&sums)[V], const Batch<V>& updates,
+template <class T, int V, class Memory>
+__device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& updates,
                                          Memory* const* memory, const float* const* references,
                                          const double* weights, const Floats<V>& params,
                                          bool models, int64_t S, int64_t b, Columns<V> columns) {
-  Batch<V> old;
-  old.load_rows(memory, S, b, columns);
+  Batch<std::remove_const_t<Memory>, V> stored;
+  stored.load_rows(memory, S, b, columns);
 #pragma unroll
   for (int j = 0; j < kHeldRows; ++j) {
     const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
     if (s >= S) continue;
+    Floats<V> old = stored.row(j);
     if (references && references[s]) {
       const Floats<V> r = load<V>(references[s] + columns.begin, columns.count);
 #pragma unroll
-      for (int v = 0; v < V; ++v) old.x[j].at[v] = __fadd_rn(r.at[v], old.x[j].at[v]);
+      for (int v = 0; v < V; ++v) old.at[v] = __fadd_rn(r.at[v], old.at[v]);
     }
     const double weight = weights[s];
-    Floats<V> row = updates.x[j];
+    Floats<V> row = updates.row(j);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       if (models) row.at[v] = __fadd_rn(params.at[v], row.at[v]);
-      const double change = static_cast<double>(row.at[v]) - static_cast<double>(old.x[j].at[v]);
+      const double change = static_cast<double>(row.at[v]) - static_cast<double>(old.at[v]);
       sums[v] = fma(weight, change, sums[v]);
     }
     if constexpr (!std::is_const_v<Memory>) store<V>(memory[s] + columns.begin, row, columns.count);
@@ -41,9 +42,9 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<V>& upda
 }
 
 // total += the changes, params moves, memory follows.
-template <int V>
+template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    memory_update_kernel(int64_t tiles, float* params, double* total, const float* const* updates,
+    memory_update_kernel(int64_t tiles, float* params, double* total, const T* const* updates,
                          float* const* memory, int64_t S, int64_t d, const double* weights,
                          double lr, double norm, bool models) {
   __shared__ double scratch[V * kBlockThreads];
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const Floats<V> p = load<V>(params + columns.begin, columns.count);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
-      Batch<V> batch;
+      Batch<T, V> batch;
       batch.load_rows(updates, S, b, columns);
       remember(sums, batch, memory, nullptr, weights, p, models, S, b, columns);
     }
@@ -68,10 +69,10 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-template <int V>
+template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     memory_total_kernel(int64_t tiles, double* out, int32_t* peaks, const double* total,
-                        const float* const* updates, const float* const* memory,
+                        const T* const* updates, const T* const* memory,
                         const float* const* references, int64_t S, int64_t d, const double* weights,
                         const float* params) {
   __shared__ double scratch[V * kBlockThreads];
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     if (params) p = load<V>(params + columns.begin, columns.count);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
-      Batch<V> batch;
+      Batch<T, V> batch;
       batch.load_rows(updates, S, b, columns);
       remember(sums, batch, memory, references, weights, p, params != nullptr, S, b, columns);
       largest.add(batch, peaks, S, b);
@@ -109,27 +110,28 @@ __global__ void __launch_bounds__(256)
 
 }  // namespace
 
-cudaError_t memory_update(float* params, double* total, const float* const* updates,
+template <class T>
+cudaError_t memory_update(float* params, double* total, const T* const* updates,
                           float* const* memory, int64_t S, int64_t d, const double* weights,
                           double lr, double norm, bool models, int width, cudaStream_t stream) {
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(memory_update_kernel<V>, S, d, stream, params, total, updates, memory, S,
-                          d, weights, lr, norm, models);
+    return launch_rows<V>(memory_update_kernel<T, V>, S, d, stream, params, total, updates, memory,
+                          S, d, weights, lr, norm, models);
   });
 }
 
-cudaError_t memory_total(double* out, float* peaks, const double* total,
-                         const float* const* updates, const float* const* memory,
-                         const float* const* references, int64_t S, int64_t d,
-                         const double* weights, const float* params, int width,
+template <class T>
+cudaError_t memory_total(double* out, float* peaks, const double* total, const T* const* updates,
+                         const T* const* memory, const float* const* references, int64_t S,
+                         int64_t d, const double* weights, const float* params, int width,
                          cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(memory_total_kernel<V>, S, d, stream, out, bits, total, updates, memory,
-                          references, S, d, weights, params);
+    return launch_rows<V>(memory_total_kernel<T, V>, S, d, stream, out, bits, total, updates,
+                          memory, references, S, d, weights, params);
   });
 }
 
@@ -142,5 +144,21 @@ cudaError_t add_total(float* params, const double* total, int64_t d, double lr, 
   add_total_kernel<<<blocks, 256, 0, stream>>>(params, total, d, lr, norm, models);
   return cudaGetLastError();
 }
+
+template cudaError_t memory_update(float*, double*, const float* const*, float* const*, int64_t,
+                                   int64_t, const double*, double, double, bool, int, cudaStream_t);
+template cudaError_t memory_update(float*, double*, const Bfloat16* const*, float* const*, int64_t,
+                                   int64_t, const double*, double, double, bool, int, cudaStream_t);
+template cudaError_t memory_update(float*, double*, const Half* const*, float* const*, int64_t,
+                                   int64_t, const double*, double, double, bool, int, cudaStream_t);
+template cudaError_t memory_total(double*, float*, const double*, const float* const*,
+                                  const float* const*, const float* const*, int64_t, int64_t,
+                                  const double*, const float*, int, cudaStream_t);
+template cudaError_t memory_total(double*, float*, const double*, const Bfloat16* const*,
+                                  const Bfloat16* const*, const float* const*, int64_t, int64_t,
+                                  const double*, const float*, int, cudaStream_t);
+template cudaError_t memory_total(double*, float*, const double*, const Half* const*,
+                                  const Half* const*, const float* const*, int64_t, int64_t,
+                                  const double*, const float*, int, cudaStream_t);
 
 }  // namespace fastagg::cuda

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common.h"
+#include "elements.h"
 
 namespace fastagg::cpu {
 
@@ -14,10 +15,11 @@ namespace fastagg::cpu {
 // Each of the three arrays is read once from memory (12 bytes per element of updates in all: two
 // reads and a write). Sums are as in weighted_sum, in the order of s.
 //   params        // [d]
-//   updates       // [S] pointers to d contiguous floats each
+//   updates       // [S] pointers to d contiguous elements each
 //   corrections   // [S] pointers to the d floats of the same clients; distinct, changed
-void mimic(float* params, const float* const* updates, float* const* corrections, int64_t S,
-           int64_t d, double lr, const Parallel& parallel);
+template <class T>  // float, Bfloat16 or Half
+void mimic(float* params, const T* const* updates, float* const* corrections, int64_t S, int64_t d,
+           double lr, const Parallel& parallel);
 
 // The same v, alone: two reads per element of updates and no write.
 //   v = 1/S sum_s (updates[s] + c[s])
@@ -25,11 +27,12 @@ void mimic(float* params, const float* const* updates, float* const* corrections
 //   v             // [d]
 //   rounded       // [d] v in float32
 //   peaks         // [S] max |updates[s]|, NaN if the row holds a NaN
-//   updates       // [S] pointers to d contiguous floats each
-//   corrections   // [S] pointers to the d floats of the same clients
+//   updates       // [S] pointers to d contiguous elements each
+//   corrections   // [S] pointers to the d elements of the same clients
 //   references    // [S] pointers to d floats each, or nullptr
-void mimic_mean(double* v, float* rounded, float* peaks, const float* const* updates,
-                const float* const* corrections, const float* const* references, int64_t S,
-                int64_t d, const Parallel& parallel);
+template <class T>  // float, Bfloat16 or Half
+void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
+                const T* const* corrections, const float* const* references, int64_t S, int64_t d,
+                const Parallel& parallel);
 
 }  // namespace fastagg::cpu

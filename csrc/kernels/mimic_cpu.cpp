@@ -23,11 +23,11 @@ int64_t cached_columns(int64_t S, int64_t d) {
 //   rows         // [G] pointers to whole rows, `column` columns in; x[g] = rows[g], or
 //   references   // [G] references[g] - rows[g] where that is given, or nullptr
 //   peaks        // [G] or nullptr
-template <int W, int G>
-FASTAGG_INLINE void add_group(double* __restrict sums, const float* const* rows,
+template <int W, int G, class T>
+FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
                               const float* const* references, int32_t* peaks, float mean,
                               int64_t column, int64_t n) {
-  const float* row[G];
+  const T* row[G];
   const float* reference[G];
   bool stored = true;
   Magnitude<W> largest[G];
@@ -45,7 +45,8 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const float* const* rows,
       }
     };
     const float* x[G];
-    for (int g = 0; g < G; ++g) x[g] = row[g] + begin;
+    float room[G][kStep];
+    widen_step(x, row, begin, count, room);
     if (peaks)
       for (int g = 0; g < G; ++g) largest[g].add(x[g], count);
     if (stored) return add(x);
@@ -62,8 +63,8 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const float* const* rows,
 }
 
 // The same for S rows, in groups of kGroup; float64 across groups.
-template <int W>
-FASTAGG_INLINE void add_all(double* sums, const float* const* rows, const float* const* references,
+template <int W, class T>
+FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* const* references,
                             int32_t* peaks, int64_t S, float mean, int64_t column, int64_t n) {
   const auto from = [](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   int64_t s = 0;
@@ -79,43 +80,48 @@ FASTAGG_INLINE void add_all(double* sums, const float* const* rows, const float*
 
 // v[k] = 1/S sum_s (updates[s][k] + c[s][k]) for n columns, and in float32. The updates come last:
 // `mimic` needs them again, and so they are nearer.
-template <int W>
-FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks,
-                               const float* const* updates, const float* const* corrections,
-                               const float* const* references, int64_t S, int64_t column,
-                               int64_t n) {
+template <int W, class T, class Own>
+FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const T* const* updates,
+                               Own* const* corrections, const float* const* references, int64_t S,
+                               int64_t column, int64_t n) {
   const auto mean = static_cast<float>(1.0 / static_cast<double>(S));
   std::fill_n(v, n, 0.0);
-  add_all<W>(v, corrections, references, nullptr, S, mean, column, n);
+  const std::remove_const_t<Own>* const* own = corrections;
+  add_all<W>(v, own, references, nullptr, S, mean, column, n);
   add_all<W>(v, updates, nullptr, peaks, S, mean, column, n);
   for (int64_t k = 0; k < n; ++k) rounded[k] = static_cast<float>(v[k]);
 }
 
 struct Mimic {
-  template <int W>
-  FASTAGG_INLINE static void run(float* params, const float* const* updates,
-                                 float* const* corrections, int64_t S, double lr, int64_t column,
-                                 int64_t n) {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(float* params, const T* const* updates, float* const* corrections,
+                                 int64_t S, double lr, int64_t column, int64_t n) {
     alignas(64) double v[kRowColumns];
     alignas(64) float rounded[kRowColumns];
     block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
     for (int64_t s = S - 1; s >= 0; --s) {  // what was read last is nearest
-      const float* u = updates[s] + column;
+      const T* u[1] = {updates[s] + column};
       float* c = corrections[s] + column;
-      int64_t k = 0;
-      for (; k + W <= n; k += W) store<W>(c + k, load<W>(rounded + k) - load<W>(u + k));
-      for (; k < n; ++k) c[k] = rounded[k] - u[k];
+      for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+        const float* x[1];
+        float room[1][kStep];
+        widen_step(x, u, begin, count, room);
+        const float* v_step = rounded + begin;
+        int64_t k = 0;
+        for (; k + W <= count; k += W)
+          store<W>(c + begin + k, load<W>(v_step + k) - load<W>(x[0] + k));
+        for (; k < count; ++k) c[begin + k] = v_step[k] - x[0][k];
+      });
     }
   }
 };
 
 struct MimicMean {
-  template <int W>
-  FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks,
-                                 const float* const* updates, const float* const* corrections,
-                                 const float* const* references, int64_t S, int64_t column,
-                                 int64_t n) {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
+                                 const T* const* corrections, const float* const* references,
+                                 int64_t S, int64_t column, int64_t n) {
     block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, S, column,
                   n);
   }
@@ -123,8 +129,9 @@ struct MimicMean {
 
 }  // namespace
 
-void mimic(float* params, const float* const* updates, float* const* corrections, int64_t S,
-           int64_t d, double lr, const Parallel& parallel) {
+template <class T>
+void mimic(float* params, const T* const* updates, float* const* corrections, int64_t S, int64_t d,
+           double lr, const Parallel& parallel) {
   if (S == 0) return;
   const Isa isa = current_isa();
   for_blocks(d, cached_columns(S, d), parallel, [&](int64_t column, int64_t n, int) {
@@ -132,9 +139,10 @@ void mimic(float* params, const float* const* updates, float* const* corrections
   });
 }
 
-void mimic_mean(double* v, float* rounded, float* peaks, const float* const* updates,
-                const float* const* corrections, const float* const* references, int64_t S,
-                int64_t d, const Parallel& parallel) {
+template <class T>
+void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
+                const T* const* corrections, const float* const* references, int64_t S, int64_t d,
+                const Parallel& parallel) {
   const Isa isa = current_isa();
   const RowPeaks row_peaks(S, parallel);
   for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int worker) {
@@ -143,5 +151,18 @@ void mimic_mean(double* v, float* rounded, float* peaks, const float* const* upd
   });
   row_peaks.write(peaks);
 }
+
+template void mimic(float*, const float* const*, float* const*, int64_t, int64_t, double,
+                    const Parallel&);
+template void mimic(float*, const Bfloat16* const*, float* const*, int64_t, int64_t, double,
+                    const Parallel&);
+template void mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double,
+                    const Parallel&);
+template void mimic_mean(double*, float*, float*, const float* const*, const float* const*,
+                         const float* const*, int64_t, int64_t, const Parallel&);
+template void mimic_mean(double*, float*, float*, const Bfloat16* const*, const Bfloat16* const*,
+                         const float* const*, int64_t, int64_t, const Parallel&);
+template void mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
+                         const float* const*, int64_t, int64_t, const Parallel&);
 
 }  // namespace fastagg::cpu

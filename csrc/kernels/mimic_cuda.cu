@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <type_traits>
+
 #include "cuda_kernels.h"
 #include "rows.cuh"
 
@@ -7,14 +9,17 @@ namespace {
 
 // sums += mean * sum over the rows of batch b of (update + correction). Updates stay in `updates`.
 //   references   // [S], entries may be null, or nullptr
-template <int V, class Row>
-__device__ __forceinline__ void add_batch(double (&sums)[V], Batch<V>& updates,
-                                          const float* const* rows, Row* const* corrections,
+template <class T, int V, class Own>
+__device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& updates,
+                                          const T* const* rows, Own* const* corrections,
                                           const float* const* references, int64_t S, int64_t b,
                                           float mean, Columns<V> columns) {
-  Batch<V> own;
+  Batch<std::remove_const_t<Own>, V> stored;
   updates.load_rows(rows, S, b, columns);
-  own.load_rows(corrections, S, b, columns);
+  stored.load_rows(corrections, S, b, columns);
+  Batch<float, V> own;
+#pragma unroll
+  for (int j = 0; j < kHeldRows; ++j) own.x[j] = stored.row(j);
   if (references) {
 #pragma unroll
     for (int j = 0; j < kHeldRows; ++j) {
@@ -31,16 +36,16 @@ __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<V>& updates,
   own.add_to(sums, S, b, factor);
 }
 
-template <int V>
+template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    mimic_kernel(int64_t tiles, float* params, const float* const* updates,
-                 float* const* corrections, int64_t S, int64_t d, float mean, double lr) {
+    mimic_kernel(int64_t tiles, float* params, const T* const* updates, float* const* corrections,
+                 int64_t S, int64_t d, float mean, double lr) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const auto columns = Columns<V>::of(tile, d);
     double sums[V] = {};
-    Batch<V> batch;
+    Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b)
       add_batch(sums, batch, updates, corrections, nullptr, S, b, mean, columns);
     sum_over_splits(sums, scratch);
@@ -51,20 +56,19 @@ __global__ void __launch_bounds__(kBlockThreads)
       for (int j = 0; j < kHeldRows; ++j) {
         const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
         if (s >= S) continue;
-        Floats<V> c;
+        Floats<V> c = batch.row(j);
 #pragma unroll
-        for (int v = 0; v < V; ++v)
-          c.at[v] = __fsub_rn(static_cast<float>(sums[v]), batch.x[j].at[v]);
+        for (int v = 0; v < V; ++v) c.at[v] = __fsub_rn(static_cast<float>(sums[v]), c.at[v]);
         store<V>(corrections[s] + columns.begin, c, columns.count);
       }
     }
   }
 }
 
-template <int V>
+template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     mimic_mean_kernel(int64_t tiles, double* v_out, float* rounded, int32_t* peaks,
-                      const float* const* updates, const float* const* corrections,
+                      const T* const* updates, const T* const* corrections,
                       const float* const* references, int64_t S, int64_t d, float mean) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
@@ -73,7 +77,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const auto columns = Columns<V>::of(tile, d);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
-      Batch<V> batch;
+      Batch<T, V> batch;
       add_batch(sums, batch, updates, corrections, references, S, b, mean, columns);
       largest.add(batch, peaks, S, b);
     }
@@ -94,26 +98,42 @@ float mean_weight(int64_t S) {
 
 }  // namespace
 
-cudaError_t mimic(float* params, const float* const* updates, float* const* corrections, int64_t S,
+template <class T>
+cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
                   int64_t d, double lr, int width, cudaStream_t stream) {
   if (S == 0) return cudaSuccess;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(mimic_kernel<V>, S, d, stream, params, updates, corrections, S, d,
+    return launch_rows<V>(mimic_kernel<T, V>, S, d, stream, params, updates, corrections, S, d,
                           mean_weight(S), lr);
   });
 }
 
-cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const float* const* updates,
-                       const float* const* corrections, const float* const* references, int64_t S,
+template <class T>
+cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
+                       const T* const* corrections, const float* const* references, int64_t S,
                        int64_t d, int width, cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(mimic_mean_kernel<V>, S, d, stream, v, rounded, bits, updates,
+    return launch_rows<V>(mimic_mean_kernel<T, V>, S, d, stream, v, rounded, bits, updates,
                           corrections, references, S, d, mean_weight(S));
   });
 }
+
+template cudaError_t mimic(float*, const float* const*, float* const*, int64_t, int64_t, double,
+                           int, cudaStream_t);
+template cudaError_t mimic(float*, const Bfloat16* const*, float* const*, int64_t, int64_t, double,
+                           int, cudaStream_t);
+template cudaError_t mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double, int,
+                           cudaStream_t);
+template cudaError_t mimic_mean(double*, float*, float*, const float* const*, const float* const*,
+                                const float* const*, int64_t, int64_t, int, cudaStream_t);
+template cudaError_t mimic_mean(double*, float*, float*, const Bfloat16* const*,
+                                const Bfloat16* const*, const float* const*, int64_t, int64_t, int,
+                                cudaStream_t);
+template cudaError_t mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
+                                const float* const*, int64_t, int64_t, int, cudaStream_t);
 
 }  // namespace fastagg::cuda

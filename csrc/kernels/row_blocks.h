@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "common.h"
+#include "elements.h"
 #include "simd.h"
 
 namespace fastagg::cpu {
@@ -47,6 +48,24 @@ FASTAGG_INLINE void for_steps(int64_t n, const Body& body) {
   int64_t begin = 0;
   for (; begin + kStep <= n; begin += kStep) body(begin, std::integral_constant<int64_t, kStep>());
   body(begin, n - begin);
+}
+
+// A row's element as arithmetic takes it: rows of float are used where they are, const or not.
+template <class T>
+using Widened = std::conditional_t<std::is_same_v<T, float>, float, const float>;
+
+// x[g] = `count` elements of row g from `begin` as floats: a copy in room[g] if they are shorter.
+template <int G, class T, class Count>
+FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t begin, Count count,
+                               float (&room)[G][kStep]) {
+  for (int g = 0; g < G; ++g) {
+    if constexpr (std::is_same_v<std::remove_const_t<T>, float>) {
+      x[g] = rows[g] + begin;
+    } else {
+      for (int64_t k = 0; k < count; ++k) room[g][k] = widened(rows[g][begin + k]);
+      x[g] = room[g];
+    }
+  }
 }
 
 }  // namespace fastagg::cpu

@@ -35,9 +35,11 @@ FASTAGG_HD constexpr int64_t row_batches(int64_t S, int splits) {
   return ceil_div(S, int64_t{splits} * kHeldRows);
 }
 
-// The widest access, in floats, that addresses and strides allow whose bitwise or is `bits`.
-FASTAGG_HD constexpr int vector_width(std::uintptr_t bits) {
-  return bits % 16 == 0 ? 4 : bits % 8 == 0 ? 2 : 1;
+// Elements of `bytes` bytes, 8 at most, that can be had at a time, in accesses of up to 16 bytes,
+// from addresses whose bitwise or is `bits`.
+FASTAGG_HD constexpr int vector_width(std::uintptr_t bits, int bytes) {
+  if (bits % 16 == 0) return 8;
+  return bits % 8 == 0 ? 8 / bytes : bits % 4 == 0 ? 4 / bytes : 1;
 }
 
 }  // namespace fastagg::cuda

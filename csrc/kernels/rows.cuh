@@ -21,25 +21,32 @@ struct Columns {
   }
 };
 
-template <int V>
+template <class T, int V>
 struct Batch {
-  Floats<V> x[kHeldRows];
+  Vector<T, V> x[kHeldRows];
+
+  __device__ __forceinline__ Floats<V> row(int j) const {
+    Floats<V> wide;
+#pragma unroll
+    for (int v = 0; v < V; ++v) wide.at[v] = widened(x[j].at[v]);
+    return wide;
+  }
 
   // Rows of batch b of this thread; zeros past S. Addresses first, then all loads.
-  template <class Row>
+  template <class Row>  // T or const T
   __device__ __forceinline__ void load_rows(Row* const* rows, int64_t S, int64_t batch,
                                             Columns<V> columns) {
-    const float* from[kHeldRows];
+    const T* from[kHeldRows];
 #pragma unroll
     for (int j = 0; j < kHeldRows; ++j) {
       const int64_t s = row_of(blockDim.y, threadIdx.y, batch, j);
       from[j] = s < S ? rows[s] + columns.begin : nullptr;
-      x[j] = Floats<V>{};
+      x[j] = Vector<T, V>{};
     }
     if (columns.count >= V) {
 #pragma unroll
       for (int j = 0; j < kHeldRows; ++j)
-        if (from[j]) x[j] = *reinterpret_cast<const Floats<V>*>(from[j]);
+        if (from[j]) x[j] = *reinterpret_cast<const Vector<T, V>*>(from[j]);
     } else {
 #pragma unroll
       for (int j = 0; j < kHeldRows; ++j)
@@ -58,7 +65,7 @@ struct Batch {
       const float f = s < S ? factor(s) : 0.0f;
       if (s < S)
 #pragma unroll
-        for (int v = 0; v < V; ++v) part[v] = fmaf(f, x[j].at[v], part[v]);
+        for (int v = 0; v < V; ++v) part[v] = fmaf(f, widened(x[j].at[v]), part[v]);
     }
 #pragma unroll
     for (int v = 0; v < V; ++v) sums[v] = __dadd_rn(sums[v], static_cast<double>(part[v]));
@@ -111,11 +118,11 @@ __device__ __forceinline__ int32_t magnitude_bits(const Floats<V>& x) {
 struct PeaksOfRows {
   int32_t bits[kHeldRows] = {};
 
-  template <int V>
-  __device__ __forceinline__ void add(const Batch<V>& batch, int32_t* peaks, int64_t S,
+  template <class T, int V>
+  __device__ __forceinline__ void add(const Batch<T, V>& batch, int32_t* peaks, int64_t S,
                                       int64_t number) {
 #pragma unroll
-    for (int j = 0; j < kHeldRows; ++j) bits[j] = max(bits[j], magnitude_bits(batch.x[j]));
+    for (int j = 0; j < kHeldRows; ++j) bits[j] = max(bits[j], magnitude_bits(batch.row(j)));
     if (row_batches(S, blockDim.y) > 1) write(peaks, S, number);
   }
   __device__ __forceinline__ void write(int32_t* peaks, int64_t S, int64_t number) {

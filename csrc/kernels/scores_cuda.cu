@@ -43,7 +43,8 @@ __device__ __forceinline__ int64_t checked_id(int64_t id, int64_t K) {
 template <class Count>
 __global__ void __launch_bounds__(kThreads)
     update_kernel(float* scores, Count* counts, int64_t K, const double* round_scores,
-                  const int64_t* clients, int64_t S, const uint8_t* pairs) {
+                  const int64_t* clients, int64_t S, const uint8_t* pairs, const uint8_t* when) {
+  if (called_off(when)) return;
   constexpr Count kMost = static_cast<Count>((uint64_t{1} << (8 * sizeof(Count) - 1)) - 1);
   for (int64_t i = blockIdx.x; i < S; i += gridDim.x) {
     const int64_t row = checked_id(clients[i], K) * K;
@@ -72,18 +73,18 @@ cudaError_t distance_scores(const double* gram, int64_t S, double* out, cudaStre
 template <class Count>
 cudaError_t update_scores(float* scores, Count* counts, int64_t K, const double* round_scores,
                           const int64_t* clients, int64_t S, const uint8_t* pairs,
-                          cudaStream_t stream) {
+                          const uint8_t* when, cudaStream_t stream) {
   if (S == 0) return cudaSuccess;
   int blocks = 0;
   if (cudaError_t error = resident_blocks(update_kernel<Count>, kThreads, S, &blocks)) return error;
   update_kernel<Count>
-      <<<blocks, kThreads, 0, stream>>>(scores, counts, K, round_scores, clients, S, pairs);
+      <<<blocks, kThreads, 0, stream>>>(scores, counts, K, round_scores, clients, S, pairs, when);
   return cudaGetLastError();
 }
 
 template cudaError_t update_scores(float*, int16_t*, int64_t, const double*, const int64_t*,
-                                   int64_t, const uint8_t*, cudaStream_t);
+                                   int64_t, const uint8_t*, const uint8_t*, cudaStream_t);
 template cudaError_t update_scores(float*, int32_t*, int64_t, const double*, const int64_t*,
-                                   int64_t, const uint8_t*, cudaStream_t);
+                                   int64_t, const uint8_t*, const uint8_t*, cudaStream_t);
 
 }  // namespace fastagg::cuda

@@ -10,28 +10,31 @@ namespace {
 
 // sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n). A plain loop: inside a
 // dispatched kernel the compiler turns it into the vectors of its target.
-template <int G>
-FASTAGG_INLINE void add_group(const float* const* rows, const float* weights, int64_t column,
-                              int64_t n, double* __restrict sums) {
-  const float* x[G];
+template <int G, class T>
+FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_t column, int64_t n,
+                              double* __restrict sums) {
+  const T* row[G];
   float w[G];
   for (int g = 0; g < G; ++g) {
-    x[g] = rows[g] + column;
+    row[g] = rows[g] + column;
     w[g] = weights[g];
   }
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    for (int64_t k = begin; k < begin + count; ++k) {
+    const float* x[G];
+    float room[G][kStep];
+    widen_step(x, row, begin, count, room);
+    for (int64_t k = 0; k < count; ++k) {
       float sum = w[0] * x[0][k];
       for (int g = 1; g < G; ++g) sum += w[g] * x[g][k];
-      sums[k] += static_cast<double>(sum);
+      sums[begin + k] += static_cast<double>(sum);
     }
   });
 }
 
 struct WeightedSum {
-  template <int W>
-  FASTAGG_INLINE static void run(float* out, const float* const* rows, int64_t S,
-                                 const float* weights, double beta, int64_t column, int64_t n) {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(float* out, const T* const* rows, int64_t S, const float* weights,
+                                 double beta, int64_t column, int64_t n) {
     alignas(64) double sums[kRowColumns];
     for (int64_t k = 0; k < n; ++k) sums[k] = beta == 0.0 ? 0.0 : beta * out[column + k];
     int64_t s = 0;
@@ -50,13 +53,21 @@ void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S
   dispatch<WeightedSum>(isa, out, rows, S, weights, beta, column, n);
 }
 
-void weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d, const double* weights,
+template <class T>
+void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const double* weights,
                   double beta, const Parallel& parallel) {
   const Isa isa = current_isa();
   const std::vector<float> factors(weights, weights + S);
   for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
-    weighted_sum_block(isa, out, rows, S, factors.data(), beta, column, n);
+    dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column, n);
   });
 }
+
+template void weighted_sum(float*, const float* const*, int64_t, int64_t, const double*, double,
+                           const Parallel&);
+template void weighted_sum(float*, const Bfloat16* const*, int64_t, int64_t, const double*, double,
+                           const Parallel&);
+template void weighted_sum(float*, const Half* const*, int64_t, int64_t, const double*, double,
+                           const Parallel&);
 
 }  // namespace fastagg::cpu

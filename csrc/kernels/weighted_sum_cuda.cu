@@ -5,17 +5,18 @@
 namespace fastagg::cuda {
 namespace {
 
-template <int V>
+template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    weighted_sum_kernel(int64_t tiles, float* out, const float* const* rows, int64_t S, int64_t d,
-                        const double* weights, double beta) {
+    weighted_sum_kernel(int64_t tiles, float* out, const T* const* rows, int64_t S, int64_t d,
+                        const double* weights, double beta, const uint8_t* when) {
+  if (called_off(when)) return;
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const auto columns = Columns<V>::of(tile, d);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
-      Batch<V> batch;
+      Batch<T, V> batch;
       batch.load_rows(rows, S, b, columns);
       batch.add_to(sums, S, b, [&](int64_t s) { return static_cast<float>(weights[s]); });
     }
@@ -34,12 +35,22 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 }  // namespace
 
-cudaError_t weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d,
-                         const double* weights, double beta, int width, cudaStream_t stream) {
-  return with_width(width, [&](auto w) {
+template <class T>
+cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
+                         const double* weights, double beta, const uint8_t* when, int width,
+                         cudaStream_t stream) {
+  return with_width<16 / sizeof(T)>(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(weighted_sum_kernel<V>, S, d, stream, out, rows, S, d, weights, beta);
+    return launch_rows<V>(weighted_sum_kernel<T, V>, S, d, stream, out, rows, S, d, weights, beta,
+                          when);
   });
 }
+
+template cudaError_t weighted_sum(float*, const float* const*, int64_t, int64_t, const double*,
+                                  double, const uint8_t*, int, cudaStream_t);
+template cudaError_t weighted_sum(float*, const Bfloat16* const*, int64_t, int64_t, const double*,
+                                  double, const uint8_t*, int, cudaStream_t);
+template cudaError_t weighted_sum(float*, const Half* const*, int64_t, int64_t, const double*,
+                                  double, const uint8_t*, int, cudaStream_t);
 
 }  // namespace fastagg::cuda

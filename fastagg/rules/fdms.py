@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _SCORES = {"cosine": ops.cosine_scores, "distance": ops.distance_scores}
+_PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class FDMS(WeightedRule):
             :func:`fastagg.rules.thresholds.named_threshold`); or a callable t -> Theta_t such
             as :class:`fastagg.Theorem2Threshold`. t = 1, 2, ... counts the rounds so far,
             skipped ones included.
+        precision: "highest" or "tf32", of the products that similarities are made of, on a GPU; see
+            :func:`fastagg.ops.gram`. "tf32" goes with "cosine" alone: short distances, being
+            differences of large products, would be lost.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
 
@@ -75,13 +79,20 @@ class FDMS(WeightedRule):
         *,
         similarity: str = "cosine",
         elimination: str | Threshold | Mapping[str, Any] | None = None,
+        precision: str = "highest",
         client_weights: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(client_weights=client_weights, **options)
         if similarity not in _SCORES:
             raise ValueError(f"similarity: expected one of {list(_SCORES)}, got {similarity!r}")
+        if precision not in _PRECISIONS[similarity]:
+            raise ValueError(
+                f"precision: expected one of {_PRECISIONS[similarity]} with "
+                f"similarity={similarity!r}, got {precision!r}"
+            )
         self.similarity = similarity
+        self.precision = precision
         if isinstance(elimination, Mapping):  # as options() gives it
             elimination = from_option(elimination)
         self.elimination = elimination
@@ -130,8 +141,10 @@ class FDMS(WeightedRule):
         """The Gram matrix, [S, S] float64, and the aggregate in the scratch vector."""
         if plan.wanted is not None:
             self.columns.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
-            return self.columns.gram(cohort.rows, pairs=plan.wanted)
-        return self.columns.gram_and_sum_(self._scratch, cohort.rows, plan.weights)
+            return self.columns.gram(cohort.rows, pairs=plan.wanted, precision=self.precision)
+        return self.columns.gram_and_sum_(
+            self._scratch, cohort.rows, plan.weights, precision=self.precision
+        )
 
     def _needed_pairs(self, clients: Tensor) -> Tensor | None:
         """[S, S] bool: j is a candidate of i, j != i; None if every pair is needed."""
@@ -181,6 +194,7 @@ class FDMS(WeightedRule):
         return super().options() | {
             "similarity": self.similarity,
             "elimination": to_option(self.elimination),
+            "precision": self.precision,
         }
 
     @classmethod

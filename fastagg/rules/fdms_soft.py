@@ -39,6 +39,7 @@ class FDMSSoft(FDMS):
         friends: m, >= 1.
         temperature: > 0, in units of the scores: how much worse a friend may be. Small: FDMS.
         similarity: "cosine" or "distance".
+        precision: "highest" or, with "cosine", "tf32"; see :class:`fastagg.FDMS`.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
     """
@@ -49,12 +50,15 @@ class FDMSSoft(FDMS):
         friends: int = 3,
         temperature: float = 0.1,
         similarity: str = "cosine",
+        precision: str = "highest",
         client_weights: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         if "elimination" in options:
             raise TypeError("elimination: fdms-soft has no candidate elimination; fdms has")
-        super().__init__(similarity=similarity, client_weights=client_weights, **options)
+        super().__init__(
+            similarity=similarity, precision=precision, client_weights=client_weights, **options
+        )
         self.friends = read_count("friends", friends, least=1)
         self.temperature = read_positive("temperature", temperature)
 

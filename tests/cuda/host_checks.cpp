@@ -385,11 +385,16 @@ void row_blocks() {
 }
 
 void widths() {
-  EXPECT(vector_width(0x1000) == 4);
-  EXPECT(vector_width(0x1000 | 0x2010) == 4);
-  EXPECT(vector_width(0x1000 | 0x2008) == 2);
-  EXPECT(vector_width(0x1000 | 0x2004) == 1);
-  EXPECT(vector_width(0x1000 | 0x2008 | 0x300c) == 1);
+  EXPECT(vector_width(0x1000, 4) == 8);  // in two accesses
+  EXPECT(vector_width(0x1000 | 0x2010, 4) == 8);
+  EXPECT(vector_width(0x1000 | 0x2008, 4) == 2);
+  EXPECT(vector_width(0x1000 | 0x2004, 4) == 1);
+  EXPECT(vector_width(0x1000 | 0x2008 | 0x300c, 4) == 1);
+  EXPECT(vector_width(0x1000, 2) == 8);
+  EXPECT(vector_width(0x1000 | 0x2008, 2) == 4);
+  EXPECT(vector_width(0x1000 | 0x2008 | 0x300c, 2) == 2);
+  EXPECT(vector_width(0x1000 | 0x2002, 2) == 1);
+  EXPECT(vector_width(0, 4) == 8 && vector_width(0, 2) == 8);  // no addresses
 }
 
 // --- pairs

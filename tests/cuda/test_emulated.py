@@ -38,6 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "any_alignment",
         "rows_out_of_range",
         "rounds_in_two_halves",
+        "tf32",
+        "short_rows",
+        "called_off",
     ],
 )
 def test_emulated(folder: Path, check: str) -> None:

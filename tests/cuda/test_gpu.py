@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fastagg import ops, reference
+from benchmarks.enqueued import EnqueuedRound
+from fastagg import FDMS, ops, reference
 
 pytestmark = pytest.mark.skipif(
     "cuda" not in ops.devices(), reason="no CUDA kernels in this build, or no GPU"
@@ -26,31 +28,26 @@ class Server:
         g = torch.Generator().manual_seed(seed)
         common = torch.randn(D, generator=g)
         self.updates = (torch.randn(S, D, generator=g) + common).cuda()
+        self.short = self.updates.bfloat16()
         self.params = torch.randn(D, generator=g).cuda()
         self.memory = torch.randn(K, D, generator=g).cuda()
         self.total = self.memory.double().sum(dim=0)
-        self.clients = torch.randperm(K, generator=g)[:S].cuda()
-        self.active = torch.zeros(K, dtype=torch.bool, device="cuda")
-        self.active[self.clients] = True
-        self.scores = torch.rand(K, K, generator=g).cuda()
-        self.counts = torch.randint(0, 3, (K, K), generator=g, dtype=torch.int16).cuda()
-        self.candidates = torch.ones(K, K, dtype=torch.bool, device="cuda")
-        self.shares = torch.full((K,), 1 / K, dtype=F64, device="cuda")
+        self.clients = torch.randperm(K, generator=g)[:S].sort().values.cuda()
+        self.agg = FDMS(num_clients=K, num_params=D, device="cuda", elimination="theorem2")
+        self.agg.scores.copy_(torch.rand(K, K, generator=g))
+        self.agg.counts.copy_(torch.randint(0, 3, (K, K), generator=g, dtype=torch.int16))
+        self.round = EnqueuedRound(self.agg, self.params, self.clients)
+        self.weights = torch.rand(S, generator=g).cuda()
 
     def state(self) -> list[Tensor]:
-        return [self.params, self.scores, self.counts, self.candidates, self.memory, self.total]
+        assert self.agg.candidates is not None
+        pairs = [self.agg.scores, self.agg.counts, self.agg.candidates]
+        return [self.params, *pairs, self.memory, self.total]
 
 
 def fdms_step(s: Server) -> None:
-    """A whole round of FDMS with elimination in ops that do not wait for the GPU."""
-    gram = ops.gram(s.updates, dtype=F64)
-    fresh = ops.cosine_scores(gram)
-    friends = ops.select_friends(s.scores, s.counts, s.active, s.candidates, 0.3)
-    stands_in = (s.clients[:, None] == friends).to(F64)  # [S, K]
-    orphans = ((friends < 0) * s.shares).sum() / S
-    ops.weighted_sum_(s.params, s.updates, (stands_in * s.shares).sum(dim=1) + orphans)
-    ops.update_scores_(s.scores, s.counts, fresh, s.clients)
-    ops.eliminate_(s.candidates, s.scores, s.counts, 0.3)
+    """A whole round of FDMS with elimination."""
+    s.round(s.updates, 0.3)
 
 
 def row_steps(s: Server) -> None:
@@ -62,11 +59,24 @@ def row_steps(s: Server) -> None:
     )
 
 
+def short_steps(s: Server) -> None:
+    """Rows in bfloat16, and a Gram matrix in TF32."""
+    rows, clients = s.short, torch.arange(S)
+    gram = ops.gram(s.updates, dtype=F64, precision="tf32")
+    ops.update_scores_(s.agg.scores, s.agg.counts, ops.cosine_scores(gram), s.clients)
+    ops.weighted_sum_(s.params, rows, s.weights)
+    ops.mimic_(s.params, rows, s.memory, clients, 0.1)
+    ops.memory_update_(s.params, s.total, s.memory, rows, clients, torch.ones(S), 0.1, 1 / K)
+
+
+STEPS = [fdms_step, row_steps, short_steps]
+
+
 def assert_same(a: list[Tensor], b: list[Tensor]) -> None:
     assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("step", [fdms_step, row_steps])
+@pytest.mark.parametrize("step", STEPS)
 def test_the_same_bits_from_run_to_run(step: Callable[[Server], None]) -> None:
     expected = Server()
     step(expected)
@@ -77,7 +87,7 @@ def test_the_same_bits_from_run_to_run(step: Callable[[Server], None]) -> None:
         assert_same(server.state(), expected.state())
 
 
-@pytest.mark.parametrize("step", [fdms_step, row_steps])
+@pytest.mark.parametrize("step", STEPS)
 def test_another_stream(step: Callable[[Server], None]) -> None:
     expected, server = Server(), Server()
     step(expected)
@@ -90,7 +100,7 @@ def test_another_stream(step: Callable[[Server], None]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("step", [fdms_step, row_steps])
+@pytest.mark.parametrize("step", STEPS)
 def test_nothing_waits_and_nothing_is_allocated_after_the_first_call(
     step: Callable[[Server], None],
 ) -> None:
@@ -106,7 +116,7 @@ def test_nothing_waits_and_nothing_is_allocated_after_the_first_call(
     assert torch.cuda.memory_stats()["num_device_alloc"] == before
 
 
-@pytest.mark.parametrize("step", [fdms_step, row_steps])
+@pytest.mark.parametrize("step", STEPS)
 def test_a_captured_graph_does_the_same(step: Callable[[Server], None]) -> None:
     expected, server = Server(), Server()
     for _ in range(4):
@@ -122,6 +132,23 @@ def test_a_captured_graph_does_the_same(step: Callable[[Server], None]) -> None:
     for _ in range(3):
         graph.replay()
     assert_same(server.state(), expected.state())
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])  # 3e38: a step of 1e39
+def test_a_round_that_must_not_happen_changes_nothing_and_nobody_waits(value: float) -> None:
+    server, before = Server(), Server()
+    server.updates[4, 777] = value
+    server.agg.server_lr = 100.0
+    server.round = EnqueuedRound(server.agg, server.params, server.clients)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        happened = server.round(server.updates, 0.3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert not happened
+    assert_same(server.state(), before.state())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -156,19 +183,36 @@ def test_any_alignment_gives_the_same_bits(offset: int, count: int) -> None:
     assert torch.equal(ops.weighted_sum_(out, a, weights), ops.weighted_sum_(other, b, weights))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [0, 1, 2, 4])
+def test_short_rows_at_any_alignment_give_the_bits_of_long_ones(
+    offset: int, dtype: torch.dtype
+) -> None:
+    place = torch.zeros(20 * 5_008 + offset, device="cuda", dtype=dtype)[offset:]
+    rows = place.view(20, 5_008)[:, :5_003].copy_(torch.randn(20, 5_003))
+    weights = torch.rand(20)
+    out, other = (torch.zeros(5_003, device="cuda") for _ in range(2))
+    ops.weighted_sum_(out, rows, weights)
+    assert torch.equal(out, ops.weighted_sum_(other, rows.float(), weights))
+
+
+@pytest.mark.parametrize("precision", ["highest", "tf32"])
 @pytest.mark.parametrize("d", [1, 7, 513, 9_000])
-def test_gram_entries_depend_on_their_two_rows_alone(d: int) -> None:
+def test_gram_entries_depend_on_their_two_rows_alone(d: int, precision: str) -> None:
+    def entries(updates: Tensor, **options: Any) -> Tensor:
+        return ops.gram(updates, dtype=F64, precision=precision, **options)
+
     rows = torch.randn(300, d, device="cuda")
-    full = ops.gram(rows, dtype=F64)
+    full = entries(rows)
     assert torch.equal(full, full.T)
     order = torch.randperm(300, device="cuda")
-    assert torch.equal(ops.gram(rows[order], dtype=F64), full[order][:, order])
+    assert torch.equal(entries(rows[order]), full[order][:, order])
     for count in (1, 16, 17, 64, 65, 129):  # either kernel, any part of a tile
         some = order[:count]
-        assert torch.equal(ops.gram(rows[some], dtype=F64), full[some][:, some])
+        assert torch.equal(entries(rows[some]), full[some][:, some])
     group = torch.arange(300, device="cuda") // 50
     pairs = group[:, None] == group
-    assert torch.equal(ops.gram(rows, pairs=pairs, dtype=F64), torch.where(pairs, full, 0.0))
+    assert torch.equal(entries(rows, pairs=pairs), torch.where(pairs, full, 0.0))
 
 
 @pytest.mark.parametrize("count", [4, 64, 80])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,31 @@ def test_a_dry_run_writes_every_op(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     ops = {"gram", "weighted_sum_", "mimic_", "memory_update_", "step fdms", "step mimic"}
     assert {row["op"] for row in rows} == ops
+    short = {row["op"] for row in rows if row["mode"] == "bfloat16"}
+    assert short == {"weighted_sum_", "mimic_", "memory_update_"}
+    assert {row["op"] for row in rows if row["mode"] == "tf32"} == {"gram"}
     for row in rows:
         seconds = float(row["us"]) * 1e-6
-        num_bytes = WORK[row["op"]](int(row["S"]), int(row["d"])).num_bytes
+        S, d = int(row["S"]), int(row["d"])
+        num_bytes = WORK[row["op"]](S, d).num_bytes
+        if row["mode"] in ("bfloat16", "float16"):
+            num_bytes -= 2 * S * d
         assert float(row["gbytes_per_s"]) == pytest.approx(num_bytes / seconds / 1e9, rel=1e-2)
         assert (row["met"] != "") == (row["floor"] != "")
     table = (tmp_path / "cuda.md").read_text(encoding="utf-8")
     assert table.count("\n| ") == len(rows) + 2  # the head and its line
 
 
-@pytest.mark.parametrize("build", [cuda_cases.gram, cuda_cases.weighted_sum, cuda_cases.fdms_step])
+@pytest.mark.parametrize(
+    "build",
+    [
+        cuda_cases.gram,
+        cuda_cases.tf32_gram,
+        cuda_cases.weighted_sum,
+        partial(cuda_cases.weighted_sum, dtype=torch.bfloat16),
+        cuda_cases.fdms_step,
+    ],
+)
 def test_contenders_compute_the_same(build: object) -> None:
     results = []
     for number in range(9):

@@ -187,6 +187,24 @@ def test_cosines_of_large_models_are_right() -> None:
     assert (got - exact).abs().max() < 1e-8
 
 
+@pytest.mark.parametrize(("S", "d"), [(3, 70), (20, 62_006), (70, 900)])
+def test_tf32_is_the_least_that_will_do(isa: str, S: int, d: int) -> None:
+    rows = torch.randn(S, d) + torch.randn(d)
+    got = ops.gram(rows, dtype=torch.float64, precision="tf32")
+    highest = ops.gram(rows, dtype=torch.float64)
+    exact = reference.gram(rows, dtype=torch.float64)
+    assert torch.equal(got, got.T)
+    # The elements of a product are each off by 2**-11; sums as in the other mode.
+    assert ((got - exact).abs() <= (2.0**-10 + 2.0**-18) * magnitudes(rows)).all()
+    if isa == "cuda":  # it does round
+        assert (got - exact).abs().max() > 10 * (highest - exact).abs().max()
+    else:
+        assert torch.equal(got, highest)
+    both = torch.zeros(S, S, dtype=torch.float64)
+    ops.gram_and_sum_(torch.zeros(d), both, rows, torch.ones(S), precision="tf32")
+    assert torch.equal(both, got)
+
+
 @pytest.mark.parametrize(
     ("updates", "options", "error", "message"),
     [
@@ -205,6 +223,12 @@ def test_cosines_of_large_models_are_right() -> None:
             "symmetric",
         ),
         (torch.ones(2, 3), {"dtype": torch.float16}, TypeError, "dtype"),
+        (
+            torch.ones(2, 3),
+            {"precision": "high"},
+            ValueError,
+            'precision: expected "highest" or "tf32", got "high"',
+        ),
     ],
 )
 def test_bad_arguments(

@@ -216,7 +216,7 @@ BAD = {
         ValueError,
         "updates: expected rows of d",
     ),
-    "updates dtype": ({"updates": torch.ones(4, 9).half()}, TypeError, "updates"),
+    "updates dtype": ({"updates": torch.ones(4, 9).double()}, TypeError, "updates"),
     "too few ids": ({"clients": torch.tensor([1, 2, 3])}, ValueError, "clients: expected shape"),
     "id dtype": ({"clients": torch.tensor([1, 2, 3, 4]).int()}, TypeError, "clients"),
     "id twice": ({"clients": torch.tensor([1, 2, 1, 4])}, ValueError, "got 1 twice"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,9 +220,9 @@ def test_pairs_nobody_needs_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> N
     asked: list[Tensor] = []
     gram = ops.gram
 
-    def spy(updates: Tensor, *, pairs: Tensor, dtype: torch.dtype) -> Tensor:
+    def spy(updates: Tensor, *, pairs: Tensor, **options: Any) -> Tensor:
         asked.append(pairs)
-        return gram(updates, pairs=pairs, dtype=dtype)
+        return gram(updates, pairs=pairs, **options)
 
     monkeypatch.setattr(ops, "gram", spy)
     agg.step(params, GROUPS[[0, 1, 3]], [0, 1, 3])
@@ -285,6 +286,8 @@ def test_a_bad_threshold_changes_nothing(
     ("options", "error", "match"),
     [
         ({"similarity": "cosin"}, ValueError, "similarity"),
+        ({"precision": "high"}, ValueError, "precision: expected one of"),
+        ({"similarity": "distance", "precision": "tf32"}, ValueError, "precision.*distance"),
         ({"elimination": "theorem1"}, ValueError, "elimination.*theorem2"),
         ({"elimination": 0.5}, TypeError, "elimination"),
         ({"client_weights": [0.0, 0.0]}, ValueError, "client_weights.*zero"),
@@ -293,6 +296,24 @@ def test_a_bad_threshold_changes_nothing(
 def test_bad_options(options: dict[str, object], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         FDMS(num_clients=2, num_params=1, **options)
+
+
+@pytest.mark.parametrize("elimination", [None, "theorem2"])
+def test_precision_reaches_the_op(monkeypatch: pytest.MonkeyPatch, elimination: str | None) -> None:
+    asked = []
+    name = "gram" if elimination else "gram_and_sum_"
+    op = getattr(ops, name)
+
+    def spy(*args: object, precision: str, **kwargs: object) -> Tensor:
+        asked.append(precision)
+        return op(*args, precision=precision, **kwargs)
+
+    monkeypatch.setattr(ops, name, spy)
+    for precision in ("highest", "tf32"):
+        agg = FDMS(num_clients=3, num_params=4, precision=precision, elimination=elimination)
+        agg.step(torch.zeros(4), torch.randn(2, 4), [0, 2])
+        assert agg.options()["precision"] == precision
+    assert asked == ["highest", "tf32"]
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-12, 1.0, 1e12, 1e18, 1e37])

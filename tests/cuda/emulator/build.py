@@ -37,7 +37,9 @@ def translated_kernel(path: Path) -> str:
     s = s.replace("extern __shared__ float4 shared[];", "float4* shared = emulated_shared();")
     if path.name == "gram_mma.cuh":
         s = without(s, "__device__ __forceinline__ uint32_t round_pair")
-        s = without(s, "__device__ __forceinline__ void mma(")
+        s = without(s, "__device__ __forceinline__ uint32_t round_tf32")
+        s = without(s, "__device__ __forceinline__ void mma_bf16(")
+        s = without(s, "__device__ __forceinline__ void mma_tf32(")
     if path.name == "gram_few_cuda.cu":
         s = without(s, "template <int kBytes>\n__device__ __forceinline__ void copy_async")
         s = re.sub(r'asm volatile\("cp\.async\.(commit|wait)[^;]*;[^;]*\);', ";", s)
@@ -46,7 +48,7 @@ def translated_kernel(path: Path) -> str:
 
 
 def translated_binding(path: Path) -> str:
-    """ops_cuda.cpp for tensors on the CPU."""
+    """A CUDA binding for tensors on the CPU."""
     s = path.read_text(encoding="utf-8")
     s = re.sub(r"#include <c10/cuda/.*\n", "", s)
     s = re.sub(r"TORCH_CHECK_VALUE\(device\.is_cuda\(\).*?;\n", "", s, count=1, flags=re.DOTALL)
@@ -65,8 +67,8 @@ def build(folder: Path) -> None:
         if path.suffix == ".cu" or "cuda" in path.read_text(encoding="utf-8"):
             name = path.with_suffix(".cpp") if path.suffix == ".cu" else path
             name.write_text(translated_kernel(path), encoding="utf-8")
-    binding = bindings / "ops_cuda.cpp"
-    binding.write_text(translated_binding(binding), encoding="utf-8")
+    for path in (bindings / "cuda_launch.h", binding := bindings / "ops_cuda.cpp"):
+        path.write_text(translated_binding(path), encoding="utf-8")
 
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]

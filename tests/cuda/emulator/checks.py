@@ -8,7 +8,7 @@ import sys
 import torch
 from torch import Tensor
 
-from fastagg import ops, reference, selfcheck
+from fastagg import bits, ops, reference, selfcheck
 
 F64 = torch.float64
 
@@ -68,6 +68,87 @@ def rounds_in_two_halves() -> None:
         two = ops.add_total_(params.clone(), out, 0.7, 1.0)
         assert torch.equal(one, two) and torch.equal(peaks, ops.abs_max(updates))
         assert torch.equal(torch.stack(own), rounded - updates)
+
+
+def tf32() -> None:
+    """Within the bound that ops.gram states, and what products of rounded numbers are."""
+    for count, d in ((3, 1_040), (40, 530), (64, 70), (70, 530), (140, 301)):
+        rows = torch.randn(count, d) + torch.randn(d)
+        got = ops.gram(rows, dtype=F64, precision="tf32")
+        assert torch.equal(got, got.T)
+        magnitudes = rows.double().abs() @ rows.double().abs().T
+        exact = reference.gram(rows, dtype=F64)
+        assert ((got - exact).abs() <= (2.0**-10 + 2.0**-18) * magnitudes).all()
+        assert (got - exact).abs().max() > 10 * (gram(rows) - exact).abs().max()
+        # cvt.rna.tf32: 13 bits less, ties away from zero. What is left are 52 roundings in float32
+        # (16 of a chain of 16 products and 32 of the chains of a block, and less than 4).
+        rounded = ((rows.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+        assert ((got - reference.gram(rounded, dtype=F64)).abs() <= 2.0**-18 * magnitudes).all()
+        # An entry depends on its two rows alone, here too.
+        assert torch.equal(ops.gram(rows[:2], dtype=F64, precision="tf32"), got[:2, :2])
+        out, both = torch.zeros(d), torch.zeros(count, count, dtype=F64)
+        ops.gram_and_sum_(out, both, rows, torch.ones(count), precision="tf32")
+        assert torch.equal(both, got)
+    by_hand = torch.tensor([[1 + 2.0**-11, 3.0], [1 - 2.0**-12, 1.0]])  # a tie; nearest
+    got = ops.gram(by_hand, dtype=F64, precision="tf32")
+    assert got[0, 0] == (1 + 2.0**-10) ** 2 + 9 and got[1, 1] == 2.0 and got[0, 1] == 4 + 2.0**-10
+    for pattern in (0x7FFFFFFF, 0x7FC00000, 0x7F800000):  # what an addition to the bits would lose
+        bad = torch.ones(3, 40)
+        bad[1, 7] = torch.tensor(pattern, dtype=torch.int32).view(torch.float32)
+        finite = ops.gram(bad, dtype=F64, precision="tf32").diagonal().isfinite()
+        assert finite.tolist() == [True, False, True]
+
+
+def short_rows() -> None:
+    """Rows in bfloat16 and float16, at any alignment: the bits of the same float32 rows."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for S, d, offset in ((1, 1, 0), (5, 1_031, 1), (20, 530, 2), (13, 99, 4), (9, 4_097, 8)):
+            place = torch.zeros(S * 4_104 + offset, dtype=dtype)[offset:].view(S, 4_104)
+            rows = place[:, :d].copy_(torch.randn(S, d))
+            old = torch.randn(S, d).to(dtype)
+            memory, params, clients = torch.randn(S, d), torch.randn(d), torch.randperm(S)
+            weights, total = torch.rand(S), torch.randn(d, dtype=F64)
+            references = [params.clone() if s % 3 else None for s in range(S)]
+            results = []
+            for x, y in ((rows, old), (rows.float(), old.float())):
+                out, own, theirs = params.clone(), memory.clone(), memory.clone()
+                wide, sums, single = total.clone(), torch.zeros(d, dtype=F64), torch.zeros(d)
+                peaks, more = torch.zeros(S), torch.zeros(d, dtype=F64)
+                ops.weighted_sum_(out, x, weights, 0.5)
+                ops.mimic_(out, x, own, clients, 0.7)
+                ops.memory_update_(out, wide, theirs, x, clients, weights, 0.7, 0.1, models=True)
+                ops.mimic_mean_(sums, single, peaks, x, y, clients, references)
+                ops.memory_total_(more, peaks, wide, y, x, clients, weights, references, params)
+                results.append([out, own, theirs, wide, sums, single, peaks, more])
+            assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+            expected = reference.weighted_sum_(params.clone(), rows, weights, 0.5)
+            got = ops.weighted_sum_(params.clone(), rows, weights, 0.5)
+            scale = params.abs().max() + S * rows.float().abs().max()
+            assert (got - expected).abs().max() <= 11 * 2.0**-24 * scale  # see test_rows.py
+        every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
+        out = ops.weighted_sum_(torch.zeros(1 << 16), every[None], torch.ones(1), beta=0.0)
+        torch.testing.assert_close(out, every.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def called_off() -> None:
+    """``when``: a round commits all that it changes, or nothing."""
+    K, S, d = 21, 9, 333
+    clients, rows = torch.randperm(K)[:S], torch.randn(S, d)
+    fresh, weights = torch.rand(S, S), torch.rand(S)
+    for counts_dtype in (torch.int16, torch.int32):
+        start = [torch.randn(d), torch.rand(K, K), torch.ones(K, K, dtype=counts_dtype)]
+        start.append(bits.ones(K, K))
+        results = []
+        for when in (None, torch.tensor(True), torch.tensor(False)):
+            params, scores, counts, candidates = changed = [t.clone() for t in start]
+            ops.weighted_sum_(params, rows, weights, 0.0, when=when)
+            ops.update_scores_(scores, counts, fresh, clients, when=when)
+            ops.eliminate_(candidates, scores, counts, 0.2, when=when)
+            results.append(changed)
+        plain, yes, no = results
+        assert all(torch.equal(a, b) for a, b in zip(plain, yes, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(no, start, strict=True))
+        assert not any(torch.equal(a, b) for a, b in zip(plain, no, strict=True))
 
 
 if __name__ == "__main__":

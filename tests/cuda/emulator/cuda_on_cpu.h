@@ -164,8 +164,12 @@ inline uint32_t round_pair(float x, float y) {
 }
 // Runs one block of `threads` fibers.
 void run_block(const std::function<void()>& body, unsigned threads);
-// mma.m16n8k16 of a warp, fragments laid out as in the PTX manual; replaces the one in
-// gram_mma.cuh.
+inline uint32_t round_tf32(float x) {
+  const uint32_t b = __float_as_int(x);
+  return (b & 0x7fffffff) > 0x7f800000 ? 0x7fffffff : (b + 0x1000) & 0xffffe000u;
+}
+// mma.m16n8k16 (bf16) and mma.m16n8k8 (tf32) of a warp, fragments laid out as in the PTX manual;
+// they replace those in gram_mma.cuh.
 struct MmaArgs {
   float c[4];
   uint32_t a[4], b[2];
@@ -174,7 +178,9 @@ extern std::vector<MmaArgs> mma_args;
 inline float half_of(uint32_t w, int h) {
   return __uint_as_float(h ? w & 0xffff0000u : w << 16);
 }
-inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// A word is `kHalves` numbers.
+template <int kHalves>
+void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   const int base = current->warp * 32;
   MmaArgs& m = mma_args[base + current->lane];
   for (int r = 0; r < 4; ++r) m.c[r] = c[r], m.a[r] = a[r];
@@ -185,16 +191,24 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
   for (int e = 0; e < 4; ++e) {
     const int row = current->lane / 4 + (e < 2 ? 0 : 8), col = current->lane % 4 * 2 + e % 2;
     double sum = mma_args[base + current->lane].c[e];
-    for (int k = 0; k < 16; ++k) {
-      const int ra = (row % 8) * 4 + (k % 8) / 2, rega = (row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0);
-      const int rb = col * 4 + (k % 8) / 2, regb = k >= 8;
-      sum += double(half_of(mma_args[base + ra].a[rega], k % 2)) *
-             half_of(mma_args[base + rb].b[regb], k % 2);
+    for (int word = 0; word < 8; ++word) {
+      const uint32_t x = mma_args[base + row % 8 * 4 + word % 4].a[row / 8 + word / 4 * 2];
+      const uint32_t y = mma_args[base + col * 4 + word % 4].b[word / 4];
+      if (kHalves == 2)
+        for (int h = 0; h < 2; ++h) sum += double(half_of(x, h)) * half_of(y, h);
+      else  // the lower 13 bits are not looked at
+        sum += double(__uint_as_float(x & 0xffffe000u)) * __uint_as_float(y & 0xffffe000u);
     }
     out[e] = float(sum);
   }
   wait_for(4);
   for (int e = 0; e < 4; ++e) c[e] = out[e];
+}
+inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma<2>(c, a, b0, b1);
+}
+inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  mma<1>(c, a, b0, b1);
 }
 // cp.async, done at once; replaces the one in gram_few_cuda.cu. Misaligned addresses end the
 // program.

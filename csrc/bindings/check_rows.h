@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of rows: S updates, and what is remembered of their clients, wherever they are.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "../kernels/elements.h"
+#include "checks.h"
+
+namespace fastagg {
+
+// S rows of d elements of one dtype.
+struct Rows {
+  std::vector<const char*> addresses;
+  at::ScalarType dtype = at::kFloat;
+  int64_t d = 0;
+  int64_t size() const { return static_cast<int64_t>(addresses.size()); }
+  int64_t element_bytes() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
+};
+
+// The addresses as pointers to T.
+template <class T, class Byte>
+std::vector<T*> pointers(const std::vector<Byte*>& addresses) {
+  std::vector<T*> result;
+  result.reserve(addresses.size());
+  for (Byte* address : addresses) result.push_back(reinterpret_cast<T*>(address));
+  return result;
+}
+
+// call(T()) with the type of elements: float, Bfloat16 or Half.
+template <class Call>
+void with_element(at::ScalarType dtype, const Call& call) {
+  if (dtype == at::kBFloat16)
+    call(Bfloat16());
+  else if (dtype == at::kHalf)
+    call(Half());
+  else
+    call(float());
+}
+
+enum class Elements { kFloat, kAlsoShort };  // float32, or bfloat16 and float16 as well
+
+inline void check_elements(const at::Tensor& t, const char* name, Elements allowed) {
+  const at::ScalarType dtype = t.scalar_type();
+  if (allowed == Elements::kFloat) {
+    TORCH_CHECK_TYPE(dtype == at::kFloat, name, ": expected dtype Float, got ", dtype);
+  } else {
+    TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, name,
+                     ": expected dtype Float, BFloat16 or Half, got ", dtype);
+  }
+}
+
+// `d`: the expected length of a row, or kAny.
+inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
+                       const at::Device& device, Elements allowed = Elements::kFloat) {
+  Rows rows;
+  if (!tensors.empty()) rows.dtype = tensors[0].scalar_type();
+  for (const at::Tensor& t : tensors) {
+    check_elements(t, name, allowed);
+    TORCH_CHECK_TYPE(t.scalar_type() == rows.dtype, name, ": expected rows of one dtype, got ",
+                     rows.dtype, " and ", t.scalar_type());
+    check_same_device(t, name, device);
+    TORCH_CHECK_VALUE(t.dim() == 1 || t.dim() == 2, name,
+                      ": expected [S, d] or S tensors [d], got a tensor of shape ", t.sizes());
+    const int64_t length = t.size(-1);
+    if (d == kAny) d = length;
+    TORCH_CHECK_VALUE(length == d, name, ": expected rows of d = ", d, " elements, got shape ",
+                      t.sizes());
+    TORCH_CHECK_VALUE(t.stride(-1) == 1 || length <= 1, name,
+                      ": expected a contiguous last dimension, got strides ", t.strides());
+    const auto* data = static_cast<const char*>(t.const_data_ptr());
+    const int64_t count = t.dim() == 2 ? t.size(0) : 1;
+    const int64_t distance = t.dim() == 2 ? t.stride(0) * rows.element_bytes() : 0;
+    for (int64_t s = 0; s < count; ++s) rows.addresses.push_back(data + s * distance);
+  }
+  rows.d = d == kAny ? 0 : d;
+  return rows;
+}
+
+// Rows are only read: none may lie in memory that the same call writes.
+inline void check_no_overlap(const Rows& rows, const char* name, const at::Tensor& written,
+                             const char* written_name) {
+  const auto* begin = static_cast<const char*>(written.const_data_ptr());
+  const auto* end = begin + written.nbytes();
+  for (const char* row : rows.addresses) {
+    const char* last = row + rows.d * rows.element_bytes();
+    TORCH_CHECK_VALUE(last <= begin || end <= row, name, ": a row shares memory with ",
+                      written_name, ", which this call changes");
+  }
+}
+
+// The same for rows of d floats that are written: they must also be disjoint.
+inline void check_no_overlap(const Rows& rows, const char* name, const std::vector<char*>& written,
+                             const char* written_name) {
+  std::vector<const char*> starts(written.begin(), written.end());
+  std::sort(starts.begin(), starts.end());
+  const int64_t read = rows.d * rows.element_bytes();
+  const int64_t changed = rows.d * static_cast<int64_t>(sizeof(float));
+  for (std::size_t s = 1; s < starts.size(); ++s)
+    TORCH_CHECK_VALUE(starts[s - 1] + changed <= starts[s], written_name,
+                      ": expected rows that share no memory with each other");
+  for (const char* row : rows.addresses) {
+    const auto after = std::upper_bound(starts.begin(), starts.end(), row);
+    const bool free_after = after == starts.end() || row + read <= *after;
+    const bool free_before = after == starts.begin() || *(after - 1) + changed <= row;
+    TORCH_CHECK_VALUE(free_after && free_before, name, ": a row shares memory with ", written_name,
+                      ", which this call changes");
+  }
+}
+
+// Distinct ids in [0, K), one per row, or of any size if K is kAny; returns them.
+inline const int64_t* check_clients(const at::Tensor& clients, int64_t S, int64_t K) {
+  check_tensor(clients, "clients", at::kLong, {S});
+  const auto* ids = clients.const_data_ptr<int64_t>();
+  const int64_t limit = K == kAny ? std::numeric_limits<int64_t>::max() : K;
+  for (int64_t s = 0; s < S; ++s)
+    TORCH_CHECK_INDEX(ids[s] >= 0 && ids[s] < limit, "clients: expected ids in [0, ", limit,
+                      "), got ", ids[s]);
+  std::vector<int64_t> sorted(ids, ids + S);
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  TORCH_CHECK_VALUE(twice == sorted.end(), "clients: expected distinct ids, got ", *twice,
+                    " twice");
+  return ids;
+}
+
+// What is remembered of the clients of S rows: the rows `clients` of one [K, d] tensor, or S
+// tensors [d], those of clients[0], clients[1], … Returns them in that order, and checks the ids.
+//   d, dtype   // of a row
+struct ClientRows {
+  std::vector<char*> addresses;
+  const int64_t* ids;
+};
+
+inline ClientRows check_client_rows(at::TensorList tensors, const char* name,
+                                    const at::Tensor& clients, int64_t S, int64_t d,
+                                    at::ScalarType dtype, const at::Device& device) {
+  ClientRows rows;
+  if (tensors.size() == 1 && tensors[0].dim() == 2) {
+    const at::Tensor& matrix = tensors[0];
+    check_tensor(matrix, name, dtype, {kAny, d});
+    check_same_device(matrix, name, device);
+    rows.ids = check_clients(clients, S, matrix.size(0));
+    auto* data = static_cast<char*>(matrix.mutable_data_ptr());
+    const int64_t row_bytes = d * static_cast<int64_t>(c10::elementSize(dtype));
+    for (int64_t s = 0; s < S; ++s) rows.addresses.push_back(data + rows.ids[s] * row_bytes);
+    return rows;
+  }
+  rows.ids = check_clients(clients, S, kAny);
+  TORCH_CHECK_VALUE(static_cast<int64_t>(tensors.size()) == S, name,
+                    ": expected one tensor [K, d] or a row for each of ", S, " updates, got ",
+                    tensors.size(), " tensors");
+  for (const at::Tensor& row : tensors) {
+    check_tensor(row, name, dtype, {d});
+    check_same_device(row, name, device);
+    rows.addresses.push_back(static_cast<char*>(row.mutable_data_ptr()));
+  }
+  return rows;
+}
+
+// [] or S entries, each absent or [d]: S pointers, null where absent.
+inline std::vector<const float*> check_references(
+    const c10::List<std::optional<at::Tensor>>& tensors, int64_t S, int64_t d,
+    const at::Device& device) {
+  std::vector<const float*> pointers(S, nullptr);
+  const auto given = static_cast<int64_t>(tensors.size());
+  TORCH_CHECK_VALUE(given == 0 || given == S, "references: expected one entry for each of ", S,
+                    " updates, got ", given);
+  for (int64_t s = 0; s < given; ++s) {
+    const std::optional<at::Tensor> row = tensors.get(s);
+    if (!row) continue;
+    check_tensor(*row, "references", at::kFloat, {d});
+    check_same_device(*row, "references", device);
+    pointers[s] = row->const_data_ptr<float>();
+  }
+  return pointers;
+}
+
+// The rows' positions in the order of their client ids.
+inline std::vector<int64_t> order_by_client(const int64_t* ids, int64_t S) {
+  std::vector<int64_t> order(S);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+  return order;
+}
+
+template <class T>
+std::vector<T> reorder(const std::vector<T>& items, const std::vector<int64_t>& order) {
+  std::vector<T> result;
+  result.reserve(order.size());
+  for (int64_t position : order) result.push_back(items[position]);
+  return result;
+}
+
+}  // namespace fastagg

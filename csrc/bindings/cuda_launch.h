@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every CUDA binding does: choose device and stream, send small tables, report errors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "../kernels/cuda_kernels.h"
+#include "../kernels/row_layout.h"
+#include "check_rows.h"
+#include "checks.h"
+
+namespace fastagg {
+
+// The device of an operator's main argument: it becomes the current one, and the work goes to its
+// current stream.
+class OnDevice {
+ public:
+  OnDevice(const at::Tensor& tensor, const char* name) : OnDevice(tensor.device(), name) {}
+  OnDevice(const at::Device& device, const char* name)
+      : device_(checked(device, name)), guard_(device) {}
+
+  const at::Device& device() const { return device_; }
+  cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(device_.index()).stream(); }
+  at::Tensor empty(at::IntArrayRef shape, at::ScalarType dtype) const {
+    return at::empty(shape, at::TensorOptions().dtype(dtype).device(device_));
+  }
+
+ private:
+  static at::Device checked(const at::Device& device, const char* name) {
+    TORCH_CHECK_VALUE(device.is_cuda(), name,
+                      ": expected a CUDA tensor, as other arguments are, got one on ", device);
+    return device;
+  }
+  at::Device device_;
+  c10::cuda::CUDAGuard guard_;
+};
+
+template <class... Sizes>
+void check_launch(cudaError_t error, const char* op, const Sizes&... sizes) {
+  TORCH_CHECK(error == cudaSuccess, "fastagg::", op, " on ", sizes..., ": ",
+              cudaGetErrorString(error));
+}
+
+// Tables of 64-bit words (addresses, doubles, ids) that go to the device together.
+class Tables {
+ public:
+  template <class T>
+  int64_t add(const std::vector<T>& items) {
+    static_assert(sizeof(T) == sizeof(uint64_t));
+    const auto begin = static_cast<int64_t>(words_.size());
+    words_.resize(words_.size() + items.size());
+    if (!items.empty()) std::memcpy(&words_[begin], items.data(), items.size() * sizeof(T));
+    return begin;
+  }
+  void upload(const OnDevice& on) {
+    const auto n = static_cast<int64_t>(words_.size());
+    memory_ = on.empty({n}, at::kLong);
+    auto* to = reinterpret_cast<uint64_t*>(memory_.mutable_data_ptr<int64_t>());
+    check_launch(cuda::store_words(words_.data(), n, to, on.stream()), "store_words", n, " words");
+  }
+  // The table that began at `begin`, on the device.
+  template <class T>
+  T* at(int64_t begin) const {
+    return reinterpret_cast<T*>(memory_.mutable_data_ptr<int64_t>() + begin);
+  }
+  at::Tensor ids(int64_t begin, int64_t count) const { return memory_.narrow(0, begin, count); }
+
+ private:
+  std::vector<uint64_t> words_;
+  at::Tensor memory_;
+};
+
+// How many elements all the addresses given allow to be had at a time.
+class Width {
+ public:
+  void add(const void* address, int64_t element_bytes = sizeof(float)) {
+    (element_bytes == sizeof(float) ? floats_ : shorts_) |=
+        reinterpret_cast<std::uintptr_t>(address);
+  }
+  template <class T>
+  void add(const std::vector<T*>& addresses, int64_t element_bytes = sizeof(float)) {
+    for (T* address : addresses) add(address, element_bytes);
+  }
+  int value() const {
+    return std::min(cuda::vector_width(floats_, sizeof(float)),
+                    cuda::vector_width(shorts_, sizeof(Half)));
+  }
+
+ private:
+  std::uintptr_t floats_ = 0, shorts_ = 0;
+};
+
+// Rows of clients in the order of their ids, and what belongs to each of them, on the device.
+//   own_dtype   // of what is remembered; none: that of the updates
+class OrderedRows {
+ public:
+  OrderedRows(const OnDevice& on, at::TensorList tensors, at::TensorList remembered,
+              const char* name, const at::Tensor& clients, int64_t d,
+              std::optional<at::ScalarType> own_dtype)
+      : d_(d),
+        ids_(clients.to(at::kCPU)),
+        updates_(check_rows(tensors, "updates", d, on.device(), Elements::kAlsoShort)),
+        own_dtype_(own_dtype.value_or(updates_.dtype)),
+        own_(
+            check_client_rows(remembered, name, ids_, updates_.size(), d, own_dtype_, on.device())),
+        order_(order_by_client(own_.ids, updates_.size())) {
+    width_.add(updates_.addresses, updates_.element_bytes());
+    width_.add(own_.addresses, static_cast<int64_t>(c10::elementSize(own_dtype_)));
+    updates_at_ = tables_.add(reorder(updates_.addresses, order_));
+    own_at_ = tables_.add(reorder(own_.addresses, order_));
+    order_at_ = tables_.add(order_);
+  }
+  void add_weights(const at::Tensor& weights) {
+    const at::Tensor here = weights.to(at::kCPU);
+    weights_at_ = tables_.add(reorder(check_weights(here, S(), here.device()), order_));
+  }
+  void add_references(const c10::List<std::optional<at::Tensor>>& references,
+                      const at::Device& device) {
+    const auto bases = check_references(references, S(), d_, device);
+    width_.add(bases);
+    if (!references.empty()) references_at_ = tables_.add(reorder(bases, order_));
+  }
+  void upload(const OnDevice& on) { tables_.upload(on); }
+
+  int64_t S() const { return updates_.size(); }
+  const Rows& given_updates() const { return updates_; }
+  const std::vector<char*>& given_own() const { return own_.addresses; }
+  Width& width() { return width_; }
+  template <class T>
+  const T* const* updates() const {
+    return tables_.at<const T*>(updates_at_);
+  }
+  template <class T>
+  T* const* own() const {
+    return tables_.at<T*>(own_at_);
+  }
+  const float* const* references() const {
+    return references_at_ < 0 ? nullptr : tables_.at<const float*>(references_at_);
+  }
+  const double* weights() const { return tables_.at<double>(weights_at_); }
+
+  // Peaks come in the order of clients and are given in that of the rows.
+  void write_peaks(const at::Tensor& peaks, const at::Tensor& ordered) const {
+    peaks.index_copy_(0, tables_.ids(order_at_, S()), ordered);
+  }
+
+ private:
+  int64_t d_;
+  at::Tensor ids_;
+  Rows updates_;
+  at::ScalarType own_dtype_;
+  ClientRows own_;
+  std::vector<int64_t> order_;
+  Width width_;
+  Tables tables_;
+  int64_t updates_at_ = 0, own_at_ = 0, order_at_ = 0, weights_at_ = 0, references_at_ = -1;
+};
+
+}  // namespace fastagg

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an element of a row may be. The two short types are only read: every one of their numbers is
+// a float, as which it is added up.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "host_device.h"
+
+namespace fastagg {
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+struct Half {  // IEEE 754 binary16
+  uint16_t bits;
+};
+
+FASTAGG_HD float widened(float x) {
+  return x;
+}
+
+FASTAGG_HD float float_of_bits(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+FASTAGG_HD float widened(Bfloat16 x) {
+  return float_of_bits(uint32_t{x.bits} << 16);
+}
+
+FASTAGG_HD float widened(Half x) {
+#ifdef __CUDA_ARCH__
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
+  return wide;
+#else
+  // Selections by masks, not branches, which would keep loops from becoming vectors. No number here
+  // is a subnormal float, so it does not matter whether the processor flushes these.
+  const uint32_t magnitude = x.bits & 0x7fffu, sign = uint32_t{x.bits & 0x8000u} << 16;
+  const uint32_t subnormal = 0u - static_cast<uint32_t>(magnitude < 0x400u);  // or zero
+  const uint32_t special = 0u - static_cast<uint32_t>(magnitude >= 0x7c00u);  // infinity, NaN
+  const uint32_t rebias = 112u << 23;  // exponents are 15 more, and become 127 more; 31, 255
+  const uint32_t normal = (magnitude << 13) + rebias + (rebias & special);
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
+  uint32_t small_bits;
+  memcpy(&small_bits, &small, sizeof small);
+  return float_of_bits((normal & ~subnormal) | (small_bits & subnormal) | sign);
+#endif
+}
+
+}  // namespace fastagg
