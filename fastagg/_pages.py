@@ -19,11 +19,17 @@ def zeros(count: int, size: int, step: int) -> list[Tensor]:
     Where they fill some huge pages and the system has them (Linux; it decides by
     `/sys/kernel/mm/transparent_hugepage/enabled`) they are there. Each is a tensor with a storage
     of its own; the memory is given back with the last of them.
+
+    Raises:
+        MemoryError: the system has not so much.
     """
     if count == 0:
         return []
     num_bytes = 4 * count * step
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as found:
+        raise MemoryError(f"no memory for {count} rows of {size} numbers: {found}") from None
     if num_bytes >= 2 * HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
