@@ -109,12 +109,12 @@ class Bomb:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (truncated, "cannot be read: client 7: .*1.safetensors: "),
-    "empty": (lambda p: p.write_bytes(b""), "cannot be read: client 7: "),
+    "truncated": (truncated, "client 7: cannot be read: .*1.safetensors: "),
+    "empty": (lambda p: p.write_bytes(b""), "client 7: cannot be read: "),
     "missing": (lambda p: p.unlink(), "client 7: .*there is no such file"),
     "folder": (lambda p: (p.unlink(), p.mkdir()), "client 7: .*there is no such file"),
-    "garbage": (lambda p: p.write_bytes(os.urandom(5000)), "cannot be read: client 7: "),
-    "pickle": (lambda p: p.write_bytes(pickle.dumps(Bomb())), "cannot be read: client 7: "),
+    "garbage": (lambda p: p.write_bytes(os.urandom(5000)), "client 7: cannot be read: "),
+    "pickle": (lambda p: p.write_bytes(pickle.dumps(Bomb())), "client 7: cannot be read: "),
     "shape": (wrong_shape, r"a: expected shape \[3, 5\], got \[5, 3\]"),
     "names": (wrong_names, r"missing \['b', 'c', 'empty'\], unknown \['z'\]"),
     "integers": (integers, "a: expected one of .*, got I32"),
