@@ -173,7 +173,8 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
         '[superlink]\ndefault = "loopback"\n\n'
         f'[superlink.loopback]\naddress = "{address}"\ninsecure = true\n'
     )
-    federation.start(
+    deadline = time.monotonic() + options.deadline
+    superlink = federation.start(
         "superlink",
         command("flower-superlink"),
         "--insecure",
@@ -189,7 +190,7 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
             f"--port={own}",
             f"--node-config=partition-id={client}",
         )
-    wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), 60.0)
+    wait_for_port(port, superlink, deadline)
     config = {
         "rule": f"'{options.rule}'",
         "rounds": options.rounds,
@@ -201,7 +202,6 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
     if options.stop_after:
         config["checkpoint"] = f"'{federation.folder / 'checkpoint'}'"
         config["checkpoint-every"] = options.rounds + 1
-    deadline = time.monotonic() + options.deadline
     main = start_run(federation, config)
     if options.stop_after:
         stop_server(federation, options, main, out, deadline)
@@ -214,15 +214,14 @@ def start_run(federation: Federation, config: Mapping[str, str | float]) -> subp
     return federation.start("run", command("flwr"), "run", ".", "--stream", "--run-config", text)
 
 
-def wait_for(attempt: Callable[[], object], seconds: float) -> None:
-    """Try until it works."""
-    deadline = time.monotonic() + seconds
+def wait_for_port(port: int, server: subprocess.Popen[bytes], deadline: float) -> None:
+    """Return once ``server`` listens."""
     while True:
         try:
-            attempt()
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
             return
         except OSError:
-            if time.monotonic() > deadline:
+            if server.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
