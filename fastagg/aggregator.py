@@ -7,7 +7,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
@@ -18,7 +18,7 @@ from fastagg.buffer import Clients, allocate_rows
 from fastagg.cohort import Cohort, Updates, read_cohort
 from fastagg.columns import Columns, segment_columns
 from fastagg.costs import Cost, Sizes
-from fastagg.options import FLOAT32_LIMIT, read_device, read_factor, read_size
+from fastagg.options import FLOAT32_LIMIT, read_device, read_factor, read_positive, read_size
 from fastagg.row_memory import RowMemory
 
 if TYPE_CHECKING:
@@ -35,13 +35,14 @@ class StepReport:
 
     Attributes:
         active: [S] int64, ids whose rows were used, ascending.
-        rejected: [R] int64, ids whose rows held NaN or Inf and were dropped, ascending.
+        rejected: [R] int64, ids whose rows were left out, ascending.
         weights: [S] float32, the factor of each row of ``active`` in this round's aggregate,
             before ``server_lr``. Rules with a memory add remembered rows to it.
         friends: [K] int64, whose row stood in for each client (an active client's own id, -1:
             nobody's, the mean of the active rows); None for rules without substitution.
         pairs: ordered pairs (i, j) of active clients whose similarity the rule needed.
         skipped: True if nobody was active: the parameters are as before.
+        reasons: id -> why its row was left out, for all of ``rejected``.
     """
 
     active: Tensor
@@ -50,6 +51,7 @@ class StepReport:
     friends: Tensor | None = None
     pairs: int = 0
     skipped: bool = False
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -62,22 +64,26 @@ class Prepared:
     pairs: int = 0
 
 
-class BrokenUpdates(Exception):
-    """Raised inside a step when rows cannot be used; ``clients`` [R] int64 are their ids."""
+class RefusedUpdates(Exception):
+    """Raised inside a step when rows are not to be used; ``reasons`` says why, by client id."""
 
-    def __init__(self, clients: Tensor, reason: str) -> None:
-        super().__init__(reason)
-        self.clients = clients
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        listed = "; ".join(f"client {client}: {reason}" for client, reason in reasons.items())
+        super().__init__(f"updates: {listed}")
+        self.reasons = reasons
+
+
+class BrokenUpdates(RefusedUpdates):
+    """Raised inside a step when rows cannot be used."""
 
 
 class NonFiniteUpdates(BrokenUpdates):
     """Raised inside a step when rows hold NaN or Inf; ``clients`` [R] int64 are their ids."""
 
     def __init__(self, clients: Tensor) -> None:
-        super().__init__(
-            clients,
-            f"updates: expected finite values, got NaN or Inf from client(s) {clients.tolist()}",
-        )
+        ids = clients.tolist()
+        super().__init__(dict.fromkeys(ids, "NaN or Inf"))
+        self.args = (f"updates: expected finite values, got NaN or Inf from client(s) {ids}",)
 
 
 class CommonOptions(TypedDict, total=False):
@@ -88,6 +94,7 @@ class CommonOptions(TypedDict, total=False):
     server_lr: float
     device: str | torch.device
     nonfinite: str
+    max_norm: float | None
 
 
 class Aggregator(ABC):
@@ -106,6 +113,10 @@ class Aggregator(ABC):
         nonfinite: what to do with an update that holds NaN or Inf, or whose file cannot be read:
             "raise" a ValueError, or "drop" it, that is, treat its client as inactive and list it in
             ``rejected``.
+        max_norm: > 0, or None; may be changed between steps. A finite row whose Euclidean norm, in
+            units of the updates, is larger is left out, whatever ``nonfinite`` says: its client
+            counts as inactive and is listed in ``rejected`` (norm thresholding). Rules that have
+            the Gram matrix of the rows read the norms there; others read the rows once more.
 
     Attributes:
         columns: where the d columns are: in this process, unless somebody else says so.
@@ -118,6 +129,8 @@ class Aggregator(ABC):
     """The name under which the rule is registered."""
     column_state: ClassVar[frozenset[str]] = frozenset()
     """Names of the state whose last dimension is d; all other state is the same for any d."""
+    norms_known: ClassVar[bool] = False
+    """Whether ``_prepare`` has the norms of all rows anyhow and calls ``_check_squares`` itself."""
 
     def __init__(
         self,
@@ -127,6 +140,7 @@ class Aggregator(ABC):
         server_lr: float = 1.0,
         device: str | torch.device = "cpu",
         nonfinite: str = "raise",
+        max_norm: float | None = None,
     ) -> None:
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
@@ -135,6 +149,7 @@ class Aggregator(ABC):
         if nonfinite not in ("raise", "drop"):
             raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
         self.nonfinite = nonfinite
+        self.max_norm = max_norm
         self.columns = Columns(segment_columns(self.num_params))
 
     @property
@@ -145,6 +160,15 @@ class Aggregator(ABC):
     @server_lr.setter
     def server_lr(self, value: float) -> None:
         self._server_lr = read_factor("server_lr", value)
+
+    @property
+    def max_norm(self) -> float | None:
+        """The largest norm that a row may have; None: any."""
+        return self._max_norm
+
+    @max_norm.setter
+    def max_norm(self, value: float | None) -> None:
+        self._max_norm = None if value is None else read_positive("max_norm", value)
 
     @torch.no_grad()
     def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
@@ -186,27 +210,34 @@ class Aggregator(ABC):
         peak = self.columns.abs_max([params]).item()
         if not math.isfinite(peak):
             raise ValueError("params: expected finite values, got NaN or Inf")
-        rejected = cohort.clients[:0]
+        reasons: dict[int, str] = {}
         prepared = None
         while len(cohort) > 0 and prepared is None:
             try:
-                if cohort.streamed and len(rejected) == 0:
+                if cohort.streamed and not reasons:
                     self._check_readable(cohort)
-                prepared = self._prepare(params, peak, self._receive(cohort))
-            except BrokenUpdates as found:
-                if self.nonfinite == "raise":
+                received = self._receive(cohort)
+                if self.max_norm is not None and not self.norms_known:
+                    self._check_squares(received, self.columns.square_norms(received.rows))
+                prepared = self._prepare(params, peak, received)
+            except RefusedUpdates as found:
+                if isinstance(found, BrokenUpdates) and self.nonfinite == "raise":
                     raise ValueError(f'{found}; nonfinite="drop" would leave them out') from None
-                rejected = torch.cat([rejected, found.clients]).sort().values
-                cohort = cohort.without(found.clients)
+                reasons |= found.reasons
+                cohort = cohort.without(found.reasons)
+        rejected = torch.tensor(sorted(reasons), dtype=torch.int64)
         if prepared is None:
             friends = self._skip()
-            return StepReport(cohort.clients, rejected, torch.zeros(0), friends, skipped=True)
+            return StepReport(
+                cohort.clients, rejected, torch.zeros(0), friends, skipped=True, reasons=reasons
+            )
         report = StepReport(
             cohort.clients,
             rejected,
             prepared.weights.to(torch.float32),
             prepared.friends,
             prepared.pairs,
+            reasons=reasons,
         )
         self.columns.agree(report)
         prepared.commit()
@@ -249,12 +280,12 @@ class Aggregator(ABC):
         flags[list(problems)] = True
         flags = self.columns.join_flags(flags)
         if bool(flags.any()):
-            reasons = "; ".join(
-                f"client {client}: {problems.get(position, 'on another rank')}"
+            why = {
+                client: f"cannot be read: {problems.get(position, 'on another rank')}"
                 for position, client in enumerate(cohort.clients.tolist())
                 if flags[position]
-            )
-            raise BrokenUpdates(cohort.clients[flags], f"updates: cannot be read: {reasons}")
+            }
+            raise BrokenUpdates(why)
 
     @abstractmethod
     def _state(self) -> State:
@@ -285,6 +316,7 @@ class Aggregator(ABC):
             "server_lr": self.server_lr,
             "device": str(self.device),
             "nonfinite": self.nonfinite,
+            "max_norm": self.max_norm,
         }
 
     @property
@@ -334,7 +366,7 @@ class Aggregator(ABC):
             f"num_params={self.num_params}, server_lr={self.server_lr})"
         )
 
-    # --- for the rules: the two checks that keep parameters and state finite ---------------
+    # --- for the rules: the checks that keep parameters and state finite, and rows short ------
 
     def _row_peaks(self, cohort: Cohort) -> Tensor:
         """The largest magnitude of each row, [S] float64.
@@ -355,6 +387,26 @@ class Aggregator(ABC):
         if not bool(finite.all()):
             raise NonFiniteUpdates(cohort.clients[~finite])
         return peaks
+
+    def _check_squares(self, cohort: Cohort, squares: Tensor) -> None:
+        """Refuse rows by their squared norms, ``squares`` [S] float64 on the CPU.
+
+        Raises:
+            NonFiniteUpdates: rows hold NaN or Inf.
+            RefusedUpdates: rows are longer than ``max_norm``.
+        """
+        finite = torch.isfinite(squares)
+        if not bool(finite.all()):
+            raise NonFiniteUpdates(cohort.clients[~finite])
+        if self.max_norm is None:
+            return
+        norms = squares.sqrt()
+        too_long = norms > self.max_norm
+        if bool(too_long.any()):
+            found = zip(cohort.clients[too_long].tolist(), norms[too_long].tolist(), strict=True)
+            raise RefusedUpdates(
+                {k: f"norm {norm:.6g}, but max_norm is {self.max_norm:.6g}" for k, norm in found}
+            )
 
     def _check_range(self, peak: float, aggregate: float) -> None:
         """Refuse a step that could leave the range of float32.

@@ -8,7 +8,7 @@ which updates arrived. Sorting moves row views, never row data.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex
 
@@ -58,11 +58,11 @@ class Cohort:
                 found[position] = problem
         return found
 
-    def without(self, rejected: Tensor) -> Cohort:
-        """The same cohort less the clients whose ids are in ``rejected`` [R]."""
-        keep = ~torch.isin(self.clients, rejected)
-        rows = [row for row, kept in zip(self.rows, keep.tolist(), strict=True) if kept]
-        return Cohort(self.clients[keep], rows, self.buffer)
+    def without(self, rejected: Container[int]) -> Cohort:
+        """The same cohort less the clients whose ids are in ``rejected``."""
+        keep = [client not in rejected for client in self.clients.tolist()]
+        rows = [row for row, kept in zip(self.rows, keep, strict=True) if kept]
+        return Cohort(self.clients[torch.tensor(keep)], rows, self.buffer)
 
 
 def read_cohort(

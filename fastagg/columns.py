@@ -123,6 +123,10 @@ class Columns:
             return self._fold([part(0, len(out), rows)])
         return self._fold(part(begin, end, parts) for begin, end, (parts,) in self._pieces([rows]))
 
+    def square_norms(self, rows: AnyRows) -> Tensor:
+        """The diagonal of :meth:`gram`, to the bit: S >= 1 rows -> [S] float64 on the CPU."""
+        return self._add(_squares(parts) for _, _, (parts,) in self._pieces([rows])).cpu()
+
     def abs_max(self, rows: AnyRows) -> Tensor:
         """:func:`fastagg.ops.abs_max`: the largest magnitudes of rows, [S] float32 on the CPU."""
         if in_memory(rows):
@@ -148,7 +152,11 @@ class Columns:
         """
 
     def _fold(self, parts: Iterable[Tensor]) -> Tensor:
-        """Sum of the segments' [S, S] float64, from left to right."""
+        """Sum of the segments' symmetric [S, S] float64, from left to right."""
+        return self._add(parts)
+
+    def _add(self, parts: Iterable[Tensor]) -> Tensor:
+        """Sum of the segments' [n] float64, from left to right."""
         total: Tensor | None = None
         for part in parts:
             total = part if total is None else total.add_(part)
@@ -287,6 +295,18 @@ class _Reader:
                     part = next(copies).copy_(part)
             parts.append(part)
         return parts
+
+
+def _squares(rows: Rows) -> Tensor:
+    """The diagonal of ``ops.gram``, [S] float64, of few rows at a time: their other products are
+    computed in vain, which is hidden behind the reading."""
+    together = 4
+    parts = []
+    for first in range(0, len(rows), together):
+        few = rows[first : first + together]
+        none = torch.zeros(len(few), len(few), dtype=torch.bool, device=few[0].device)
+        parts.append(ops.gram(few, pairs=none, dtype=torch.float64).diagonal())
+    return torch.cat(parts)
 
 
 def _width(rows: AnyRows) -> int:

@@ -139,6 +139,7 @@ def plan(
     its state.
 
     Copying, rules with a memory read every row twice, the first time to see that it is finite.
+    With ``max_norm``, rules without a Gram matrix read every row once more: 4Sd bytes, 2Sd flops.
     For fdms every pair counts; elimination saves up to the factor by which it shrinks the
     candidate sets.
 
@@ -171,6 +172,15 @@ def plan(
     keeps = adopting and options.get("memory_folder") is None  # a mapped memory copies rows
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
+    messages = _MESSAGES
+    if options.get("max_norm") is not None and not rule.norms_known:  # a pass of its own
+        cost = replace(
+            cost,
+            moved=cost.moved + 4 * S * own,
+            flops=cost.flops + 2 * S * own,
+            reduced=cost.reduced + 8 * S,
+        )
+        messages += 1
     updates = 4 * own + (0 if adopting else 4 * S * own)
     if budget is not None:
         updates = 4 * own + read_size("budget", budget)
@@ -178,7 +188,7 @@ def plan(
         cost = replace(cost, scratch=cost.scratch + _staged(rule, sizes, options))
     wire = 0
     if ranks > 1:
-        wire = 2 * cost.reduced + _MESSAGES * _MESSAGE * ranks + 8 * (S + 2)
+        wire = 2 * cost.reduced + messages * _MESSAGE * ranks + 8 * (S + 2)
         cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
     if rates is None and device is not None:
         rates = measure(device)

@@ -60,7 +60,7 @@ def make(name: str, **options: Any) -> Aggregator:
     Args:
         name: one of :func:`available`.
         **options: ``num_clients``, ``num_params``, ``server_lr``, ``device``, ``nonfinite``,
-            and those of the rule.
+            ``max_norm``, and those of the rule.
 
     Raises:
         ValueError: there is no such rule, or an option has a bad value.

@@ -74,14 +74,15 @@ class ColumnBlocks(ColumnSource):
 
     Every pass of a step must give the same numbers. (If all columns are one piece, it is kept for
     the second pass of the step.) Blocks may have any widths, also different ones in
-    different passes; they are put together as the budget allows.
+    different passes; they are copied into pieces as the budget allows. A block is done with before
+    the next one is asked for, so they may all be the same tensor.
 
     Args:
         blocks: called with nothing at the beginning of a pass; returns an iterable of blocks, each
             [S, n] of a floating-point dtype, that have d columns together.
         num_rows: S.
         num_params: d.
-        budget: bytes for the pieces, a block of the caller's not included.
+        budget: bytes for the pieces; one block of the caller's comes on top.
 
     A step raises ValueError, and changes nothing, if a block has another number of rows, or if
     there are fewer or more than d columns.
@@ -107,48 +108,55 @@ class ColumnBlocks(ColumnSource):
             for s in range(read_size("num_rows", num_rows))
         ]
         self._iterator: Iterator[Tensor] = iter(())
-        self._rest = torch.empty(num_rows, 0)  # columns of the last block that nobody asked for yet
-        self._held = (0, 0, self._rest)  # the last piece
+        self._none = torch.empty(num_rows, 0)
+        self._rest = self._none  # columns of the last block that nobody asked for yet
+        self._piece = self._none  # the last piece
+        self._held = (0, 0)  # its columns
 
     def restart(self) -> None:
         """Forget what an earlier step read."""
-        self._held = (0, 0, self._rest[:, :0])
+        self._held = (0, 0)
 
     def piece(self, begin: int, end: int) -> Tensor:
         """Columns [begin, end) of all rows, [S, end - begin] float32."""
-        if self._held[:2] == (begin, end):
-            return self._held[2]
+        if self._held == (begin, end):
+            return self._piece[:, : end - begin]
         if begin == 0:
-            self._iterator, self._rest = iter(self._blocks()), self._rest[:, :0]
+            self._iterator, self._rest = iter(self._blocks()), self._none
         elif begin != self._held[1]:
-            raise ValueError(f"updates: columns {begin} cannot come after {self._held[:2]}")
-        self._held = (begin, end, self._take(begin, end))
+            raise ValueError(f"updates: columns {begin} cannot come after {self._held}")
+        self._held = (0, 0)  # nothing, should this fail
+        piece = self._take(begin, end)
         if end == self.num_params and (self._rest.shape[1] or any(map(_wide, self._iterator))):
             raise ValueError(f"updates: expected {self.num_params} columns, got more")
-        return self._held[2]
+        self._held = (begin, end)
+        return piece
 
     def _take(self, begin: int, end: int) -> Tensor:
-        parts, missing = [self._rest], end - begin - self._rest.shape[1]
-        while missing > 0:
-            block = next(self._iterator, None)
-            if block is None:
-                raise ValueError(
-                    f"updates: expected {self.num_params} columns, got {end - missing}"
-                )
-            parts.append(self._check(block))
-            missing -= block.shape[1]
-        last = parts.pop()
-        kept = last.shape[1] + min(missing, 0)
-        self._rest = last[:, kept:]
-        parts = [part for part in (*parts, last[:, :kept]) if part.shape[1]]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        """The next columns, copied together."""
+        at = begin
+        while at < end:
+            if not self._rest.shape[1]:
+                self._rest = self._none  # lets the last block go before the next one comes
+                block = next(self._iterator, None)
+                if block is None:
+                    raise ValueError(f"updates: expected {self.num_params} columns, got {at}")
+                self._rest = self._check(block)
+                del block
+            if self._piece.shape[1] < end - begin or self._piece.device != self._rest.device:
+                self._piece = self._none  # before there is another one
+                self._piece = torch.empty(len(self), end - begin, device=self._rest.device)
+            width = min(end - at, self._rest.shape[1])
+            self._piece[:, at - begin : at - begin + width] = self._rest[:, :width]
+            at, self._rest = at + width, self._rest[:, width:]
+        return self._piece[:, : end - begin]
 
     def _check(self, block: object) -> Tensor:
         if not isinstance(block, Tensor) or not block.is_floating_point():
             raise TypeError(f"updates: expected blocks of floating-point tensors, got {block!r}")
         if block.ndim != 2 or len(block) != len(self):
             raise ValueError(f"updates: expected blocks [{len(self)}, n], got {[*block.shape]}")
-        return block.to(torch.float32)
+        return block
 
 
 def _wide(block: Tensor) -> bool:

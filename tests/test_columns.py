@@ -35,8 +35,8 @@ def test_segments_change_less_than_stated(segment: int) -> None:
 def test_the_sum_is_that_of_the_segments_in_order(
     d: int, segment: int, form: str, seed: int
 ) -> None:
-    rows = torch.randn(4, d, generator=torch.Generator().manual_seed(seed))
-    pairs = torch.eye(4, dtype=torch.bool)
+    rows = torch.randn(5, d, generator=torch.Generator().manual_seed(seed))
+    pairs = torch.eye(5, dtype=torch.bool)
     pairs[0, 2] = pairs[2, 0] = True
     given = {
         "matrix": rows,
@@ -44,15 +44,17 @@ def test_the_sum_is_that_of_the_segments_in_order(
         "mixed": [rows[0], TensorRows([rows[1].double()]).rows[0], *rows[2:]],
     }[form]
     for wanted in (None, pairs):
-        expected = torch.zeros(4, 4, dtype=torch.float64)
+        expected = torch.zeros(5, 5, dtype=torch.float64)
         for begin in range(0, d, segment):
             part = rows[:, begin : begin + segment]
             expected += ops.gram(part, pairs=wanted, dtype=torch.float64)
         assert torch.equal(Columns(segment).gram(given, pairs=wanted), expected)
         if wanted is None:
-            weights, out = torch.rand(4), torch.empty(d)
+            weights, out = torch.rand(5), torch.empty(d)
             assert torch.equal(Columns(segment).gram_and_sum_(out, given, weights), expected)
             assert torch.equal(out, ops.weighted_sum_(torch.zeros(d), rows, weights))
+    gram = Columns(segment).gram(given)
+    assert torch.equal(Columns(segment).square_norms(given), gram.diagonal())
     assert torch.equal(Columns(segment).abs_max(given), rows.abs().amax(dim=1))
 
 

@@ -14,6 +14,7 @@ import torch
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer
+from fastagg.columns import Columns
 from fastagg.rates import Rates, measure
 
 K, S, D = 9, 4, 37
@@ -97,6 +98,33 @@ def test_the_formulas() -> None:
     assert of("centered-clip", reuse=True, adopting=True)[1] == reused - 8 * sd
     pairs = 6 * 100 * 90 + 52 * 10 * 10
     assert of("fdms") == (4 * d + 1600, 4 * sd + 24 * d + pairs, 13 * sd)  # rows are read once
+
+
+@pytest.mark.parametrize("name", fastagg.available())
+def test_a_bound_of_norms_costs_a_pass_where_there_is_no_gram_matrix(name: str) -> None:
+    sizes = {"num_clients": 100, "num_active": 10, "num_params": 1000, "ranks": 4}
+    options = REQUIRED.get(name, {})
+    without = fastagg.plan(name, **sizes, **options)
+    bounded = fastagg.plan(name, max_norm=1.0, **sizes, **options)
+    passes = 0 if "gram" in _ops_of(name) else 1
+    assert bounded.bytes_moved == without.bytes_moved + passes * 4 * 10 * 250
+    assert bounded.flops == without.flops + passes * 2 * 10 * 250
+    assert bounded.wire_bytes == without.wire_bytes + passes * (2 * 8 * 10 + 512 * 4)
+
+
+def _ops_of(name: str) -> set[str]:
+    """What a step without a bound asks of all columns."""
+    agg = fastagg.make(name, num_clients=3, num_params=5, **REQUIRED.get(name, {}))
+    asked: set[str] = set()
+
+    class Asked(Columns):
+        def __getattribute__(self, attribute: str) -> Any:
+            asked.add("gram" if attribute.startswith("gram") else attribute)
+            return super().__getattribute__(attribute)
+
+    agg.columns = Asked(8)
+    agg.step(torch.zeros(5), torch.randn(3, 5), [0, 1, 2])
+    return asked
 
 
 def _value(formula: str, **sizes: int) -> int:

@@ -36,7 +36,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of the whole run")
     parser.add_argument("--timeout", type=float, default=60.0, help="of a round, in seconds")
     parser.add_argument("--out", type=Path, default=Path("rounds.jsonl"))
-    parser.add_argument("--checkpoint", help="file to write after every round")
+    parser.add_argument("--checkpoint", help="file that holds the state of the run")
+    parser.add_argument("--checkpoint-every", type=int, default=1, help="so many rounds")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
     options = parser.parse_args()
     strategy = Logged(
@@ -48,6 +49,7 @@ def main() -> None:
         on_fit_config_fn=lambda _: {"round": strategy.server.rounds + 1},
         initial_parameters=ndarrays_to_parameters(task.weights(task.model())),
         checkpoint_path=options.checkpoint,
+        checkpoint_every=options.checkpoint_every,
         resume_from=options.checkpoint if options.resume else None,
     )
     strategy.log = RoundLog(options.out)

@@ -5,8 +5,10 @@
 
 starts Flower's SuperLink and one SuperNode per client, runs the app in this folder, and brings
 back clients that have died. ``--api legacy`` does the same with gRPC streams between
-``legacy_server.py`` and ``legacy_client.py``. At the end the same rounds are computed again by
-fastagg's own simulation, told only who was there: the models are the same to the bit.
+``legacy_server.py`` and ``legacy_client.py``. ``--stop-after`` stops the server by a signal, which
+is when it writes its only checkpoint, and lets another one go on from there. At the end the same
+rounds are computed again by fastagg's own simulation, told only who was there: the models are the
+same to the bit.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fastagg_flower import rounds, task
@@ -125,6 +127,7 @@ def run_legacy(federation: Federation, options: argparse.Namespace, out: Path) -
     serve += [f"--rounds={options.rounds}", f"--out={out}"]
     if options.stop_after:
         serve.append(f"--checkpoint={federation.folder / 'checkpoint'}")
+        serve.append(f"--checkpoint-every={options.rounds + 1}")
     server = federation.start("server", *serve)
     for client in range(options.clients):
         federation.start(
@@ -137,12 +140,23 @@ def run_legacy(federation: Federation, options: argparse.Namespace, out: Path) -
         )
     deadline = time.monotonic() + options.deadline
     if options.stop_after:
-        federation.supervise(server, deadline, lambda: lines_of(out) >= options.stop_after)
-        server.send_signal(signal.SIGTERM)
-        server.wait(30.0)
-        print(f"the server was stopped after round {lines_of(out)}, and goes on")
+        stop_server(federation, options, server, out, deadline)
         server = federation.start("server", *serve, "--resume")
     federation.supervise(server, deadline)
+
+
+def stop_server(
+    federation: Federation,
+    options: argparse.Namespace,
+    main: subprocess.Popen[bytes],
+    out: Path,
+    deadline: float,
+) -> None:
+    """Send the signal once enough rounds are done; returns when ``main`` has ended, too."""
+    federation.supervise(main, deadline, lambda: lines_of(out) >= options.stop_after)
+    os.kill(rounds.read(out)[-1]["pid"], signal.Signals[options.stop_signal])
+    main.wait(60.0)
+    print(f"the server was stopped by {options.stop_signal} after round {lines_of(out)}")
 
 
 def lines_of(path: Path) -> int:
@@ -159,7 +173,8 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
         '[superlink]\ndefault = "loopback"\n\n'
         f'[superlink.loopback]\naddress = "{address}"\ninsecure = true\n'
     )
-    federation.start(
+    deadline = time.monotonic() + options.deadline
+    superlink = federation.start(
         "superlink",
         command("flower-superlink"),
         "--insecure",
@@ -175,7 +190,7 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
             f"--port={own}",
             f"--node-config=partition-id={client}",
         )
-    wait_for(lambda: socket.create_connection(("127.0.0.1", port), 1).close(), 60.0)
+    wait_for_port(port, superlink, deadline)
     config = {
         "rule": f"'{options.rule}'",
         "rounds": options.rounds,
@@ -184,20 +199,29 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
         "faults": f"'{options.faults}'",
         "out": f"'{out}'",
     }
+    if options.stop_after:
+        config["checkpoint"] = f"'{federation.folder / 'checkpoint'}'"
+        config["checkpoint-every"] = options.rounds + 1
+    main = start_run(federation, config)
+    if options.stop_after:
+        stop_server(federation, options, main, out, deadline)
+        main = start_run(federation, config | {"resume": "true"})
+    federation.supervise(main, deadline)
+
+
+def start_run(federation: Federation, config: Mapping[str, str | float]) -> subprocess.Popen[bytes]:
     text = " ".join(f"{key}={value}" for key, value in config.items())
-    main = federation.start("run", command("flwr"), "run", ".", "--stream", "--run-config", text)
-    federation.supervise(main, time.monotonic() + options.deadline)
+    return federation.start("run", command("flwr"), "run", ".", "--stream", "--run-config", text)
 
 
-def wait_for(attempt: Callable[[], object], seconds: float) -> None:
-    """Try until it works."""
-    deadline = time.monotonic() + seconds
+def wait_for_port(port: int, server: subprocess.Popen[bytes], deadline: float) -> None:
+    """Return once ``server`` listens."""
     while True:
         try:
-            attempt()
+            socket.create_connection(("127.0.0.1", port), 1.0).close()
             return
         except OSError:
-            if time.monotonic() > deadline:
+            if server.poll() is not None or time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
 
@@ -245,11 +269,10 @@ def main() -> int:
         type=int,
         default=0,
         metavar="ROUND",
-        help="legacy only: stop the server by SIGTERM after this round and let it go on",
+        help="stop the server after this round and let it go on",
     )
+    parser.add_argument("--stop-signal", choices=("SIGTERM", "SIGINT"), default="SIGTERM")
     options = parser.parse_args()
-    if options.stop_after and options.api != "legacy":
-        parser.error("--stop-after needs --api legacy")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="fastagg-flower-"))
     folder.mkdir(parents=True, exist_ok=True)
     out = (folder / "rounds.jsonl").resolve()

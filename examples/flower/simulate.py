@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """FDMS against FedAvg in Flower's own simulation engine, with half of the clients away.
 
-    python simulate.py --rounds 40
+    python simulate.py --rounds 60 --out results
 
 20 clients in 5 groups of two digits each. In every round 10 of them answer with an error, never a
 whole group, which is what FL-FDMS assumes; ``--process exact`` draws them uniformly.
@@ -10,8 +10,10 @@ whole group, which is what FL-FDMS assumes; ``--process exact`` draws them unifo
 from __future__ import annotations
 
 import argparse
+import csv
 import logging
 import os
+from pathlib import Path
 from statistics import fmean
 
 from fastagg_flower import task
@@ -23,6 +25,8 @@ from flwr.simulation import run_simulation
 
 from fastagg.integrations.flower import FastAggStrategy
 from fastagg_sim.config import Dropout
+from fastagg_sim.plots import accuracy_figure
+from fastagg_sim.records import Curve
 from fastagg_sim.simulation import Simulation
 
 
@@ -69,28 +73,47 @@ def of_our_simulation(rule: str, rounds: int, process: str, alpha: float) -> str
     return digest(simulation.params)
 
 
+def write(folder: Path, curves: list[Curve]) -> None:
+    """accuracy.csv, a row for each rule and round, and accuracy.png."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "accuracy.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["rule", "dropout", "round", "accuracy"])
+        for curve in curves:
+            for number, accuracy in zip(curve.rounds, curve.accuracy, strict=True):
+                table.writerow([curve.method, curve.dropout, number + 1, f"{accuracy:.6f}"])
+    accuracy_figure(curves, folder / "accuracy.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rules", nargs="+", default=["fedavg", "fdms"])
     parser.add_argument("--process", default="cluster-floor", choices=("cluster-floor", "exact"))
     parser.add_argument("--alpha", type=float, default=0.5, help="fraction that is away")
+    parser.add_argument("--out", type=Path, help="folder for accuracy.csv and accuracy.png")
     options = parser.parse_args()
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # no traceback for everybody who is away
     last = min(10, options.rounds)
+    curves = []
     for rule in options.rules:
         setting = (rule, options.rounds, options.process, options.alpha)
         curve, bits = accuracies(*setting)
+        away = f"{options.process}-{options.alpha:g}"
+        rounds = list(range(len(curve)))
+        curves.append(Curve(rule, rule, away, task.SEED, rounds, accuracy=curve))
         same = "the bits" if bits == of_our_simulation(*setting) else "NOT the bits"
         print(
             f"{rule}: accuracy {fmean(curve[-last:]):.3f} (mean of the last {last} rounds), "
             f"{same} of fastagg's own simulation",
             flush=True,
         )
+    if options.out is not None:
+        write(options.out, curves)
 
 
 if __name__ == "__main__":

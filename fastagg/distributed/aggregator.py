@@ -108,6 +108,15 @@ class ShardedAggregator:
         self.local.server_lr = value
 
     @property
+    def max_norm(self) -> float | None:
+        """The largest norm that a row may have, over the columns of all ranks; set it on all."""
+        return self.local.max_norm
+
+    @max_norm.setter
+    def max_norm(self, value: float | None) -> None:
+        self.local.max_norm = value
+
+    @property
     def num_clients(self) -> int:
         return self.local.num_clients
 
@@ -155,7 +164,9 @@ class ShardedAggregator:
                 num_params=self.num_own,
                 device=self.local.device,
             )
-            meant = [cohort.clients, cohort.streamed, self.server_lr, self.local.nonfinite]
+            local = self.local
+            meant = [cohort.clients, cohort.streamed]
+            meant += [local.server_lr, local.nonfinite, local.max_norm]
         except Exception as found:  # raised again by agree, after the other ranks know
             error = found
         self._ranks.agree("the arguments of the step", meant, error)

@@ -68,10 +68,10 @@ class Ranks:
     def add_in_order(self, parts: list[Tensor]) -> Tensor:
         """((p_0 + p_1) + p_2) + ... over the parts of rank 0, then of rank 1, ...: the same bits
         however they are spread. Each rank has at least one part, all [n] float64."""
-        self.agree("the sum of Gram matrices")
+        self.agree("a sum over columns")
         total = parts[0].to(self._device)
         rest = parts[1:]
-        with self._talk("the sum of Gram matrices"):
+        with self._talk("a sum over columns"):
             if self.rank > 0:
                 total, rest = torch.empty_like(total), parts
                 dist.recv(total, self._global(self.rank - 1), group=self.group)
@@ -182,13 +182,16 @@ class ShardedColumns(Columns):
         super().__init__(segment)
         self._ranks = ranks
 
+    def _add(self, parts: Iterable[Tensor]) -> Tensor:
+        return self._ranks.add_in_order(list(parts))
+
     def _fold(self, parts: Iterable[Tensor]) -> Tensor:
         packed: list[Tensor] = []
         for part in parts:
             size = len(part)
             i, j = torch.tril_indices(size, size)
             packed.append(part[i, j])
-        total = self._ranks.add_in_order(packed)
+        total = self._add(packed)
         gram = total.new_empty(size, size)
         gram[i, j] = total
         gram[j, i] = total

@@ -42,7 +42,7 @@ class FastAggLegacyStrategy(FedAvg):
         checkpoint_path: the file that holds the state of the run; its folder must exist.
         checkpoint_every: rounds from one checkpoint to the next.
         resume_from: the checkpoint to go on from.
-        rule_options: of the rule, if it is given by name.
+        rule_options: of the rule, if it is given by name, such as ``max_norm``.
         **options: those of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
 
     Attributes:

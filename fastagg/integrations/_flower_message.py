@@ -61,7 +61,8 @@ class FastAggStrategy(FedAvg):
         seed: nodes are sampled as a function of the seed, the round and the clients' ids.
         checkpoint_path: the file that holds the state of the run; its folder must exist.
         checkpoint_every: rounds from one checkpoint to the next.
-        **rule_options: of the rule, if it is given by name: ``server_lr``, ``client_weights``, ...
+        **rule_options: of the rule, if it is given by name: ``server_lr``, ``client_weights``,
+            ``max_norm`` (an update that is longer is rejected), ...
 
     Attributes:
         server: model, rule, ids: a :class:`fastagg.integrations._server.AggregationServer`.

@@ -194,9 +194,10 @@ class AggregationServer:
             step, error_text = self._step(rows, sorted(ids.values()))
             rows.release()
             if step is not None:
-                dropped = set(step.rejected.tolist())
-                for sender in [sender for sender, client in ids.items() if client in dropped]:
-                    rejected[sender] = f"update: client {ids.pop(sender)} sent NaN or Inf"
+                for sender, client in list(ids.items()):
+                    if client in step.reasons:
+                        rejected[sender] = f"update of client {client}: {step.reasons[client]}"
+                        del ids[sender]
             self.ids.remember(ids, reported)
             silent = self._sent - {a.sender for a in answers}
             self.rounds += 1

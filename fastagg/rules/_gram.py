@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, NonFiniteUpdates, Prepared, State
+from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
 from fastagg.cohort import Cohort
 from fastagg.columns import AnyRow
 from fastagg.costs import Cost, Sizes
@@ -66,6 +66,7 @@ class GramRule(Aggregator):
     """
 
     column_state = frozenset({"previous", "memory"})
+    norms_known = True
 
     def __init__(
         self,
@@ -106,9 +107,7 @@ class GramRule(Aggregator):
             rows = [*rows, self.previous]
         gram = self._gram(rows, cohort.clients)
         position = torch.searchsorted(members, cohort.clients)  # of the active among the rows
-        finite = torch.isfinite(gram.diagonal()[position])
-        if not bool(finite.all()):
-            raise NonFiniteUpdates(cohort.clients[~finite])
+        self._check_squares(cohort, gram.diagonal()[position])
         factors = self._factors(gram, relative(self.client_weights[members], "the active clients"))
         used = factors.nonzero().flatten()
         used_rows = [rows[i] for i in used.tolist()]

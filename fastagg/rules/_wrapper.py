@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _OWN = (
-    *("num_clients", "num_params", "server_lr", "device", "nonfinite"),
+    *("num_clients", "num_params", "server_lr", "device", "nonfinite", "max_norm"),
     *("reuse", "client_weights", "memory_dtype", "memory_folder"),
 )
 

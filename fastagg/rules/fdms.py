@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fastagg import bits, ops
-from fastagg.aggregator import CommonOptions, NonFiniteUpdates, State
+from fastagg.aggregator import CommonOptions, State
 from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
 from fastagg.options import FLOAT32_LIMIT
@@ -73,6 +73,8 @@ class FDMS(WeightedRule):
             :func:`fastagg.bits.pack` gives it and ``unpack`` reads it; None without elimination.
         rounds: [] int64, steps so far.
     """
+
+    norms_known = True
 
     def __init__(
         self,
@@ -154,8 +156,7 @@ class FDMS(WeightedRule):
 
     def _score(self, cohort: Cohort, gram: Tensor) -> Tensor:
         """This round's similarities, [S, S] float64."""
-        if not math.isfinite(gram.trace().item()):  # sums of squares of float32 stay finite
-            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(gram.diagonal()).cpu()])
+        self._check_squares(cohort, gram.diagonal().cpu())
         scores = _SCORES[self.similarity](gram)
         # Cosine scores are in [0, 1], distances are at most 0.
         if self.similarity == "distance" and scores.min().item() < -FLOAT32_LIMIT:

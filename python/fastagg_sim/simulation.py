@@ -190,29 +190,44 @@ class Simulation:
         seed = self.job.seed
         # Layers that draw random numbers (nn.Dropout) use a global generator.
         seed_layers(self.device, derive(seed, "layers", index, clients[0]))
+        velocities = {client: self._kept_momentum(client) for client in clients}
         work = [
             ClientWork(
                 self._buffer.row(client),
                 self._clients[client],
                 generator(seed, "batches", index, client),
                 None if scaffold is None else scaffold.control(client),
-                self._kept_momentum(client),
+                velocities[client],
             )
             for client in clients
         ]
         if self._batched is not None:
             self._batched.train(work, self.params, index)
-            return
-        for one in work:
-            self._trainer.train(
-                one.row, self.params, one.data, index, one.generator, one.control, one.velocity
-            )
+        else:
+            for one in work:
+                self._trainer.train(
+                    one.row, self.params, one.data, index, one.generator, one.control, one.velocity
+                )
+        for client, velocity in velocities.items():
+            self._keep_momentum(client, velocity)
 
     def _kept_momentum(self, client: int) -> Tensor | None:
-        """The momentum [d] that `client` goes on from, zeros at first; None: no client keeps it."""
+        """A copy [d] of the momentum that `client` goes on from, zeros at first; None: no client
+        keeps it."""
         if not self.job.training.keep_momentum:
             return None
-        return self._momentum.setdefault(client, torch.zeros_like(self.params))
+        kept = self._momentum.get(client)
+        return torch.zeros_like(self.params) if kept is None else kept.clone()
+
+    def _keep_momentum(self, client: int, velocity: Tensor | None) -> None:
+        """What `client` has after its training; a client whose training went wrong keeps what it
+        had, since momentum with a NaN would have one for ever. Decided on the device: nobody waits
+        for it."""
+        if velocity is None:
+            return
+        before = self._momentum.get(client, torch.zeros_like(velocity))
+        sound = torch.isfinite(velocity).all()
+        self._momentum[client] = torch.where(sound, velocity, before)
 
     def _step(self, active: Tensor) -> fastagg.StepReport:
         """One step of the server, and in MimiC's client mode what its clients do around it."""

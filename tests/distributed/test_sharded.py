@@ -106,6 +106,8 @@ def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ra
         for seen in first:
             assert seen[number][1] == weights, name
             assert torch.equal(seen[number][0], params), name
+        complete = [len(of_round) for of_round in weights] == [4, 4, 0, 4]
+        assert complete == ("max_norm" not in options)  # which leaves some out
         agg, params, _ = alone(worker, name, options, 2 * worker.ROUNDS)
         state = agg.state_dict()
         for seen in later:

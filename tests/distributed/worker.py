@@ -32,7 +32,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("amplified", {"beta": 2.0}),
     ("bucketing", {"rule": "centered-clip", "rule_options": {"tau": 90.0}}),
     ("centered-clip", {"tau": 90.0, "reuse": True}),
-    ("fdms", {}),
+    ("fdms", {"max_norm": 100.0}),  # about half of the rows are longer
     ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
     ("fdms-soft", {"friends": 2}),
     ("fedau", {"cutoff": 2}),
@@ -40,7 +40,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fedvarp", {"server_lr": 0.7}),
     ("geometric-median", {"client_weights": WEIGHTS}),
     ("krum", {"reuse": True, "memory_dtype": "bfloat16"}),
-    ("mifa", {"memory_dtype": "bfloat16"}),
+    ("mifa", {"memory_dtype": "bfloat16", "max_norm": 100.0}),
     ("mimic", {"server_lr": 0.7}),
     ("mimic-aged", {"fading": 0.5}),
     ("multi-krum", {"keep": 2}),

@@ -171,6 +171,8 @@ def scripted(absent: dict[int, dict[int, str]]) -> Fault:
         good = reply(content, round, client)
         if fault == "nan":
             good["arrays"]["w"] = Array(np.full((3, 4), np.nan, np.float32))
+        elif fault == "long":
+            good["arrays"]["w"] = Array(np.full((3, 4), 1e30, np.float32))
         elif fault == "shape":
             good["arrays"]["w"] = Array(np.zeros((4, 3), np.float32))
         elif fault == "dtype":
@@ -197,12 +199,12 @@ def test_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> No
     faults = {
         2: {1: "silence", 4: "error"},
         3: dict.fromkeys(range(K), "silence"),
-        4: {0: "nan", 2: "shape"},
+        4: {0: "nan", 2: "shape", 3: "long"},
     }
-    used = strategy(rule)
+    used = strategy(rule, max_norm=1e3)
     with caplog.at_level(logging.INFO, "flwr"):
         result = used.start(NodesGrid(scripted(faults)), initial(), num_rounds=5)
-    rounds = [[*range(K)], [0, 2, 3], [], [1, 3, 4], [*range(K)]]
+    rounds = [[*range(K)], [0, 2, 3], [], [1, 4], [*range(K)]]
     assert torch.equal(used.server.params, by_hand(rule, rounds))
     arrays = {name: array.numpy() for name, array in result.arrays.items()}
     assert list(arrays) == ["w", "n", "h"]
@@ -216,7 +218,8 @@ def test_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> No
     text = caplog.text
     assert f"absent: client 1 ({NODES[1]}), client 4 ({NODES[4]})" in text
     assert "out of memory" in text
-    assert "client 0 sent NaN or Inf" in text
+    assert "update of client 0: NaN or Inf" in text
+    assert "update of client 3: norm 3.4641e+30, but max_norm is 1000" in text
     assert "expected shape [3, 4], got [4, 3]" in text
     assert "the model stays as it was" in text
     assert ("stood in: " in text) == (rule == "fdms")
@@ -400,8 +403,8 @@ class Proxy(ClientProxy):
             raise RuntimeError("connection lost")
         arrays = [np.load(io.BytesIO(t)) for t in ins.parameters.tensors]
         model = trained(dict(zip("wnh", arrays, strict=True)), round, self.client)
-        if fault == "nan":
-            model["w"][0, 0] = np.inf
+        if fault in ("nan", "long"):
+            model["w"][0, 0] = np.inf if fault == "nan" else 1e30
         status = Status(Code.FIT_NOT_IMPLEMENTED if fault == "error" else Code.OK, "")
         tensors = [npy(value) for value in model.values()]
         if fault == "tensors":
@@ -446,13 +449,14 @@ def test_legacy_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture
     faults = {
         2: {1: "raise", 4: "error"},
         3: dict.fromkeys(range(K), "raise"),
-        4: {0: "nan", 2: "tensors", 3: "type"},
+        4: {0: "nan", 1: "long", 2: "tensors", 3: "type"},
     }
     with caplog.at_level(logging.INFO, "flwr"):
-        used = legacy(faults, 5, rule=rule)
-    rounds = [[*range(K)], [0, 2, 3], [], [1, 4], [*range(K)]]
+        used = legacy(faults, 5, rule=rule, rule_options={"max_norm": 1e3})
+    rounds = [[*range(K)], [0, 2, 3], [], [4], [*range(K)]]
     assert torch.equal(used.server.params, by_hand(rule, rounds))
-    for words in ("connection lost", "absent: client 1 (1b)", "NaN or Inf", "tensor_type"):
+    said = ("connection lost", "absent: client 1 (1b)", "NaN or Inf", "norm 1e+30", "tensor_type")
+    for words in said:
         assert words in caplog.text
 
 

@@ -32,7 +32,8 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> None:
-    """Every round waits for all four clients, so who is there when is certain."""
+    """Every round waits for all four clients, so who is there when is certain. The one checkpoint
+    is that of the signal: the simulation, which is not interrupted, has the same bits."""
     output = run(
         "run.py",
         "--api=legacy",
@@ -44,8 +45,9 @@ def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> No
     )
     assert output.count("the simulation's bits") == 6
     assert "NOT" not in output
-    assert "the server was stopped after round" in output
+    assert "the server was stopped by SIGTERM after round" in output
     rounds = rounds_of(tmp_path)
+    assert len({line["pid"] for line in rounds}) == 2
     everybody = [0, 1, 2, 3]
     absent = {2: 0, 3: 1, 4: 2, 5: 3}
     for line in rounds:
@@ -76,10 +78,34 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
     if first["active"] != [2, 3] or second["active"] != [0, 1]:
         pytest.skip("the bits agree, but the machine was too busy for answers within 30 s")
     (why,) = first["rejected"].values()
-    assert "client 1 sent NaN or Inf" in why
+    assert "update of client 1: NaN or Inf" in why
     assert "client 0 ran out of luck" in (tmp_path / "run.log").read_text()
     assert sorted(second["absent"].values()) == [2, 3]
     assert 3 in third["active"]  # another SuperNode, the same client
+
+
+def test_superlink_whose_server_is_stopped_by_a_signal_and_goes_on(tmp_path: Path) -> None:
+    """The next ``flwr run`` resumes from the checkpoint that the signal wrote; the memory from
+    before stands in for client 1, which is away in the last round."""
+    output = run(
+        "run.py",
+        "--api=message",
+        "--rule=mifa",
+        "--clients=2",
+        "--rounds=4",
+        "--timeout=60",
+        "--stop-after=2",
+        "--faults=4.1=error",
+        f"--folder={tmp_path}",
+    )
+    assert output.count("the simulation's bits") == 4
+    assert "NOT" not in output
+    assert "the server was stopped by SIGTERM after round" in output
+    rounds = rounds_of(tmp_path)
+    assert [line["round"] for line in rounds] == [1, 2, 3, 4]
+    first, *_, last = [line["pid"] for line in rounds]
+    assert first != last
+    assert rounds[-1]["active"] == [0]
 
 
 @pytest.mark.skipif(

@@ -196,6 +196,27 @@ def test_numbers_that_leave_float32_leave_the_model(model: dict[str, bytes]) -> 
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_too_long_an_update_is_rejected_with_its_norm(
+    rule: str, tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer(rule, num_clients=K, max_norm=1e3, checkpoint_path=path)
+    server.set_model(model)
+    twin = AggregationServer(rule, num_clients=K)
+    twin.set_model(model)
+    huge = {**model, "w": pack(np.full((4, 5), 3e38, np.float32))}
+    report = run_round(server, range(3), more=[Answer("n4", huge, 4)])
+    run_round(twin, range(3))
+    norm = f"{3e38 * 20**0.5:.6g}"
+    assert report.rejected == {"n4": f"update of client 4: norm {norm}, but max_norm is 1000"}
+    assert report.active == (0, 1, 2)
+    assert torch.equal(server.params, twin.params)
+    server.resume(path)
+    with pytest.raises(ValueError, match=r"max_norm was 1000.0, is None"):
+        twin.resume(path)
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_a_stopped_run_goes_on_bit_identically(
     rule: str, tmp_path: Path, model: dict[str, bytes]
 ) -> None:

@@ -78,6 +78,29 @@ def test_a_stream_has_the_bits_of_rows_in_memory(
         same_state(first, second)
 
 
+@pytest.mark.parametrize("segment", [SEGMENT, 1 << 13])  # pieces; a single one, which is kept
+@every_rule
+def test_blocks_may_all_be_the_same_tensor(
+    same_bits: Check, name: str, options: dict[str, Any], segment: int
+) -> None:
+    first, second = make(name, options), make(name, options)
+    first.columns = second.columns = Columns(segment)
+    params = torch.randn(D)
+    twin = params.clone()
+    for width, (updates, clients) in zip((700, D, 900, 5_000), rounds(), strict=True):
+
+        def passes(width: int = width, updates: Tensor = updates) -> Iterator[Tensor]:
+            space = torch.empty(len(updates), width)
+            for part in updates.split(width, dim=1):
+                yield space[:, : part.shape[1]].copy_(part)
+                space.fill_(math.nan)
+
+        first.step(params, updates, clients)
+        source = ColumnBlocks(passes, num_rows=len(updates), num_params=D)
+        second.step(twin, source, clients)
+        same_bits(params, twin)
+
+
 @every_rule
 def test_a_smaller_budget_changes_no_more_than_roundings(
     name: str, options: dict[str, Any]

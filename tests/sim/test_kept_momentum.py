@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fastagg_sim.client import batches
+from fastagg import StepReport
+from fastagg_sim.client import ClientData, batches
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.seeds import generator
 from fastagg_sim.simulation import Simulation
@@ -136,6 +137,35 @@ def test_clients_at_once_keep_the_same_momentum() -> None:
         torch.testing.assert_close(batched._momentum[client], momentum, rtol=1e-3, atol=1e-5)
         assert momentum.abs().max() > 1e-2
     torch.testing.assert_close(batched.params, alone.params, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_a_training_that_went_wrong_leaves_no_nan_behind(together: int) -> None:
+    job = make_job("geometric-median", {**MEDIAN, "nonfinite": "drop"})
+    training = dataclasses.replace(TRAINING, clients_at_once=together)
+    method = dataclasses.replace(job.method, training=training)
+    simulation = Simulation(dataclasses.replace(job, method=method, dropout=Dropout("full")))
+    rejected: list[list[int]] = []
+    step = simulation._step
+
+    def watched(active: torch.Tensor) -> StepReport:
+        report = step(active)
+        rejected.append(report.rejected.tolist())
+        return report
+
+    simulation._step = watched  # type: ignore[method-assign]
+    simulation.run_round()
+    before = {client: kept.clone() for client, kept in simulation._momentum.items()}
+    good = simulation._clients[2]
+    simulation._clients[2] = ClientData(torch.full_like(good.x, torch.nan), good.y)
+    simulation.run_round()
+    simulation._clients[2] = good
+    assert torch.equal(simulation._momentum[2], before[2])
+    assert not torch.equal(simulation._momentum[3], before[3])
+    simulation.run_round()
+    assert rejected == [[], [2], []]  # it takes part again
+    assert not torch.equal(simulation._momentum[2], before[2])
+    assert all(bool(kept.isfinite().all()) for kept in simulation._momentum.values())
 
 
 def test_kept_momentum_needs_momentum_and_no_scaffold() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class RoundLog:
             "friends": report.friends,
             "accuracy": self.accuracy(params),
             "params": digest(params),
+            "pid": os.getpid(),  # of the server, which may be restarted
         }
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

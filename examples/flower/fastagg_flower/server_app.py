@@ -39,6 +39,7 @@ def main(grid: Grid, context: Context) -> None:
         min_train_nodes=1,
         min_available_nodes=clients,
         checkpoint_path=checkpoint,
+        checkpoint_every=int(config["checkpoint-every"]),
     )
     strategy.log = RoundLog(Path(str(config["out"]) or "rounds.jsonl"))
     net = task.model()
