@@ -184,6 +184,7 @@ def test_fig5_has_always_500_samples_and_uniform_dropout() -> None:
     options = fdms_fig5.HeterogeneityOptions()
     configs = fdms_fig5.EXPERIMENT.configs(options).values()
     assert [c.task.partition_options["heterogeneity"] for c in configs] == ["low", "medium", "high"]
+    assert [c.task.training.batch_size for c in configs] == [200, 20, 200]
     assert {d.process for c in configs for d in c.dropouts} == {"exact"}
 
 
