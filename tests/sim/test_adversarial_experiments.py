@@ -86,7 +86,7 @@ def test_shadow_candidates_go_to_their_seed(monkeypatch: pytest.MonkeyPatch) -> 
         return {seed: Candidates((seed + 3, seed), (7,)) for seed in seeds}
 
     monkeypatch.setattr(Shadow, "candidates", candidates)
-    options = adversarial_fig9.Fig9Options(candidates="shadow")
+    options = adversarial_fig9.Fig9Options()
     (dropout,) = FIG9.configs(options)["baselines"].dropouts
     assert dropout.seed_options == {"0": {"candidates": [0, 3, 7]}, "1": {"candidates": [1, 4, 7]}}
     (shadow,) = asked
@@ -215,7 +215,9 @@ def test_claims_compare_levels_and_noise() -> None:
 def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:
     """From the process alone, before anything has run."""
     for candidates, constant in (("all", "PASS"), ("shadow", "FAIL")):
-        options = adversarial_fig9.Fig9Options(rounds=20, epsilon=0.8, seeds=(0, 1))
+        options = adversarial_fig9.Fig9Options(
+            rounds=20, epsilon=0.8, seeds=(0, 1), candidates="all"
+        )
         config = FIG9.configs(options)["baselines"]
         folder = tmp_path / candidates
         dropout = config.dropouts[0]
