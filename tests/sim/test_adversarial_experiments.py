@@ -212,6 +212,19 @@ def test_claims_compare_levels_and_noise() -> None:
     assert found.loss("MIFA") == pytest.approx(0.6)
 
 
+def test_a_slow_swing_is_unsteady_though_smooth() -> None:
+    down_and_up = [abs(40 - t) / 40 for t in range(80)]
+    falling = [1 - t / 80 + 0.02 * (t % 2) for t in range(80)]
+    found = _adversarial_results.Lines(
+        [curve("MIFA", falling, down_and_up), curve("FedAvg variant", falling, falling)]
+    )
+    assert found.rise("MIFA") == pytest.approx(39 / 40)  # of the second half, which only rises
+    assert 0 < found.rise("FedAvg variant") < 0.01  # one step up, less the trend
+    assert _adversarial_results.steadier(found, "FedAvg variant", "MIFA").passed
+    assert not _adversarial_results.smoother(found, "FedAvg variant", "MIFA", "train_loss").passed
+    assert _adversarial_results.largest_rise([3.0, 2.0, 1.0]) == 0.0
+
+
 def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:
     """From the process alone, before anything has run."""
     for candidates, constant in (("all", "PASS"), ("shadow", "FAIL")):
