@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -65,6 +66,13 @@ def test_cifar_settings_are_table_1() -> None:
         assert job.method.gradient_units == (kept or label == "MIFA")
     assert jobs["FedAvg variant"].method.options == {"beta": 10.0}
     assert jobs["cclip"].method.options["tau"] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("figure", [adversarial_fig1, adversarial_fig5])
+def test_quick_evaluates_often_enough_to_judge_changes(figure: ModuleType) -> None:
+    options = figure.EXPERIMENT.options(quick=True)
+    task = figure.configs(options)["baselines"].task
+    assert task.rounds // task.eval_every >= 12 and task.eval_every <= options.eval_every
 
 
 def test_as_released() -> None:
