@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -67,6 +68,13 @@ def test_cifar_settings_are_table_1() -> None:
     assert jobs["cclip"].method.options["tau"] == pytest.approx(100.0)
 
 
+@pytest.mark.parametrize("figure", [adversarial_fig1, adversarial_fig5])
+def test_quick_evaluates_often_enough_to_judge_changes(figure: ModuleType) -> None:
+    options = figure.EXPERIMENT.options(quick=True)
+    task = figure.configs(options)["baselines"].task
+    assert task.rounds // task.eval_every >= 12 and task.eval_every <= options.eval_every
+
+
 def test_as_released() -> None:
     options = adversarial_fig5.Fig5Options(as_released=True)
     config = adversarial_fig5.configs(options)["baselines"]
@@ -86,7 +94,7 @@ def test_shadow_candidates_go_to_their_seed(monkeypatch: pytest.MonkeyPatch) -> 
         return {seed: Candidates((seed + 3, seed), (7,)) for seed in seeds}
 
     monkeypatch.setattr(Shadow, "candidates", candidates)
-    options = adversarial_fig9.Fig9Options(candidates="shadow")
+    options = adversarial_fig9.Fig9Options()
     (dropout,) = FIG9.configs(options)["baselines"].dropouts
     assert dropout.seed_options == {"0": {"candidates": [0, 3, 7]}, "1": {"candidates": [1, 4, 7]}}
     (shadow,) = asked
@@ -212,10 +220,25 @@ def test_claims_compare_levels_and_noise() -> None:
     assert found.loss("MIFA") == pytest.approx(0.6)
 
 
+def test_a_slow_swing_is_unsteady_though_smooth() -> None:
+    down_and_up = [abs(40 - t) / 40 for t in range(80)]
+    falling = [1 - t / 80 + 0.02 * (t % 2) for t in range(80)]
+    found = _adversarial_results.Lines(
+        [curve("MIFA", falling, down_and_up), curve("FedAvg variant", falling, falling)]
+    )
+    assert found.rise("MIFA") == pytest.approx(39 / 40)  # of the second half, which only rises
+    assert 0 < found.rise("FedAvg variant") < 0.01  # one step up, less the trend
+    assert _adversarial_results.steadier(found, "FedAvg variant", "MIFA").passed
+    assert not _adversarial_results.smoother(found, "FedAvg variant", "MIFA", "train_loss").passed
+    assert _adversarial_results.largest_rise([3.0, 2.0, 1.0]) == 0.0
+
+
 def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:
     """From the process alone, before anything has run."""
     for candidates, constant in (("all", "PASS"), ("shadow", "FAIL")):
-        options = adversarial_fig9.Fig9Options(rounds=20, epsilon=0.8, seeds=(0, 1))
+        options = adversarial_fig9.Fig9Options(
+            rounds=20, epsilon=0.8, seeds=(0, 1), candidates="all"
+        )
         config = FIG9.configs(options)["baselines"]
         folder = tmp_path / candidates
         dropout = config.dropouts[0]

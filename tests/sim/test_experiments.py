@@ -14,6 +14,7 @@ from PIL import Image
 from fastagg.rules.thresholds import from_option as make
 from fastagg_sim import experiments
 from fastagg_sim.config import NO_DROPOUT, Config, ConfigError, Task
+from fastagg_sim.dropout.shadow import Candidates
 from fastagg_sim.experiments import (
     _fdms,
     _mimic,
@@ -34,6 +35,7 @@ from fastagg_sim.experiments import (
 from fastagg_sim.experiments._base import Claim
 from fastagg_sim.job_folder import DISTANCE_COLUMNS, JOB_COLUMNS, METRIC_COLUMNS
 from fastagg_sim.records import Curve
+from fastagg_sim.shadow_runs import Shadow
 
 
 def curve(method: str, dropout: str, accuracy: list[float], seed: int = 0) -> Curve:
@@ -47,7 +49,15 @@ def panel(**accuracy: list[float]) -> _panel.Panel:
     )
 
 
-def test_registry_lists_every_experiment_with_its_own_options() -> None:
+def no_shadow_runs(_: Shadow, seeds: Sequence[int], **__: object) -> dict[int, Candidates]:
+    """Instead of `Shadow.candidates`, which runs for minutes."""
+    return {seed: Candidates((0, 1), (2,)) for seed in seeds}
+
+
+def test_registry_lists_every_experiment_with_its_own_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Shadow, "candidates", no_shadow_runs)
     known = experiments.available()
     fdms = {f"fdms-fig{n}" for n in ("1-mnist", "1-cifar", *range(2, 10))}
     mimic = {f"mimic-fig{n}" for n in range(4, 9)} | {"mimic-table3", "mimic-table5"}
@@ -184,6 +194,7 @@ def test_fig5_has_always_500_samples_and_uniform_dropout() -> None:
     options = fdms_fig5.HeterogeneityOptions()
     configs = fdms_fig5.EXPERIMENT.configs(options).values()
     assert [c.task.partition_options["heterogeneity"] for c in configs] == ["low", "medium", "high"]
+    assert [c.task.training.batch_size for c in configs] == [200, 20, 200]
     assert {d.process for c in configs for d in c.dropouts} == {"exact"}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from fastagg_sim.plots import COLORS, DPI, STYLES
@@ -46,16 +47,23 @@ def draw(
     columns: int = 3,
     marker: str | None = None,
 ) -> Path:
-    """Draw panels, at most `columns` side by side, with a legend in each, and write a PNG."""
+    """Draw panels, at most `columns` side by side, with a legend beside them, and write a PNG."""
     columns = min(columns, len(plots))
     rows = -(-len(plots) // columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(4.4 * columns, 3.4 * rows), squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(4.2 * columns + 1.4, 3.4 * rows),
+        squeeze=False,
+        layout="constrained",
     )
+    legend: dict[str, Artist] = {}
+    indices: dict[str, int] = {}  # the same mark in every panel
     for panel in axes.flat[len(plots) :]:
         panel.set_visible(False)
     for panel, plot in zip(axes.flat, plots, strict=False):
-        for index, (label, lines) in enumerate(plot.lines.items()):
+        for label, lines in plot.lines.items():
+            index = indices.setdefault(label, len(indices))
             color, style = COLORS[index % len(COLORS)], STYLES[index % len(STYLES)]
             draw_line(panel, label, lines, color, style, marker)
         panel.set_title(plot.title.replace("alpha", r"$\alpha$"), fontsize=11)
@@ -65,7 +73,10 @@ def draw(
         if plot.ylim is not None:
             panel.set_ylim(plot.ylim)
         panel.grid(color="#dddddd", linewidth=0.6)
-        panel.legend(fontsize=8)
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            legend.setdefault(label, handle)
+    # Beside the panels: inside, it would hide parts of curves that fill them.
+    figure.legend(list(legend.values()), list(legend), loc="outside right center", fontsize=9)
     figure.savefig(target, dpi=DPI)
     plt.close(figure)
     return target

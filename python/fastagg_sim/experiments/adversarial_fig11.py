@@ -28,5 +28,5 @@ EXPERIMENT = synthetic_experiment(
     title="Synthetic(1, 1) under adversarial dropout, budget 0.7",
     figure="11, 12",
     options=Fig11Options,
-    expected=Expected(cpu=12, quick=2),
+    expected=Expected(cpu=30, quick=2),
 )

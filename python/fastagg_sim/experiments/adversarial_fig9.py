@@ -28,5 +28,5 @@ EXPERIMENT = synthetic_experiment(
     title="Synthetic(1, 1) under adversarial dropout, budget 0.9",
     figure="9, 10",
     options=Fig9Options,
-    expected=Expected(cpu=12, quick=2),
+    expected=Expected(cpu=45, quick=2),
 )

@@ -35,7 +35,7 @@ class HeterogeneityOptions(FdmsOptions):
 
 
 def parts(options: HeterogeneityOptions) -> Sequence[Part]:
-    rounds = options.chosen_rounds(500, quick=26)
+    rounds = options.chosen_rounds(500, quick=25)
     return [
         Part(
             level,

@@ -48,7 +48,7 @@ def parts(options: EpochsOptions) -> Sequence[Part]:
     cifar = [
         Part(
             f"cifar10-{epochs}",
-            cifar_clustered(options, options.chosen_rounds(500, quick=30 // epochs), epochs=epochs),
+            cifar_clustered(options, options.chosen_rounds(500, quick=25 // epochs), epochs=epochs),
             alpha,
             f"CIFAR-10 (E={epochs})",
             (0.1, 0.5),

@@ -29,7 +29,7 @@ class ProxOptions(FdmsOptions):
 
 
 def parts(options: ProxOptions) -> Sequence[Part]:
-    rounds = options.chosen_rounds(500, quick=26)
+    rounds = options.chosen_rounds(500, quick=25)
     return [
         Part(
             name.lower(),
