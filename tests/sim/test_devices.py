@@ -135,6 +135,7 @@ def trainings(of: Config) -> list[LocalTraining]:
     return [of.task.training, *(m.training for m in of.methods if m.training is not None)]
 
 
+@pytest.mark.usefixtures("no_shadow_runs")
 @pytest.mark.parametrize("name", sorted(experiments.available()))
 def test_every_experiment_trains_clients_at_once_on_a_gpu(name: str) -> None:
     experiment = experiments.available()[name]

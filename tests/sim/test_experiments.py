@@ -14,7 +14,6 @@ from PIL import Image
 from fastagg.rules.thresholds import from_option as make
 from fastagg_sim import experiments
 from fastagg_sim.config import NO_DROPOUT, Config, ConfigError, Task
-from fastagg_sim.dropout.shadow import Candidates
 from fastagg_sim.experiments import (
     _fdms,
     _mimic,
@@ -35,7 +34,6 @@ from fastagg_sim.experiments import (
 from fastagg_sim.experiments._base import Claim
 from fastagg_sim.job_folder import DISTANCE_COLUMNS, JOB_COLUMNS, METRIC_COLUMNS
 from fastagg_sim.records import Curve
-from fastagg_sim.shadow_runs import Shadow
 
 
 def curve(method: str, dropout: str, accuracy: list[float], seed: int = 0) -> Curve:
@@ -49,15 +47,8 @@ def panel(**accuracy: list[float]) -> _panel.Panel:
     )
 
 
-def no_shadow_runs(_: Shadow, seeds: Sequence[int], **__: object) -> dict[int, Candidates]:
-    """Instead of `Shadow.candidates`, which runs for minutes."""
-    return {seed: Candidates((0, 1), (2,)) for seed in seeds}
-
-
-def test_registry_lists_every_experiment_with_its_own_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Shadow, "candidates", no_shadow_runs)
+@pytest.mark.usefixtures("no_shadow_runs")
+def test_registry_lists_every_experiment_with_its_own_options() -> None:
     known = experiments.available()
     fdms = {f"fdms-fig{n}" for n in ("1-mnist", "1-cifar", *range(2, 10))}
     mimic = {f"mimic-fig{n}" for n in range(4, 9)} | {"mimic-table3", "mimic-table5"}

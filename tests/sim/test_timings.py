@@ -54,12 +54,12 @@ def test_command(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_server_step_is_below_five_percent_in_the_results_here() -> None:
-    """On every run that the repository holds, unless a round of training is a matter of
-    milliseconds (docs/benchmarks.md)."""
-    results = Path(__file__).parents[2] / "results"
-    real = [one for one in read_spent([results]) if one.training / one.rounds > 0.01]
-    assert real
-    assert not [one for one in real if one.share > 0.05]
+    """On every run that the repository holds but those of Byzantine-robust rules, whose clients
+    take one step per round (docs/benchmarks.md)."""
+    spent = read_spent([Path(__file__).parents[2] / "results"])
+    many_steps = [one for one in spent if not one.folder.endswith("byzantine")]
+    assert 0 < len(many_steps) < len(spent)
+    assert not [one for one in many_steps if one.share > 0.05]
 
 
 def test_no_results_is_an_error(tmp_path: Path) -> None:
