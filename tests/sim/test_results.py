@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -150,20 +149,3 @@ def test_scores_are_read_with_gaps(tmp_path: Path) -> None:
     np.testing.assert_allclose(sorted(scores.inter()), [0.2, 0.2, 0.3, 0.3, 0.4, 0.4])
     with pytest.raises(ValueError, match="groups"):
         Scores(scores.matrix, None).intra()
-
-
-RESULTS = Path(__file__).resolve().parents[2] / "results"
-
-
-@pytest.mark.parametrize("path", sorted(RESULTS.rglob("timings.csv")), ids=lambda p: p.parent.name)
-def test_the_server_took_little_of_every_committed_run(path: Path) -> None:
-    """Less than a twentieth of every job's time."""
-    seconds: dict[tuple[str, ...], dict[str, float]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            job = seconds.setdefault(tuple(row[name] for name in JOB_COLUMNS), {})
-            for name in TIMING_COLUMNS[1:]:
-                job[name] = job.get(name, 0.0) + float(row[name])
-    assert seconds
-    for key, job in seconds.items():
-        assert job["seconds_aggregation"] < 0.05 * sum(job.values()), key
