@@ -24,7 +24,7 @@ HEADINGS = (
 )  # fmt: skip
 LEGEND = (
     f"Medians; ~ quartiles more than {SHAKY:.0%} apart; 'noisy' more than {NOISY:.0%}, 'busy' "
-    f"others used more than {BUSY:.0%} of the machine: no ratio then. "
+    f"others used more than {BUSY:.0%} of the machine, or slowed it down: no ratio then. "
     "x baseline: time of the fastest careful way over this one's; x fastagg: this one's time over "
     "fastagg's. % ceiling: of what bandwidth and multiply-adds, measured in turn, allow at best "
     "(on the operands themselves: c marks those that stay in a cache)."

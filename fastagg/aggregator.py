@@ -67,9 +67,9 @@ class Prepared:
 class RefusedUpdates(Exception):
     """Raised inside a step when rows are not to be used; ``reasons`` says why, by client id."""
 
-    def __init__(self, reasons: Mapping[int, str]) -> None:
+    def __init__(self, reasons: Mapping[int, str], message: str = "") -> None:
         listed = "; ".join(f"client {client}: {reason}" for client, reason in reasons.items())
-        super().__init__(f"updates: {listed}")
+        super().__init__(f"updates: {message or listed}")
         self.reasons = reasons
 
 
@@ -78,12 +78,12 @@ class BrokenUpdates(RefusedUpdates):
 
 
 class NonFiniteUpdates(BrokenUpdates):
-    """Raised inside a step when rows hold NaN or Inf; ``clients`` [R] int64 are their ids."""
+    """Raised inside a step when rows hold NaN or Inf; ``clients`` [R] int64: whose."""
 
     def __init__(self, clients: Tensor) -> None:
         ids = clients.tolist()
-        super().__init__(dict.fromkeys(ids, "NaN or Inf"))
-        self.args = (f"updates: expected finite values, got NaN or Inf from client(s) {ids}",)
+        message = f"expected finite values, got NaN or Inf from client(s) {ids}"
+        super().__init__(dict.fromkeys(ids, "NaN or Inf"), message)
 
 
 class CommonOptions(TypedDict, total=False):

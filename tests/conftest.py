@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 
@@ -31,6 +32,13 @@ def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def compiler() -> None:
+    """Skips a test of what is compiled when it is first used, where nothing can compile it."""
+    if not (os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")):
+        pytest.skip("the ceilings of the benchmarks need a C++ compiler")
 
 
 @pytest.fixture(autouse=True)

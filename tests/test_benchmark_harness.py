@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import threading
 from dataclasses import replace
 
@@ -35,10 +34,6 @@ from benchmarks.harness import (
     spread,
 )
 from benchmarks.options import Options
-
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("c++") or shutil.which("g++")), reason="the ceilings need a C++ compiler"
-)
 
 # --- what a row says, and when it says nothing -------------------------------------------------
 
@@ -178,7 +173,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     assert asked <= measured
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 def test_a_disturbed_comparison_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[bool] = []
 
@@ -228,7 +223,7 @@ def test_home_is_a_cache_for_small_operands(monkeypatch: pytest.MonkeyPatch) -> 
     assert (machine.home_of(500), machine.home_of(501)) == ("cache", "DRAM")
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 def test_ceilings_leave_what_they_read_and_bound_what_they_update() -> None:
     x = torch.randn(33, 1001)
     before = x.clone()

@@ -5,7 +5,6 @@ when it would mean nothing. How fast anything is, is not tested here."""
 from __future__ import annotations
 
 import csv
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -37,10 +36,6 @@ from benchmarks.harness import (
 from benchmarks.work import WORK, Work
 from fastagg import bits
 
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("c++") or shutil.which("g++")), reason="the ceilings need a C++ compiler"
-)
-
 # --- every subcommand ------------------------------------------------------------------------
 
 
@@ -69,7 +64,7 @@ def read(path: Path) -> list[dict[str, str]]:
 COLUMNS = [*(field.name for field in fields(Row)), *machine.describe()]
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -105,7 +100,7 @@ def test_a_timing_subcommand_writes_what_it_promises(
     assert len(ours) == len({(r["op"], r["K"], r["S"], r["d"], r["threads"]) for r in rows})
 
 
-@needs_compiler
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.usefixtures("tiny")
 def test_main_writes_both_tables_and_the_roofline(tmp_path: Path) -> None:
     command.main(["main", "--quick", "--threads", "1", "--out", str(tmp_path), "--repeats", "3"])
