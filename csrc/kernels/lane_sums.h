@@ -29,12 +29,27 @@ FASTAGG_INLINE Vec<float, W> fold(Vec<float, W> a, Vec<float, W> b,
          __builtin_shufflevector(a, b, (fold_index(W, kHalf, P) + kHalf)...);
 }
 
+// All levels but the last: each pair of neighbouring lanes of v[0] and v[1] belongs to one vector.
 template <int W, int kHalf>
-FASTAGG_INLINE void fold_all(Vec<float, W>* v) {
+FASTAGG_INLINE void fold_to_pairs(Vec<float, W>* v) {
   unroll<kHalf>([&](auto i) FASTAGG_INLINE_LAMBDA {
     v[i] = fold<W, kHalf>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, W>());
   });
-  if constexpr (kHalf > 1) fold_all<W, kHalf / 2>(v);
+  if constexpr (kHalf > 2) fold_to_pairs<W, kHalf / 2>(v);
+}
+
+// The last level, in float64, where its rounding would be the largest of all: the sums of
+// neighbouring lanes of v, those of its lower and of its upper half in turn.
+constexpr int pair_index(int W, int position) {
+  return position % 2 == 0 ? position : W / 2 + position - 1;
+}
+template <int W, int... P>
+FASTAGG_INLINE Vec<double, W / 2> add_pairs(Vec<float, W> v, std::integer_sequence<int, P...>) {
+  float lanes[W];
+  store<W>(lanes, v);
+  const auto lower = load_double<W / 2>(lanes), upper = load_double<W / 2>(lanes + W / 2);
+  return __builtin_shufflevector(lower, upper, pair_index(W, P)...) +
+         __builtin_shufflevector(lower, upper, (pair_index(W, P) + 1)...);
 }
 
 // N accumulators of W lanes -> kSlots running float64 sums (N of them used), in the tree's order.
@@ -53,13 +68,12 @@ struct LaneSums {
         else
           v[i] = Vec<float, W>{};
       });
-      fold_all<W, W / 2>(v);
-      float lanes[W];
-      store<W>(lanes, v[0]);
-      for (int i = 0; i < W; i += W / 2) {
-        double* out = sums + g * W + i;
-        store<W / 2>(out, load<W / 2>(out) + load_double<W / 2>(lanes + i));
-      }
+      fold_to_pairs<W, W / 2>(v);
+      unroll<2>([&](auto i) FASTAGG_INLINE_LAMBDA {
+        double* out = sums + g * W + i * (W / 2);
+        store<W / 2>(
+            out, load<W / 2>(out) + add_pairs<W>(v[i], std::make_integer_sequence<int, W / 2>()));
+      });
     });
   }
 
@@ -70,7 +84,7 @@ struct LaneSums {
       int names[W][W] = {};
       for (int i = 0; i < W; ++i)
         for (int p = 0; p < W; ++p) names[i][p] = g * W + i;
-      for (int half = W / 2; half >= 1; half /= 2)
+      for (int half = W / 2; half > 1; half /= 2)
         for (int i = 0; i < half; ++i) {
           int folded[W] = {};
           for (int p = 0; p < W; ++p) {
@@ -79,8 +93,10 @@ struct LaneSums {
           }
           for (int p = 0; p < W; ++p) names[i][p] = folded[p];
         }
-      for (int p = 0; p < W; ++p)
-        if (names[0][p] < N) slot[names[0][p]] = g * W + p;
+      for (int p = 0; p < W; ++p) {
+        const int name = names[p / (W / 2)][pair_index(W, p % (W / 2))];
+        if (name < N) slot[name] = g * W + p;
+      }
     }
     return slot;
   }

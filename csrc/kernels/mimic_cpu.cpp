@@ -11,11 +11,11 @@ namespace {
 
 constexpr int64_t kCacheBytes = 1 << 20;  // of L2, for a block's updates and corrections
 
-// The second pass over a block should find it in L2: 2 S rows of so many floats. Not less than 1 KB
-// a row, though: shorter bursts cost more than the misses.
+// The second pass over a block should find it in L2: 2 S rows of so many floats. Not less than 2 KB
+// a row, though: shorter bursts cost more than finding it in L3.
 int64_t cached_columns(int64_t S, int64_t d) {
   const int64_t fitting = kCacheBytes / (8 * S) / kStep * kStep;
-  return std::min(std::max<int64_t>(fitting, 256), block_columns(d));
+  return std::min(std::max<int64_t>(fitting, 512), block_columns(d));
 }
 
 // sums[k] += sum_g mean * x[g][k] for G rows, in float32, and peaks raised to the magnitudes of
