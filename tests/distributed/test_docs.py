@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/distributed.md: its code runs, and its table is what its script prints."""
+"""docs/distributed.md: its code runs, also as launched, and its table is what its script prints."""
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +43,25 @@ def test_code_runs(
     seen: dict[str, object] = {}
     exec(compile(blocks()[number], f"block {number}", "exec"), seen)
     assert "params" in seen
+
+
+@pytest.mark.slow
+def test_the_server_runs_as_its_first_line_says(tmp_path: Path) -> None:
+    (server,) = [block for block in blocks() if block.startswith("# torchrun ")]
+    _, *arguments, script = shlex.split(server.splitlines()[0].removeprefix("# "))
+    (tmp_path / script).write_text(server, encoding="utf-8")
+    paths = [str(ROOT), str(ROOT / "python"), *filter(None, sys.path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments, script],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "checkpoint").glob("*-of-00002.safetensors"))) == 2
 
 
 def test_the_table_is_what_the_script_prints() -> None:
