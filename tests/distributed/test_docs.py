@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import runpy
@@ -67,3 +68,18 @@ def test_the_server_runs_as_its_first_line_says(tmp_path: Path) -> None:
 def test_the_table_is_what_the_script_prints() -> None:
     script = runpy.run_path(str(ROOT / "docs" / "distributed_budget.py"))
     assert "\n".join(script["lines"]()) in PAGE
+
+
+def test_the_weak_scaling_is_that_of_the_csv() -> None:
+    with (ROOT / "benchmarks" / "results" / "sharded.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["what"].startswith("step ")]
+    assert {row["ranks"] for row in rows} == {"1", "2", "4"} and rows[0]["cores"] == "2"
+    for ranks in ("2", "4"):
+        steps = [row for row in rows if row["ranks"] == ranks]
+        cells = [f"| {ranks} "]
+        for name in ("efficiency", "per_core"):
+            percent = [round(100.0 * float(row[name])) for row in steps]
+            cells.append(f"| {min(percent)} to {max(percent)} % ")
+        lost = [float(row["ms"]) - float(row["ms_apart"]) for row in steps]
+        cells.append(f"| {min(lost):.0f} to {max(lost):.0f} ms a step |")
+        assert "".join(cells) in PAGE
