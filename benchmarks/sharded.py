@@ -6,6 +6,9 @@ ranks as with one. On one machine it takes longer, since processes share caches 
 rank also takes, in turn with these, steps of an aggregator of its own on the same rows: as much
 work at the same time, without a message. The efficiency is their time over that of the common step:
 what is lost is time for messages, and waiting for the slowest.
+
+More ranks than cores take turns on them. Beside the efficiency there is therefore the throughput of
+a core, relative to that of a single rank: parameters per second of a step, over the cores in use.
 """
 
 from __future__ import annotations
@@ -55,12 +58,15 @@ class Line:
     ms_q3: float
     ms_apart: float  # of steps of each rank for itself, at the same time; NaN for sums
     efficiency: float  # ms_apart / ms; NaN for sums, and if the machine was busy
+    per_core: float  # throughput of a core over that of one rank; NaN likewise, or without one rank
     sent_bytes: int  # by a rank, in a step
     other_cores: float  # used by others meanwhile
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2], help="numbers of processes")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes"
+    )
     parser.add_argument("--columns", type=int, default=1 << 22, help="of each rank")
     parser.add_argument("--rows", type=int, default=16, help="S, of K = 2 S")
     parser.add_argument("--repeats", type=int, default=9, help="timed steps")
@@ -77,6 +83,8 @@ def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
         raise SystemExit("--ranks: expected at least 1; --repeats: expected at least 3")
     console.print("   ".join(f"{key} {value}" for key, value in describe().items()))
     lines: list[Line] = []
+    alone: dict[str, float] = {}  # ms of one rank, if that is measured first
+    cores = os.cpu_count() or 1
     for ranks in namespace.ranks:
         start, own = time.perf_counter(), _children_seconds()
         with Watch() as watch:
@@ -89,7 +97,11 @@ def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
             ms_apart = 1e3 * statistics.median(apart) if apart else math.nan
             d = ranks * namespace.columns
             efficiency = math.nan if others > _BUSY else ms_apart / ms
-            lines.append(Line(what, ranks, S, d, ms, q3, ms_apart, efficiency, sent, others))
+            alone.setdefault(what, ms if ranks == 1 else math.nan)
+            per_core = math.nan if others > _BUSY else throughput(alone[what], ms, ranks, cores)
+            lines.append(
+                Line(what, ranks, S, d, ms, q3, ms_apart, efficiency, per_core, sent, others)
+            )
     console.print(_table(lines))
     if namespace.csv:
         _write_csv(namespace.csv, lines)
@@ -97,6 +109,11 @@ def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
         _write_csv(namespace.out / "sharded.csv", lines)
         (namespace.out / "sharded.md").write_text(_markdown(lines), encoding="utf-8")
     return lines
+
+
+def throughput(ms_alone: float, ms: float, ranks: int, cores: int) -> float:
+    """Columns per second of a core, over those of one rank alone that takes ``ms_alone``."""
+    return ms_alone / ms * ranks / min(ranks, cores)
 
 
 def _spawn(ranks: int, columns: int, rows: int, repeats: int) -> dict[str, Any]:
@@ -193,6 +210,7 @@ _HEAD = (
     "3rd quartile",
     "ms apart",
     "efficiency",
+    "throughput of a core",
     "sent by a rank",
 )
 
@@ -200,15 +218,21 @@ _HEAD = (
 def _cells(line: Line) -> tuple[str, ...]:
     return (
         line.what,
-        str(line.ranks),
+        _ranks(line.ranks),
         str(line.S),
         f"{line.d:,}",
         f"{line.ms:.3g}",
         f"{line.ms_q3:.3g}",
         "" if math.isnan(line.ms_apart) else f"{line.ms_apart:.3g}",
         "" if math.isnan(line.ms_apart) else _percent(line.efficiency),
+        "" if math.isnan(line.ms_apart) else _percent(line.per_core),
         f"{line.sent_bytes:,} B" if line.ranks > 1 else "",
     )
+
+
+def _ranks(ranks: int) -> str:
+    cores = os.cpu_count() or 1
+    return f"{ranks} on {cores} cores" if ranks > cores else str(ranks)
 
 
 def _percent(value: float) -> str:
@@ -228,7 +252,10 @@ def _markdown(lines: list[Line]) -> str:
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
     return (
         "# Sharded\n\n`python -m benchmarks sharded`: the same columns on every rank, one thread "
-        f"each, gloo over loopback, medians.\n\n{about}\n\n{table}\n"
+        "each, gloo over loopback, medians. *ms apart*: as much work of every rank for itself at "
+        "the same time; *efficiency*: that over *ms*. *Throughput of a core*: columns per second "
+        "over the cores in use, relative to one rank. Where there are more ranks than cores they "
+        f"take turns: then the two ratios are what counts.\n\n{about}\n\n{table}\n"
     )
 
 

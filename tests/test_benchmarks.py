@@ -171,6 +171,17 @@ def test_the_sharded_subcommand_starts_ranks_and_writes_what_it_promises(tmp_pat
     assert "| step mifa | 2 | 16 | 32,768 |" in (tmp_path / "sharded.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize(
+    ("ms", "ranks", "expected"),
+    [(10.0, 1, 1.0), (10.0, 2, 1.0), (12.5, 2, 0.8), (20.0, 4, 1.0), (25.0, 4, 0.8)],
+)
+def test_ranks_that_share_cores_count_as_much_as_they_get(
+    ms: float, ranks: int, expected: float
+) -> None:
+    """On two cores, four ranks that take twice as long as one have lost nothing."""
+    assert sharded.throughput(10.0, ms, ranks, cores=2) == pytest.approx(expected)
+
+
 def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         command.main(["--help"])

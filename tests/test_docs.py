@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python on every page of docs/ runs as printed; the site has every page and public name.
+"""The Python on every page runs as printed; the site has every page and public name.
 
-docs/flower.md has a test of its own (test_flower_page.py): its blocks are parts of programs.
+docs/flower.md has a test of its own (test_flower_page.py): its blocks are parts of programs. Other
+blocks, and that there is no Python elsewhere, are for test_code_blocks.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PARTS_OF_PROGRAMS = {"flower.md"}
 PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in PARTS_OF_PROGRAMS)
+PAGES.append(ROOT / "README.md")
 PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
 # One rank, as torchrun would start it; a port of the system's choice.
@@ -37,7 +39,8 @@ def program(page: Path) -> str:
 
 
 def test_the_pages_with_code_are_found() -> None:
-    assert {"index.md", "quickstart.md", "numerics.md"} <= {page.name for page in PAGES_WITH_CODE}
+    names = {page.name for page in PAGES_WITH_CODE}
+    assert {"index.md", "quickstart.md", "numerics.md", "README.md"} <= names
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)

@@ -20,7 +20,7 @@ from fastagg import robust
 VECTORS = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
 
 # The cases of ByzFL's unit tests and what they expect, for the vectors above: the rule, the result
-# and the relative error that is allowed.
+# and the relative error that is allowed. CAF and SMEA have none there: the examples of its pages.
 BYZFL = {
     "Average": (robust.Average(), [4.0, 5.0, 6.0], 0.0),
     "Median": (robust.Median(), [4.0, 5.0, 6.0], 0.0),
@@ -30,6 +30,8 @@ BYZFL = {
     "MultiKrum": (robust.MultiKrum(1), [2.5, 3.5, 4.5], 1e-5),
     "CenteredClipping": (robust.CenteredClipping, [4.0, 5.0, 6.0], 0.0),  # made anew: has a state
     "MDA": (robust.MDA(1), [2.5, 3.5, 4.5], 1e-5),
+    "SMEA": (robust.SMEA(1), [2.5, 3.5, 4.5], 1e-5),
+    "CAF": (robust.CAF(1), [4.0, 5.0, 6.0], 1e-5),
     "MoNNA": (robust.MoNNA(1, 1), [2.5, 3.5, 4.5], 1e-5),
     "Meamed": (robust.Meamed(1), [2.5, 3.5, 4.5], 1e-5),
     "NNM": (robust.NNM(1), [[2.5, 3.5, 4.5], [2.5, 3.5, 4.5], [5.5, 6.5, 7.5]], 1e-5),
@@ -71,6 +73,19 @@ def test_byzfls_own_cases(name: str, kind: str) -> None:
     np.testing.assert_allclose(np.asarray(result), expected, rtol=tolerance)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_byzfls_example_of_bucketing(kind: str) -> None:
+    """Who shares a bucket is drawn, there and here: its pages show two of the three results."""
+    rule = robust.Bucketing(2)
+    results = [rule(KINDS[kind](VECTORS)) for _ in range(20)]
+    assert all(isinstance(r, torch.Tensor if "tensor" in kind else np.ndarray) for r in results)
+    assert {tuple(sorted(map(tuple, result.tolist()))) for result in results} == {
+        ((2.5, 3.5, 4.5), (7.0, 8.0, 9.0)),
+        ((4.0, 5.0, 6.0), (4.0, 5.0, 6.0)),
+        ((1.0, 2.0, 3.0), (5.5, 6.5, 7.5)),
+    }
+
+
 # --- kinds and dtypes -----------------------------------------------------------------------
 
 RULES: dict[str, Callable[..., Any]] = {
@@ -82,6 +97,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "MultiKrum": lambda **k: robust.MultiKrum(1, **k),
     "CenteredClipping": lambda **k: robust.CenteredClipping(L=3, tau=0.5, **k),
     "MDA": lambda **k: robust.MDA(1, **k),
+    "SMEA": lambda **k: robust.SMEA(1, **k),
+    "CAF": lambda **k: robust.CAF(1, **k),
     "MoNNA": lambda **k: robust.MoNNA(1, 2, **k),
     "Meamed": lambda **k: robust.Meamed(1, **k),
     "NNM": lambda **k: robust.NNM(1, **k),
@@ -93,7 +110,7 @@ RULES: dict[str, Callable[..., Any]] = {
 
 def test_the_table_has_every_rule() -> None:
     assert set(RULES) == set(robust.__all__)
-    assert set(BYZFL) == set(robust.__all__) - {"Bucketing"}  # which ByzFL does not test: random
+    assert set(BYZFL) == set(robust.__all__) - {"Bucketing"}  # random: a case of its own
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -192,6 +209,24 @@ def test_huge_and_tiny_numbers(name: str, scale: float) -> None:
 # --- against a plain implementation, and against the server's rules -------------------------
 
 
+def covariance(x: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """[d, d], divided by the number (or by the sum of weights)."""
+    return np.atleast_2d(np.cov(x.T, bias=True, aweights=weights))
+
+
+def caf(x: np.ndarray, f: int) -> np.ndarray:
+    """In d dimensions, as in the docstring of robust.CAF."""
+    c, best, smallest = np.ones(len(x)), x.mean(0), math.inf
+    while c.sum() > len(x) - 2 * f:
+        values, vectors = np.linalg.eigh(covariance(x, c))
+        mean = (c[:, None] * x).sum(0) / c.sum()
+        if values[-1] < smallest:
+            best, smallest = mean, values[-1]
+        along = ((x - mean) @ vectors[:, -1]) ** 2
+        c = c * (1.0 - along / along[c > 0].max())
+    return best
+
+
 def plain(name: str, x: np.ndarray) -> np.ndarray:
     """As written in the papers, in numpy, for the parameters of RULES."""
     n, f = len(x), 1
@@ -214,6 +249,11 @@ def plain(name: str, x: np.ndarray) -> np.ndarray:
     if name == "MDA":
         sets = [list(s) for s in itertools.combinations(range(n), n - f)]
         return x[min(sets, key=lambda s: d2[np.ix_(s, s)].max())].mean(0)
+    if name == "SMEA":
+        sets = [list(s) for s in itertools.combinations(range(n), n - f)]
+        return x[min(sets, key=lambda s: np.linalg.eigvalsh(covariance(x[s]))[-1])].mean(0)
+    if name == "CAF":
+        return caf(x, f)
     if name == "MoNNA":
         return x[d2[2].argsort(kind="stable")[: n - f]].mean(0)
     if name == "Meamed":
@@ -335,6 +375,8 @@ def test_what_are_no_vectors(vectors: Any, error: type[Exception], message: str)
         (lambda: robust.Krum(2)(np.eye(4)), ValueError, "more than 4"),
         (lambda: robust.TrMean(2)(np.eye(4)), ValueError, "more than 4"),
         (lambda: robust.NNM(2)(np.eye(4)), ValueError, "more than 4"),
+        (lambda: robust.SMEA(2)(np.eye(4)), ValueError, "more than 4"),
+        (lambda: robust.CAF(2)(np.eye(4)), ValueError, "more than 4"),
         (lambda: robust.MoNNA(1, 9)(np.eye(4)), ValueError, "idx"),
         (lambda: robust.ARC(5)(np.eye(4)), ValueError, "at least 5"),
         (lambda: robust.ARC(2)(np.eye(3)[:2]), None, ""),

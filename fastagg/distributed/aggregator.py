@@ -55,7 +55,8 @@ class ShardedAggregator:
         rule: one of :func:`fastagg.available`.
         num_clients: K.
         num_params: d, of all ranks together.
-        group: ``torch.distributed`` process group; None: all ranks.
+        group: ``torch.distributed`` process group, of gloo or NCCL; None: all ranks. One that is
+            given is kept: drop the aggregator before ``destroy_process_group``.
         segment: columns of a segment, of which each rank has whole ones; None: 2^20, see above.
         **options: those of the rule, the same on all ranks.
 
@@ -66,9 +67,9 @@ class ShardedAggregator:
         local: the rule with this rank's columns.
 
     Raises:
-        RuntimeError: ``torch.distributed`` is not initialised.
+        RuntimeError: ``torch.distributed`` is not initialised, or has only NCCL and no GPU.
         RankError: ranks were given something different, or are gone.
-        TypeError, ValueError: as the rule does.
+        TypeError, ValueError: as the rule does; the group has neither gloo nor NCCL.
     """
 
     def __init__(

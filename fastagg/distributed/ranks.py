@@ -46,13 +46,12 @@ class Ranks:
                 "torch.distributed is not initialised: launch with torchrun and call "
                 "torch.distributed.init_process_group first"
             )
-        whole = dist.group.WORLD
-        assert whole is not None  # it is initialised
-        self.group = whole if group is None else group
-        self.rank = dist.get_rank(self.group)
-        self.size = dist.get_world_size(self.group)
-        nccl = dist.get_backend(self.group) == "nccl"
-        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu"
+        # None stays None: destroy_process_group must find the last reference to the group. One that
+        # lives on until the interpreter ends takes threads of gloo with it, which then abort.
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self._device = message_device(dist.get_backend_config(group))
 
     @contextmanager
     def _talk(self, what: str) -> Iterator[None]:
@@ -164,7 +163,30 @@ class Ranks:
         return whole
 
     def _global(self, rank: int) -> int:
-        return dist.get_global_rank(self.group, rank)
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+
+def message_device(backends: str) -> torch.device:
+    """Where messages must be to be sent: on the CPU if gloo is there, else, for NCCL, on a GPU.
+
+    The aggregator's own device does not matter. What ranks send is small and made on the CPU by
+    policies, so NCCL is used only where it is all there is.
+
+    Args:
+        backends: as ``torch.distributed.get_backend_config`` has them, ``"cpu:gloo,cuda:nccl"``.
+
+    Raises:
+        ValueError: there is neither gloo for the CPU nor NCCL for GPUs.
+        RuntimeError: there is only NCCL, and this process sees no GPU.
+    """
+    by_device = dict(pair.split(":") for pair in backends.split(","))
+    if by_device.get("cpu") == "gloo":
+        return torch.device("cpu")
+    if by_device.get("cuda") != "nccl":
+        raise ValueError(f"group: expected gloo for the CPU or nccl for GPUs, got {backends}")
+    if not torch.cuda.is_available():
+        raise RuntimeError("group: nccl sends from GPUs, and PyTorch sees none here; use gloo")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 class ShardedColumns(Columns):

@@ -59,6 +59,30 @@ def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> No
     assert rounds[-1]["accuracy"] > rounds[0]["accuracy"]
 
 
+def test_grpc_whose_server_is_interrupted_and_goes_on(tmp_path: Path) -> None:
+    """SIGTERM is in the test above; this is Ctrl-C, while the server waits for a late client. The
+    memory that stands in for it, in the round that is done again, comes from before."""
+    output = run(
+        "run.py",
+        "--api=legacy",
+        "--rule=mifa",
+        "--clients=2",
+        "--rounds=4",
+        "--timeout=6",
+        "--stop-after=2",
+        "--stop-signal=SIGINT",
+        "--faults=3.1=late",
+        f"--folder={tmp_path}",
+    )
+    assert output.count("the simulation's bits") == 4
+    assert "NOT" not in output
+    assert "the server was stopped by SIGINT after round 2" in output
+    rounds = rounds_of(tmp_path)
+    assert [line["round"] for line in rounds] == [1, 2, 3, 4]
+    assert [line["active"] for line in rounds] == [[0, 1], [0, 1], [0], [0, 1]]
+    assert len({line["pid"] for line in rounds[:2]}) == len({line["pid"] for line in rounds}) - 1
+
+
 def test_superlink_with_every_fault(tmp_path: Path) -> None:
     """Rounds end by a timeout here, which an honest client can miss on a busy machine. Who was
     there is therefore read from the log: the bits are those of the simulation with just them."""
@@ -84,9 +108,12 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
     assert 3 in third["active"]  # another SuperNode, the same client
 
 
-def test_superlink_whose_server_is_stopped_by_a_signal_and_goes_on(tmp_path: Path) -> None:
-    """The next ``flwr run`` resumes from the checkpoint that the signal wrote; the memory from
-    before stands in for client 1, which is away in the last round."""
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_superlink_whose_server_is_stopped_by_a_signal_and_goes_on(
+    number: str, tmp_path: Path
+) -> None:
+    """The next ``flwr run`` resumes from the checkpoint that the signal wrote, the only one there
+    is; the memory from before stands in for client 1, which is away in the last round."""
     output = run(
         "run.py",
         "--api=message",
@@ -95,12 +122,13 @@ def test_superlink_whose_server_is_stopped_by_a_signal_and_goes_on(tmp_path: Pat
         "--rounds=4",
         "--timeout=60",
         "--stop-after=2",
+        f"--stop-signal={number}",
         "--faults=4.1=error",
         f"--folder={tmp_path}",
     )
     assert output.count("the simulation's bits") == 4
     assert "NOT" not in output
-    assert "the server was stopped by SIGTERM after round" in output
+    assert f"the server was stopped by {number} after round" in output
     rounds = rounds_of(tmp_path)
     assert [line["round"] for line in rounds] == [1, 2, 3, 4]
     first, *_, last = [line["pid"] for line in rounds]

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sharded aggregator of one rank whose messages travel by NCCL: the bits of one without ranks.
+
+The same with gloo, which needs no GPU, shows that the test itself is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import fastagg
+from fastagg import ops
+from fastagg.columns import Columns
+from fastagg.distributed import ShardedAggregator
+
+K, S, D, SEGMENT = 6, 4, 5_003, 1_024
+
+needs_nccl = pytest.mark.skipif(
+    "cuda" not in ops.devices() or not dist.is_nccl_available(),
+    reason="no CUDA kernels in this build, no GPU, or no NCCL in PyTorch",
+)
+WAYS = [
+    pytest.param("gloo", "cpu", id="gloo-cpu"),
+    pytest.param("nccl", "cpu", marks=needs_nccl, id="nccl-cpu"),
+    pytest.param("nccl", "cuda", marks=needs_nccl, id="nccl-cuda"),
+    pytest.param("cpu:gloo,cuda:nccl", "cuda", marks=needs_nccl, id="both-cuda"),
+]
+
+
+@pytest.fixture(name="one_rank")
+def _one_rank(backend: str, tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group(
+        backend,
+        init_method=f"file://{tmp_path}/store",
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=60),
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rule", ["fdms", "geometric-median", "mimic", "mifa"])
+@pytest.mark.parametrize(("backend", "device"), WAYS)
+def test_one_rank_has_the_bits_of_none(
+    one_rank: None, backend: str, device: str, rule: str, tmp_path: Path
+) -> None:
+    sharded = ShardedAggregator(
+        rule, num_clients=K, num_params=D, segment=SEGMENT, device=device, max_norm=72.0
+    )
+    alone = fastagg.make(rule, num_clients=K, num_params=D, device=device, max_norm=72.0)
+    alone.columns = Columns(SEGMENT)
+    params, expected = torch.zeros(D, device=device), torch.zeros(D, device=device)
+    for t in range(4):
+        generator = torch.Generator().manual_seed(t)
+        clients = torch.randperm(K, generator=generator)[:S].tolist()
+        updates = torch.randn(S, D, generator=generator).to(device)
+        report, wanted = (
+            sharded.step(params, updates, clients),
+            alone.step(expected, updates, clients),
+        )
+        assert torch.equal(report.active, wanted.active)
+        assert torch.equal(report.weights, wanted.weights)
+    assert params.abs().max() > 0.1
+    assert torch.equal(params, expected)
+    assert torch.equal(sharded.gather(params), expected)
+    state = sharded.state_dict()
+    for name, value in alone.state_dict().items():
+        assert torch.equal(state[name], value), name
+    sharded.save(tmp_path / "checkpoint", columns={"params": params})
+    assert (tmp_path / "checkpoint" / "manifest.json").is_file()
