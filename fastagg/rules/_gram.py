@@ -100,7 +100,7 @@ class GramRule(Aggregator):
     def memory(self) -> RowMemory | None:
         return None if self._bank is None else self._bank.memory
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
         members = cohort.clients if self._bank is None else torch.arange(self.num_clients)
         rows: list[AnyRow] = list(cohort.rows) if self._bank is None else self._bank.rows(cohort)
         if self.previous is not None:
@@ -112,11 +112,10 @@ class GramRule(Aggregator):
         used = factors.nonzero().flatten()
         used_rows = [rows[i] for i in used.tolist()]
         self.columns.weighted_sum_(self._scratch, used_rows, factors[used], beta=0.0)
-        self._check_range(peak, self.columns.abs_max([self._scratch]).item())
-        lr = torch.tensor([self.server_lr], dtype=torch.float64)
+        self._check_range(*self._peaks_with(params, [self._scratch]))
 
         def commit() -> None:
-            ops.weighted_sum_(params, [self._scratch], lr)
+            ops.weighted_sum_(params, [self._scratch], self._rate)
             if self.previous is not None:
                 self.previous, self._scratch = self._scratch, self.previous
             if self._bank is not None:
