@@ -160,6 +160,7 @@ class Aggregator(ABC):
     @server_lr.setter
     def server_lr(self, value: float) -> None:
         self._server_lr = read_factor("server_lr", value)
+        self._rate = torch.tensor([self._server_lr], dtype=torch.float64)  # as a weight
 
     @property
     def max_norm(self) -> float | None:
@@ -207,9 +208,6 @@ class Aggregator(ABC):
             num_params=self.num_params,
             device=self.device,
         )
-        peak = self.columns.abs_max([params]).item()
-        if not math.isfinite(peak):
-            raise ValueError("params: expected finite values, got NaN or Inf")
         reasons: dict[int, str] = {}
         prepared = None
         while len(cohort) > 0 and prepared is None:
@@ -219,14 +217,16 @@ class Aggregator(ABC):
                 received = self._receive(cohort)
                 if self.max_norm is not None and not self.norms_known:
                     self._check_squares(received, self.columns.square_norms(received.rows))
-                prepared = self._prepare(params, peak, received)
+                prepared = self._prepare(params, received)
             except RefusedUpdates as found:
                 if isinstance(found, BrokenUpdates) and self.nonfinite == "raise":
+                    self._params_peak(params)  # broken parameters break updates
                     raise ValueError(f'{found}; nonfinite="drop" would leave them out') from None
                 reasons |= found.reasons
                 cohort = cohort.without(found.reasons)
         rejected = torch.tensor(sorted(reasons), dtype=torch.int64)
         if prepared is None:
+            self._params_peak(params)
             friends = self._skip()
             return StepReport(
                 cohort.clients, rejected, torch.zeros(0), friends, skipped=True, reasons=reasons
@@ -244,17 +244,17 @@ class Aggregator(ABC):
         return report
 
     @abstractmethod
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
         """Do everything of a step but the writing.
 
         Args:
-            params: [d] float32, finite; must not be changed before the commit.
-            peak: the largest magnitude in ``params``.
+            params: [d] float32; must not be changed before the commit. The rule checks that they
+                are finite, by ``_params_peak`` or ``_peaks_with``, when that is cheapest.
             cohort: S >= 1 active clients.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf; names all of them.
-            ValueError: the step would leave the range of float32.
+            ValueError: parameters are not finite, or the step would leave the range of float32.
         """
 
     def _receive(self, cohort: Cohort) -> Cohort:
@@ -368,6 +368,27 @@ class Aggregator(ABC):
 
     # --- for the rules: the checks that keep parameters and state finite, and rows short ------
 
+    def _params_peak(self, params: Tensor) -> float:
+        """The largest magnitude in the parameters.
+
+        Raises:
+            ValueError: they hold NaN or Inf.
+        """
+        return self._peaks_with(params, [])[0]
+
+    def _peaks_with(self, params: Tensor, vectors: list[Tensor]) -> list[float]:
+        """The largest magnitudes in the parameters, and in each of ``vectors`` [d], in one pass.
+
+        Just before a commit, this also brings the parameters into the cache for it.
+
+        Raises:
+            ValueError: the parameters hold NaN or Inf.
+        """
+        peaks: list[float] = self.columns.abs_max([params, *vectors]).tolist()
+        if not math.isfinite(peaks[0]):
+            raise ValueError("params: expected finite values, got NaN or Inf")
+        return peaks
+
     def _row_peaks(self, cohort: Cohort) -> Tensor:
         """The largest magnitude of each row, [S] float64.
 
@@ -395,9 +416,8 @@ class Aggregator(ABC):
             NonFiniteUpdates: rows hold NaN or Inf.
             RefusedUpdates: rows are longer than ``max_norm``.
         """
-        finite = torch.isfinite(squares)
-        if not bool(finite.all()):
-            raise NonFiniteUpdates(cohort.clients[~finite])
+        if not all(map(math.isfinite, squares.tolist())):
+            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(squares)])
         if self.max_norm is None:
             return
         norms = squares.sqrt()

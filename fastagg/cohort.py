@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
+from functools import cached_property
+from typing import SupportsIndex, TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,6 +33,12 @@ class Cohort:
     rows: AnyRows  # [S, d] float32, or S tensors [d], or S rows that are read piece by piece
     buffer: RowExchange | None = None
     """Where the rows live, if they are handed over: the rule may exchange them."""
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """``clients`` as Python's ints."""
+        ids: list[int] = self.clients.tolist()
+        return ids
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -60,7 +67,7 @@ class Cohort:
 
     def without(self, rejected: Container[int]) -> Cohort:
         """The same cohort less the clients whose ids are in ``rejected``."""
-        keep = [client not in rejected for client in self.clients.tolist()]
+        keep = [client not in rejected for client in self.ids]
         rows = [row for row, kept in zip(self.rows, keep, strict=True) if kept]
         return Cohort(self.clients[torch.tensor(keep)], rows, self.buffer)
 
@@ -112,12 +119,20 @@ def read_cohort(
             f"clients: expected one id per row of updates ({len(given)}), got {len(ids)}"
         )
     ascending = sorted(ids)
-    sorted_ids = torch.tensor(ascending, dtype=torch.int64)
-    if ascending == ids:
-        return Cohort(sorted_ids, given, buffer)
-    rows: Sequence[AnyRow] = given.unbind(0) if isinstance(given, Tensor) else given
-    order = sorted(range(len(ids)), key=ids.__getitem__)
-    return Cohort(sorted_ids, [rows[s] for s in order], buffer)
+    if ascending != ids:
+        rows: Sequence[AnyRow] = given.unbind(0) if isinstance(given, Tensor) else given
+        given = [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)]
+    cohort = Cohort(torch.tensor(ascending, dtype=torch.int64), given, buffer)
+    cohort.__dict__["ids"] = ascending
+    return cohort
+
+
+def flags_of(ids: Sequence[int], count: int) -> Tensor:
+    """[count] bool: True at ``ids``."""
+    flags = bytearray(count)
+    for index in ids:
+        flags[index] = 1
+    return torch.frombuffer(flags, dtype=torch.bool)
 
 
 def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
@@ -132,8 +147,22 @@ def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
     return value
 
 
+def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuard[Tensor]:
+    """Whether `_check_vector` has nothing to say."""
+    return (
+        isinstance(value, Tensor)
+        and value.dtype == torch.float32
+        and value.shape == (num_params,)
+        and value.layout == torch.strided
+        and value.device == device
+        and value.is_contiguous()
+    )
+
+
 def _check_vector(name: str, value: object, num_params: int, device: torch.device) -> int:
     """Check one vector [d]; return the address of its first element."""
+    if _is_vector(value, num_params, device):
+        return value.data_ptr()
     vector = _check_tensor(name, value, device)
     if vector.shape != (num_params,):
         raise ValueError(f"{name}: expected shape [{num_params}], got {list(vector.shape)}")
@@ -153,7 +182,7 @@ def _check_buffer(buffer: UpdateBuffer, ids: list[int], num_params: int) -> None
         )
 
 
-def _check_updates(updates: object, num_params: int, device: torch.device) -> list[int]:
+def _check_updates(updates: object, num_params: int, device: torch.device) -> Sequence[int]:
     """Check the rows; return the address of the first element of each."""
     if isinstance(updates, Tensor):
         matrix = _check_tensor("updates", updates, device)
@@ -164,13 +193,19 @@ def _check_updates(updates: object, num_params: int, device: torch.device) -> li
                 f"updates: expected a contiguous last dimension, got strides {matrix.stride()}"
             )
         step = matrix.stride(0) * matrix.element_size()
-        return [matrix.data_ptr() + s * step for s in range(len(matrix))]
+        first, count = matrix.data_ptr(), len(matrix)
+        return range(first, first + count * step, step) if step else [first] * count
     if not isinstance(updates, Sequence):
         raise TypeError(
             "updates: expected a tensor [S, d] or a sequence of tensors [d], "
             f"got {type(updates).__name__}"
         )
-    return [_check_vector(f"updates[{s}]", r, num_params, device) for s, r in enumerate(updates)]
+    return [
+        row.data_ptr()
+        if _is_vector(row, num_params, device)
+        else _check_vector(f"updates[{s}]", row, num_params, device)
+        for s, row in enumerate(updates)
+    ]
 
 
 def _read_ids(clients: object, num_clients: int) -> list[int]:
@@ -179,7 +214,7 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
             raise TypeError(f"clients: expected dtype torch.int64, got {clients.dtype}")
         if clients.ndim != 1:
             raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
-        if clients.device.type == "meta":
+        if clients.is_meta:
             raise ValueError("clients: expected a tensor with data, got one on device meta")
         ids = clients.tolist()
     elif isinstance(clients, Sequence) and not isinstance(clients, str | bytes):
@@ -188,7 +223,7 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
         raise TypeError(
             f"clients: expected an int64 tensor or a sequence of ints, got {type(clients).__name__}"
         )
-    if ids and not (min(ids) >= 0 and max(ids) < num_clients):
+    if ids and not 0 <= min(ids) <= max(ids) < num_clients:
         wrong = next(client for client in ids if not 0 <= client < num_clients)
         raise IndexError(f"clients: expected ids in [0, {num_clients}), got {wrong}")
     if len(set(ids)) != len(ids):
@@ -203,8 +238,10 @@ def _read_id(client: object) -> int:
     return operator.index(client)
 
 
-def _check_overlap(params: Tensor, starts: list[int]) -> None:
+def _check_overlap(params: Tensor, starts: Sequence[int]) -> None:
     own, length = params.data_ptr(), params.numel() * params.element_size()
+    if not starts or own + length <= min(starts) or max(starts) + length <= own:
+        return
     for s, start in enumerate(starts):
         if abs(start - own) < length:
             raise ValueError(

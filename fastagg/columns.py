@@ -81,7 +81,10 @@ def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
     """Whether ops can take the rows as they are: all are float32 tensors."""
     if isinstance(rows, Tensor):
         return True
-    return all(isinstance(row, Tensor) and row.dtype == torch.float32 for row in rows)
+    for row in rows:  # noqa: SIM110 (half the time of all() for some hundred rows)
+        if not isinstance(row, Tensor) or row.dtype != torch.float32:
+            return False
+    return True
 
 
 class Columns:
@@ -107,6 +110,12 @@ class Columns:
         if in_memory(rows) and _width(rows) <= self.segment:
             return self._fold([part(rows)])
         return self._fold(part(parts) for _, _, (parts,) in self._pieces([rows]))
+
+    def gram_rows(self, rows: AnyRows, changed: Tensor) -> Tensor:
+        """:func:`fastagg.ops.gram_rows`, summed over segments: S >= 1 rows, [C] -> [C, S]."""
+        if in_memory(rows) and _width(rows) <= self.segment:
+            return self._add([ops.gram_rows(rows, changed)])
+        return self._add(ops.gram_rows(parts, changed) for _, _, (parts,) in self._pieces([rows]))
 
     def gram_and_sum_(
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"

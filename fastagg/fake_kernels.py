@@ -17,6 +17,24 @@ def _(updates: list[Tensor], pairs: Tensor | None = None, precision: str = "high
     return updates[0].new_empty(size, size, dtype=torch.float64)
 
 
+@torch.library.register_fake("fastagg::gram_rows")
+def _(updates: list[Tensor], changed: Tensor, precision: str = "highest") -> Tensor:
+    shape = changed.shape[0], _fake_square(updates)
+    return updates[0].new_empty(shape, dtype=torch.float64)
+
+
+@torch.library.register_fake("fastagg::grouped_gram")
+def _(gram: Tensor, groups: Tensor, weights: Tensor, count: int) -> Tensor:
+    size = gram.shape[0] - groups.shape[0] + count
+    return gram.new_empty(size, size)
+
+
+@torch.library.register_fake("fastagg::weiszfeld")
+@torch.library.register_fake("fastagg::clip_towards")
+def _(gram: Tensor, *args: object) -> Tensor:
+    return gram.new_empty(gram.shape[0])
+
+
 @torch.library.register_fake("fastagg::abs_max")
 def _(rows: list[Tensor]) -> Tensor:
     return rows[0].new_empty(_fake_square(rows))

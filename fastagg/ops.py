@@ -40,16 +40,22 @@ from fastagg import (
     _C,
     fake_kernels,  # noqa: F401
 )
+from fastagg.robust_ops import clip_towards, gram_rows, grouped_gram, weiszfeld
+from fastagg.row_lists import Rows
+from fastagg.row_lists import row_list as _row_list
 
 __all__ = [
     "Rows",
     "abs_max",
     "add_total_",
+    "clip_towards",
     "cosine_scores",
     "distance_scores",
     "eliminate_",
     "gram",
     "gram_and_sum_",
+    "gram_rows",
+    "grouped_gram",
     "memory_total_",
     "memory_update_",
     "mimic_",
@@ -57,9 +63,8 @@ __all__ = [
     "select_friends",
     "update_scores_",
     "weighted_sum_",
+    "weiszfeld",
 ]
-
-Rows = Tensor | Sequence[Tensor]
 
 _ops = torch.ops.fastagg
 
@@ -68,22 +73,6 @@ def devices() -> tuple[str, ...]:
     """The types of device that have kernels in this build and are there: "cpu", perhaps "cuda"."""
     cuda = bool(_C.build_info()["cuda_archs"]) and torch.cuda.is_available()
     return ("cpu", "cuda") if cuda else ("cpu",)
-
-
-def _row_list(rows: Rows, name: str) -> list[Tensor]:
-    """The operators take a list whose items have one row (1-D) or many (2-D)."""
-    if isinstance(rows, Tensor):
-        if rows.dim() != 2:
-            raise ValueError(
-                f"{name}: expected [S, d] or a sequence of tensors [d], got shape {[*rows.shape]}"
-            )
-        return [rows]
-    if not isinstance(rows, Sequence) or not all(isinstance(row, Tensor) for row in rows):
-        raise TypeError(f"{name}: expected a tensor or a sequence of tensors, got {type(rows)}")
-    for row in rows:
-        if row.dim() != 1:
-            raise ValueError(f"{name}: expected tensors [d] in the sequence, got {[*row.shape]}")
-    return list(rows)
 
 
 def _changed(*tensors: Tensor) -> None:

@@ -30,13 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg import ops
 from fastagg._covariance import calmest_subset, filtered_shares
 from fastagg._vectors import Vectors, combine, gram_of
 from fastagg.options import read_count, read_positive
-from fastagg.rules._policy import check_majority, square_distances
+from fastagg.rules._policy import check_majority, nearest, square_distances
 from fastagg.rules.bucketing import draw_buckets
-from fastagg.rules.centered_clip import clip
-from fastagg.rules.geometric_median import weiszfeld
 from fastagg.rules.krum import krum_scores
 
 __all__ = [
@@ -116,7 +115,7 @@ class GeometricMedian(_Aggregator):
 
     def _factors(self, gram: Tensor) -> Tensor:
         equal = torch.ones(len(gram), dtype=torch.float64)
-        return weiszfeld(gram, equal, torch.zeros_like(equal), self.nu, self.T)[None]
+        return ops.weiszfeld(gram, equal, torch.zeros_like(equal), self.nu, self.T)[None]
 
 
 class _WithMinority(_Mixing):
@@ -280,7 +279,7 @@ class CenteredClipping(_Callable):
             )
         rows = [*given.rows, start]
         equal = torch.full((size,), 1.0 / size, dtype=torch.float64)
-        self.m = combine(rows, clip(gram_of(rows), equal, self.tau, self.L)[None])[0]
+        self.m = combine(rows, ops.clip_towards(gram_of(rows), equal, self.tau, self.L)[None])[0]
         return given.pack(self.m[None].clone())[0]
 
 
@@ -359,10 +358,8 @@ class NNM(_WithMinority, _PreAggregator):
     def _factors(self, gram: Tensor) -> Tensor:
         size = len(gram)
         check_majority(size, self.f)
-        distances = square_distances(gram).fill_diagonal_(-1.0)  # itself comes first
-        order = distances.sort(dim=1, stable=True).indices[:, : size - self.f]
-        ones = torch.ones_like(order, dtype=torch.float64)
-        return torch.zeros_like(gram).scatter_(1, order, ones) / (size - self.f)
+        distances = square_distances(gram, own=-1.0)  # itself comes first
+        return nearest(distances, size - self.f).to(torch.float64) / (size - self.f)
 
 
 class Bucketing(_PreAggregator):

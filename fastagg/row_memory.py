@@ -101,7 +101,7 @@ class RowMemory:
         """
         if not cohort.streamed and self.dtype == torch.float32:
             return cohort if self.store.plain else Cohort(cohort.clients, cohort.rows)
-        rows = self._inbox.rows(cohort.clients.tolist())
+        rows = self._inbox.rows(cohort.ids)
         columns.copy_(rows, cohort.rows)
         return Cohort(cohort.clients, rows, self._inbox)
 
@@ -141,8 +141,9 @@ class RowMemory:
         self.rows, self.references = rows, references
         if reference is not None and reference is self._spare:
             self._spare = None
-        for key in {id(r) for r in references} & left.keys():
-            del left[key]
+        if left:
+            for key in {id(r) for r in references} & left.keys():
+                del left[key]
         self._spare = next(iter(left.values()), self._spare)
 
 

@@ -10,6 +10,7 @@
 TORCH_LIBRARY(fastagg, m) {
   // Reductions over d.
   m.def("gram(Tensor[] updates, Tensor? pairs=None, str precision='highest') -> Tensor");
+  m.def("gram_rows(Tensor[] updates, Tensor changed, str precision='highest') -> Tensor");
   m.def("abs_max(Tensor[] rows) -> Tensor");
 
   // Policy on [S, S] and [K, K].
@@ -24,6 +25,10 @@ TORCH_LIBRARY(fastagg, m) {
   m.def(
       "eliminate_(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
       "Tensor? when=None) -> ()");
+
+  m.def("grouped_gram(Tensor gram, Tensor groups, Tensor weights, int count) -> Tensor");
+  m.def("weiszfeld(Tensor gram, Tensor weights, Tensor start, float nu, int iterations) -> Tensor");
+  m.def("clip_towards(Tensor gram, Tensor weights, float tau, int iterations) -> Tensor");
 
   // One-pass updates of [d] and of remembered rows. Memory and corrections are one [K, d] tensor,
   // or a tensor [d] for each of the S updates.
@@ -56,8 +61,9 @@ TORCH_LIBRARY(fastagg, m) {
 // Aggregation is not differentiated through. The fallback makes that an error instead of a wrong
 // gradient, and refuses to change a Parameter in place outside torch.no_grad().
 TORCH_LIBRARY_IMPL(fastagg, Autograd, m) {
-  for (const char* op : {"gram", "abs_max", "cosine_scores", "distance_scores", "update_scores_",
-                         "select_friends", "eliminate_", "weighted_sum_", "gram_and_sum_", "mimic_",
+  for (const char* op : {"gram", "gram_rows", "abs_max", "cosine_scores", "distance_scores",
+                         "update_scores_", "select_friends", "eliminate_", "grouped_gram",
+                         "weiszfeld", "clip_towards", "weighted_sum_", "gram_and_sum_", "mimic_",
                          "memory_update_", "mimic_mean_", "memory_total_", "add_total_"})
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
 }

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from fastagg.cohort import Cohort
-from fastagg.columns import AnyRow, Columns
+from fastagg.columns import AnyRow, AnyRows, Columns
 from fastagg.row_memory import RowMemory
 from fastagg.row_store import RowStore
 from fastagg.rules._rows import refuse_shared_memory
@@ -31,7 +29,6 @@ class Bank:
         self, num_clients: int, num_params: int, device: torch.device, store: RowStore
     ) -> None:
         self.memory = RowMemory(num_clients, num_params, device, store=store)
-        self._device = device
         self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64)
 
     def rows(self, cohort: Cohort) -> list[AnyRow]:
@@ -41,37 +38,30 @@ class Bank:
             ValueError: a row lies in the memory itself.
         """
         rows: list[AnyRow] = list(self.memory.rows)
-        refuse_shared_memory(cohort, self.memory.rows)
-        for client, row in zip(cohort.clients.tolist(), cohort.rows, strict=True):
+        if cohort.buffer is None:
+            refuse_shared_memory(cohort, self.memory.rows)
+        for client, row in zip(cohort.ids, cohort.rows, strict=True):
             rows[client] = row
         return rows
 
-    def gram(self, rows: Sequence[AnyRow], clients: Tensor, columns: Columns) -> Tensor:
+    def gram(self, rows: AnyRows, clients: list[int], columns: Columns) -> Tensor:
         """[n, n] float64 of ``rows``, n >= K, where those of ``clients`` and past K are new."""
-        num_clients = len(self._gram)
-        changed = torch.ones(len(rows), dtype=torch.bool)
-        changed[:num_clients] = False
-        changed[clients] = True
-        if bool(changed.all()):
+        size, num_clients = len(rows), len(self._gram)
+        changed = [*clients, *range(num_clients, size)]
+        if len(changed) == size:
             return columns.gram(rows).cpu()
-        # Changed rows first: then the pairs needed fill whole tiles of the kernel.
-        order = torch.cat([changed.nonzero().flatten(), (~changed).nonzero().flatten()])
-        needed = changed[order][:, None] | changed[order]
-        ordered = [rows[i] for i in order.tolist()]
-        computed = columns.gram(ordered, pairs=needed.to(self._device)).cpu()
-        gram = torch.empty_like(computed)
-        gram[order[:, None], order] = computed
-        kept = ~(changed[:, None] | changed)[:num_clients, :num_clients]
-        gram[:num_clients, :num_clients][kept] = self._gram[kept]
-        return gram
+        places = torch.tensor(changed)
+        fresh = columns.gram_rows(rows, places).cpu()  # [C, n]
+        gram = torch.empty(size, size, dtype=torch.float64)
+        gram[:num_clients, :num_clients] = self._gram
+        return gram.index_copy_(0, places, fresh).index_copy_(1, places, fresh.T)
 
     def commit(self, cohort: Cohort, gram: Tensor) -> None:
         """Remember the rows of ``cohort``, and ``gram`` as :meth:`gram` gave it for them."""
-        ids = cohort.clients.tolist()
         if cohort.buffer is not None:
-            self.memory.adopt(ids, cohort.buffer, None)
+            self.memory.adopt(cohort.ids, cohort.buffer, None)
         else:
-            for kept, row in zip(self.memory.of(ids), cohort.tensors, strict=True):
+            for kept, row in zip(self.memory.of(cohort.ids), cohort.tensors, strict=True):
                 kept.copy_(row)
         num_clients = len(self._gram)
         self._gram = gram[:num_clients, :num_clients]

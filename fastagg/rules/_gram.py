@@ -13,7 +13,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
 from fastagg.cohort import Cohort
-from fastagg.columns import AnyRow
+from fastagg.columns import AnyRows
 from fastagg.costs import Cost, Sizes
 from fastagg.row_memory import RowMemory
 from fastagg.row_store import dtype_name, element_bytes, read_store
@@ -100,47 +100,55 @@ class GramRule(Aggregator):
     def memory(self) -> RowMemory | None:
         return None if self._bank is None else self._bank.memory
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
-        members = cohort.clients if self._bank is None else torch.arange(self.num_clients)
-        rows: list[AnyRow] = list(cohort.rows) if self._bank is None else self._bank.rows(cohort)
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
+        size = len(cohort)
+        active: slice | Tensor  # where the active are among the rows
+        if self._bank is None:
+            rows: AnyRows = cohort.rows
+            weights, active = self.client_weights[cohort.clients], slice(size)
+        else:
+            rows = self._bank.rows(cohort)
+            weights, active = self.client_weights, cohort.clients
         if self.previous is not None:
             rows = [*rows, self.previous]
-        gram = self._gram(rows, cohort.clients)
-        position = torch.searchsorted(members, cohort.clients)  # of the active among the rows
-        self._check_squares(cohort, gram.diagonal()[position])
-        factors = self._factors(gram, relative(self.client_weights[members], "the active clients"))
-        used = factors.nonzero().flatten()
-        used_rows = [rows[i] for i in used.tolist()]
-        self.columns.weighted_sum_(self._scratch, used_rows, factors[used], beta=0.0)
-        self._check_range(peak, self.columns.abs_max([self._scratch]).item())
-        lr = torch.tensor([self.server_lr], dtype=torch.float64)
+        gram = self._gram(rows, cohort)
+        self._check_squares(cohort, gram.diagonal()[active])
+        factors = self._factors(gram, relative(weights, "the active clients"))
+        used, used_rows = factors, rows
+        if not bool(factors.all()):
+            positions = factors.nonzero().flatten()
+            listed = list(rows)
+            used, used_rows = factors[positions], [listed[i] for i in positions.tolist()]
+        self.columns.weighted_sum_(self._scratch, used_rows, used, beta=0.0)
+        self._check_range(*self._peaks_with(params, [self._scratch]))
 
         def commit() -> None:
-            ops.weighted_sum_(params, [self._scratch], lr)
+            ops.weighted_sum_(params, [self._scratch], self._rate)
             if self.previous is not None:
                 self.previous, self._scratch = self._scratch, self.previous
             if self._bank is not None:
                 self._bank.commit(cohort, gram)
             self.rounds += 1
 
-        size = len(cohort)
-        return Prepared(factors[position], commit, pairs=size * (size - 1))
+        return Prepared(factors[active], commit, pairs=size * (size - 1))
 
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort if self._bank is None else self._bank.memory.receive(cohort, self.columns)
 
-    def _gram(self, rows: list[AnyRow], clients: Tensor) -> Tensor:
+    def _gram(self, rows: AnyRows, cohort: Cohort) -> Tensor:
         if self._bank is None:
             return self.columns.gram(rows).cpu()
-        return self._bank.gram(rows, clients, self.columns)
+        return self._bank.gram(rows, cohort.ids, self.columns)
 
     def _factors(self, gram: Tensor, shares: Tensor) -> Tensor:
         """One factor per row of ``gram`` [n + e, n + e], for clients' shares [n] of sum 1."""
+        t = int(self.rounds)
+        if bool(shares.all()):
+            return self.policy(gram, shares, t)
         taken = torch.ones(len(gram), dtype=torch.bool)
         taken[: len(shares)] = shares > 0
         factors = torch.zeros(len(gram), dtype=torch.float64)
-        chosen = self.policy(gram[taken][:, taken], shares[shares > 0], int(self.rounds))
-        factors[taken] = chosen
+        factors[taken] = self.policy(gram[taken][:, taken], shares[shares > 0], t)
         return factors
 
     def _skip(self) -> None:

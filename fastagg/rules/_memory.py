@@ -90,8 +90,12 @@ class MemoryRule(Aggregator):
     def _commit_seen(self, clients: Tensor) -> None:
         """Note that ``clients`` have been seen."""
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
-        clients, ids = cohort.clients, cohort.clients.tolist()
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
+        return self._prepare_memory(params, self._params_peak(params), cohort)
+
+    def _prepare_memory(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+        """The step, for a bound ``peak`` of the parameters just before it."""
+        clients, ids = cohort.clients, cohort.ids
         weights = self._shares[clients]
         next_total = reference = None
         buffer = cohort.buffer
@@ -149,8 +153,7 @@ class MemoryRule(Aggregator):
         """The total once the rows are remembered, [d] float64, and the rows' magnitudes [S]."""
         if self._next_total is None:
             self._next_total = torch.zeros_like(self.total)
-        peaks = torch.empty(len(cohort), device=self.device)
-        ids = cohort.clients.tolist()
+        peaks, ids = torch.empty(len(cohort), device=self.device), cohort.ids
         self.columns.memory_total_(
             self._next_total,
             peaks,

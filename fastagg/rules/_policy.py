@@ -14,8 +14,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fastagg import ops
 
 
 class Policy(ABC):
@@ -52,29 +55,99 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix * vector).sum(dim=1)
 
 
-def square_distances(gram: Tensor) -> Tensor:
-    """``|x_i - x_j|^2`` for all pairs: [n, n] -> [n, n]. Copies of a row are exactly 0 apart."""
-    squares = gram.diagonal()
-    distances = (squares[:, None] + squares - 2.0 * gram).clamp_min(0.0)
-    return distances.fill_diagonal_(0.0)
+def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
+    """``|x_i - x_j|^2`` for all pairs: [n, n] -> [n, n]. Copies of a row are exactly 0 apart.
 
-
-def distances_to(gram: Tensor, factors: Tensor) -> Tensor:
-    """``|x_i - z|`` of every row to the combination ``z = factors @ rows``: [n] -> [n].
-
-    A Gram matrix knows squares to 1e-8 of the rows' squared norms, so distances below 1e-4 of the
-    norms are noise; the policies here are continuous in them.
+    Args:
+        own: what a row's distance to itself is set to.
     """
-    products = times(gram, factors)  # <x_i, z>
-    square = (factors * products).sum()  # |z|^2
-    return (gram.diagonal() - 2.0 * products + square).clamp_min(0.0).sqrt()
+    squares = gram.diagonal()
+    distances = (squares[:, None] + squares).sub_(gram, alpha=2.0).clamp_min_(0.0)
+    return distances.fill_diagonal_(own)
 
 
-def mix(gram: Tensor, mixing: Tensor) -> Tensor:
-    """``W G W^T``, the Gram matrix of ``mixing @ rows``: [n, n], [m, n] -> [m, m], symmetric."""
-    half = torch.stack([times(gram, row) for row in mixing])  # [m, n], gram is symmetric
-    mixed = torch.stack([times(mixing, row) for row in half])  # [m, m]
-    return (mixed + mixed.T) / 2.0
+def nearest(distances: Tensor, count: int) -> Tensor:
+    """The ``count`` smallest of each row, the first ones on ties: [n, n] -> [n, n] bool."""
+    numbers = distances.numpy()
+    bounds = np.partition(numbers, count - 1, axis=1)[:, count - 1 : count]  # [n, 1], the largest
+    chosen, last = numbers < bounds, numbers == bounds
+    missing = count - chosen.sum(axis=1, keepdims=True)
+    chosen |= last & (last.cumsum(axis=1) <= missing)
+    return torch.from_numpy(chosen)
+
+
+class Averages(ABC):
+    """m averages of n rows: ``W @ rows``, of a matrix W [m, n] with rows of sum 1.
+
+    What is asked for e further rows concerns these besides the averages, as they are.
+    """
+
+    @abstractmethod
+    def gram(self, gram: Tensor) -> Tensor:
+        """``W G W^T``: [n + e, n + e], exactly symmetric -> [m + e, m + e], the same."""
+
+    @abstractmethod
+    def spread(self, factors: Tensor) -> Tensor:
+        """The factors of the rows in a combination of the averages: [m + e] -> [n + e]."""
+
+
+class DenseAverages(Averages):
+    """Averages of many rows each.
+
+    Args:
+        matrix: W, [m, n] float64.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        self._matrix = matrix
+
+    def _with(self, further: int) -> Tensor:
+        """W for e further rows: [m + e, n + e]."""
+        if not further:
+            return self._matrix
+        return torch.block_diag(self._matrix, torch.eye(further, dtype=torch.float64))
+
+    def gram(self, gram: Tensor) -> Tensor:
+        matrix = self._with(len(gram) - self._matrix.shape[1])
+        half = _all_times(gram, matrix)  # [m, n], gram is symmetric
+        mixed = _all_times(matrix, half)  # [m, m]
+        return (mixed + mixed.T) / 2.0
+
+    def spread(self, factors: Tensor) -> Tensor:
+        matrix = self._with(len(factors) - len(self._matrix))
+        return times(matrix.T.contiguous(), factors)
+
+
+class PairAverages(Averages):
+    """Averages of one or two rows each, in W's few nonzero entries.
+
+    A sum of two products and zeros has one value, in whatever order it is taken: results are those
+    of :class:`DenseAverages`, bit for bit.
+
+    Args:
+        groups: [n] int64, the average that a row belongs to.
+        weights: [n] float64, W's entry for each row.
+        count: m.
+    """
+
+    def __init__(self, groups: Tensor, weights: Tensor, count: int) -> None:
+        self._groups, self._weights, self._count = groups, weights, count
+
+    def gram(self, gram: Tensor) -> Tensor:
+        return ops.grouped_gram(gram, self._groups, self._weights, self._count)
+
+    def spread(self, factors: Tensor) -> Tensor:
+        own = self._weights * factors[self._groups]
+        return own if len(factors) == self._count else torch.cat([own, factors[self._count :]])
+
+
+def _all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
+    """``matrix @ v`` for each of k vectors, as :func:`times`: [m, n], [k, n] -> [k, m]."""
+    products = torch.empty_like(matrix)  # one for all: fresh memory would cost more than the sums
+    result = matrix.new_empty(len(vectors), len(matrix))
+    for vector, sums in zip(vectors, result, strict=True):
+        torch.sum(torch.mul(matrix, vector, out=products), dim=1, out=sums)
+    return result
 
 
 class Mixed(Policy):
@@ -90,19 +163,17 @@ class Mixed(Policy):
         self.uses_round = policy.uses_round
 
     @abstractmethod
-    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """The averages, W [m, n] with rows of sum 1, and the weight of each [m], of sum 1.
+    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Averages, Tensor]:
+        """The m averages, and the weight of each [m], of sum 1.
 
         Arguments as of a call, without the row of the previous aggregate.
         """
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         size = len(weights)
-        mixing, mixed_weights = self.mixing(gram[:size, :size], weights, t)
-        others = torch.eye(len(gram) - size, dtype=gram.dtype)  # the previous aggregate stays
-        mixing = torch.block_diag(mixing, others)
-        factors = self.policy(mix(gram, mixing), mixed_weights, t)
-        return times(mixing.T.contiguous(), factors)
+        averages, mixed_weights = self.mixing(gram[:size, :size], weights, t)
+        # The previous aggregate, if there is one, stays as it is.
+        return averages.spread(self.policy(averages.gram(gram), mixed_weights, t))
 
 
 def check_majority(num_rows: int, num_byzantine: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from fastagg.cohort import Cohort
+from fastagg.columns import AnyRows
 
 
 def refuse_shared_memory(cohort: Cohort, state: Iterable[Tensor]) -> None:
@@ -17,9 +18,11 @@ def refuse_shared_memory(cohort: Cohort, state: Iterable[Tensor]) -> None:
     Raises:
         ValueError: names the client.
     """
-    own = sorted(_span(tensor) for tensor in state)
+    own = sorted(map(_span, state))
+    if _apart(cohort.rows, own):
+        return
     starts = [start for start, _ in own]
-    for client, row in zip(cohort.clients.tolist(), cohort.rows, strict=True):
+    for client, row in zip(cohort.ids, cohort.rows, strict=True):
         start, stop = _span(row) if isinstance(row, Tensor) else (0, 0)
         before = bisect_left(starts, stop) - 1  # the last one that begins before the row ends
         if before >= 0 and own[before][1] > start:
@@ -27,6 +30,15 @@ def refuse_shared_memory(cohort: Cohort, state: Iterable[Tensor]) -> None:
                 f"updates: must not share memory with the aggregator's, but client {client}'s "
                 "does; pass a separate tensor"
             )
+
+
+def _apart(rows: AnyRows, own: list[tuple[int, int]]) -> bool:
+    """Whether all rows of one tensor [S, d] lie before or after all of ``own``, ascending."""
+    if not own or not isinstance(rows, Tensor) or not rows.numel():
+        return False
+    start = rows.data_ptr()
+    stop = start + rows.itemsize * ((len(rows) - 1) * rows.stride(0) + rows.shape[1])
+    return stop <= own[0][0] or max(stop for _, stop in own) <= start
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:

@@ -59,17 +59,16 @@ class WeightedRule(Aggregator):
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
         plan = self._plan(cohort)
         commit_state = self._aggregate(cohort, plan)
-        aggregate = self.columns.abs_max([self._scratch]).item()
+        peak, aggregate = self._peaks_with(params, [self._scratch])
         if not math.isfinite(aggregate):
             self._row_peaks(cohort)
         self._check_range(peak, aggregate)
-        lr = torch.tensor([self.server_lr], dtype=torch.float64)
 
         def commit() -> None:
-            ops.weighted_sum_(params, [self._scratch], lr)
+            ops.weighted_sum_(params, [self._scratch], self._rate)
             commit_state()
 
         return Prepared(plan.weights, commit, plan.friends, plan.pairs)

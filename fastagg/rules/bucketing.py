@@ -13,7 +13,7 @@ from torch import Tensor
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram import ReuseOptions
-from fastagg.rules._policy import Mixed, Policy
+from fastagg.rules._policy import Averages, DenseAverages, Mixed, PairAverages, Policy
 from fastagg.rules._wrapper import WrapperRule
 
 if TYPE_CHECKING:
@@ -44,13 +44,21 @@ class BucketMixing(Mixed):
         self.bucket_size = bucket_size
         self.seed = seed
 
-    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Tensor, Tensor]:
+    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Averages, Tensor]:
         buckets = draw_buckets(len(weights), self.bucket_size, self.seed, t)
+        if self.bucket_size <= 2:
+            group = [0] * len(weights)
+            for index, bucket in enumerate(buckets):
+                for row in bucket:
+                    group[row] = index
+            groups = torch.tensor(group)  # [n]
+            sums = weights.new_zeros(len(buckets)).index_add_(0, groups, weights)  # [m]
+            return PairAverages(groups, weights / sums[groups], len(buckets)), sums
         mixing = torch.zeros(len(buckets), len(weights), dtype=torch.float64)
         for row, bucket in zip(mixing, buckets, strict=True):
             row[bucket] = weights[bucket]
         bucket_weights = mixing.sum(dim=1)
-        return mixing / bucket_weights[:, None], bucket_weights
+        return DenseAverages(mixing / bucket_weights[:, None]), bucket_weights
 
 
 @register("bucketing")

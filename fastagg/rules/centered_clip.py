@@ -6,35 +6,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor
 
+from fastagg import ops
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy, distances_to
+from fastagg.rules._policy import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-def clip(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
-    """The factors [n + 1] after some steps of eq. 43 from the last of n + 1 rows.
-
-    Args:
-        gram: [n + 1, n + 1] float64.
-        weights: [n] float64, > 0, of sum 1.
-    """
-    size = len(weights)
-    factors = torch.zeros(size + 1, dtype=torch.float64)
-    factors[size] = 1.0  # v_0
-    for _ in range(iterations):
-        distances = distances_to(gram, factors)[:size]
-        clipped = (tau / distances).clamp_max(1.0)
-        # v + sum_i w_i c_i (u_i - v); what is left of v is written so as to be 0 if all c are 1
-        factors = (weights * (1.0 - clipped)).sum() * factors
-        factors[:size] += weights * clipped
-    return factors
 
 
 class ClippingPolicy(Policy):
@@ -47,7 +28,7 @@ class ClippingPolicy(Policy):
         self.iterations = read_count("iterations", iterations, least=1)
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        return clip(gram, weights, self.tau, self.iterations)
+        return ops.clip_towards(gram, weights, self.tau, self.iterations)
 
 
 @register("centered-clip")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastagg import bits, ops
 from fastagg.aggregator import CommonOptions, State
-from fastagg.cohort import Cohort
+from fastagg.cohort import Cohort, flags_of
 from fastagg.costs import Cost, Sizes
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
@@ -100,6 +100,7 @@ class FDMS(WeightedRule):
         self.elimination = elimination
         self._threshold = _read_threshold(self.elimination, self.num_clients)
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
+        self._share_list: list[float] = self._shares.tolist()
         square = (self.num_clients, self.num_clients)
         self.scores = torch.zeros(square, device=self.device)
         self.counts = torch.zeros(square, dtype=torch.int16, device=self.device)
@@ -117,14 +118,13 @@ class FDMS(WeightedRule):
         needed = self._needed_pairs(clients)
         wanted = None if needed is None else needed | needed.T  # scores are symmetric
         threshold = self._theta()
-        active = torch.zeros(self.num_clients, dtype=torch.bool).index_fill_(0, clients, True)
-        active = active.to(self.device)
+        active = flags_of(cohort.ids, self.num_clients).to(self.device)
         friends = ops.select_friends(
             self.scores, self.counts, active, self.candidates, threshold
         ).cpu()
         size = len(clients)
         pairs = size * (size - 1) if needed is None else int(needed.count_nonzero())
-        weights = self._weights(clients, friends)
+        weights = self._weights(cohort, friends)
         return _Substitution(weights, friends, pairs, wanted=wanted, threshold=threshold)
 
     def _aggregate(self, cohort: Cohort, plan: Plan) -> Callable[[], None]:
@@ -175,13 +175,16 @@ class FDMS(WeightedRule):
             raise ValueError(f"elimination: expected a number for t = {t}, got NaN")
         return float(value)
 
-    def _weights(self, clients: Tensor, friends: Tensor) -> Tensor:
+    def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """[S] float64: each client's share on its friend's row, orphans' on all rows evenly."""
-        by_friend = torch.bincount(friends + 1, self._shares, minlength=self.num_clients + 1)
-        weights = by_friend.index_select(0, clients + 1)
-        if friends.amin().item() >= 0:
+        # A plain loop over K numbers costs less than calls that are cold after a pass over the rows
+        by_friend = [0.0] * (self.num_clients + 1)  # the last one is that of nobody, -1
+        for friend, share in zip(friends.tolist(), self._share_list, strict=True):
+            by_friend[friend] += share
+        weights = torch.tensor([by_friend[client] for client in cohort.ids], dtype=torch.float64)
+        if by_friend[-1] == 0.0:
             return weights
-        return weights + math.fsum(self._shares[friends < 0].tolist()) / len(clients)
+        return weights + math.fsum(self._shares[friends < 0].tolist()) / len(cohort)
 
     def _skip(self) -> Tensor:
         self.rounds += 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions
+from fastagg.cohort import Cohort, flags_of
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
@@ -62,10 +63,9 @@ class FDMSSoft(FDMS):
         self.friends = read_count("friends", friends, least=1)
         self.temperature = read_positive("temperature", temperature)
 
-    def _weights(self, clients: Tensor, friends: Tensor) -> Tensor:
+    def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """[S] float64: own shares, those of absent clients spread, orphans' on all rows evenly."""
-        active = torch.zeros(self.num_clients, dtype=torch.bool)
-        active[clients] = True
+        clients, active = cohort.clients, flags_of(cohort.ids, self.num_clients)
         befriended = ((friends >= 0) & ~active).nonzero().flatten()
         orphans = self._shares[friends < 0]
         weights = self._shares[clients] + math.fsum(orphans.tolist()) / len(clients)

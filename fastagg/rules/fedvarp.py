@@ -36,17 +36,17 @@ class FedVARP(MemoryRule):
     def _norm(self, clients: Tensor) -> float:
         return 1.0
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
         # The memory's part of a step is MIFA's: params += server_lr * (new total), which holds
         # differences with weight w_s. The rest of them comes first, while m_s is still there.
         clients = cohort.clients
         weights = relative(self.client_weights[clients], "the active clients")
         rest = self.server_lr * (weights - self._shares[clients])  # [S], >= 0
-        old = self.memory.of(clients.tolist())
+        old = self.memory.of(cohort.ids)
         peaks = self._row_peaks(cohort) + self._peaks[clients]  # [S]
-        reach = peak + float(rest @ peaks)
+        reach = self._params_peak(params) + float(rest @ peaks)
         self._check_range(reach, 0.0)
-        memory_step = super()._prepare(params, reach, cohort)
+        memory_step = self._prepare_memory(params, reach, cohort)
 
         def commit() -> None:
             rows = [*cohort.rows, *old]

@@ -8,26 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastagg import ops
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy, distances_to
+from fastagg.rules._policy import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-def weiszfeld(gram: Tensor, weights: Tensor, factors: Tensor, nu: float, iterations: int) -> Tensor:
-    """The factors [n] after some steps of the smoothed Weiszfeld algorithm from ``factors`` [n].
-
-    Args:
-        gram: [n, n] float64.
-        weights: [n] float64, > 0; only their ratios matter.
-    """
-    for _ in range(iterations):
-        factors = weights / distances_to(gram, factors).clamp_min(nu)
-        factors = factors / factors.sum()
-    return factors
 
 
 class WeiszfeldPolicy(Policy):
@@ -42,7 +30,7 @@ class WeiszfeldPolicy(Policy):
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         start = weights if self.start == "mean" else torch.zeros_like(weights)
-        return weiszfeld(gram, weights, start, self.nu, self.iterations)
+        return ops.weiszfeld(gram, weights, start, self.nu, self.iterations)
 
 
 @register("geometric-median")

@@ -22,9 +22,9 @@ def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
     size = len(gram)
     check_majority(size, num_byzantine)
     neighbours = max(1, size - num_byzantine - 2)
-    distances = square_distances(gram).fill_diagonal_(-1.0)  # a row itself comes first, also
-    nearest = distances.sort(dim=1).values[:, 1 : 1 + neighbours]  # before its copies
-    return nearest.sum(dim=1)
+    distances = square_distances(gram, own=-1.0).numpy()  # a row itself comes first, also
+    distances.sort(axis=1)  # before its copies
+    return torch.from_numpy(distances)[:, 1 : 1 + neighbours].sum(dim=1)
 
 
 class KrumPolicy(Policy):

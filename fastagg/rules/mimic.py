@@ -94,7 +94,8 @@ class MimiC(Aggregator):
         self._mean: Tensor | None = None  # [d] float64, made when rows are first handed over
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
+        peak = self._params_peak(params)
         if self.mode == "client":
             return self._prepare_sum(params, peak, cohort)
         return self._prepare_corrected(params, peak, cohort)
@@ -107,15 +108,14 @@ class MimiC(Aggregator):
         self.columns.weighted_sum_(self._next, cohort.rows, weights, beta=0.0)
 
         def commit() -> None:
-            rate = torch.tensor([self.server_lr], dtype=torch.float64)
-            ops.weighted_sum_(params, [self._next], rate)
+            ops.weighted_sum_(params, [self._next], self._rate)
             self.aggregate, self._next = self._next, self.aggregate
 
         return Prepared(weights, commit)
 
     def _prepare_corrected(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
         """Mode "server": rows are u_s."""
-        clients, ids = cohort.clients, cohort.clients.tolist()
+        clients, ids = cohort.clients, cohort.ids
         mean = None
         buffer = cohort.buffer
         if buffer is None:
@@ -163,8 +163,7 @@ class MimiC(Aggregator):
         if self._mean is None:
             self._mean = torch.empty(self.num_params, dtype=torch.float64, device=self.device)
         rounded = self.corrections.new_reference()
-        peaks = torch.empty(len(cohort), device=self.device)
-        ids = cohort.clients.tolist()
+        peaks, ids = torch.empty(len(cohort), device=self.device), cohort.ids
         self.columns.mimic_mean_(
             self._mean,
             rounded,

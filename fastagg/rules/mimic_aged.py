@@ -55,9 +55,9 @@ class MimiCAged(Aggregator):
         self.rounds = torch.zeros((), dtype=torch.int64)
         self._scratch = torch.zeros(self.num_params, device=self.device)  # [d]
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
         clients, size = cohort.clients, len(cohort)
-        own = [self.corrections[client] for client in clients.tolist()]
+        own = [self.corrections[client] for client in cohort.ids]
         refuse_shared_memory(cohort, [self.corrections])
         row_peaks = self._row_peaks(cohort)  # [S]
         weights = torch.full((size,), 1.0 / size, dtype=torch.float64)
@@ -66,14 +66,14 @@ class MimiCAged(Aggregator):
         ops.weighted_sum_(
             self._scratch, [*cohort.tensors, *own], torch.cat([weights, faded]), beta=0.0
         )
-        aggregate = self.columns.abs_max([self._scratch]).item()
+        peak, aggregate = self._peaks_with(params, [self._scratch])
         self._check_range(peak, aggregate)
         new_peaks = (aggregate + row_peaks) * _ROUNDING
         if not bool((new_peaks <= FLOAT32_LIMIT).all()):
             raise ValueError("updates: too large, corrections could leave the range of float32")
 
         def commit() -> None:
-            ops.weighted_sum_(params, [self._scratch], torch.tensor([self.server_lr]).double())
+            ops.weighted_sum_(params, [self._scratch], self._rate)
             difference = torch.tensor([1.0, -1.0], dtype=torch.float64)
             for correction, row in zip(own, cohort.tensors, strict=True):
                 ops.weighted_sum_(correction, [self._scratch, row], difference, beta=0.0)

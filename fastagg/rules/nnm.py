@@ -6,13 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram import ReuseOptions
-from fastagg.rules._policy import Mixed, Policy, check_majority, square_distances
+from fastagg.rules._policy import (
+    Averages,
+    DenseAverages,
+    Mixed,
+    Policy,
+    check_majority,
+    nearest,
+    square_distances,
+)
 from fastagg.rules._wrapper import WrapperRule
 
 if TYPE_CHECKING:
@@ -26,13 +33,12 @@ class NeighbourMixing(Mixed):
         super().__init__(policy)
         self.num_byzantine = read_count("num_byzantine", num_byzantine, least=0)
 
-    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Tensor, Tensor]:
+    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Averages, Tensor]:
         size = len(weights)
         check_majority(size, self.num_byzantine)
-        distances = square_distances(gram).fill_diagonal_(-1.0)  # itself comes first
-        order = distances.sort(dim=1, stable=True).indices[:, : size - self.num_byzantine]
-        mixing = torch.zeros_like(gram).scatter_(1, order, weights[order])
-        return mixing / mixing.sum(dim=1, keepdim=True), weights
+        distances = square_distances(gram, own=-1.0)  # itself comes first
+        mixing = nearest(distances, size - self.num_byzantine) * weights
+        return DenseAverages(mixing / mixing.sum(dim=1, keepdim=True)), weights
 
 
 @register("nnm")

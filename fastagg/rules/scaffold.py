@@ -100,7 +100,8 @@ class Scaffold(Aggregator):
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
         return ops.weighted_sum_(out, [self.mean_control, self.controls[client]], signs, beta=0.0)
 
-    def _prepare(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
+    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
+        peak = self._params_peak(params)
         clients, size = cohort.clients, len(cohort)
         refuse_shared_memory(cohort, [self.controls, self.mean_control])
         row_peaks = self._row_peaks(cohort)  # [S]
@@ -119,11 +120,9 @@ class Scaffold(Aggregator):
 
         def commit() -> None:
             ops.weighted_sum_(params, cohort.tensors, self.server_lr * weights)
-            for client, row, factor in zip(
-                clients.tolist(), cohort.tensors, inverse.tolist(), strict=True
-            ):
-                factors = torch.tensor([-1.0, factor], dtype=torch.float64)
-                ops.weighted_sum_(self.controls[client], [self.mean_control, row], factors)
+            factors = torch.stack([torch.full_like(inverse, -1.0), inverse], dim=1)  # [S, 2]
+            for client, row, own in zip(cohort.ids, cohort.tensors, factors, strict=True):
+                ops.weighted_sum_(self.controls[client], [self.mean_control, row], own)
             share = size / self.num_clients
             ops.weighted_sum_(
                 self.mean_control, cohort.tensors, inverse / self.num_clients, beta=1.0 - share

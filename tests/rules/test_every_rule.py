@@ -296,6 +296,13 @@ BAD_INPUT: dict[str, tuple[P, U, Any, type[Exception], str]] = {
     ),
     "NaN": (same, nan_row, [5, 2, 0], ValueError, r"updates: expected finite .*\[2\]"),
     "Inf": (same, inf_row, [5, 2, 0], ValueError, r"updates: expected finite .*\[2\]"),
+    "params and updates NaN": (
+        lambda p: p * math.nan,
+        nan_row,
+        [5, 2, 0],
+        ValueError,
+        "params: expected finite",
+    ),
     "overflow": (same, lambda u: torch.full_like(u, 3.3e38), [0, 2, 5], ValueError, "float32"),
 }
 

@@ -93,23 +93,24 @@ def test_rows_that_are_handed_over_are_kept_without_copying(
 
 
 def test_reuse_computes_what_changed_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Tensor | None] = []
-    real = ops.gram
+    asked: list[list[int] | None] = []
+    whole, some = ops.gram, ops.gram_rows
 
-    def spy(updates: Any, *, pairs: Tensor | None = None, **options: Any) -> Tensor:
-        asked.append(pairs)
-        return real(updates, pairs=pairs, **options)
+    def spy_on_whole(updates: Any, **options: Any) -> Tensor:
+        asked.append(None)
+        return whole(updates, **options)
 
-    monkeypatch.setattr(ops, "gram", spy)
+    def spy_on_some(updates: Any, changed: Tensor) -> Tensor:
+        asked.append(changed.tolist())
+        return some(updates, changed)
+
+    monkeypatch.setattr(ops, "gram", spy_on_whole)
+    monkeypatch.setattr(ops, "gram_rows", spy_on_some)
     agg = make("centered-clip", {"tau": 1.0}, 5, 10, reuse=True)
     agg.step(torch.zeros(10), torch.randn(2, 10), [3, 1])
-    [pairs] = asked
-    assert pairs is not None
-    # clients 1 and 3 and the previous aggregate, then the others
-    changed = torch.tensor([True, True, True, False, False, False])
-    assert torch.equal(pairs, changed[:, None] | changed)
+    assert asked == [[1, 3, 5]]  # and the previous aggregate
     agg.step(torch.zeros(10), torch.randn(5, 10), range(5))
-    assert asked[1] is None  # everything
+    assert asked[1:] == [None]  # everything
 
 
 def test_a_rejected_row_is_not_remembered(same_bits: Same) -> None:

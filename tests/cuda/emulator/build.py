@@ -76,7 +76,7 @@ def build(folder: Path) -> None:
     flags += [f"-isystem{path}" for path in includes]
     flags += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""']
     sources = [*kernels.glob("*_cuda.cpp"), kernels / "simd.cpp", HERE / "runtime.cpp", binding]
-    sources += [bindings / "library.cpp", bindings / "module.cpp"]
+    sources += [bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy")]
     objects = []
     for source in sources:
         objects.append(str(folder / f"{source.stem}.o"))

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operators of the robust rules, for tensors on any device: rows of a Gram matrix by `gram` itself,
+// and iterations on S x S numbers, which are the CPU's business wherever the rows are.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "check_rows.h"
+#include "checks.h"
+
+namespace fastagg {
+namespace {
+
+at::Tensor gram_of(const std::vector<at::Tensor>& rows, const at::Tensor& pairs,
+                   c10::string_view precision) {
+  using Gram =
+      at::Tensor(at::TensorList, const std::optional<at::Tensor>&, c10::string_view precision);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::gram", "").typed<Gram>();
+  return op.call(rows, pairs, precision);
+}
+
+at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
+                     c10::string_view precision) {
+  const at::Device device = device_of(tensors, "updates");
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& t : tensors) {
+    if (t.dim() != 2) {
+      rows.push_back(t);
+      continue;
+    }
+    const std::vector<at::Tensor> parts = t.unbind(0);
+    rows.insert(rows.end(), parts.begin(), parts.end());
+  }
+  const auto S = static_cast<int64_t>(rows.size());
+  const int64_t C = changed.numel();
+  check_tensor(changed, "changed", at::kLong, {C});
+  check_same_device(changed, "changed", at::kCPU);
+  const auto* first = changed.const_data_ptr<int64_t>();
+  // Changed rows first: then the pairs needed fill whole tiles of the kernel.
+  std::vector<int64_t> order(first, first + C);
+  std::vector<uint8_t> is_first(S, 0);
+  for (int64_t s : order) {
+    TORCH_CHECK_INDEX(s >= 0 && s < S, "changed: expected positions in [0, ", S, "), got ", s);
+    TORCH_CHECK_VALUE(!is_first[s], "changed: expected distinct positions, got ", s, " twice");
+    is_first[s] = 1;
+  }
+  for (int64_t s = 0; s < S; ++s)
+    if (!is_first[s]) order.push_back(s);
+  const at::Tensor pairs = at::zeros({S, S}, at::TensorOptions().dtype(at::kBool));
+  pairs.slice(0, 0, C).fill_(true);
+  pairs.slice(1, 0, C).fill_(true);
+  const at::Tensor gram = gram_of(reorder(rows, order), pairs.to(device), precision);
+  const at::Tensor place = at::empty({S}, at::TensorOptions().dtype(at::kLong));
+  for (int64_t p = 0; p < S; ++p) place.mutable_data_ptr<int64_t>()[order[p]] = p;
+  return at::index_select(gram.slice(0, 0, C), 1, place.to(device));
+}
+
+// n numbers: a tensor for torch's sums, and where they are.
+struct Numbers {
+  at::Tensor tensor;
+  double* data;
+  explicit Numbers(int64_t n)
+      : tensor(at::empty({n}, at::TensorOptions().dtype(at::kDouble))),
+        data(tensor.mutable_data_ptr<double>()) {}
+  // torch adds a row in one thread, always in the same order.
+  double sum() const { return tensor.sum().item<double>(); }
+};
+
+// Distances |x_i - z| of n rows to combinations z of them, by their Gram matrix.
+class Distances {
+ public:
+  explicit Distances(const at::Tensor& gram)
+      : n_(gram.size(0)),
+        gram_(gram.contiguous()),
+        weighted_(n_ * n_),
+        products_(n_),
+        squares_(n_) {}
+
+  // out[i] = |x_i - sum_j factors[j] x_j|; both [n].
+  void operator()(const double* factors, double* out) {
+    const auto* gram = gram_.const_data_ptr<double>();
+    for (int64_t i = 0; i < n_; ++i)
+      for (int64_t j = 0; j < n_; ++j) weighted_.data[i * n_ + j] = gram[i * n_ + j] * factors[j];
+    at::sum_out(products_.tensor, weighted_.tensor.view({n_, n_}), 1);
+    for (int64_t i = 0; i < n_; ++i) squares_.data[i] = factors[i] * products_.data[i];
+    const double square = squares_.sum();
+    for (int64_t i = 0; i < n_; ++i) {
+      const double distance2 = gram[i * n_ + i] - 2.0 * products_.data[i] + square;
+      out[i] = std::sqrt(distance2 < 0.0 ? 0.0 : distance2);  // a NaN stays one
+    }
+  }
+
+ private:
+  int64_t n_;
+  at::Tensor gram_;
+  Numbers weighted_, products_, squares_;
+};
+
+// [n, n] float64, in the CPU's memory.
+at::Tensor check_gram(const at::Tensor& gram) {
+  TORCH_CHECK_TYPE(gram.scalar_type() == at::kDouble, "gram: expected dtype Double, got ",
+                   gram.scalar_type());
+  TORCH_CHECK_VALUE(gram.dim() == 2 && gram.size(0) == gram.size(1),
+                    "gram: expected a square matrix, got shape ", gram.sizes());
+  return gram.cpu();
+}
+
+void check_iterations(int64_t iterations) {
+  TORCH_CHECK_VALUE(iterations >= 0, "iterations: expected at least 0, got ", iterations);
+}
+
+at::Tensor weiszfeld(const at::Tensor& gram, const at::Tensor& weights, const at::Tensor& start,
+                     double nu, int64_t iterations) {
+  const at::Tensor known = check_gram(gram);
+  const int64_t n = known.size(0);
+  check_tensor(weights, "weights", at::kDouble, {n});
+  check_tensor(start, "start", at::kDouble, {n});
+  check_iterations(iterations);
+  const at::Tensor own = weights.cpu();
+  const auto* w = own.const_data_ptr<double>();
+  Distances distances(known);
+  Numbers factors(n), distance(n);
+  factors.tensor.copy_(start);
+  for (int64_t iteration = 0; iteration < iterations; ++iteration) {
+    distances(factors.data, distance.data);
+    for (int64_t i = 0; i < n; ++i)
+      factors.data[i] = w[i] / (distance.data[i] < nu ? nu : distance.data[i]);
+    const double sum = factors.sum();
+    for (int64_t i = 0; i < n; ++i) factors.data[i] /= sum;
+  }
+  return factors.tensor.to(gram.device());
+}
+
+at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, double tau,
+                        int64_t iterations) {
+  const at::Tensor known = check_gram(gram);
+  const int64_t n = known.size(0) - 1;
+  TORCH_CHECK_VALUE(n >= 0, "gram: expected at least one row, got none");
+  check_tensor(weights, "weights", at::kDouble, {n});
+  check_iterations(iterations);
+  const at::Tensor own = weights.cpu();
+  const auto* w = own.const_data_ptr<double>();
+  Distances distances(known);
+  Numbers factors(n + 1), distance(n + 1), left(n);
+  factors.tensor.zero_();
+  factors.data[n] = 1.0;
+  for (int64_t iteration = 0; iteration < iterations; ++iteration) {
+    distances(factors.data, distance.data);
+    double* clipped = distance.data;
+    for (int64_t i = 0; i < n; ++i) {
+      const double ratio = tau / distance.data[i];
+      clipped[i] = ratio > 1.0 ? 1.0 : ratio;
+      left.data[i] = w[i] * (1.0 - clipped[i]);
+    }
+    // What is left of the last row is written so as to be 0 if all ratios are 1.
+    const double rest = left.sum();
+    for (int64_t i = 0; i <= n; ++i) factors.data[i] *= rest;
+    for (int64_t i = 0; i < n; ++i) factors.data[i] += w[i] * clipped[i];
+  }
+  return factors.tensor.to(gram.device());
+}
+
+// The Gram matrix of weighted sums of groups of rows; rows beyond groups are groups of their own.
+at::Tensor grouped_gram(const at::Tensor& gram, const at::Tensor& groups, const at::Tensor& weights,
+                        int64_t count) {
+  const at::Tensor known = check_gram(gram).contiguous();
+  const int64_t n = known.size(0), grouped = groups.numel();
+  check_tensor(groups, "groups", at::kLong, {grouped});
+  check_tensor(weights, "weights", at::kDouble, {grouped});
+  TORCH_CHECK_VALUE(grouped <= n, "groups: expected at most one for each of ", n, " rows, got ",
+                    grouped);
+  const at::Tensor own_groups = groups.cpu(), own_weights = weights.cpu();
+  std::vector<int64_t> group(n);
+  std::vector<double> weight(n, 1.0);
+  for (int64_t i = 0; i < n; ++i) {
+    group[i] = i < grouped ? own_groups.const_data_ptr<int64_t>()[i] : count + i - grouped;
+    if (i >= grouped) continue;
+    TORCH_CHECK_INDEX(group[i] >= 0 && group[i] < count, "groups: expected numbers in [0, ", count,
+                      "), got ", group[i]);
+    weight[i] = own_weights.const_data_ptr<double>()[i];
+  }
+  const int64_t m = count + n - grouped;
+  const auto* g = known.const_data_ptr<double>();
+  const at::Tensor half = at::zeros({m, n}, known.options());  // sums of rows of the Gram matrix
+  auto* h = half.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < n; ++j) h[group[i] * n + j] += weight[i] * g[i * n + j];
+  const at::Tensor whole = at::zeros({m, m}, known.options());
+  auto* w = whole.mutable_data_ptr<double>();
+  for (int64_t a = 0; a < m; ++a)
+    for (int64_t j = 0; j < n; ++j) w[a * m + group[j]] += weight[j] * h[a * n + j];
+  for (int64_t a = 0; a < m; ++a)
+    for (int64_t b = 0; b < a; ++b)
+      w[a * m + b] = w[b * m + a] = (w[a * m + b] + w[b * m + a]) / 2.0;
+  return whole.to(gram.device());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(fastagg, CompositeExplicitAutograd, m) {
+  m.impl("gram_rows", gram_rows);
+  m.impl("grouped_gram", grouped_gram);
+  m.impl("weiszfeld", weiszfeld);
+  m.impl("clip_towards", clip_towards);
+}
+
+}  // namespace fastagg

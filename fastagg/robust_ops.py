@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the robust rules need of :mod:`fastagg.ops`, where it is found, with its conventions.
+
+All but :func:`gram_rows` work on n x n numbers, on the CPU: tensors on a GPU are fetched, and the
+result is brought back. Sums over rows are torch's, which adds each in one thread: results have the
+same bits for any number of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastagg.row_lists import Rows, row_list
+
+_ops = torch.ops.fastagg
+
+
+def gram_rows(updates: Rows, changed: Tensor, *, precision: str = "highest") -> Tensor:
+    """Some rows of :func:`gram`: ``out[c, j] = <updates[changed[c]], updates[j]>``, float64.
+
+    What is missing of a Gram matrix after C of S rows have changed, with the bits that
+    :func:`gram` has there, at about 2C/S - (C/S)^2 of its arithmetic.
+
+    Args:
+        updates: S rows of d float32.
+        changed: int64 [C] on the CPU, distinct positions in [0, S).
+        precision: as in :func:`gram`.
+
+    Returns:
+        [C, S] float64, where the rows are.
+    """
+    return _ops.gram_rows(row_list(updates, "updates"), changed, precision)
+
+
+def grouped_gram(gram: Tensor, groups: Tensor, weights: Tensor, count: int) -> Tensor:
+    """The Gram matrix of weighted sums of groups of rows, by that of the rows (buckets).
+
+    Args:
+        gram: float64 [n, n], symmetric.
+        groups: int64 [k], k <= n: the group of each of the first k rows, in [0, count). The other
+            rows, e = n - k, stay as they are and come after the groups.
+        weights: float64 [k], the factor of each row in its group's sum.
+        count: m, the number of groups.
+
+    Returns:
+        float64 [m + e, m + e], exactly symmetric. Products are added in the order of rows.
+    """
+    return _ops.grouped_gram(gram, groups, weights, count)
+
+
+def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iterations: int) -> Tensor:
+    """Towards the geometric median: steps of the smoothed Weiszfeld algorithm (RFA).
+
+    With z the combination of the rows by ``factors``, which are ``start`` at first::
+
+        factors[i] = weights[i] / max(nu, |x_i - z|), divided by their sum
+
+    Args:
+        gram: float64 [n, n], of the rows x. It holds squares to 1e-8 of the rows' squared norms,
+            so distances below 1e-4 of the norms are noise.
+        weights: float64 [n], > 0; only their ratios matter.
+        start: float64 [n].
+        nu: > 0, in units of the rows.
+        iterations: >= 0, the number of steps.
+
+    Returns:
+        float64 [n], of sum 1 (up to rounding) after the first step.
+    """
+    return _ops.weiszfeld(gram, weights, start, nu, iterations)
+
+
+def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
+    """Centered clipping (Su et al. eq. 43) from v, the last of n + 1 rows::
+
+        v <- v + sum over i < n of weights[i] * (x_i - v) * min(1, tau / |x_i - v|)
+
+    Args:
+        gram: float64 [n + 1, n + 1], of the rows x; see :func:`weiszfeld`.
+        weights: float64 [n], of sum 1.
+        tau: > 0, in units of the rows; may be infinite.
+        iterations: >= 0.
+
+    Returns:
+        float64 [n + 1], the factors of the rows in v.
+    """
+    return _ops.clip_towards(gram, weights, tau, iterations)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops of the robust rules: rows of a Gram matrix, groups of rows, and the two iterations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastagg import ops, reference
+
+
+def gram_of(rows: Tensor) -> Tensor:
+    return ops.gram(rows, dtype=torch.float64)
+
+
+# --- rows of a Gram matrix --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("S", "d"), [(1, 1), (2, 3), (9, 769), (37, 4_100), (101, 610)])
+@pytest.mark.parametrize("listed", [False, True])
+def test_rows_have_the_bits_of_the_whole(isa: str, S: int, d: int, listed: bool) -> None:
+    rows = torch.randn(S, d)
+    whole = ops.gram(rows, dtype=torch.float64)
+    for count in {1, (S + 3) // 4, S}:
+        changed = torch.randperm(S)[:count]  # in any order
+        got = ops.gram_rows(list(rows) if listed else rows, changed)
+        assert got.dtype == torch.float64 and got.shape == (count, S)
+        assert torch.equal(got, whole[changed])
+
+
+def test_no_changed_row() -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    assert ops.gram_rows(torch.randn(3, 5), none).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ([0, 3], IndexError, r"changed: expected positions in \[0, 3\), got 3"),
+        ([1, 1], ValueError, "changed: expected distinct positions, got 1 twice"),
+    ],
+)
+def test_positions_are_checked(changed: list[int], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ops.gram_rows(torch.randn(3, 5), torch.tensor(changed))
+
+
+# --- groups of rows ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "grouped", "count"), [(1, 1, 1), (7, 7, 3), (12, 9, 5), (4, 0, 0)])
+def test_groups_against_the_oracle(isa: str, n: int, grouped: int, count: int) -> None:
+    gram = gram_of(torch.randn(n, 40))
+    groups = torch.arange(grouped) % max(count, 1)
+    weights = torch.rand(grouped, dtype=torch.float64)
+    got = ops.grouped_gram(gram, groups, weights, count)
+    expected = reference.grouped_gram(gram, groups, weights, count)
+    assert torch.equal(got, got.T)
+    # Sums of at most 12 x 12 float64 products.
+    assert torch.allclose(got, expected, rtol=0, atol=1e-14 * gram.abs().max().item() * n)
+
+
+def test_bad_groups() -> None:
+    gram, weights = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    with pytest.raises(IndexError, match=r"groups: expected numbers in \[0, 2\), got 2"):
+        ops.grouped_gram(gram, torch.tensor([0, 1, 2]), weights, 2)
+    with pytest.raises(ValueError, match="groups: expected at most one for each of 3 rows, got 4"):
+        ops.grouped_gram(gram, torch.zeros(4, dtype=torch.int64), torch.ones(4).double(), 2)
+
+
+# --- iterations -------------------------------------------------------------------------------
+
+
+def shares(n: int) -> Tensor:
+    weights = torch.rand(n, dtype=torch.float64) + 0.1
+    return weights / weights.sum()
+
+
+def median(gram: Tensor, weights: Tensor) -> Tensor:
+    return ops.weiszfeld(gram, weights, torch.zeros_like(weights), 0.1, 8)
+
+
+def clip(gram: Tensor, weights: Tensor) -> Tensor:
+    return ops.clip_towards(gram, weights[:-1] / weights[:-1].sum(), 5.0, 3)
+
+
+@pytest.mark.parametrize("n", [2, 3, 17, 64, 101, 300])
+def test_iterations_against_the_oracle(isa: str, n: int) -> None:
+    gram, weights = gram_of(torch.randn(n, 500) + torch.randn(500)), shares(n)
+    got = ops.weiszfeld(gram, weights, weights, 1e-6, 8)
+    expected = reference.weiszfeld(gram, weights, weights, 1e-6, 8)
+    # Distances, of rows far apart from each other, are differences of numbers with 16 digits.
+    assert torch.allclose(got, expected, rtol=1e-12, atol=0)
+    for tau in (5.0, 30.0, math.inf):
+        got = ops.clip_towards(gram, weights[1:] / weights[1:].sum(), tau, 4)
+        expected = reference.clip_towards(gram, weights[1:] / weights[1:].sum(), tau, 4)
+        assert torch.allclose(got, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("iterate", [median, clip])
+@pytest.mark.parametrize("n", [33, 300])  # 300 x 300 numbers are what torch splits over threads
+def test_any_number_of_threads_gives_the_same_bits(
+    iterate: Callable[[Tensor, Tensor], Tensor], n: int
+) -> None:
+    gram, weights = gram_of(torch.randn(n, 500)), shares(n)
+    expected = iterate(gram, weights)
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 3, 8):
+            torch.set_num_threads(threads)
+            assert torch.equal(iterate(gram, weights), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_no_iteration_is_the_start() -> None:
+    gram, weights = gram_of(torch.randn(4, 9)), shares(4)
+    start = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    got = ops.weiszfeld(gram, weights, start, 0.1, 0)
+    assert torch.equal(got, start)
+    assert got.data_ptr() != start.data_ptr()
+    assert ops.clip_towards(gram, weights[:3], 1.0, 0).tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_rows_within_the_radius_leave_nothing_of_the_last() -> None:
+    gram, weights = gram_of(torch.randn(5, 9)), shares(4)
+    factors = ops.clip_towards(gram, weights, math.inf, 1)
+    assert factors[-1] == 0.0
+    assert torch.equal(factors[:-1], weights)
+
+
+def test_a_nan_comes_out() -> None:
+    gram, weights = gram_of(torch.randn(3, 9)), shares(3)
+    gram[1, 0] = gram[0, 1] = math.nan
+    assert median(gram, weights).isnan().all()
+
+
+@pytest.mark.parametrize("op", ["weiszfeld", "clip_towards"])
+def test_bad_arguments(op: str) -> None:
+    def call(gram: Tensor, weights: Tensor, iterations: int) -> Tensor:
+        if op == "weiszfeld":
+            return ops.weiszfeld(gram, weights, torch.zeros(3).double(), 0.1, iterations)
+        return ops.clip_towards(gram, weights, 0.1, iterations)
+
+    gram = torch.eye(3, dtype=torch.float64)
+    weights = shares(3 if op == "weiszfeld" else 2)
+    call(gram, weights, 1)
+    with pytest.raises(TypeError, match="gram: expected dtype Double, got Float"):
+        call(gram.float(), weights, 1)
+    with pytest.raises(ValueError, match="gram: expected a square matrix, got shape"):
+        call(gram[:2], weights, 1)
+    with pytest.raises(ValueError, match="weights: expected shape"):
+        call(gram, shares(7), 1)
+    with pytest.raises(ValueError, match="iterations: expected at least 0, got -1"):
+        call(gram, weights, -1)

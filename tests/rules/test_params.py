@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step asks of the parameters, whoever is there and wherever they lie."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fastagg
+from fastagg import Aggregator
+
+every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
+
+
+def make(name: str, options: dict[str, Any]) -> Aggregator:
+    return fastagg.make(name, num_clients=6, num_params=23, **options)
+
+
+@every_rule
+@pytest.mark.parametrize("there", [0, 3])
+def test_broken_params_are_refused_when_nobody_is_there(
+    name: str, options: dict[str, Any], there: int
+) -> None:
+    agg = make(name, options | {"nonfinite": "drop"})
+    params = torch.full((agg.num_params,), math.nan)
+    with pytest.raises(ValueError, match="params: expected finite"):
+        agg.step(params, torch.full((there, agg.num_params), math.inf), range(there))
+
+
+@every_rule
+def test_params_may_lie_between_rows(
+    same_bits: Callable[..., None], name: str, options: dict[str, Any]
+) -> None:
+    agg, twin = make(name, options), make(name, options)
+    d = agg.num_params
+    together = torch.randn(3, 3 * d)
+    params, updates = together[1, d : 2 * d], together[:, :d]
+    apart = params.clone()
+    twin.step(apart, updates.clone(), [0, 2, 5])
+    agg.step(params, updates, [0, 2, 5])
+    same_bits(params, apart)
