@@ -210,7 +210,9 @@ class Shell:
         for text in wanted:
             asked = Requirement(text)
             if command != "install" or not asked.extras <= extras.get(asked.name, set()):
-                raise Wrong(f"pip {command} {text}: pyproject.toml has no such extra")
+                raise Wrong(
+                    f"pip {command} {text}: no such extra in fastagg as it was last installed"
+                )
 
     def pre_commit(self, arguments: list[str]) -> None:
         requirements = importlib.metadata.requires("fastagg") or []
