@@ -25,6 +25,7 @@ from fastagg_sim.experiments import (
     fdms_fig4,
     fdms_fig5,
     fdms_fig7,
+    fdms_fig9,
     friends_fig1,
     mimic_fig5,
     mimic_fig6,
@@ -193,6 +194,14 @@ def test_fig7_keeps_the_number_of_samples() -> None:
     for part in fdms_fig7.parts(fdms_fig7.ClientsOptions()):
         total = part.task.num_clients * part.task.partition_options["samples_per_client"]
         assert total == {"mnist": 4000, "cifar10": 20000}[part.task.dataset]
+
+
+def test_fig9_goes_on_where_training_diverges() -> None:
+    """A method whose clients diverge ends with a useless model, not with an error."""
+    (part,) = fdms_fig9.parts(fdms_fig9.FashionOptions())
+    config = part.config("fdms-fig9", fdms_fig9.FashionOptions())
+    assert [m.label for m in config.methods] == list(_fdms.LABELS)
+    assert all(m.options == {"nonfinite": "drop"} for m in config.methods)
 
 
 def test_fig4_thresholds_are_scaled_with_the_length_of_the_run() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,8 @@ class Part:
     ylim: of the axis of accuracy, as in the paper.
     uniform: uniform dropout also where `as_written` does not ask for it (no groups are known).
     labels: which of the four methods run.
+    drop_diverged: leave clients whose training diverges out of their round: a method that fails
+        ends with a useless model, which is a result, and not with an error.
     """
 
     folder: str
@@ -182,15 +184,22 @@ class Part:
     ylim: tuple[float, float]
     uniform: bool = False
     labels: tuple[str, ...] = LABELS
+    drop_diverged: bool = False
 
     def config(self, name: str, options: FdmsOptions) -> Config:
         return Config(
             name=f"{name} {self.folder}".strip(),
             task=self.task,
-            methods=tuple(m for m in methods(options.as_written) if m.label in self.labels),
+            methods=self.methods(options),
             dropouts=self.dropouts(options),
             seeds=options.chosen_seeds(),
         )
+
+    def methods(self, options: FdmsOptions) -> tuple[Method, ...]:
+        chosen = tuple(m for m in methods(options.as_written) if m.label in self.labels)
+        if not self.drop_diverged:
+            return chosen
+        return tuple(replace(m, options={**m.options, "nonfinite": "drop"}) for m in chosen)
 
     def dropouts(self, options: FdmsOptions) -> tuple[Dropout, ...]:
         return dropouts(self.alphas, options.as_written or self.uniform)
