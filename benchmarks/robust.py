@@ -119,7 +119,7 @@ def multi_krum(S: int, d: int) -> Comparison:
                 "Flower MultiKrum",
                 lambda: peers.as_tensor(krum(results, r.f, keep)),
                 "peer",
-                repeats=3,
+                repeats=2,
             )
         )
     return r.comparison("multi-krum", contenders)
@@ -144,5 +144,5 @@ def nnm(S: int, d: int) -> Comparison:
     ]
     if (module := peers.byzfl_aggregators()) and 4 * S * near * d <= _PEER_BYTES:
         mix, median = module.NNM(r.f), module.GeometricMedian(nu=_NU, T=_ITERATIONS)
-        contenders.append(Contender("ByzFL NNM", lambda: median(mix(r.rows)), "peer"))
+        contenders.append(Contender("ByzFL NNM", lambda: median(mix(r.rows)), "peer", repeats=3))
     return r.comparison("nnm", contenders)

@@ -128,7 +128,7 @@ def fdms(S: int, d: int) -> Comparison:
         Contender("fastagg", lambda: ours(updates), "ours"),
         Contender("fastagg, separate rows", lambda: ours(separate), "variant"),
         Contender("careful eager", lambda: state.careful_step(updates, clients)),
-        Contender("naive eager", lambda: naive.naive_step(everybody, clients), "naive"),
+        Contender("naive eager", lambda: naive.naive_step(everybody, clients), "naive", repeats=3),
     ]
     return Comparison("step fdms", S, d, contenders, (updates,), K)
 
