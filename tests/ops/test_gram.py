@@ -107,7 +107,7 @@ def test_entry_depends_on_its_two_rows_alone(seed: int, S: int, d: int) -> None:
     assert torch.equal(masked, torch.where(pairs | torch.eye(S, dtype=torch.bool), full, 0.0))
 
 
-@pytest.mark.parametrize("S", [241, 1000, 2045])  # more than L2 holds, than one task takes
+@pytest.mark.parametrize("S", [241, 1000, 2045, 4096])  # more than L2 holds, than one task takes
 def test_many_rows(S: int) -> None:
     rows = torch.randn(S, 600)
     got = ops.gram(rows, dtype=torch.float64)
