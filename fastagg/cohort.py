@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fastagg.buffer import Clients, RowExchange, UpdateBuffer
-from fastagg.columns import AnyRow, AnyRows, StreamedRow, in_memory
+from fastagg.columns import AnyRow, AnyRows, StreamedRow, alike, in_memory
 from fastagg.ops import Rows
+from fastagg.row_lists import RowList
 from fastagg.streaming import ColumnSource
 
 Updates = Rows | UpdateBuffer | ColumnSource
@@ -46,7 +47,7 @@ class Cohort:
     @property
     def streamed(self) -> bool:
         """Whether rows are not in memory."""
-        return not isinstance(self.rows, Tensor) and any(
+        return not isinstance(self.rows, Tensor | RowList) and any(
             isinstance(row, StreamedRow) for row in self.rows
         )
 
@@ -69,7 +70,7 @@ class Cohort:
         """The same cohort less the clients whose ids are in ``rejected``."""
         keep = [client not in rejected for client in self.ids]
         rows = [row for row, kept in zip(self.rows, keep, strict=True) if kept]
-        return Cohort(self.clients[torch.tensor(keep)], rows, self.buffer)
+        return Cohort(self.clients[torch.tensor(keep)], alike(self.rows, rows), self.buffer)
 
 
 def read_cohort(
@@ -112,8 +113,8 @@ def read_cohort(
                 f"updates: expected rows of {num_params} elements, got {updates.num_params}"
             )
     else:
-        given = updates
         _check_overlap(params, _check_updates(updates, num_params, device))
+        given = updates if isinstance(updates, Tensor) else RowList(updates)
     if len(ids) != len(given):
         raise ValueError(
             f"clients: expected one id per row of updates ({len(given)}), got {len(ids)}"
@@ -121,7 +122,7 @@ def read_cohort(
     ascending = sorted(ids)
     if ascending != ids:
         rows: Sequence[AnyRow] = given.unbind(0) if isinstance(given, Tensor) else given
-        given = [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)]
+        given = alike(given, [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)])
     cohort = Cohort(torch.tensor(ascending, dtype=torch.int64), given, buffer)
     cohort.__dict__["ids"] = ascending
     return cohort

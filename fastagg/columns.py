@@ -19,13 +19,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.ops import Rows
+from fastagg.row_lists import RowList
 
 if TYPE_CHECKING:
     from fastagg.aggregator import StepReport
@@ -79,12 +80,17 @@ def segment_columns(num_params: int) -> int:
 
 def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
     """Whether ops can take the rows as they are: all are float32 tensors."""
-    if isinstance(rows, Tensor):
+    if isinstance(rows, Tensor | RowList):
         return True
     for row in rows:  # noqa: SIM110 (half the time of all() for some hundred rows)
         if not isinstance(row, Tensor) or row.dtype != torch.float32:
             return False
     return True
+
+
+def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
+    """``some`` as what ``rows`` are known to be: float32 tensors [d] in memory if those are."""
+    return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
 
 
 class Columns:

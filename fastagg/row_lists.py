@@ -10,8 +10,15 @@ from torch import Tensor
 Rows = Tensor | Sequence[Tensor]
 
 
+class RowList(list[Tensor]):
+    """S rows, of which somebody has made sure that each is a float32 tensor [d] in memory. Nobody
+    looks at each of them again: for hundreds of short rows, looking takes longer than a kernel."""
+
+
 def row_list(rows: Rows, name: str) -> list[Tensor]:
     """The operators take a list whose items have one row (1-D) or many (2-D)."""
+    if isinstance(rows, RowList):
+        return rows
     if isinstance(rows, Tensor):
         if rows.dim() != 2:
             raise ValueError(

@@ -211,9 +211,20 @@ struct SlotTable {
   }
 };
 
-// The sums of all tiles as a symmetric matrix.
+// Whether a pair of rows of two strips of R is wanted; those of a row with itself always are.
+template <int R>
+bool any_wanted(const uint8_t* pairs, int64_t S, int64_t I, int64_t J) {
+  if (I == J) return true;
+  for (int64_t i = I * R; i < std::min(S, (I + 1) * R); ++i)
+    for (int64_t j = J * R; j < (J + 1) * R; ++j)
+      if (pairs[i * S + j]) return true;
+  return false;
+}
+
+// The sums of all tiles as a symmetric matrix, with zeros for pairs that are not wanted.
 template <int W>
-void unpack(const double* sums, const int64_t* places, int64_t S, double* out) {
+void unpack(const double* sums, const int64_t* places, const uint8_t* pairs, int64_t S,
+            double* out) {
   constexpr int R = Shape<W>::R;
   const SlotTable<W> full(R), rest(S % R ? S % R : R);
   for (int64_t I = 0; I * R < S; ++I) {
@@ -225,7 +236,8 @@ void unpack(const double* sums, const int64_t* places, int64_t S, double* out) {
       for (int64_t a = 0; a < rows; ++a)
         for (int64_t b = 0; b < (I == J ? a + 1 : R); ++b) {
           const int64_t i = I * R + a, j = J * R + b;
-          out[i * S + j] = out[j * S + i] = place < 0 ? 0.0 : tile[table.slot[I == J][a][b]];
+          const bool wanted = place >= 0 && (!pairs || i == j || pairs[i * S + j]);
+          out[i * S + j] = out[j * S + i] = wanted ? tile[table.slot[I == J][a][b]] : 0.0;
         }
     }
   }
@@ -251,17 +263,13 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const auto S = static_cast<int64_t>(rows.size());
   const int64_t strips = ceil_div(S, T::R);
 
-  std::vector<int64_t> places(strips * (strips + 1) / 2, pairs ? -1 : 0);
-  if (pairs)
-    for (int64_t i = 0; i < S; ++i)
-      for (int64_t j = 0; j <= i; ++j)
-        if (pairs[i * S + j] || i == j) places[tile_index(i / T::R, j / T::R)] = 0;
+  std::vector<int64_t> places(strips * (strips + 1) / 2, -1);
   int64_t tiles = 0;
   std::vector<int64_t> first_place;  // of the tiles of each strip, and the end
   for (int64_t I = 0; I < strips; ++I) {
     first_place.push_back(tiles);
     for (int64_t J = 0; J <= I; ++J)
-      if (int64_t& place = places[tile_index(I, J)]; place == 0) place = tiles++;
+      if (!pairs || any_wanted<T::R>(pairs, S, I, J)) places[tile_index(I, J)] = tiles++;
   }
   first_place.push_back(tiles);
   const int64_t block = float32_columns(d);
@@ -296,7 +304,7 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
                           panel_memory.as<float>() + worker * strips * T::kPanel, partial);
     totals[g].finish(c);
   });
-  unpack<W>(sums, places.data(), S, out);
+  unpack<W>(sums, places.data(), pairs, S, out);
 }
 
 void gram_scaled(const std::vector<const float*>& rows, const std::vector<float>& scales, int64_t d,
@@ -323,17 +331,18 @@ void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pair
   if (S == 0) return;
   // Rows that share pairs become neighbours, so that whole tiles are needed or not.
   const std::vector<int64_t> order = pairs ? component_order(pairs, S) : std::vector<int64_t>();
+  const bool moved = !std::is_sorted(order.begin(), order.end());
   std::vector<const float*> ordered(rows, rows + S);
   for (std::size_t i = 0; i < order.size(); ++i) ordered[i] = rows[order[i]];
-  std::vector<uint8_t> ordered_pairs(pairs ? S * S : 0);
-  if (pairs)
+  std::vector<uint8_t> moved_pairs(moved ? S * S : 0);
+  if (moved)
     for (int64_t i = 0; i < S; ++i)
-      for (int64_t j = 0; j < S; ++j) ordered_pairs[i * S + j] = pairs[order[i] * S + order[j]];
-  const uint8_t* flags = pairs ? ordered_pairs.data() : nullptr;
+      for (int64_t j = 0; j < S; ++j) moved_pairs[i * S + j] = pairs[order[i] * S + order[j]];
+  const uint8_t* flags = moved ? moved_pairs.data() : pairs;
 
   // The result, in this order; in place when that is the caller's.
-  const Scratch memory(pairs ? S * S * int64_t{sizeof(double)} : 0);
-  double* result = pairs ? memory.as<double>() : out;
+  const Scratch memory(moved ? S * S * int64_t{sizeof(double)} : 0);
+  double* result = moved ? memory.as<double>() : out;
   std::vector<float> scales(S, 1.0f);
   gram_scaled(ordered, scales, d, flags, result, also, parallel);
 
@@ -364,12 +373,9 @@ void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pair
     }
   }
 
-  if (!pairs) return;
+  if (!moved) return;
   for (int64_t i = 0; i < S; ++i)
-    for (int64_t j = 0; j < S; ++j) {
-      const bool wanted = i == j || ordered_pairs[i * S + j];
-      out[order[i] * S + order[j]] = wanted ? result[i * S + j] : 0.0;
-    }
+    for (int64_t j = 0; j < S; ++j) out[order[i] * S + order[j]] = result[i * S + j];
 }
 
 }  // namespace

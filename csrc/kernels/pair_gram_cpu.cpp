@@ -32,7 +32,7 @@ void dense_or_masked(const float* const* rows, int64_t S, int64_t d, const uint8
 void pair_gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
                const Parallel& parallel) {
   const Components found = components(pairs, S);
-  std::fill_n(out, S * S, 0.0);
+  if (found.ends.size() > 1) std::fill_n(out, S * S, 0.0);
   std::vector<const float*> run_rows;
   std::vector<uint8_t> run_pairs;
   std::vector<double> run_out;

@@ -25,7 +25,9 @@ inline Components components(const uint8_t* pairs, int64_t S) {
     if (seen[start]) continue;
     seen[start] = 1;
     order.push_back(start);
-    for (std::size_t head = order.size() - 1; head < order.size(); ++head) {
+    const auto complete = static_cast<std::size_t>(S);
+    for (std::size_t head = order.size() - 1; head < order.size() && order.size() < complete;
+         ++head) {
       const uint8_t* linked = pairs + order[head] * S;
       for (int64_t j = 0; j < S; ++j)
         if (linked[j] && !seen[j]) {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastagg.cohort import Cohort
-from fastagg.columns import AnyRow, AnyRows, Columns
+from fastagg.columns import AnyRow, AnyRows, Columns, alike
 from fastagg.row_memory import RowMemory
 from fastagg.row_store import RowStore
 from fastagg.rules._rows import refuse_shared_memory
@@ -31,7 +31,7 @@ class Bank:
         self.memory = RowMemory(num_clients, num_params, device, store=store)
         self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64)
 
-    def rows(self, cohort: Cohort) -> list[AnyRow]:
+    def rows(self, cohort: Cohort) -> AnyRows:
         """The rows of all clients once ``cohort`` has answered: K tensors [d], nothing copied.
 
         Raises:
@@ -42,7 +42,8 @@ class Bank:
             refuse_shared_memory(cohort, self.memory.rows)
         for client, row in zip(cohort.ids, cohort.rows, strict=True):
             rows[client] = row
-        return rows
+        # A float32 memory has nothing else, and is given nothing else to remember.
+        return rows if self.memory.dtype != torch.float32 else alike(cohort.rows, rows)
 
     def gram(self, rows: AnyRows, clients: list[int], columns: Columns) -> Tensor:
         """[n, n] float64 of ``rows``, n >= K, where those of ``clients`` and past K are new."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
 from fastagg.cohort import Cohort
-from fastagg.columns import AnyRows
+from fastagg.columns import AnyRows, alike
 from fastagg.costs import Cost, Sizes
 from fastagg.row_memory import RowMemory
 from fastagg.row_store import dtype_name, element_bytes, read_store
@@ -84,6 +84,7 @@ class GramRule(Aggregator):
         self.policy = policy
         self.reuse = reuse
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
+        self._shares: Tensor | None = None
         self.rounds = torch.zeros((), dtype=torch.int64)
         self._scratch = torch.zeros(self.num_params, device=self.device)  # [d]
         self.previous: Tensor | None = None
@@ -110,15 +111,18 @@ class GramRule(Aggregator):
             rows = self._bank.rows(cohort)
             weights, active = self.client_weights, cohort.clients
         if self.previous is not None:
-            rows = [*rows, self.previous]
+            rows = alike(rows, [*rows, self.previous])
         gram = self._gram(rows, cohort)
         self._check_squares(cohort, gram.diagonal()[active])
-        factors = self._factors(gram, relative(weights, "the active clients"))
+        if self._bank is None or self._shares is None:  # those of all clients stay the same
+            self._shares = relative(weights, "the active clients")
+        factors = self._factors(gram, self._shares)
         used, used_rows = factors, rows
         if not bool(factors.all()):
             positions = factors.nonzero().flatten()
             listed = list(rows)
-            used, used_rows = factors[positions], [listed[i] for i in positions.tolist()]
+            used = factors[positions]
+            used_rows = alike(rows, [listed[i] for i in positions.tolist()])
         self.columns.weighted_sum_(self._scratch, used_rows, used, beta=0.0)
         self._check_range(*self._peaks_with(params, [self._scratch]))
 

@@ -27,10 +27,14 @@ def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[lis
     ``Random(str).random()``. Rows ascend within a bucket and buckets by their first row.
     """
     stream = random.Random(f"fastagg bucketing {seed} {t}")
-    keys = [stream.random() for _ in range(num_rows)]
+    draw = stream.random
+    keys = [draw() for _ in range(num_rows)]
     order = sorted(range(num_rows), key=keys.__getitem__)
-    starts = range(0, num_rows, bucket_size)
-    return sorted(sorted(order[start : start + bucket_size]) for start in starts)
+    buckets = [order[start : start + bucket_size] for start in range(0, num_rows, bucket_size)]
+    for bucket in buckets:
+        bucket.sort()
+    buckets.sort()
+    return buckets
 
 
 class BucketMixing(Mixed):
@@ -49,8 +53,7 @@ class BucketMixing(Mixed):
         if self.bucket_size <= 2:
             group = [0] * len(weights)
             for index, bucket in enumerate(buckets):
-                for row in bucket:
-                    group[row] = index
+                group[bucket[0]] = group[bucket[-1]] = index
             groups = torch.tensor(group)  # [n]
             sums = weights.new_zeros(len(buckets)).index_add_(0, groups, weights)  # [m]
             return PairAverages(groups, weights / sums[groups], len(buckets)), sums
