@@ -78,8 +78,8 @@ SETTINGS = (
     Setting("MNIST, groups,\n70 % away", "fdms-fig1-mnist", "cluster-floor-0.7"),
     Setting("Fashion-MNIST, groups,\n70 % away", "quick/fdms-fig9", "cluster-floor-0.7"),
     Setting("CIFAR-10, two shards each,\nhalf away", "quick/fdms-fig2", "exact-0.5"),
-    Setting("Fashion-MNIST, two labels,\nup to 20 rounds", "quick/mimic-table3", ROBIN + "20"),
-    Setting("Fashion-MNIST, two labels,\nup to 100 rounds", "quick/mimic-table3", ROBIN + "100"),
+    Setting("Fashion-MNIST, two labels,\nup to 20 rounds", "mimic-table3", ROBIN + "20"),
+    Setting("Fashion-MNIST, two labels,\nup to 100 rounds", "mimic-table3", ROBIN + "100"),
     Setting("Fashion-MNIST, two labels,\n90 % away", "quick/mimic-fig7", "bernoulli-0.1"),
 )
 
