@@ -113,6 +113,21 @@ inline void check_no_overlap(const Rows& rows, const char* name, const std::vect
   }
 }
 
+// Distinct positions of S rows, in the CPU's memory: `changed` of gram_rows.
+inline std::vector<int64_t> check_positions(const at::Tensor& changed, int64_t S) {
+  check_tensor(changed, "changed", at::kLong, {changed.numel()});
+  check_same_device(changed, "changed", at::kCPU);
+  const auto* first = changed.const_data_ptr<int64_t>();
+  std::vector<int64_t> positions(first, first + changed.numel());
+  std::vector<uint8_t> seen(S, 0);
+  for (int64_t s : positions) {
+    TORCH_CHECK_INDEX(s >= 0 && s < S, "changed: expected positions in [0, ", S, "), got ", s);
+    TORCH_CHECK_VALUE(!seen[s], "changed: expected distinct positions, got ", s, " twice");
+    seen[s] = 1;
+  }
+  return positions;
+}
+
 // Distinct ids in [0, K), one per row, or of any size if K is kAny; returns them.
 inline const int64_t* check_clients(const at::Tensor& clients, int64_t S, int64_t K) {
   check_tensor(clients, "clients", at::kLong, {S});

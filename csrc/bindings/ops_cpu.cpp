@@ -55,6 +55,18 @@ at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
   return out;
 }
 
+at::Tensor gram_rows(at::TensorList updates, const at::Tensor& changed,
+                     c10::string_view precision) {
+  check_precision(precision);
+  const Rows rows = check_rows(updates, "updates", kAny, device_of(updates, "updates"));
+  const std::vector<int64_t> positions = check_positions(changed, rows.size());
+  const auto C = static_cast<int64_t>(positions.size());
+  at::Tensor out = at::empty({C, rows.size()}, at::TensorOptions().dtype(at::kDouble));
+  cpu::gram_rows(pointers<const float>(rows.addresses).data(), rows.size(), rows.d,
+                 positions.data(), C, out.mutable_data_ptr<double>(), torch_threads());
+  return out;
+}
+
 at::Tensor abs_max(at::TensorList tensors) {
   const Rows rows = check_rows(tensors, "rows", kAny, device_of(tensors, "rows"));
   at::Tensor out = at::empty({rows.size()}, at::TensorOptions().dtype(at::kFloat));
@@ -292,6 +304,7 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
 
 TORCH_LIBRARY_IMPL(fastagg, CPU, m) {
   m.impl("gram", gram);
+  m.impl("gram_rows", gram_rows);
   m.impl("abs_max", abs_max);
   m.impl("cosine_scores", scores_of<cpu::cosine_scores>);
   m.impl("distance_scores", scores_of<cpu::distance_scores>);

@@ -40,18 +40,11 @@ at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
     rows.insert(rows.end(), parts.begin(), parts.end());
   }
   const auto S = static_cast<int64_t>(rows.size());
-  const int64_t C = changed.numel();
-  check_tensor(changed, "changed", at::kLong, {C});
-  check_same_device(changed, "changed", at::kCPU);
-  const auto* first = changed.const_data_ptr<int64_t>();
   // Changed rows first: then the pairs needed fill whole tiles of the kernel.
-  std::vector<int64_t> order(first, first + C);
+  std::vector<int64_t> order = check_positions(changed, S);
+  const auto C = static_cast<int64_t>(order.size());
   std::vector<uint8_t> is_first(S, 0);
-  for (int64_t s : order) {
-    TORCH_CHECK_INDEX(s >= 0 && s < S, "changed: expected positions in [0, ", S, "), got ", s);
-    TORCH_CHECK_VALUE(!is_first[s], "changed: expected distinct positions, got ", s, " twice");
-    is_first[s] = 1;
-  }
+  for (int64_t s : order) is_first[s] = 1;
   for (int64_t s = 0; s < S; ++s)
     if (!is_first[s]) order.push_back(s);
   const at::Tensor pairs = at::zeros({S, S}, at::TensorOptions().dtype(at::kBool));

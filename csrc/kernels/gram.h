@@ -24,6 +24,13 @@ namespace fastagg::cpu {
 void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
           const Parallel& parallel);
 
+// Some rows of `gram`, bit for bit: out[c][j] is entry (changed[c], j). Of other pairs than these
+// only the squares are computed.
+//   changed   // [C] distinct positions in [0, S), in any order
+//   out       // [C, S]
+void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* changed, int64_t C,
+               double* out, const Parallel& parallel);
+
 // `gram` of all pairs and `weighted_sum` with beta = 0 at once, bit for bit: each block of columns
 // is summed while it is in cache, so that the rows come from memory once.
 //   sum       // [d]

@@ -39,8 +39,9 @@ int64_t float32_columns(int64_t d) {
 // and there are at most so many chunks: enough for the threads of a server, few enough to add up.
 constexpr int64_t kChunkBlocks = 8;
 constexpr int64_t kMaxChunks = 64;
-// Up to so many rows are read in place: packing would cost more than it saves.
-constexpr int64_t kInPlaceRows = 35;
+// Strips whose products with up to so many rows are needed, on average, are read in place: packing
+// them would cost more than it saves.
+constexpr int64_t kInPlaceRows = 20;
 // The panels of so many rows are 480 KB, half of a 1 MB L2 cache.
 constexpr int64_t kSuperRows = 160;
 // More rows than this are split over tasks, each of which packs all the rows before its own too.
@@ -274,7 +275,7 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   first_place.push_back(tiles);
   const int64_t block = float32_columns(d);
   const bool scaled = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
-  const bool pack = scaled || S > kInPlaceRows || crowd_few_sets(rows);
+  const bool pack = scaled || tiles * T::R > strips * kInPlaceRows || crowd_few_sets(rows);
   const Problem problem{rows.data(), scales.data(), places.data(), S, d, block, pack, isa, also};
 
   const int64_t blocks = ceil_div(d, block);
@@ -326,25 +327,12 @@ float power_of_two_scale(float largest) {
   return std::ldexp(1.0f, std::clamp(-std::ilogb(largest), -126, 126));
 }
 
-void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
-             const RowSum* also, const Parallel& parallel) {
-  if (S == 0) return;
-  // Rows that share pairs become neighbours, so that whole tiles are needed or not.
-  const std::vector<int64_t> order = pairs ? component_order(pairs, S) : std::vector<int64_t>();
-  const bool moved = !std::is_sorted(order.begin(), order.end());
-  std::vector<const float*> ordered(rows, rows + S);
-  for (std::size_t i = 0; i < order.size(); ++i) ordered[i] = rows[order[i]];
-  std::vector<uint8_t> moved_pairs(moved ? S * S : 0);
-  if (moved)
-    for (int64_t i = 0; i < S; ++i)
-      for (int64_t j = 0; j < S; ++j) moved_pairs[i * S + j] = pairs[order[i] * S + order[j]];
-  const uint8_t* flags = moved ? moved_pairs.data() : pairs;
-
-  // The result, in this order; in place when that is the caller's.
-  const Scratch memory(moved ? S * S * int64_t{sizeof(double)} : 0);
-  double* result = moved ? memory.as<double>() : out;
+// In the order of `rows`, of which neighbours share tiles. Of `pairs` the lower triangle counts.
+void gram_in_order(const std::vector<const float*>& rows, int64_t d, const uint8_t* pairs,
+                   double* result, const RowSum* also, const Parallel& parallel) {
+  const auto S = static_cast<int64_t>(rows.size());
   std::vector<float> scales(S, 1.0f);
-  gram_scaled(ordered, scales, d, flags, result, also, parallel);
+  gram_scaled(rows, scales, d, pairs, result, also, parallel);
 
   // Squares overflow float32 from about 1e18 and lose bits below about 1e-18. Rows where that may
   // have happened (or that hold a NaN, or zeros only) are looked at again, and scaled if it helps.
@@ -356,7 +344,7 @@ void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pair
   }
   if (!suspects.empty()) {
     std::vector<const float*> suspect_rows;
-    for (int64_t i : suspects) suspect_rows.push_back(ordered[i]);
+    for (int64_t i : suspects) suspect_rows.push_back(rows[i]);
     std::vector<float> largest(suspects.size());
     abs_max(suspect_rows.data(), static_cast<int64_t>(suspects.size()), d, largest.data(),
             parallel);
@@ -366,14 +354,29 @@ void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pair
       rescale |= scales[suspects[k]] != 1.0f;
     }
     if (rescale) {
-      gram_scaled(ordered, scales, d, flags, result, nullptr, parallel);
+      gram_scaled(rows, scales, d, pairs, result, nullptr, parallel);
       for (int64_t i = 0; i < S; ++i)
         for (int64_t j = 0; j < S; ++j)
           result[i * S + j] /= static_cast<double>(scales[i]) * static_cast<double>(scales[j]);
     }
   }
+}
 
-  if (!moved) return;
+void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
+             const RowSum* also, const Parallel& parallel) {
+  if (S == 0) return;
+  std::vector<const float*> ordered(rows, rows + S);
+  // Rows that share pairs become neighbours, so that whole tiles are needed or not.
+  const std::vector<int64_t> order = pairs ? component_order(pairs, S) : std::vector<int64_t>();
+  if (std::is_sorted(order.begin(), order.end()))
+    return gram_in_order(ordered, d, pairs, out, also, parallel);
+  for (int64_t i = 0; i < S; ++i) ordered[i] = rows[order[i]];
+  std::vector<uint8_t> flags(S * S);
+  for (int64_t i = 0; i < S; ++i)
+    for (int64_t j = 0; j < S; ++j) flags[i * S + j] = pairs[order[i] * S + order[j]];
+  const Scratch memory(S * S * int64_t{sizeof(double)});
+  auto* result = memory.as<double>();
+  gram_in_order(ordered, d, flags.data(), result, also, parallel);
   for (int64_t i = 0; i < S; ++i)
     for (int64_t j = 0; j < S; ++j) out[order[i] * S + order[j]] = result[i * S + j];
 }
@@ -383,6 +386,30 @@ void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pair
 void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
           const Parallel& parallel) {
   gram_of(rows, S, d, pairs, out, nullptr, parallel);
+}
+
+void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* changed, int64_t C,
+               double* out, const Parallel& parallel) {
+  if (C == 0) return;
+  // Changed rows come last, in strips of their own: of these the last may be short, and then has
+  // fewer products with each of the others. A row more fills the strip before them up.
+  const int64_t R = current_isa() == Isa::kAvx512 ? Shape<16>::R : Shape<8>::R;
+  const int64_t kept = S - C, filled = ceil_div(kept, R) * R, n = filled + C;
+  std::vector<int64_t> place(S, -1);  // in the order of tiles
+  for (int64_t c = 0; c < C; ++c) place[changed[c]] = filled + c;
+  std::vector<const float*> ordered(n, rows[changed[0]]);
+  int64_t next = 0;
+  for (int64_t s = 0; s < S; ++s) {
+    if (place[s] < 0) place[s] = next++;
+    ordered[place[s]] = rows[s];
+  }
+  std::vector<uint8_t> pairs(n * n, 0);
+  std::fill_n(pairs.begin() + filled * n, C * n, 1);
+  const Scratch memory(n * n * int64_t{sizeof(double)});
+  auto* result = memory.as<double>();
+  gram_in_order(ordered, d, pairs.data(), result, nullptr, parallel);
+  for (int64_t c = 0; c < C; ++c)
+    for (int64_t s = 0; s < S; ++s) out[c * S + s] = result[(filled + c) * n + place[s]];
 }
 
 void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* weights,
