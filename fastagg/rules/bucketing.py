@@ -20,21 +20,40 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[list[int]]:
-    """A random partition of the rows into ``ceil(num_rows / bucket_size)`` buckets.
-
-    A function of its arguments alone, on every platform: Python promises the numbers of
-    ``Random(str).random()``. Rows ascend within a bucket and buckets by their first row.
-    """
-    stream = random.Random(f"fastagg bucketing {seed} {t}")
-    draw = stream.random
+def draw_order(num_rows: int, seed: int, t: int) -> list[int]:
+    """A random permutation of the rows, a function of its arguments alone, on every platform:
+    Python promises the numbers of ``Random(str).random()``."""
+    draw = random.Random(f"fastagg bucketing {seed} {t}").random
     keys = [draw() for _ in range(num_rows)]
-    order = sorted(range(num_rows), key=keys.__getitem__)
+    return sorted(range(num_rows), key=keys.__getitem__)
+
+
+def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[list[int]]:
+    """A random partition of the rows into ``ceil(num_rows / bucket_size)`` buckets, pieces of
+    :func:`draw_order`. Rows ascend within a bucket and buckets by their first row."""
+    order = draw_order(num_rows, seed, t)
     buckets = [order[start : start + bucket_size] for start in range(0, num_rows, bucket_size)]
     for bucket in buckets:
         bucket.sort()
     buckets.sort()
     return buckets
+
+
+def number_pairs(order: list[int]) -> list[int]:
+    """The bucket that each row is in, for buckets of two: those of :func:`draw_buckets`, without
+    making them."""
+    partner = list(range(len(order)))
+    for one, other in zip(order[::2], order[1::2], strict=False):
+        partner[one], partner[other] = other, one
+    numbers: list[int] = []
+    fresh = 0
+    for row, other in enumerate(partner):
+        if other < row:
+            numbers.append(numbers[other])
+        else:
+            numbers.append(fresh)
+            fresh += 1
+    return numbers
 
 
 class BucketMixing(Mixed):
@@ -49,14 +68,12 @@ class BucketMixing(Mixed):
         self.seed = seed
 
     def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Averages, Tensor]:
+        if self.bucket_size == 2:
+            groups = torch.tensor(number_pairs(draw_order(len(weights), self.seed, t)))  # [n]
+            count = (len(weights) + 1) // 2
+            sums = weights.new_zeros(count).index_add_(0, groups, weights)  # [m]
+            return PairAverages(groups, weights / sums[groups], count), sums
         buckets = draw_buckets(len(weights), self.bucket_size, self.seed, t)
-        if self.bucket_size <= 2:
-            group = [0] * len(weights)
-            for index, bucket in enumerate(buckets):
-                group[bucket[0]] = group[bucket[-1]] = index
-            groups = torch.tensor(group)  # [n]
-            sums = weights.new_zeros(len(buckets)).index_add_(0, groups, weights)  # [m]
-            return PairAverages(groups, weights / sums[groups], len(buckets)), sums
         mixing = torch.zeros(len(buckets), len(weights), dtype=torch.float64)
         for row, bucket in zip(mixing, buckets, strict=True):
             row[bucket] = weights[bucket]

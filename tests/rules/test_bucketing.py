@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fastagg
 from fastagg import Bucketing
-from fastagg.rules.bucketing import draw_buckets
+from fastagg.rules.bucketing import draw_buckets, draw_order, number_pairs
 
 W7 = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
 INNER = [
@@ -32,6 +32,13 @@ def test_buckets_are_a_partition(n: int, size: int, seed: int, t: int) -> None:
     assert sorted(i for bucket in buckets for i in bucket) == list(range(n))
     assert sorted(map(len, buckets)) == sorted([size] * (n // size) + [n % size] * (n % size > 0))
     assert buckets == draw_buckets(n, size, seed, t)
+
+
+@given(n=st.integers(1, 40), seed=st.integers(0, 9), t=st.integers(0, 9))
+def test_pairs_are_numbered_as_the_buckets_are(n: int, seed: int, t: int) -> None:
+    numbers = number_pairs(draw_order(n, seed, t))
+    buckets = [[row for row in range(n) if numbers[row] == m] for m in range(max(numbers) + 1)]
+    assert buckets == draw_buckets(n, 2, seed, t)
 
 
 def test_draws_are_fixed_and_differ_by_round_and_seed() -> None:
