@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import fastagg
-from benchmarks.enqueued import EnqueuedRound
 from benchmarks.work import WORK
 from fastagg import ops
 
@@ -314,16 +313,17 @@ def fdms_step(K: int, d: int, device: str) -> Setup:
     twin = fastagg.make("fdms", **agg.options())
     assert isinstance(twin, fastagg.FDMS)
     twin.load_state_dict(agg.state_dict())
-    enqueued = EnqueuedRound(twin, params, there)
+    enqueued = fastagg.EnqueuedFDMS(twin, params)
     out = torch.empty(S, S, device=device)
     total = torch.empty(S, S, device=device, dtype=torch.float64)
     place = torch.zeros(K, dtype=torch.int64, device=device)
     place[there] = torch.arange(S, device=device)
     means, joint = agg.scores.clone(), agg.counts.to(torch.float32)
-    absent = ~enqueued.active
+    absent = torch.ones(K, dtype=torch.bool, device=device)
+    absent[there] = False
 
     def by_ops(index: int) -> Tensor:
-        enqueued(sets[index])
+        enqueued.enqueue(sets[index], there)
         return params
 
     def careful(index: int) -> Tensor:

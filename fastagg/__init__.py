@@ -32,6 +32,7 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
 from fastagg.buffer import FlatLayout, UpdateBuffer
 from fastagg.client_files import ClientFiles
+from fastagg.enqueued import EnqueuedFDMS
 from fastagg.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
 from fastagg.rules import (
@@ -69,6 +70,7 @@ __all__ = [
     "CenteredClip",
     "ClientFiles",
     "ColumnBlocks",
+    "EnqueuedFDMS",
     "FDMSSoft",
     "FedAU",
     "FedAvg",

@@ -117,7 +117,7 @@ class FDMS(WeightedRule):
         clients = cohort.clients
         needed = self._needed_pairs(clients)
         wanted = None if needed is None else needed | needed.T  # scores are symmetric
-        threshold = self._theta()
+        threshold = self.threshold(int(self.rounds) + 1)
         active = flags_of(cohort.ids, self.num_clients).to(self.device)
         friends = ops.select_friends(
             self.scores, self.counts, active, self.candidates, threshold
@@ -163,11 +163,14 @@ class FDMS(WeightedRule):
             raise ValueError("updates: distances between clients leave the range of float32")
         return scores
 
-    def _theta(self) -> float:
-        """The threshold of this round; infinite without elimination."""
+    def threshold(self, t: int) -> float:
+        """Theta_t, of round t = 1, 2, ...; infinite without elimination.
+
+        Raises:
+            TypeError, ValueError: the aggregator's own threshold function gives no number.
+        """
         if self._threshold is None:
             return math.inf
-        t = int(self.rounds) + 1
         value: object = self._threshold(t)
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError(f"elimination: expected a number for t = {t}, got {value!r}")

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.enqueued import EnqueuedRound
-from fastagg import FDMS, ops, reference
+from fastagg import FDMS, EnqueuedFDMS, ops, reference
 
 pytestmark = pytest.mark.skipif(
     "cuda" not in ops.devices(), reason="no CUDA kernels in this build, or no GPU"
@@ -36,7 +35,7 @@ class Server:
         self.agg = FDMS(num_clients=K, num_params=D, device="cuda", elimination="theorem2")
         self.agg.scores.copy_(torch.rand(K, K, generator=g))
         self.agg.counts.copy_(torch.randint(0, 3, (K, K), generator=g, dtype=torch.int16))
-        self.round = EnqueuedRound(self.agg, self.params, self.clients)
+        self.rounds = EnqueuedFDMS(self.agg, self.params)
         self.weights = torch.rand(S, generator=g).cuda()
 
     def state(self) -> list[Tensor]:
@@ -47,7 +46,7 @@ class Server:
 
 def fdms_step(s: Server) -> None:
     """A whole round of FDMS with elimination."""
-    s.round(s.updates, 0.3)
+    s.rounds.enqueue(s.updates, s.clients, 0.3)
 
 
 def row_steps(s: Server) -> None:
@@ -134,20 +133,39 @@ def test_a_captured_graph_does_the_same(step: Callable[[Server], None]) -> None:
     assert_same(server.state(), expected.state())
 
 
+def test_a_graph_repeats_a_round_with_other_clients_and_rows() -> None:
+    expected, server = Server(), Server()
+    for s in (expected, server):
+        fdms_step(s)  # warms up
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fdms_step(server)
+    g = torch.Generator().manual_seed(7)
+    for _ in range(3):
+        clients = torch.randperm(K, generator=g)[:S].sort().values.cuda()
+        rows = torch.randn(S, D, generator=g).cuda()
+        server.clients.copy_(clients)
+        server.updates.copy_(rows)
+        graph.replay()
+        expected.rounds.enqueue(rows, clients, 0.3)
+    assert_same(server.state(), expected.state())
+    assert server.rounds.settle() == expected.rounds.settle() == 4
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])  # 3e38: a step of 1e39
 def test_a_round_that_must_not_happen_changes_nothing_and_nobody_waits(value: float) -> None:
     server, before = Server(), Server()
     server.updates[4, 777] = value
     server.agg.server_lr = 100.0
-    server.round = EnqueuedRound(server.agg, server.params, server.clients)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        happened = server.round(server.updates, 0.3)
+        happened = server.rounds.enqueue(server.updates, server.clients, 0.3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert not happened
+    assert server.rounds.settle() == 0
     assert_same(server.state(), before.state())
 
 

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``when``: work that a flag calls off, and a round of FDMS that commits only if all is well."""
+"""``when``: work that a flag calls off."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.enqueued import EnqueuedRound
-from fastagg import FDMS, ops
+from fastagg import ops
 
 K, D = 5, 40
 YES, NO = torch.tensor(True), torch.tensor(False)
@@ -66,31 +63,3 @@ def test_what_is_refused(when: Tensor, error: type[Exception], message: str) -> 
     with pytest.raises(error, match=message):
         ops.eliminate_(changed[3], changed[1], changed[2], 0.1, when=when)
     assert all(torch.equal(a, b) for a, b in zip(changed, state(), strict=True))
-
-
-@pytest.mark.parametrize("options", [{}, {"elimination": lambda t: 0.1, "precision": "tf32"}])
-def test_enqueued_rounds_are_those_of_the_aggregator(options: dict[str, Any]) -> None:
-    g = torch.Generator().manual_seed(1)
-    one, two = (
-        FDMS(num_clients=9, num_params=D, server_lr=0.5, client_weights=range(1, 10), **options)
-        for _ in range(2)
-    )
-    params, theirs = torch.zeros(D), torch.zeros(D)
-    for t in range(12):
-        clients = torch.randperm(9, generator=g)[:5].sort().values
-        rows = torch.randn(5, D, generator=g) + torch.randn(D, generator=g)
-        if t == 6:  # a round that must not happen
-            rows[2, 3] = torch.nan
-        if t == 9:
-            rows *= 1e38
-        happened = EnqueuedRound(one, params, clients)(rows, 0.1 if options else float("inf"))
-        assert bool(happened) == (t not in (6, 9))
-        if happened:
-            two.step(theirs, rows, clients)
-        # Weights differ by rounding in float64, so the aggregate, in float32, hardly ever does.
-        torch.testing.assert_close(params, theirs, rtol=1e-6, atol=1e-6)
-        for name in ("scores", "counts", *(("candidates",) if options else ())):
-            assert torch.equal(getattr(one, name), getattr(two, name)), (t, name)
-    assert params.abs().min() > 0
-    if options:
-        assert two.candidates is not None and two.candidates.sum() < 9 * (255 + 1)

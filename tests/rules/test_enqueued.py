@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of FDMS that commit only if all is well, and tell nobody but the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastagg
+from fastagg import FDMS, EnqueuedFDMS
+from fastagg.columns import Columns
+
+K, S, D = 9, 5, 40
+
+OPTIONS = [
+    pytest.param({}, id="plain"),
+    pytest.param({"elimination": lambda t: 0.3 / t, "precision": "tf32"}, id="elimination"),
+    pytest.param({"max_norm": 60.0}, id="max-norm"),
+]
+
+
+def server(**options: Any) -> FDMS:
+    weights = range(1, K + 1)
+    return FDMS(num_clients=K, num_params=D, server_lr=0.5, client_weights=weights, **options)
+
+
+def draw(g: torch.Generator) -> tuple[Tensor, Tensor]:
+    clients = torch.randperm(K, generator=g)[:S].sort().values
+    return torch.randn(S, D, generator=g) + torch.randn(D, generator=g), clients
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("listed", [False, True])
+def test_rounds_are_those_of_the_aggregator(options: dict[str, Any], listed: bool) -> None:
+    g = torch.Generator().manual_seed(1)
+    one, two = server(**options), server(**options)
+    params, theirs = torch.zeros(D), torch.zeros(D)
+    rounds = EnqueuedFDMS(one, params)
+    for t in range(12):
+        rows, clients = draw(g)
+        called_off = t == 6 or t == 9 or (t == 10 and "max_norm" in options)
+        if t == 6:
+            rows[2, 3] = torch.nan
+        if t == 9:
+            rows *= 1e38
+        if t == 10:
+            rows[1] *= 20.0
+        if t == 3:
+            one.server_lr = two.server_lr = 0.25
+        happened = rounds.enqueue(list(rows) if listed else rows, clients)
+        assert bool(happened) != called_off
+        assert rounds.settle() == (not called_off)
+        if not called_off:
+            two.step(theirs, rows, clients)
+        # Weights differ by rounding in float64, so the aggregate, in float32, hardly ever does.
+        torch.testing.assert_close(params, theirs, rtol=1e-6, atol=1e-6)
+        assert one.rounds == two.rounds
+        for name, value in two.state_dict().items():
+            assert torch.equal(one.state_dict()[name], value), (t, name)
+    assert params.abs().min() > 0
+    if two.candidates is not None:
+        assert two.candidates.sum() < K * (255 + 1)
+
+
+def test_thresholds_count_the_rounds_that_nobody_has_waited_for() -> None:
+    asked: list[int] = []
+
+    def threshold(t: int) -> float:
+        asked.append(t)
+        return 1.0
+
+    agg = server(elimination=threshold)
+    rounds = EnqueuedFDMS(agg, torch.zeros(D))
+    g = torch.Generator().manual_seed(2)
+    for _ in range(3):
+        rounds.enqueue(*draw(g))
+    rows, clients = draw(g)
+    rounds.enqueue(torch.full_like(rows, torch.inf), clients)  # called off, which nobody knows yet
+    rounds.enqueue(rows, clients)
+    rounds.enqueue(rows, clients, 0.5)  # asks nobody
+    assert asked == [1, 2, 3, 4, 5] and agg.rounds == 0
+    assert rounds.settle() == 5 and agg.rounds == 5
+    assert rounds.settle() == 0 and agg.rounds == 5
+    rounds.enqueue(rows, clients)
+    assert asked[5:] == [6]
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    agg, params = server(), torch.zeros(D)
+    rounds = EnqueuedFDMS(agg, params)
+    rows, clients = draw(torch.Generator().manual_seed(3))
+    before = agg.state_dict()
+    with pytest.raises(TypeError, match=r"clients: expected int64 \[S\], got torch.int32 \[5\]"):
+        rounds.enqueue(rows, clients.int())
+    with pytest.raises(ValueError, match="clients: expected one id on cpu for each of 4 rows"):
+        rounds.enqueue(rows[:4], clients)
+    with pytest.raises(ValueError, match="for each of 0 rows, at least one, got 0"):
+        rounds.enqueue(rows[:0], clients[:0])
+    with pytest.raises(ValueError, match="d = 40"):
+        rounds.enqueue(rows[:, 1:], clients)
+    with pytest.raises(TypeError, match="Float"):
+        rounds.enqueue(rows.double(), clients)
+    assert rounds.settle() == 0 and not params.any()
+    for name, value in before.items():
+        assert torch.equal(agg.state_dict()[name], value)
+
+
+def test_what_cannot_be_enqueued() -> None:
+    params = torch.zeros(D)
+    soft = fastagg.make("fdms-soft", num_clients=K, num_params=D)
+    with pytest.raises(TypeError, match="aggregator: expected FDMS, got FDMSSoft"):
+        EnqueuedFDMS(soft, params)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected similarity \"cosine\", got 'distance'"):
+        EnqueuedFDMS(server(similarity="distance"), params)
+    for wrong in (torch.zeros(D + 1), torch.zeros(D, dtype=torch.float64), torch.zeros(2 * D)[::2]):
+        with pytest.raises(
+            ValueError, match=r"params: expected a contiguous float32 tensor \[40\]"
+        ):
+            EnqueuedFDMS(server(), wrong)
+
+    class Shard(Columns):
+        pass
+
+    agg = server()
+    agg.columns = Shard(16)
+    with pytest.raises(ValueError, match="aggregator: expected all columns in this process"):
+        EnqueuedFDMS(agg, params)
