@@ -23,10 +23,15 @@ def _(updates: list[Tensor], changed: Tensor, precision: str = "highest") -> Ten
     return updates[0].new_empty(shape, dtype=torch.float64)
 
 
-@torch.library.register_fake("fastagg::grouped_gram")
-def _(gram: Tensor, groups: Tensor, weights: Tensor, count: int) -> Tensor:
-    size = gram.shape[0] - groups.shape[0] + count
-    return gram.new_empty(size, size)
+@torch.library.register_fake("fastagg::bucketed_gram")
+def _(
+    gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    members = order.shape[0]
+    count = -(-members // bucket_size)
+    size = gram.shape[0] - members + count
+    buckets = gram.new_empty(members, dtype=torch.int64)
+    return gram.new_empty(size, size), buckets, gram.new_empty(members), gram.new_empty(count)
 
 
 @torch.library.register_fake("fastagg::weiszfeld")

@@ -40,7 +40,7 @@ from fastagg import (
     _C,
     fake_kernels,  # noqa: F401
 )
-from fastagg.robust_ops import clip_towards, gram_rows, grouped_gram, weiszfeld
+from fastagg.robust_ops import bucketed_gram, clip_towards, gram_rows, weiszfeld
 from fastagg.row_lists import Rows
 from fastagg.row_lists import row_list as _row_list
 
@@ -48,6 +48,7 @@ __all__ = [
     "Rows",
     "abs_max",
     "add_total_",
+    "bucketed_gram",
     "clip_towards",
     "cosine_scores",
     "distance_scores",
@@ -55,7 +56,6 @@ __all__ = [
     "gram",
     "gram_and_sum_",
     "gram_rows",
-    "grouped_gram",
     "memory_total_",
     "memory_update_",
     "mimic_",

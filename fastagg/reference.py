@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastagg import bits
+from fastagg.robust_reference import bucketed_gram, clip_towards, weiszfeld  # noqa: F401
 
 Rows = Tensor | Sequence[Tensor]
 """Updates of S clients: one tensor [S, d], or a sequence of S tensors [d]."""
@@ -61,40 +62,6 @@ def gram(
 def gram_rows(updates: Rows, changed: Tensor, *, precision: str = "highest") -> Tensor:
     """Rows ``changed`` [C] of the Gram matrix of S updates: [C, S] float64."""
     return gram(updates, dtype=torch.float64)[changed]
-
-
-def grouped_gram(gram: Tensor, groups: Tensor, weights: Tensor, count: int) -> Tensor:
-    """The Gram matrix of weighted sums of groups of rows, and of rows without a group."""
-    mixing = torch.zeros(count, len(groups), dtype=torch.float64)
-    mixing[groups, torch.arange(len(groups))] = weights
-    mixing = torch.block_diag(mixing, torch.eye(len(gram) - len(groups), dtype=torch.float64))
-    return mixing @ gram @ mixing.T
-
-
-def _distances_to(gram: Tensor, factors: Tensor) -> Tensor:
-    """|x_i - z| of n rows to z, their combination by ``factors``: [n, n], [n] -> [n]."""
-    products = gram @ factors
-    return (gram.diagonal() - 2 * products + factors @ products).clamp_min(0).sqrt()
-
-
-def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iterations: int) -> Tensor:
-    """Factors [n] of the rows after steps of the smoothed Weiszfeld algorithm from ``start``."""
-    factors = start
-    for _ in range(iterations):
-        factors = weights / _distances_to(gram, factors).clamp_min(nu)
-        factors = factors / factors.sum()
-    return factors.clone()
-
-
-def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
-    """Factors [n + 1] after steps of centered clipping (Su et al. eq. 43) from the last row."""
-    factors = torch.zeros(len(gram), dtype=torch.float64)
-    factors[-1] = 1.0
-    for _ in range(iterations):
-        scale = weights * (tau / _distances_to(gram, factors)[:-1]).clamp_max(1.0)
-        own = torch.cat([scale, 1.0 - scale.sum(dim=0, keepdim=True)])
-        factors = own[-1] * factors + torch.cat([scale, scale.new_zeros(1)])
-    return factors
 
 
 def cosine_scores(gram: Tensor) -> Tensor:

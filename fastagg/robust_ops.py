@@ -33,20 +33,27 @@ def gram_rows(updates: Rows, changed: Tensor, *, precision: str = "highest") -> 
     return _ops.gram_rows(row_list(updates, "updates"), changed, precision)
 
 
-def grouped_gram(gram: Tensor, groups: Tensor, weights: Tensor, count: int) -> Tensor:
-    """The Gram matrix of weighted sums of groups of rows, by that of the rows (buckets).
+def bucketed_gram(
+    gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The Gram matrix of weighted means of buckets of rows, by that of the rows.
+
+    Buckets are pieces of ``order``, the last one perhaps smaller, and are numbered by the lowest
+    row in them.
 
     Args:
-        gram: float64 [n, n], symmetric.
-        groups: int64 [k], k <= n: the group of each of the first k rows, in [0, count). The other
-            rows, e = n - k, stay as they are and come after the groups.
-        weights: float64 [k], the factor of each row in its group's sum.
-        count: m, the number of groups.
+        gram: float64 [n + e, n + e], symmetric. The last e rows stay as they are, after the means.
+        order: int64 [n], a permutation of [0, n).
+        weights: float64 [n], > 0: the weight of each row in its bucket's mean.
+        bucket_size: >= 1.
 
     Returns:
-        float64 [m + e, m + e], exactly symmetric. Products are added in the order of rows.
+        For m = ceil(n / bucket_size) buckets: the Gram matrix, float64 [m + e, m + e], exactly
+        symmetric; the bucket of each row, int64 [n]; its factor in the mean, float64 [n]; and
+        the weight of each bucket, the sum of its rows', float64 [m]. Products are added in the
+        order of rows.
     """
-    return _ops.grouped_gram(gram, groups, weights, count)
+    return _ops.bucketed_gram(gram, order, weights, bucket_size)
 
 
 def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iterations: int) -> Tensor:

@@ -22,7 +22,7 @@ MAX_LINES = 500
 # Lowest first. A module's layer is that of the longest prefix of its dotted name found here.
 LAYERS = [
     {"fastagg._C", "fastagg.bits", "fastagg.fake_kernels", "fastagg.row_lists"},
-    {"fastagg.ops", "fastagg.robust_ops", "fastagg.reference"},
+    {"fastagg.ops", "fastagg.robust_ops", "fastagg.reference", "fastagg.robust_reference"},
     {"fastagg"},  # buffer, aggregator, rules, checkpoint, ...
     {"fastagg.integrations", "fastagg_sim"},
     {"fastagg_sim.experiments"},

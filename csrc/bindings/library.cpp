@@ -26,7 +26,9 @@ TORCH_LIBRARY(fastagg, m) {
       "eliminate_(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
       "Tensor? when=None) -> ()");
 
-  m.def("grouped_gram(Tensor gram, Tensor groups, Tensor weights, int count) -> Tensor");
+  m.def(
+      "bucketed_gram(Tensor gram, Tensor order, Tensor weights, int bucket_size) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def("weiszfeld(Tensor gram, Tensor weights, Tensor start, float nu, int iterations) -> Tensor");
   m.def("clip_towards(Tensor gram, Tensor weights, float tau, int iterations) -> Tensor");
 
@@ -62,7 +64,7 @@ TORCH_LIBRARY(fastagg, m) {
 // gradient, and refuses to change a Parameter in place outside torch.no_grad().
 TORCH_LIBRARY_IMPL(fastagg, Autograd, m) {
   for (const char* op : {"gram", "gram_rows", "abs_max", "cosine_scores", "distance_scores",
-                         "update_scores_", "select_friends", "eliminate_", "grouped_gram",
+                         "update_scores_", "select_friends", "eliminate_", "bucketed_gram",
                          "weiszfeld", "clip_towards", "weighted_sum_", "gram_and_sum_", "mimic_",
                          "memory_update_", "mimic_mean_", "memory_total_", "add_total_"})
     m.impl(op, torch::autograd::autogradNotImplementedFallback());

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "../kernels/common.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -161,46 +162,73 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
   return factors.tensor.to(gram.device());
 }
 
-// The Gram matrix of weighted sums of groups of rows; rows beyond groups are groups of their own.
-at::Tensor grouped_gram(const at::Tensor& gram, const at::Tensor& groups, const at::Tensor& weights,
-                        int64_t count) {
-  const at::Tensor known = check_gram(gram).contiguous();
-  const int64_t n = known.size(0), grouped = groups.numel();
-  check_tensor(groups, "groups", at::kLong, {grouped});
-  check_tensor(weights, "weights", at::kDouble, {grouped});
-  TORCH_CHECK_VALUE(grouped <= n, "groups: expected at most one for each of ", n, " rows, got ",
-                    grouped);
-  const at::Tensor own_groups = groups.cpu(), own_weights = weights.cpu();
-  std::vector<int64_t> group(n);
-  std::vector<double> weight(n, 1.0);
+// The bucket of each row: buckets are pieces of `order`, numbered by their lowest row.
+std::vector<int64_t> number_buckets(const at::Tensor& order, int64_t bucket_size) {
+  const at::Tensor own = order.cpu();
+  const int64_t n = own.numel();
+  std::vector<int64_t> piece(n, -1), number(ceil_div(n, bucket_size), -1);
+  const auto* row = own.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < n; ++i) {
-    group[i] = i < grouped ? own_groups.const_data_ptr<int64_t>()[i] : count + i - grouped;
-    if (i >= grouped) continue;
-    TORCH_CHECK_INDEX(group[i] >= 0 && group[i] < count, "groups: expected numbers in [0, ", count,
-                      "), got ", group[i]);
-    weight[i] = own_weights.const_data_ptr<double>()[i];
+    TORCH_CHECK_VALUE(row[i] >= 0 && row[i] < n && piece[row[i]] < 0,
+                      "order: expected a permutation of [0, ", n, "), got ", row[i],
+                      " at position ", i);
+    piece[row[i]] = i / bucket_size;
   }
-  const int64_t m = count + n - grouped;
+  int64_t count = 0;
+  for (int64_t& bucket : piece) {
+    if (number[bucket] < 0) number[bucket] = count++;
+    bucket = number[bucket];
+  }
+  return piece;
+}
+
+// The Gram matrix of weighted means of buckets; rows beyond `order` are buckets of their own.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const at::Tensor& gram,
+                                                                         const at::Tensor& order,
+                                                                         const at::Tensor& weights,
+                                                                         int64_t bucket_size) {
+  const at::Tensor known = check_gram(gram).contiguous();
+  const int64_t n = known.size(0), members = order.numel();
+  check_tensor(order, "order", at::kLong, {members});
+  check_tensor(weights, "weights", at::kDouble, {members});
+  TORCH_CHECK_VALUE(members <= n, "order: expected at most ", n, " rows, got ", members);
+  TORCH_CHECK_VALUE(bucket_size >= 1, "bucket_size: expected at least 1, got ", bucket_size);
+  const int64_t count = ceil_div(members, bucket_size), m = count + n - members;
+  const at::Tensor own_weights = weights.cpu();
+  const auto* given = own_weights.const_data_ptr<double>();
+  std::vector<int64_t> bucket = number_buckets(order, bucket_size);
+  const at::Tensor buckets = at::empty({members}, at::TensorOptions().dtype(at::kLong));
+  std::copy(bucket.begin(), bucket.end(), buckets.mutable_data_ptr<int64_t>());
+  for (int64_t i = members; i < n; ++i) bucket.push_back(count + i - members);
+
+  const at::Tensor sums = at::zeros({count}, known.options());
+  const at::Tensor shares = at::empty({members}, known.options());
+  auto* sum = sums.mutable_data_ptr<double>();
+  auto* share = shares.mutable_data_ptr<double>();
+  for (int64_t i = 0; i < members; ++i) sum[bucket[i]] += given[i];
+  for (int64_t i = 0; i < members; ++i) share[i] = given[i] / sum[bucket[i]];
+  const auto factor = [&](int64_t i) { return i < members ? share[i] : 1.0; };
+
   const auto* g = known.const_data_ptr<double>();
-  const at::Tensor half = at::zeros({m, n}, known.options());  // sums of rows of the Gram matrix
-  auto* h = half.mutable_data_ptr<double>();
+  std::vector<double> half(m * n, 0.0);  // means of rows of the Gram matrix
   for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0; j < n; ++j) h[group[i] * n + j] += weight[i] * g[i * n + j];
+    for (int64_t j = 0; j < n; ++j) half[bucket[i] * n + j] += factor(i) * g[i * n + j];
   const at::Tensor whole = at::zeros({m, m}, known.options());
   auto* w = whole.mutable_data_ptr<double>();
   for (int64_t a = 0; a < m; ++a)
-    for (int64_t j = 0; j < n; ++j) w[a * m + group[j]] += weight[j] * h[a * n + j];
+    for (int64_t j = 0; j < n; ++j) w[a * m + bucket[j]] += factor(j) * half[a * n + j];
   for (int64_t a = 0; a < m; ++a)
     for (int64_t b = 0; b < a; ++b)
       w[a * m + b] = w[b * m + a] = (w[a * m + b] + w[b * m + a]) / 2.0;
-  return whole.to(gram.device());
+  const auto back = [&](const at::Tensor& t) { return t.to(gram.device()); };
+  return {back(whole), back(buckets), back(shares), back(sums)};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fastagg, CompositeExplicitAutograd, m) {
   m.impl("gram_rows", gram_rows);
-  m.impl("grouped_gram", grouped_gram);
+  m.impl("bucketed_gram", bucketed_gram);
   m.impl("weiszfeld", weiszfeld);
   m.impl("clip_towards", clip_towards);
 }

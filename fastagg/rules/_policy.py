@@ -18,8 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg import ops
-
 
 class Policy(ABC):
     """A pure function from the Gram matrix of rows to their factors in the aggregate.
@@ -76,72 +74,7 @@ def nearest(distances: Tensor, count: int) -> Tensor:
     return torch.from_numpy(chosen)
 
 
-class Averages(ABC):
-    """m averages of n rows: ``W @ rows``, of a matrix W [m, n] with rows of sum 1.
-
-    What is asked for e further rows concerns these besides the averages, as they are.
-    """
-
-    @abstractmethod
-    def gram(self, gram: Tensor) -> Tensor:
-        """``W G W^T``: [n + e, n + e], exactly symmetric -> [m + e, m + e], the same."""
-
-    @abstractmethod
-    def spread(self, factors: Tensor) -> Tensor:
-        """The factors of the rows in a combination of the averages: [m + e] -> [n + e]."""
-
-
-class DenseAverages(Averages):
-    """Averages of many rows each.
-
-    Args:
-        matrix: W, [m, n] float64.
-    """
-
-    def __init__(self, matrix: Tensor) -> None:
-        self._matrix = matrix
-
-    def _with(self, further: int) -> Tensor:
-        """W for e further rows: [m + e, n + e]."""
-        if not further:
-            return self._matrix
-        return torch.block_diag(self._matrix, torch.eye(further, dtype=torch.float64))
-
-    def gram(self, gram: Tensor) -> Tensor:
-        matrix = self._with(len(gram) - self._matrix.shape[1])
-        half = _all_times(gram, matrix)  # [m, n], gram is symmetric
-        mixed = _all_times(matrix, half)  # [m, m]
-        return (mixed + mixed.T) / 2.0
-
-    def spread(self, factors: Tensor) -> Tensor:
-        matrix = self._with(len(factors) - len(self._matrix))
-        return times(matrix.T.contiguous(), factors)
-
-
-class PairAverages(Averages):
-    """Averages of one or two rows each, in W's few nonzero entries.
-
-    A sum of two products and zeros has one value, in whatever order it is taken: results are those
-    of :class:`DenseAverages`, bit for bit.
-
-    Args:
-        groups: [n] int64, the average that a row belongs to.
-        weights: [n] float64, W's entry for each row.
-        count: m.
-    """
-
-    def __init__(self, groups: Tensor, weights: Tensor, count: int) -> None:
-        self._groups, self._weights, self._count = groups, weights, count
-
-    def gram(self, gram: Tensor) -> Tensor:
-        return ops.grouped_gram(gram, self._groups, self._weights, self._count)
-
-    def spread(self, factors: Tensor) -> Tensor:
-        own = self._weights * factors[self._groups]
-        return own if len(factors) == self._count else torch.cat([own, factors[self._count :]])
-
-
-def _all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
+def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
     """``matrix @ v`` for each of k vectors, as :func:`times`: [m, n], [k, n] -> [k, m]."""
     products = torch.empty_like(matrix)  # one for all: fresh memory would cost more than the sums
     result = matrix.new_empty(len(vectors), len(matrix))
@@ -150,30 +83,17 @@ def _all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
     return result
 
 
-class Mixed(Policy):
-    """Averages rows before another policy judges them: ``policy(W G W^T) @ W``.
+class Around(Policy):
+    """A policy that averages rows before another one judges the averages.
 
     Args:
-        policy: what judges the averages.
+        policy: the other one.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.uses_previous = policy.uses_previous
         self.uses_round = policy.uses_round
-
-    @abstractmethod
-    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Averages, Tensor]:
-        """The m averages, and the weight of each [m], of sum 1.
-
-        Arguments as of a call, without the row of the previous aggregate.
-        """
-
-    def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        size = len(weights)
-        averages, mixed_weights = self.mixing(gram[:size, :size], weights, t)
-        # The previous aggregate, if there is one, stays as it is.
-        return averages.spread(self.policy(averages.gram(gram), mixed_weights, t))
 
 
 def check_majority(num_rows: int, num_byzantine: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastagg.options import read_mapping
 from fastagg.registry import available, find
 from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Mixed, Policy
+from fastagg.rules._policy import Around, Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +33,7 @@ class WrapperRule(GramRule):
 
     def __init__(
         self,
-        wrap: Callable[[Policy], Mixed],
+        wrap: Callable[[Policy], Around],
         *,
         rule: str = "geometric-median",
         rule_options: Mapping[str, Any] | None = None,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastagg import ops
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram import ReuseOptions
-from fastagg.rules._policy import Averages, DenseAverages, Mixed, PairAverages, Policy
+from fastagg.rules._policy import Around, Policy
 from fastagg.rules._wrapper import WrapperRule
 
 if TYPE_CHECKING:
@@ -39,27 +40,8 @@ def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[lis
     return buckets
 
 
-def number_pairs(order: list[int]) -> list[int]:
-    """The bucket that each row is in, for buckets of two: those of :func:`draw_buckets`, without
-    making them."""
-    partner = list(range(len(order)))
-    for one, other in zip(order[::2], order[1::2], strict=False):
-        partner[one], partner[other] = other, one
-    numbers: list[int] = []
-    fresh = 0
-    for row, other in enumerate(partner):
-        if other < row:
-            numbers.append(numbers[other])
-        else:
-            numbers.append(fresh)
-            fresh += 1
-    return numbers
-
-
-class BucketMixing(Mixed):
+class BucketMixing(Around):
     """Rows in random buckets become their weighted means, with the weights of the buckets."""
-
-    uses_round = True
 
     def __init__(self, policy: Policy, bucket_size: int, seed: int) -> None:
         super().__init__(policy)
@@ -67,18 +49,13 @@ class BucketMixing(Mixed):
         self.bucket_size = bucket_size
         self.seed = seed
 
-    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Averages, Tensor]:
-        if self.bucket_size == 2:
-            groups = torch.tensor(number_pairs(draw_order(len(weights), self.seed, t)))  # [n]
-            count = (len(weights) + 1) // 2
-            sums = weights.new_zeros(count).index_add_(0, groups, weights)  # [m]
-            return PairAverages(groups, weights / sums[groups], count), sums
-        buckets = draw_buckets(len(weights), self.bucket_size, self.seed, t)
-        mixing = torch.zeros(len(buckets), len(weights), dtype=torch.float64)
-        for row, bucket in zip(mixing, buckets, strict=True):
-            row[bucket] = weights[bucket]
-        bucket_weights = mixing.sum(dim=1)
-        return DenseAverages(mixing / bucket_weights[:, None]), bucket_weights
+    def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
+        order = torch.tensor(draw_order(len(weights), self.seed, t))
+        means, buckets, shares, sums = ops.bucketed_gram(gram, order, weights, self.bucket_size)
+        factors = self.policy(means, sums, t)
+        own = shares * factors[buckets]
+        # The previous aggregate, if there is one, stays as it is.
+        return own if len(factors) == len(sums) else torch.cat([own, factors[len(sums) :]])
 
 
 @register("bucketing")

@@ -6,19 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram import ReuseOptions
 from fastagg.rules._policy import (
-    Averages,
-    DenseAverages,
-    Mixed,
+    Around,
     Policy,
+    all_times,
     check_majority,
     nearest,
     square_distances,
+    times,
 )
 from fastagg.rules._wrapper import WrapperRule
 
@@ -26,19 +27,27 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class NeighbourMixing(Mixed):
-    """Every row becomes the weighted mean of its n - f nearest rows, itself included."""
+class NeighbourMixing(Around):
+    """Every row becomes the weighted mean of its n - f nearest rows, itself included: with W [n, n]
+    of rows of sum 1, ``policy(W G W^T) @ W``."""
 
     def __init__(self, policy: Policy, num_byzantine: int) -> None:
         super().__init__(policy)
         self.num_byzantine = read_count("num_byzantine", num_byzantine, least=0)
 
-    def mixing(self, gram: Tensor, weights: Tensor, t: int) -> tuple[Averages, Tensor]:
+    def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         size = len(weights)
         check_majority(size, self.num_byzantine)
-        distances = square_distances(gram, own=-1.0)  # itself comes first
+        distances = square_distances(gram[:size, :size], own=-1.0)  # itself comes first
         mixing = nearest(distances, size - self.num_byzantine) * weights
-        return DenseAverages(mixing / mixing.sum(dim=1, keepdim=True)), weights
+        mixing /= mixing.sum(dim=1, keepdim=True)
+        # The previous aggregate, if there is one, stays as it is.
+        further = len(gram) - size
+        if further:
+            mixing = torch.block_diag(mixing, torch.eye(further, dtype=torch.float64))
+        mixed = all_times(mixing, all_times(gram, mixing))  # gram is symmetric
+        factors = self.policy((mixed + mixed.T) / 2.0, weights, t)
+        return times(mixing.T.contiguous(), factors)
 
 
 @register("nnm")

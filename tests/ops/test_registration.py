@@ -26,7 +26,7 @@ def arguments() -> dict[str, tuple[object, ...]]:
     return {
         "gram": ([rows], pairs),
         "gram_rows": ([rows], torch.tensor([2, 0])),
-        "grouped_gram": (gram.double(), torch.tensor([1, 0, 1]), torch.rand(3).double(), 2),
+        "bucketed_gram": (gram.double(), torch.tensor([1, 0, 2]), torch.rand(3).double(), 2),
         "weiszfeld": (gram.double(), weights.double(), weights.double(), 0.1, 2),
         "clip_towards": (gram.double(), weights[:3].double(), 0.5, 2),
         "abs_max": ([rows],),

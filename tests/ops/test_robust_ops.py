@@ -49,27 +49,50 @@ def test_positions_are_checked(changed: list[int], error: type[Exception], messa
         ops.gram_rows(torch.randn(3, 5), torch.tensor(changed))
 
 
-# --- groups of rows ---------------------------------------------------------------------------
+# --- buckets ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "grouped", "count"), [(1, 1, 1), (7, 7, 3), (12, 9, 5), (4, 0, 0)])
-def test_groups_against_the_oracle(isa: str, n: int, grouped: int, count: int) -> None:
+@pytest.mark.parametrize(("n", "members"), [(1, 1), (7, 7), (12, 9), (41, 40), (4, 0)])
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_buckets_against_the_oracle(n: int, members: int, size: int) -> None:
     gram = gram_of(torch.randn(n, 40))
-    groups = torch.arange(grouped) % max(count, 1)
-    weights = torch.rand(grouped, dtype=torch.float64)
-    got = ops.grouped_gram(gram, groups, weights, count)
-    expected = reference.grouped_gram(gram, groups, weights, count)
-    assert torch.equal(got, got.T)
-    # Sums of at most 12 x 12 float64 products.
-    assert torch.allclose(got, expected, rtol=0, atol=1e-14 * gram.abs().max().item() * n)
+    order, weights = torch.randperm(members), shares(members)
+    got = ops.bucketed_gram(gram, order, weights, size)
+    expected = reference.bucketed_gram(gram, order, weights, size)
+    count = -(-members // size)
+    assert len(got[0]) == count + n - members and len(got[3]) == count
+    assert torch.equal(got[0], got[0].T)
+    assert torch.equal(got[1], expected[1])
+    # Sums of at most n x n float64 products with factors of sum 1.
+    assert torch.allclose(got[0], expected[0], rtol=0, atol=1e-14 * gram.abs().max().item() * n)
+    for a, b in zip(got[2:], expected[2:], strict=True):
+        assert torch.allclose(a, b, rtol=1e-14, atol=0)
 
 
-def test_bad_groups() -> None:
-    gram, weights = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
-    with pytest.raises(IndexError, match=r"groups: expected numbers in \[0, 2\), got 2"):
-        ops.grouped_gram(gram, torch.tensor([0, 1, 2]), weights, 2)
-    with pytest.raises(ValueError, match="groups: expected at most one for each of 3 rows, got 4"):
-        ops.grouped_gram(gram, torch.zeros(4, dtype=torch.int64), torch.ones(4).double(), 2)
+def test_buckets_worked_by_hand() -> None:
+    gram = torch.tensor([[4.0, 2.0, 0.0], [2.0, 2.0, 1.0], [0.0, 1.0, 9.0]], dtype=torch.float64)
+    weights = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    # {1} is cut off last, but row 0 is in the other one: means are 3/4 x_0 + 1/4 x_2, and x_1
+    means, buckets, factors, sums = ops.bucketed_gram(gram, torch.tensor([2, 0, 1]), weights, 2)
+    assert buckets.tolist() == [0, 1, 0]
+    assert factors.tolist() == [0.75, 1.0, 0.25] and sums.tolist() == [4.0, 2.0]
+    assert means.tolist() == [[2.8125, 1.75], [1.75, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("order", "size", "message"),
+    [
+        ([0, 1, 3], 2, r"order: expected a permutation of \[0, 3\), got 3 at position 2"),
+        ([0, 1, 1], 2, r"order: expected a permutation of \[0, 3\), got 1 at position 2"),
+        ([0, -1, 1], 2, r"order: expected a permutation of \[0, 3\), got -1 at position 1"),
+        ([0, 1, 2, 3], 2, "order: expected at most 3 rows, got 4"),
+        ([0, 1, 2], 0, "bucket_size: expected at least 1, got 0"),
+    ],
+)
+def test_bad_buckets(order: list[int], size: int, message: str) -> None:
+    weights = torch.ones(len(order), dtype=torch.float64)
+    with pytest.raises(ValueError, match=message):
+        ops.bucketed_gram(torch.eye(3).double(), torch.tensor(order), weights, size)
 
 
 # --- iterations -------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg import Bucketing
-from fastagg.rules.bucketing import draw_buckets, draw_order, number_pairs
+from fastagg import Bucketing, ops
+from fastagg.rules.bucketing import draw_buckets, draw_order
 
 W7 = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0]
 INNER = [
@@ -34,11 +34,13 @@ def test_buckets_are_a_partition(n: int, size: int, seed: int, t: int) -> None:
     assert buckets == draw_buckets(n, size, seed, t)
 
 
-@given(n=st.integers(1, 40), seed=st.integers(0, 9), t=st.integers(0, 9))
-def test_pairs_are_numbered_as_the_buckets_are(n: int, seed: int, t: int) -> None:
-    numbers = number_pairs(draw_order(n, seed, t))
+@given(n=st.integers(1, 40), size=st.integers(1, 45), seed=st.integers(0, 9), t=st.integers(0, 9))
+def test_the_kernel_numbers_them_alike(n: int, size: int, seed: int, t: int) -> None:
+    order = torch.tensor(draw_order(n, seed, t))
+    weights = torch.ones(n, dtype=torch.float64)
+    numbers = ops.bucketed_gram(torch.eye(n).double(), order, weights, size)[1].tolist()
     buckets = [[row for row in range(n) if numbers[row] == m] for m in range(max(numbers) + 1)]
-    assert buckets == draw_buckets(n, 2, seed, t)
+    assert buckets == draw_buckets(n, size, seed, t)
 
 
 def test_draws_are_fixed_and_differ_by_round_and_seed() -> None:

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.rules._policy import DenseAverages, PairAverages, nearest, square_distances
-from fastagg.rules.bucketing import BucketMixing
-from fastagg.rules.geometric_median import WeiszfeldPolicy
+from fastagg.rules._policy import all_times, nearest, square_distances, times
 from fastagg.rules.krum import krum_scores
 
 
@@ -41,42 +39,7 @@ def test_krum_scores_of_copies_are_equal_to_the_bit(n: int) -> None:
     assert torch.equal(scores[:n], scores[n:])
 
 
-def dense(groups: Tensor, weights: Tensor, count: int) -> DenseAverages:
-    matrix = torch.zeros(count, len(groups), dtype=torch.float64)
-    matrix[groups, torch.arange(len(groups))] = weights
-    return DenseAverages(matrix)
-
-
-@pytest.mark.parametrize("n", [1, 2, 9, 100])
-@pytest.mark.parametrize("further", [0, 1])
-def test_averages_of_pairs_have_the_bits_of_the_dense_ones(n: int, further: int) -> None:
-    count = (n + 1) // 2
-    groups = (torch.arange(n) // 2)[torch.randperm(n)]
-    weights = torch.rand(n, dtype=torch.float64)
-    pairs, plain = PairAverages(groups, weights, count), dense(groups, weights, count)
-    gram = gram_of(n + further)
-    assert torch.equal(pairs.gram(gram), plain.gram(gram))
-    factors = torch.rand(count + further, dtype=torch.float64)
-    assert torch.equal(pairs.spread(factors), plain.spread(factors))
-
-
-def test_dense_averages_against_matrix_products() -> None:
-    n, m = 12, 5
-    matrix, gram = torch.rand(m, n, dtype=torch.float64), gram_of(n + 1)
-    whole = torch.block_diag(matrix, torch.ones(1, 1, dtype=torch.float64))
-    averages, factors = DenseAverages(matrix), torch.rand(m + 1, dtype=torch.float64)
-    assert torch.allclose(averages.gram(gram), whole @ gram @ whole.T, rtol=0, atol=1e-11)
-    assert torch.allclose(averages.spread(factors), factors @ whole, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("bucket_size", [1, 2, 3])
-def test_averages_of_buckets_have_rows_of_sum_one(bucket_size: int) -> None:
-    n = 7
-    weights = torch.rand(n, dtype=torch.float64)
-    policy = BucketMixing(WeiszfeldPolicy(1e-6, 1, "mean"), bucket_size, seed=3)
-    averages, sums = policy.mixing(gram_of(n), weights / weights.sum(), t=5)
-    assert len(sums) == -(-n // bucket_size)
-    assert sums.sum().item() == pytest.approx(1.0, abs=1e-15)
-    # Each average is of sum 1: all of them together are as many.
-    ones = torch.ones(len(sums), dtype=torch.float64)
-    assert averages.spread(ones).sum().item() == pytest.approx(len(sums), abs=1e-13)
+def test_products_against_matrix_products() -> None:
+    matrix, vectors = torch.rand(5, 12, dtype=torch.float64), torch.rand(3, 12, dtype=torch.float64)
+    assert torch.allclose(all_times(matrix, vectors), vectors @ matrix.T, rtol=0, atol=1e-14)
+    assert torch.equal(all_times(matrix, vectors)[1], times(matrix, vectors[1]))
