@@ -15,7 +15,7 @@ from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update, mimic
 from benchmarks.operands import normal, zeros
 from benchmarks.options import Case, Options
-from benchmarks.work import GROUPS
+from benchmarks.work import CHANGED, GROUPS
 from fastagg import _C, ops
 
 GRAM_SHAPES = [
@@ -23,6 +23,7 @@ GRAM_SHAPES = [
     (256, 1_000_000), (512, 500_000), (1024, 250_000),
 ]  # fmt: skip
 AVX2_SHAPES = {(20, 1_000_000), (64, 1_000_000), (256, 1_000_000)}
+SOME_SHAPES = [(100, 62_006), (100, 1_000_000), (1000, 100_000)]
 LIST_SHAPES = [(100, 1_000_000)]
 PAIR_SHAPES = [(1000, 100_000)]
 CLIENTS = 10_000  # half of them active
@@ -44,6 +45,7 @@ def cases(options: Options) -> list[Case]:
     K = options.width(CLIENTS)
     return [
         *(gram_of(S, options.width(d), (S, d) in AVX2_SHAPES) for S, d in GRAM_SHAPES),
+        *(Case("gram_rows", S, options.width(d), gram_rows) for S, d in SOME_SHAPES),
         *(Case("gram_and_sum_", S, d, gram_and_sum) for S, d in rows),
         *(Case("gram of a list", S, options.width(d), gram_of_list) for S, d in LIST_SHAPES),
         *(Case("gram of groups", S, d, gram_of_groups) for S, d in pair_shapes),
@@ -95,6 +97,28 @@ def _gram_avx2(x: Tensor) -> Tensor:
         return ops.gram(x)
     finally:
         _C.set_isa("avx512")
+
+
+def gram_rows(S: int, d: int) -> Comparison:
+    """What the Gram matrix of everybody's last update lacks after a round with two clients."""
+    x, changed = normal(S, d), torch.tensor([S // 3, S // 2][:CHANGED])
+    few, out = torch.empty(CHANGED, d), torch.empty(CHANGED, S)
+    x_numpy, out_numpy = x.numpy(), np.empty((CHANGED, S), np.float32)
+
+    def by_torch() -> Tensor:
+        torch.index_select(x, 0, changed, out=few)
+        return torch.mm(few, x.T, out=out)
+
+    def by_numpy() -> np.ndarray:
+        return np.matmul(x_numpy[changed.numpy()], x_numpy.T, out=out_numpy)
+
+    contenders = [
+        Contender("fastagg", lambda: ops.gram_rows(x, changed), "ours"),
+        Contender("fastagg, all of gram", lambda: ops.gram(x), "variant"),
+        Contender("torch, rows @ X.T", by_torch),
+        Contender("numpy, rows @ X.T", by_numpy),
+    ]
+    return Comparison("gram_rows", S, d, contenders, (x,))
 
 
 def gram_and_sum(S: int, d: int) -> Comparison:

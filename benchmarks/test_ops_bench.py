@@ -20,6 +20,7 @@ from fastagg import ops as fastagg_ops
 D_SIZED: list[tuple[str, Make, int, int]] = [
     *(("gram", ops.gram, S, d) for S, d in [(20, 62_006), (20, 1_000_000), (100, 1_000_000)]),
     ("gram", ops.gram, 512, 100_000),
+    ("gram_rows", ops.gram_rows, 100, 62_006),
     ("gram of a list", ops.gram_of_list, 100, 1_000_000),
     ("weighted_sum_", ops.weighted_sum, 100, 1_000_000),
     ("mimic_", memory_ops.mimic, 100, 1_000_000),

@@ -9,6 +9,7 @@ op                      bytes                        flops                patter
 ======================= ============================ ==================== ==========
 gram                    4 S d                        S (S + 1) d          read
 gram of groups          4 S d                        S (S / 10 + 1) d     read
+gram_rows               4 S d                        4 S d                read
 gram_and_sum_           4 S d + 8 d                  S (S + 3) d          read
 select_friends          6 S K + S K / 8              S K                  read
 eliminate_              12 S K + S K / 2             2 S K                read
@@ -23,10 +24,10 @@ step of mifa            as memory_update_
 steps of robust rules   8 S d + 8 d (rows twice)     S (S + 3) d          read
 ======================= ============================ ==================== ==========
 
-The ops on pairs of K = 2 S clients, S of them active, have K in the place of d; a pair is a float32
-score, an int16 count and a bit. ``eliminate_`` goes over all 2 S rows and writes the bits,
-``update_scores_`` reads and writes the pairs of active clients, beside their float64 scores of the
-round.
+``gram_rows`` is for 2 changed rows. The ops on pairs of K = 2 S clients, S of them active, have K
+in the place of d; a pair is a float32 score, an int16 count and a bit. ``eliminate_`` goes over all
+2 S rows and writes the bits, ``update_scores_`` reads and writes pairs of active clients, beside
+their float64 scores of the round.
 
 The 8 d are the parameters (read, written), the 24 d parameters and a float64 total. The pattern
 names the bandwidth that bounds it: of plain reading, or of updating in place (two numbers read,
@@ -38,6 +39,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+CHANGED = 2
+"""Rows that have changed in "gram_rows"."""
 GROUPS = 10
 """Groups to which the candidate sets have shrunk in "gram of groups"."""
 
@@ -66,6 +69,10 @@ def gram(S: int, d: int) -> Work:
 
 def gram_of_groups(S: int, d: int) -> Work:
     return Work(4 * S * d, S * (S // GROUPS + 1) * d, "read")
+
+
+def gram_rows(S: int, d: int) -> Work:
+    return Work(4 * S * d, 2 * CHANGED * S * d, "read")
 
 
 def weighted_sum(S: int, d: int) -> Work:
@@ -106,6 +113,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "gram of a list": gram,
     "gram of groups": gram_of_groups,
     "gram of all pairs": gram,
+    "gram_rows": gram_rows,
     "gram_and_sum_": gram_and_sum,
     "select_friends": select_friends,
     "eliminate_": eliminate,

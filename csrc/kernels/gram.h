@@ -31,6 +31,12 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
 void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* changed, int64_t C,
                double* out, const Parallel& parallel);
 
+// The same in a pass over the rows as they lie, before any scaling; false, and nothing done, if C
+// is too large for this to pay.
+//   squares   // [S] those of all rows
+bool gram_rows_streamed(const float* const* rows, int64_t S, int64_t d, const int64_t* changed,
+                        int64_t C, double* out, double* squares, const Parallel& parallel);
+
 // `gram` of all pairs and `weighted_sum` with beta = 0 at once, bit for bit: each block of columns
 // is summed while it is in cache, so that the rows come from memory once.
 //   sum       // [d]

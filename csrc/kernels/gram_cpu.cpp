@@ -17,6 +17,7 @@
 
 #include "abs_max.h"
 #include "gram.h"
+#include "gram_columns.h"
 #include "gram_tiles.h"
 #include "ordered_sum.h"
 #include "pair_order.h"
@@ -26,19 +27,6 @@
 namespace fastagg::cpu {
 namespace {
 
-// Columns of a block, n. Errors of blocks are independent: those of adding up n / 16 products a
-// lane leave n / sqrt(d) in the result, those of adding up the lanes sqrt(n / d). With n below
-// 1.5 sqrt(d) and d / 200, all cosines that we have looked at were within 1e-8 from d = 10,000 on.
-int64_t float32_columns(int64_t d) {
-  constexpr int64_t kLanes = 16;
-  const int64_t most = std::min<int64_t>(d / 200, std::llround(1.5 * std::sqrt(d)));
-  return std::clamp<int64_t>(most / kLanes * kLanes, kLanes, kMaxBlock);
-}
-// A chunk has at least so many blocks, since adding up its partial sums costs as much as a
-// tenth of a block,
-// and there are at most so many chunks: enough for the threads of a server, few enough to add up.
-constexpr int64_t kChunkBlocks = 8;
-constexpr int64_t kMaxChunks = 64;
 // Strips whose products with up to so many rows are needed, on average, are read in place: packing
 // them would cost more than it saves.
 constexpr int64_t kInPlaceRows = 20;
@@ -273,17 +261,15 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
       if (!pairs || any_wanted<T::R>(pairs, S, I, J)) places[tile_index(I, J)] = tiles++;
   }
   first_place.push_back(tiles);
-  const int64_t block = float32_columns(d);
+  const GramColumns cut(d);
   const bool scaled = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
   const bool pack = scaled || tiles * T::R > strips * kInPlaceRows || crowd_few_sets(rows);
-  const Problem problem{rows.data(), scales.data(), places.data(), S, d, block, pack, isa, also};
+  const Problem problem{rows.data(), scales.data(), places.data(), S,   d,
+                        cut.block,   pack,          isa,           also};
 
-  const int64_t blocks = ceil_div(d, block);
-  const int64_t chunk = std::max(kChunkBlocks, ceil_div(blocks, kMaxChunks)) * block;
-  const int64_t chunks = std::max<int64_t>(ceil_div(d, chunk), 1);
   const int64_t slots = tiles * T::kSlots;
   const int64_t window = std::clamp<int64_t>(kPartialBytes / (slots * 8), 1,
-                                             std::min(chunks, int64_t{2} * parallel.workers));
+                                             std::min(cut.chunks, int64_t{2} * parallel.workers));
   // Few chunks at once for many threads: rows are split as well.
   const int64_t wanted = ceil_div(2 * parallel.workers, window);
   const int64_t group = std::min(ceil_div(kGroupRows, T::R), ceil_div(strips, wanted));
@@ -297,11 +283,11 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
     totals.emplace_back(sums, first_place[g * group] * T::kSlots,
                         first_place[std::min(strips, (g + 1) * group)] * T::kSlots,
                         partial_memory.as<double>(), slots, window);
-  parallel.for_each(chunks * groups, [&](int64_t task, int worker) {
+  parallel.for_each(cut.chunks * groups, [&](int64_t task, int worker) {
     const int64_t c = task / groups, g = groups - 1 - task % groups;  // the longest first
     double* partial = totals[g].start(c);
-    dispatch<ChunkKernel>(isa, &problem, g * group, std::min(strips, (g + 1) * group), c * chunk,
-                          std::min(d, (c + 1) * chunk),
+    dispatch<ChunkKernel>(isa, &problem, g * group, std::min(strips, (g + 1) * group),
+                          c * cut.chunk, std::min(d, (c + 1) * cut.chunk),
                           panel_memory.as<float>() + worker * strips * T::kPanel, partial);
     totals[g].finish(c);
   });
@@ -327,39 +313,40 @@ float power_of_two_scale(float largest) {
   return std::ldexp(1.0f, std::clamp(-std::ilogb(largest), -126, 126));
 }
 
+// Squares overflow float32 from about 1e18 and lose bits below about 1e-18. Rows where that may
+// have happened (or that hold a NaN, or zeros only) are looked at again: the scales of all rows, or
+// nothing if no scaling helps. squares: that of row i at i * stride.
+std::vector<float> scales_for(const std::vector<const float*>& rows, int64_t d,
+                              const double* squares, int64_t stride, const Parallel& parallel) {
+  const double tiny = 1e-34 * static_cast<double>(d);
+  std::vector<std::size_t> suspects;
+  std::vector<const float*> suspect_rows;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const double square = squares[static_cast<int64_t>(i) * stride];
+    if (square >= tiny && std::isfinite(square)) continue;
+    suspects.push_back(i);
+    suspect_rows.push_back(rows[i]);
+  }
+  if (suspects.empty()) return {};
+  std::vector<float> largest(suspects.size()), scales(rows.size(), 1.0f);
+  abs_max(suspect_rows.data(), static_cast<int64_t>(suspects.size()), d, largest.data(), parallel);
+  for (std::size_t k = 0; k < suspects.size(); ++k)
+    scales[suspects[k]] = power_of_two_scale(largest[k]);
+  const bool any = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
+  return any ? scales : std::vector<float>();
+}
+
 // In the order of `rows`, of which neighbours share tiles. Of `pairs` the lower triangle counts.
 void gram_in_order(const std::vector<const float*>& rows, int64_t d, const uint8_t* pairs,
                    double* result, const RowSum* also, const Parallel& parallel) {
   const auto S = static_cast<int64_t>(rows.size());
-  std::vector<float> scales(S, 1.0f);
-  gram_scaled(rows, scales, d, pairs, result, also, parallel);
-
-  // Squares overflow float32 from about 1e18 and lose bits below about 1e-18. Rows where that may
-  // have happened (or that hold a NaN, or zeros only) are looked at again, and scaled if it helps.
-  const double tiny = 1e-34 * static_cast<double>(d);
-  std::vector<int64_t> suspects;
-  for (int64_t i = 0; i < S; ++i) {
-    const double square = result[i * S + i];
-    if (!(square >= tiny && std::isfinite(square))) suspects.push_back(i);
-  }
-  if (!suspects.empty()) {
-    std::vector<const float*> suspect_rows;
-    for (int64_t i : suspects) suspect_rows.push_back(rows[i]);
-    std::vector<float> largest(suspects.size());
-    abs_max(suspect_rows.data(), static_cast<int64_t>(suspects.size()), d, largest.data(),
-            parallel);
-    bool rescale = false;
-    for (std::size_t k = 0; k < suspects.size(); ++k) {
-      scales[suspects[k]] = power_of_two_scale(largest[k]);
-      rescale |= scales[suspects[k]] != 1.0f;
-    }
-    if (rescale) {
-      gram_scaled(rows, scales, d, pairs, result, nullptr, parallel);
-      for (int64_t i = 0; i < S; ++i)
-        for (int64_t j = 0; j < S; ++j)
-          result[i * S + j] /= static_cast<double>(scales[i]) * static_cast<double>(scales[j]);
-    }
-  }
+  gram_scaled(rows, std::vector<float>(S, 1.0f), d, pairs, result, also, parallel);
+  const std::vector<float> scales = scales_for(rows, d, result, S + 1, parallel);
+  if (scales.empty()) return;
+  gram_scaled(rows, scales, d, pairs, result, nullptr, parallel);
+  for (int64_t i = 0; i < S; ++i)
+    for (int64_t j = 0; j < S; ++j)
+      result[i * S + j] /= static_cast<double>(scales[i]) * static_cast<double>(scales[j]);
 }
 
 void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
@@ -391,6 +378,11 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
 void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* changed, int64_t C,
                double* out, const Parallel& parallel) {
   if (C == 0) return;
+  const std::vector<const float*> all(rows, rows + S);
+  std::vector<double> squares(S);
+  if (gram_rows_streamed(rows, S, d, changed, C, out, squares.data(), parallel) &&
+      scales_for(all, d, squares.data(), 1, parallel).empty())
+    return;
   // Changed rows come last, in strips of their own: of these the last may be short, and then has
   // fewer products with each of the others. A row more fills the strip before them up.
   const int64_t R = current_isa() == Isa::kAvx512 ? Shape<16>::R : Shape<8>::R;

@@ -5,14 +5,11 @@
 
 #include <cstdint>
 
+#include "gram_columns.h"
 #include "lane_sums.h"
 #include "simd.h"
 
 namespace fastagg::cpu {
-
-// Columns summed in float32 at most. Of 768, five rows are 15 KB: two strips and what is prefetched
-// for the next fit a 48 KB L1 cache, and adding up a tile's lanes costs a tenth of its time.
-constexpr int64_t kMaxBlock = 768;
 
 template <int W>
 struct Shape {

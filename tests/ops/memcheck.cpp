@@ -80,13 +80,16 @@ void check_gram(int64_t S, int64_t d, const cpu::Parallel& parallel) {
       const bool wanted = i == j || pairs[i * S + j];
       expect(masked[i * S + j], wanted ? dense[i * S + j] : 0.0, 0.0, "gram of pairs");
     }
-  const std::vector<int64_t> changed{S - 1, 0};
-  const int64_t C = std::min<int64_t>(S, 2);
-  const std::unique_ptr<double[]> some(new double[C * S]);
-  cpu::gram_rows(x.read(), S, d, changed.data(), C, some.get(), parallel);
-  for (int64_t c = 0; c < C; ++c)
-    for (int64_t j = 0; j < S; ++j)
-      expect(some[c * S + j], dense[changed[c] * S + j], 0.0, "rows of gram");
+  for (const int64_t C : {1, 2, 7, 20}) {  // few: in one pass over the rows
+    if (C > S) break;
+    std::vector<int64_t> changed(C);
+    for (int64_t c = 0; c < C; ++c) changed[c] = S - 1 - c;
+    const std::unique_ptr<double[]> some(new double[C * S]);
+    cpu::gram_rows(x.read(), S, d, changed.data(), C, some.get(), parallel);
+    for (int64_t c = 0; c < C; ++c)
+      for (int64_t j = 0; j < S; ++j)
+        expect(some[c * S + j], dense[changed[c] * S + j], 0.0, "rows of gram");
+  }
   const std::unique_ptr<double[]> scores(new double[S * S]);
   cpu::cosine_scores(dense.get(), S, scores.get(), parallel);
   for (int64_t i = 0; i < S; ++i) expect(scores[i * S + i], 1.0, 1.0, "cosine_scores");

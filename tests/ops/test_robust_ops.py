@@ -25,11 +25,42 @@ def gram_of(rows: Tensor) -> Tensor:
 def test_rows_have_the_bits_of_the_whole(isa: str, S: int, d: int, listed: bool) -> None:
     rows = torch.randn(S, d)
     whole = ops.gram(rows, dtype=torch.float64)
-    for count in {1, (S + 3) // 4, S}:
+    # Up to 6, 9 or 12 by instruction set: in one pass over the rows. More: in tiles of them.
+    for count in {*range(1, min(S, 15)), (S + 3) // 4, S}:
         changed = torch.randperm(S)[:count]  # in any order
         got = ops.gram_rows(list(rows) if listed else rows, changed)
         assert got.dtype == torch.float64 and got.shape == (count, S)
         assert torch.equal(got, whole[changed])
+
+
+@pytest.mark.parametrize("count", [1, 4, 20])
+def test_rows_that_need_scaling(isa: str, count: int) -> None:
+    rows = torch.randn(40, 1_000)
+    rows[3] *= 1e-25
+    rows[7] *= 1e30
+    rows[11] = 0.0
+    rows[12, 5] = math.nan
+    rows[13, 6] = math.inf
+    whole = ops.gram(rows, dtype=torch.float64)
+    small = whole.diagonal()[[3, 7]] / torch.tensor([1e-50, 1e60], dtype=torch.float64)
+    assert bool(((small > 800) & (small < 1200)).all())  # finite, and not zero
+    for first in (0, 3, 7, 11, 12, 13):  # is any of them changed, or none
+        changed = torch.tensor([first, *range(20, 19 + count)])
+        assert torch.equal(
+            ops.gram_rows(rows, changed).nan_to_num(nan=7.0), whole[changed].nan_to_num(nan=7.0)
+        )
+
+
+def test_rows_by_gram_itself() -> None:
+    """What devices without a kernel of their own for it run, such as GPUs."""
+    rows = torch.randn(37, 1_000)
+    whole = ops.gram(rows, dtype=torch.float64)
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    for count in (0, 1, 5, 37):
+        changed = torch.randperm(37)[:count]
+        for given in ([rows], list(rows), [rows[:30], *rows[30:]]):
+            got = torch.ops.fastagg.gram_rows.default._op_dk(key, given, changed, "highest")
+            assert torch.equal(got, whole[changed])
 
 
 def test_no_changed_row() -> None:

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Few rows with all: the rows come from memory once, for a handful of products each, and that is
+// what it takes. So nothing is packed or reordered. Chunks and blocks of columns are those of
+// `gram`, and so are the bits; inside a chunk, a strip of R rows is read from one end to the other,
+// in R streams of several KB, while the chunk of the changed rows stays in cache.
+#include <vector>
+
+#include "gram.h"
+#include "gram_columns.h"
+#include "gram_tiles.h"
+#include "ordered_sum.h"
+#include "simd.h"
+
+namespace fastagg::cpu {
+namespace {
+
+// Changed rows that a tile takes: with R squares, R * (kTogether + 1) sums fit the registers.
+template <int W>
+constexpr int kTogether = W == 16  ? 4
+                          : W == 8 ? 3
+                                   : 2;
+// With more groups of them, tiles of more rows do the same in less time than it takes here.
+constexpr int64_t kMostGroups = 3;
+
+// The squares of R rows, and their products with C others.
+template <int W, int C>
+using Sums = LaneSums<W, Shape<W>::R*(C + 1)>;
+
+template <int W>
+constexpr int kTileSlots = Sums<W, kTogether<W>>::kSlots;
+
+struct Problem {
+  const float* const* rows;     // [strips * R], the last ones perhaps repeated
+  const float* const* changed;  // [C]
+  int64_t strips, C, d, block;
+};
+
+// sums += squares of `strip`, and products with `others`, over `columns` columns. Prefetches as
+// many columns of `soon`.
+template <int W, int C>
+FASTAGG_INLINE void tile(const float* const* strip, const float* const* others,
+                         const float* const* soon, int64_t column, int64_t soon_column,
+                         int64_t columns, double* sums) {
+  constexpr int R = Shape<W>::R;
+  const InPlace<W, R> a(strip, column), next(soon, soon_column);
+  const InPlace<W, C> b(others, column);
+  Vec<float, W> sum[R * (C + 1)] = {};
+  const auto add = [&](const auto& rows, const auto& with, int64_t k) FASTAGG_INLINE_LAMBDA {
+    Vec<float, W> x[R];
+    unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA {
+      x[i] = rows.at(k, i);
+      sum[i] += x[i] * x[i];
+    });
+    unroll<C>([&](auto j) FASTAGG_INLINE_LAMBDA {
+      const Vec<float, W> y = with.at(k, j);
+      unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA { sum[(j + 1) * R + i] += x[i] * y; });
+    });
+  };
+  int64_t k = 0;
+  for (; (k + 1) * W <= columns; ++k) {
+    unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(next.row[i] + k * W); });
+    add(a, b, k);
+  }
+  if (k * W < columns) {  // zeros up to a whole vector
+    float tail[R + C][W] = {};
+    const float* ends[R + C];
+    for (int i = 0; i < R + C; ++i) {
+      const float* row = i < R ? a.row[i] : b.row[i - R];
+      std::copy(row + k * W, row + columns, tail[i]);
+      ends[i] = tail[i];
+    }
+    add(InPlace<W, R>(ends, 0), InPlace<W, C>(ends + R, 0), 0);
+  }
+  Sums<W, C>::add(sum, sums);
+}
+
+template <int W, int C>
+FASTAGG_INLINE void tile_of(int64_t wanted, const float* const* strip, const float* const* others,
+                            const float* const* soon, int64_t column, int64_t soon_column,
+                            int64_t columns, double* sums) {
+  if (wanted == C) return tile<W, C>(strip, others, soon, column, soon_column, columns, sums);
+  if constexpr (C > 1)
+    tile_of<W, C - 1>(wanted, strip, others, soon, column, soon_column, columns, sums);
+}
+
+// Adds to sums[strip][group of changed rows] their tiles over columns [begin, end).
+struct RowsKernel {
+  template <int W>
+  FASTAGG_INLINE static void run(const Problem* problem, int64_t begin, int64_t end, double* sums) {
+    const Problem& p = *problem;
+    for (int64_t stretch; begin < end; begin += stretch) {
+      stretch = std::min(kChunkBlocks * p.block, end - begin);
+      for (int64_t I = 0; I < p.strips; ++I) strip<W>(p, I, begin, begin + stretch, sums);
+    }
+  }
+
+ private:
+  // One strip over columns [begin, end). Tiles prefetch what comes next, a block of the strip or
+  // the first one of the next strip.
+  template <int W>
+  FASTAGG_INLINE static void strip(const Problem& p, int64_t I, int64_t begin, int64_t end,
+                                   double* sums) {
+    constexpr int T = kTogether<W>;
+    const float* const* rows = p.rows + I * Shape<W>::R;
+    for (int64_t column = begin; column < end; column += p.block) {
+      const int64_t columns = std::min(p.block, end - column);
+      const bool last = column + p.block >= end;
+      const float* const* soon = last && I + 1 < p.strips ? rows + Shape<W>::R : rows;
+      const int64_t soon_column = last ? begin : column + p.block;
+      double* out = sums + I * ceil_div(p.C, T) * kTileSlots<W>;
+      for (int64_t c = 0; c < p.C; c += T, out += kTileSlots<W>)
+        tile_of<W, T>(std::min<int64_t>(T, p.C - c), rows, p.changed + c, soon, column, soon_column,
+                      columns, out);
+    }
+  }
+};
+
+// Where a tile with `wanted` changed rows keeps its sums: [changed + 1][R], squares first.
+template <int W, int C>
+void fill_slots(int64_t wanted, int* slots) {
+  if (wanted == C) {
+    constexpr auto found = Sums<W, C>::slots();
+    std::copy(found.begin(), found.end(), slots);
+  } else if constexpr (C > 1) {
+    fill_slots<W, C - 1>(wanted, slots);
+  }
+}
+
+template <int W>
+bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* changed, int64_t C,
+            double* out, double* squares, Isa isa, const Parallel& parallel) {
+  constexpr int R = Shape<W>::R, T = kTogether<W>;
+  const int64_t strips = ceil_div(S, R), groups = ceil_div(C, T);
+  if (groups > kMostGroups) return false;
+  std::vector<const float*> all(rows, rows + S), few;
+  all.resize(strips * R, rows[S - 1]);
+  for (int64_t c = 0; c < C; ++c) few.push_back(rows[changed[c]]);
+  const GramColumns cut(d);
+  const Problem problem{all.data(), few.data(), strips, C, d, cut.block};
+
+  const int64_t slots = strips * groups * kTileSlots<W>;
+  const int64_t window = std::min<int64_t>(cut.chunks, int64_t{2} * parallel.workers);
+  const Scratch memory((1 + window) * slots * 8);
+  auto* sums = memory.as<double>();
+  OrderedSum total(sums, 0, slots, sums + slots, slots, window);
+  parallel.for_each(cut.chunks, [&](int64_t c, int) {
+    double* partial = total.start(c);
+    dispatch<RowsKernel>(isa, &problem, c * cut.chunk, std::min(d, (c + 1) * cut.chunk), partial);
+    total.finish(c);
+  });
+
+  for (int64_t g = 0; g < groups; ++g) {
+    const int64_t together = std::min<int64_t>(T, C - g * T);
+    int slot[R * (T + 1)];
+    fill_slots<W, T>(together, slot);
+    for (int64_t s = 0; s < S; ++s) {
+      const double* tile = sums + (s / R * groups + g) * kTileSlots<W>;
+      squares[s] = tile[slot[s % R]];
+      for (int64_t c = 0; c < together; ++c)
+        out[(g * T + c) * S + s] = tile[slot[(c + 1) * R + s % R]];
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool gram_rows_streamed(const float* const* rows, int64_t S, int64_t d, const int64_t* changed,
+                        int64_t C, double* out, double* squares, const Parallel& parallel) {
+  const Isa isa = current_isa();
+  switch (isa) {
+    case Isa::kAvx512:
+      return stream<16>(rows, S, d, changed, C, out, squares, isa, parallel);
+    case Isa::kAvx2:
+      return stream<8>(rows, S, d, changed, C, out, squares, isa, parallel);
+    case Isa::kPortable:
+      return stream<4>(rows, S, d, changed, C, out, squares, isa, parallel);
+  }
+  return false;
+}
+
+}  // namespace fastagg::cpu
