@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
@@ -216,7 +216,8 @@ class Aggregator(ABC):
                     self._check_readable(cohort)
                 received = self._receive(cohort)
                 if self.max_norm is not None and not self.norms_known:
-                    self._check_squares(received, self.columns.square_norms(received.rows))
+                    squares = self.columns.square_norms(received.rows)
+                    self._check_squares(received, squares.tolist())
                 prepared = self._prepare(params, received)
             except RefusedUpdates as found:
                 if isinstance(found, BrokenUpdates) and self.nonfinite == "raise":
@@ -409,23 +410,24 @@ class Aggregator(ABC):
             raise NonFiniteUpdates(cohort.clients[~finite])
         return peaks
 
-    def _check_squares(self, cohort: Cohort, squares: Tensor) -> None:
-        """Refuse rows by their squared norms, ``squares`` [S] float64 on the CPU.
+    def _check_squares(self, cohort: Cohort, squares: Sequence[float]) -> None:
+        """Refuse rows by their squared norms, one for each of the cohort.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
             RefusedUpdates: rows are longer than ``max_norm``.
         """
-        if not all(map(math.isfinite, squares.tolist())):
-            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(squares)])
+        if not all(map(math.isfinite, squares)):
+            broken = [not math.isfinite(square) for square in squares]
+            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
         if self.max_norm is None:
             return
-        norms = squares.sqrt()
-        too_long = norms > self.max_norm
-        if bool(too_long.any()):
-            found = zip(cohort.clients[too_long].tolist(), norms[too_long].tolist(), strict=True)
+        norms = zip(cohort.ids, map(math.sqrt, squares), strict=True)
+        too_long = {k: norm for k, norm in norms if norm > self.max_norm}
+        if too_long:
+            bound = self.max_norm
             raise RefusedUpdates(
-                {k: f"norm {norm:.6g}, but max_norm is {self.max_norm:.6g}" for k, norm in found}
+                {k: f"norm {norm:.6g}, but max_norm is {bound:.6g}" for k, norm in too_long.items()}
             )
 
     def _check_range(self, peak: float, aggregate: float) -> None:

@@ -234,6 +234,8 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
 
 
 def _read_id(client: object) -> int:
+    if type(client) is int:  # asking for the protocol takes microseconds
+        return client
     if isinstance(client, bool) or not isinstance(client, SupportsIndex):
         raise TypeError(f"clients: expected ints, got {client!r} ({type(client).__name__})")
     return operator.index(client)

@@ -23,15 +23,20 @@ def _(updates: list[Tensor], changed: Tensor, precision: str = "highest") -> Ten
     return updates[0].new_empty(shape, dtype=torch.float64)
 
 
+@torch.library.register_fake("fastagg::replace_rows")
+def _(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
+    return gram.new_empty(rows.shape[1], rows.shape[1])
+
+
 @torch.library.register_fake("fastagg::bucketed_gram")
 def _(
     gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    members = order.shape[0]
+    rows, members = gram.shape[0], order.shape[0]
     count = -(-members // bucket_size)
-    size = gram.shape[0] - members + count
-    buckets = gram.new_empty(members, dtype=torch.int64)
-    return gram.new_empty(size, size), buckets, gram.new_empty(members), gram.new_empty(count)
+    size = rows - members + count
+    buckets = gram.new_empty(rows, dtype=torch.int64)
+    return gram.new_empty(size, size), buckets, gram.new_empty(rows), gram.new_empty(count)
 
 
 @torch.library.register_fake("fastagg::weiszfeld")

@@ -40,7 +40,13 @@ from fastagg import (
     _C,
     fake_kernels,  # noqa: F401
 )
-from fastagg.robust_ops import bucketed_gram, clip_towards, gram_rows, weiszfeld
+from fastagg.robust_ops import (
+    bucketed_gram,
+    clip_towards,
+    gram_rows,
+    replace_rows,
+    weiszfeld,
+)
 from fastagg.row_lists import Rows
 from fastagg.row_lists import row_list as _row_list
 
@@ -60,6 +66,7 @@ __all__ = [
     "memory_update_",
     "mimic_",
     "mimic_mean_",
+    "replace_rows",
     "select_friends",
     "update_scores_",
     "weighted_sum_",

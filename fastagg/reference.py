@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from fastagg import bits
-from fastagg.robust_reference import bucketed_gram, clip_towards, weiszfeld  # noqa: F401
+from fastagg.robust_reference import (  # noqa: F401
+    bucketed_gram,
+    clip_towards,
+    replace_rows,
+    weiszfeld,
+)
 
 Rows = Tensor | Sequence[Tensor]
 """Updates of S clients: one tensor [S, d], or a sequence of S tensors [d]."""

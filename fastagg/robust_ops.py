@@ -33,6 +33,21 @@ def gram_rows(updates: Rows, changed: Tensor, *, precision: str = "highest") -> 
     return _ops.gram_rows(row_list(updates, "updates"), changed, precision)
 
 
+def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
+    """A Gram matrix after some rows have changed, or come: ``out[changed[c]] = rows[c]``, the same
+    for columns, and ``gram`` elsewhere. What :func:`gram_rows` is made for.
+
+    Args:
+        gram: float64 [m, m].
+        changed: int64 [C] on the CPU, distinct positions in [0, n); all from m on are among them.
+        rows: float64 [C, n], n >= m.
+
+    Returns:
+        float64 [n, n].
+    """
+    return _ops.replace_rows(gram, changed, rows)
+
+
 def bucketed_gram(
     gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -49,9 +64,9 @@ def bucketed_gram(
 
     Returns:
         For m = ceil(n / bucket_size) buckets: the Gram matrix, float64 [m + e, m + e], exactly
-        symmetric; the bucket of each row, int64 [n]; its factor in the mean, float64 [n]; and
-        the weight of each bucket, the sum of its rows', float64 [m]. Products are added in the
-        order of rows.
+        symmetric; which of its rows each row went into, int64 [n + e]; the row's factor there,
+        float64 [n + e], 1 for the last e; and the weight of each bucket, the sum of its rows',
+        float64 [m]. Products are added in the order of rows.
     """
     return _ops.bucketed_gram(gram, order, weights, bucket_size)
 

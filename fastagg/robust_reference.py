@@ -8,20 +8,28 @@ import torch
 from torch import Tensor
 
 
+def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
+    """A Gram matrix [m, m] with new rows and columns [C, n] at ``changed``: [n, n]."""
+    result = torch.full((rows.shape[1],) * 2, torch.nan, dtype=torch.float64)
+    result[: len(gram), : len(gram)] = gram
+    result[changed], result[:, changed] = rows, rows.T
+    return result
+
+
 def bucketed_gram(
     gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The Gram matrix of weighted means of buckets and of further rows; see ``ops``."""
-    n = len(order)
+    n, further = len(order), range(len(order), len(gram))
     pieces = sorted(sorted(piece.tolist()) for piece in order.split(bucket_size)) if n else []
-    mixing = torch.zeros(len(pieces), n, dtype=torch.float64)
-    buckets = torch.zeros(n, dtype=torch.int64)
+    mixing = torch.zeros(len(pieces) + len(further), len(gram), dtype=torch.float64)
     for bucket, piece in enumerate(pieces):
-        mixing[bucket, piece], buckets[piece] = weights[piece], bucket
-    sums = mixing.sum(dim=1)
-    mixing /= sums[:, None]
-    whole = torch.block_diag(mixing, torch.eye(len(gram) - n, dtype=torch.float64))
-    return whole @ gram @ whole.T, buckets, mixing.sum(dim=0), sums
+        mixing[bucket, piece] = weights[piece]
+    sums = mixing[: len(pieces)].sum(dim=1)
+    mixing[: len(pieces)] /= sums[:, None]
+    for bucket, row in enumerate(further, len(pieces)):
+        mixing[bucket, row] = 1.0
+    return mixing @ gram @ mixing.T, (mixing > 0).int().argmax(dim=0), mixing.sum(dim=0), sums
 
 
 def _distances_to(gram: Tensor, factors: Tensor) -> Tensor:

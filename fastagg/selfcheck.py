@@ -19,7 +19,14 @@ from fastagg import ops, reference
 # once or twice (6e-8 each); Gram products are summed in float32 inside blocks, and those errors
 # average out over the 391 blocks (measured: 1e-8); scores are float64 throughout.
 _ROUNDED = 2e-7
-_ON_FLOAT64 = ("cosine_scores", "distance_scores", "bucketed_gram", "weiszfeld", "clip_towards")
+_ON_FLOAT64 = (
+    "cosine_scores",
+    "distance_scores",
+    "replace_rows",
+    "bucketed_gram",
+    "weiszfeld",
+    "clip_towards",
+)
 _BOUNDS = {"gram": 1e-7, "gram_rows": 1e-7} | dict.fromkeys(_ON_FLOAT64, 1e-12)
 _CUDA_BOUNDS = _BOUNDS | {"gram": 1e-5, "gram_rows": 1e-5, "gram_and_sum_": 1e-5}
 """There a product is off by up to 2^-17, which averages out, and sums of 16 are truncated."""
@@ -108,6 +115,7 @@ def run(
     shares = weights[1:] / weights[1:].sum()
     order = torch.randperm(S - 1, generator=g)
     some = torch.randperm(S, generator=g)[: S // 4]
+    new = torch.arange(S - 1, S - 1 - len(some), -1)
     everyone = torch.ones(K, K, dtype=torch.bool)
 
     # name -> call(implementation) -> the tensors it returned or changed
@@ -125,6 +133,7 @@ def run(
     calls: dict[str, Callable[..., tuple[Tensor, ...]]] = {
         "gram": lambda m: (m.gram(updates, dtype=torch.float64),),
         "gram_rows": lambda m: (m.gram_rows(updates, some),),
+        "replace_rows": lambda m: (m.replace_rows(gram[:-1, :-1], new, gram.flip(0)[: len(new)]),),
         "bucketed_gram": lambda m: m.bucketed_gram(gram, order, weights[: S - 1], 3),
         "weiszfeld": lambda m: (m.weiszfeld(gram, weights, weights, 1.0, 3),),
         "clip_towards": lambda m: (m.clip_towards(gram, shares, 300.0, 3),),

@@ -26,6 +26,7 @@ TORCH_LIBRARY(fastagg, m) {
       "eliminate_(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
       "Tensor? when=None) -> ()");
 
+  m.def("replace_rows(Tensor gram, Tensor changed, Tensor rows) -> Tensor");
   m.def(
       "bucketed_gram(Tensor gram, Tensor order, Tensor weights, int bucket_size) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
@@ -63,9 +64,10 @@ TORCH_LIBRARY(fastagg, m) {
 // Aggregation is not differentiated through. The fallback makes that an error instead of a wrong
 // gradient, and refuses to change a Parameter in place outside torch.no_grad().
 TORCH_LIBRARY_IMPL(fastagg, Autograd, m) {
-  for (const char* op : {"gram", "gram_rows", "abs_max", "cosine_scores", "distance_scores",
-                         "update_scores_", "select_friends", "eliminate_", "bucketed_gram",
-                         "weiszfeld", "clip_towards", "weighted_sum_", "gram_and_sum_", "mimic_",
-                         "memory_update_", "mimic_mean_", "memory_total_", "add_total_"})
+  for (const char* op :
+       {"gram", "gram_rows", "abs_max", "cosine_scores", "distance_scores", "update_scores_",
+        "select_friends", "eliminate_", "replace_rows", "bucketed_gram", "weiszfeld",
+        "clip_towards", "weighted_sum_", "gram_and_sum_", "mimic_", "memory_update_", "mimic_mean_",
+        "memory_total_", "add_total_"})
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
 }

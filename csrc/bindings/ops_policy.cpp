@@ -162,6 +162,36 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
   return factors.tensor.to(gram.device());
 }
 
+// `gram` with the rows and columns `changed` replaced by `rows`, which may be longer: then all that
+// `gram` does not have is among them.
+at::Tensor replace_rows(const at::Tensor& gram, const at::Tensor& changed, const at::Tensor& rows) {
+  const at::Tensor known = check_gram(gram).contiguous();
+  const int64_t m = known.size(0), C = changed.numel();
+  check_tensor(rows, "rows", at::kDouble, {C, kAny});
+  const int64_t n = rows.size(1);
+  TORCH_CHECK_VALUE(n >= m, "rows: expected at least ", m, " columns, got ", n);
+  const at::Tensor own = rows.cpu();
+  const std::vector<int64_t> positions = check_positions(changed, n);
+  std::vector<const double*> fresh(n, nullptr);  // by position
+  for (int64_t c = 0; c < C; ++c) fresh[positions[c]] = own.const_data_ptr<double>() + c * n;
+  for (int64_t i = m; i < n; ++i)
+    TORCH_CHECK_VALUE(fresh[i], "changed: expected all positions from ", m, " on, ", i,
+                      " is missing");
+  const at::Tensor out = at::empty({n, n}, known.options());
+  auto* data = out.mutable_data_ptr<double>();
+  const auto* before = known.const_data_ptr<double>();
+  for (int64_t i = 0; i < n; ++i) {
+    double* row = data + i * n;
+    if (fresh[i])
+      std::copy_n(fresh[i], n, row);
+    else
+      std::copy_n(before + i * m, m, row);
+    for (const int64_t j : positions)
+      if (!fresh[i]) row[j] = fresh[j][i];
+  }
+  return out.to(gram.device());
+}
+
 // The bucket of each row: buckets are pieces of `order`, numbered by their lowest row.
 std::vector<int64_t> number_buckets(const at::Tensor& order, int64_t bucket_size) {
   const at::Tensor own = order.cpu();
@@ -197,26 +227,25 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const a
   const at::Tensor own_weights = weights.cpu();
   const auto* given = own_weights.const_data_ptr<double>();
   std::vector<int64_t> bucket = number_buckets(order, bucket_size);
-  const at::Tensor buckets = at::empty({members}, at::TensorOptions().dtype(at::kLong));
-  std::copy(bucket.begin(), bucket.end(), buckets.mutable_data_ptr<int64_t>());
   for (int64_t i = members; i < n; ++i) bucket.push_back(count + i - members);
+  const at::Tensor buckets = at::empty({n}, at::TensorOptions().dtype(at::kLong));
+  std::copy(bucket.begin(), bucket.end(), buckets.mutable_data_ptr<int64_t>());
 
   const at::Tensor sums = at::zeros({count}, known.options());
-  const at::Tensor shares = at::empty({members}, known.options());
+  const at::Tensor shares = at::empty({n}, known.options());
   auto* sum = sums.mutable_data_ptr<double>();
   auto* share = shares.mutable_data_ptr<double>();
   for (int64_t i = 0; i < members; ++i) sum[bucket[i]] += given[i];
-  for (int64_t i = 0; i < members; ++i) share[i] = given[i] / sum[bucket[i]];
-  const auto factor = [&](int64_t i) { return i < members ? share[i] : 1.0; };
+  for (int64_t i = 0; i < n; ++i) share[i] = i < members ? given[i] / sum[bucket[i]] : 1.0;
 
   const auto* g = known.const_data_ptr<double>();
   std::vector<double> half(m * n, 0.0);  // means of rows of the Gram matrix
   for (int64_t i = 0; i < n; ++i)
-    for (int64_t j = 0; j < n; ++j) half[bucket[i] * n + j] += factor(i) * g[i * n + j];
+    for (int64_t j = 0; j < n; ++j) half[bucket[i] * n + j] += share[i] * g[i * n + j];
   const at::Tensor whole = at::zeros({m, m}, known.options());
   auto* w = whole.mutable_data_ptr<double>();
   for (int64_t a = 0; a < m; ++a)
-    for (int64_t j = 0; j < n; ++j) w[a * m + bucket[j]] += factor(j) * half[a * n + j];
+    for (int64_t j = 0; j < n; ++j) w[a * m + bucket[j]] += share[j] * half[a * n + j];
   for (int64_t a = 0; a < m; ++a)
     for (int64_t b = 0; b < a; ++b)
       w[a * m + b] = w[b * m + a] = (w[a * m + b] + w[b * m + a]) / 2.0;
@@ -228,6 +257,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const a
 
 TORCH_LIBRARY_IMPL(fastagg, CompositeExplicitAutograd, m) {
   m.impl("gram_rows", gram_rows);
+  m.impl("replace_rows", replace_rows);
   m.impl("bucketed_gram", bucketed_gram);
   m.impl("weiszfeld", weiszfeld);
   m.impl("clip_towards", clip_towards);

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastagg import ops
 from fastagg.cohort import Cohort
 from fastagg.columns import AnyRow, AnyRows, Columns, alike
 from fastagg.row_memory import RowMemory
@@ -52,10 +53,7 @@ class Bank:
         if len(changed) == size:
             return columns.gram(rows).cpu()
         places = torch.tensor(changed)
-        fresh = columns.gram_rows(rows, places).cpu()  # [C, n]
-        gram = torch.empty(size, size, dtype=torch.float64)
-        gram[:num_clients, :num_clients] = self._gram
-        return gram.index_copy_(0, places, fresh).index_copy_(1, places, fresh.T)
+        return ops.replace_rows(self._gram, places, columns.gram_rows(rows, places).cpu())
 
     def commit(self, cohort: Cohort, gram: Tensor) -> None:
         """Remember the rows of ``cohort``, and ``gram`` as :meth:`gram` gave it for them."""

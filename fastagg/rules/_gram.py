@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,26 +103,27 @@ class GramRule(Aggregator):
 
     def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
         size = len(cohort)
-        active: slice | Tensor  # where the active are among the rows
+        active: Sequence[int]  # where the active are among the rows
         if self._bank is None:
             rows: AnyRows = cohort.rows
-            weights, active = self.client_weights[cohort.clients], slice(size)
+            weights, active = self.client_weights[cohort.clients], range(size)
         else:
             rows = self._bank.rows(cohort)
-            weights, active = self.client_weights, cohort.clients
+            weights, active = self.client_weights, cohort.ids
         if self.previous is not None:
             rows = alike(rows, [*rows, self.previous])
         gram = self._gram(rows, cohort)
-        self._check_squares(cohort, gram.diagonal()[active])
+        squares = gram.diagonal().tolist()
+        self._check_squares(cohort, [squares[i] for i in active])
         if self._bank is None or self._shares is None:  # those of all clients stay the same
             self._shares = relative(weights, "the active clients")
-        factors = self._factors(gram, self._shares)
-        used, used_rows = factors, rows
-        if not bool(factors.all()):
-            positions = factors.nonzero().flatten()
+        used = factors = self._factors(gram, self._shares)
+        used_rows, found = rows, factors.tolist()
+        if 0.0 in found:
+            positions = [i for i, factor in enumerate(found) if factor != 0.0]
             listed = list(rows)
             used = factors[positions]
-            used_rows = alike(rows, [listed[i] for i in positions.tolist()])
+            used_rows = alike(rows, [listed[i] for i in positions])
         self.columns.weighted_sum_(self._scratch, used_rows, used, beta=0.0)
         self._check_range(*self._peaks_with(params, [self._scratch]))
 
@@ -134,7 +135,8 @@ class GramRule(Aggregator):
                 self._bank.commit(cohort, gram)
             self.rounds += 1
 
-        return Prepared(factors[active], commit, pairs=size * (size - 1))
+        own = torch.tensor([found[i] for i in active], dtype=torch.float64)
+        return Prepared(own, commit, pairs=size * (size - 1))
 
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort if self._bank is None else self._bank.memory.receive(cohort, self.columns)
@@ -147,7 +149,7 @@ class GramRule(Aggregator):
     def _factors(self, gram: Tensor, shares: Tensor) -> Tensor:
         """One factor per row of ``gram`` [n + e, n + e], for clients' shares [n] of sum 1."""
         t = int(self.rounds)
-        if bool(shares.all()):
+        if 0.0 not in shares.tolist():
             return self.policy(gram, shares, t)
         taken = torch.ones(len(gram), dtype=torch.bool)
         taken[: len(shares)] = shares > 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,23 +22,23 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def draw_order(num_rows: int, seed: int, t: int) -> list[int]:
-    """A random permutation of the rows, a function of its arguments alone, on every platform:
-    Python promises the numbers of ``Random(str).random()``."""
+def draw_order(num_rows: int, seed: int, t: int) -> Tensor:
+    """A random permutation of the rows, int64 [n], a function of its arguments alone, on every
+    platform: Python promises the numbers of ``Random(str).random()``."""
     draw = random.Random(f"fastagg bucketing {seed} {t}").random
     keys = [draw() for _ in range(num_rows)]
-    return sorted(range(num_rows), key=keys.__getitem__)
+    return torch.frombuffer(
+        array("q", sorted(range(num_rows), key=keys.__getitem__)), dtype=torch.int64
+    )
 
 
 def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[list[int]]:
     """A random partition of the rows into ``ceil(num_rows / bucket_size)`` buckets, pieces of
     :func:`draw_order`. Rows ascend within a bucket and buckets by their first row."""
-    order = draw_order(num_rows, seed, t)
-    buckets = [order[start : start + bucket_size] for start in range(0, num_rows, bucket_size)]
-    for bucket in buckets:
-        bucket.sort()
-    buckets.sort()
-    return buckets
+    order = draw_order(num_rows, seed, t).tolist()
+    return sorted(
+        sorted(order[start : start + bucket_size]) for start in range(0, num_rows, bucket_size)
+    )
 
 
 class BucketMixing(Around):
@@ -50,12 +51,10 @@ class BucketMixing(Around):
         self.seed = seed
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        order = torch.tensor(draw_order(len(weights), self.seed, t))
-        means, buckets, shares, sums = ops.bucketed_gram(gram, order, weights, self.bucket_size)
-        factors = self.policy(means, sums, t)
-        own = shares * factors[buckets]
+        order = draw_order(len(weights), self.seed, t)
         # The previous aggregate, if there is one, stays as it is.
-        return own if len(factors) == len(sums) else torch.cat([own, factors[len(sums) :]])
+        means, buckets, shares, sums = ops.bucketed_gram(gram, order, weights, self.bucket_size)
+        return shares * self.policy(means, sums, t)[buckets]
 
 
 @register("bucketing")

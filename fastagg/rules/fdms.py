@@ -156,7 +156,7 @@ class FDMS(WeightedRule):
 
     def _score(self, cohort: Cohort, gram: Tensor) -> Tensor:
         """This round's similarities, [S, S] float64."""
-        self._check_squares(cohort, gram.diagonal().cpu())
+        self._check_squares(cohort, gram.diagonal().tolist())
         scores = _SCORES[self.similarity](gram)
         # Cosine scores are in [0, 1], distances are at most 0.
         if self.similarity == "distance" and scores.min().item() < -FLOAT32_LIMIT:

@@ -26,6 +26,7 @@ def arguments() -> dict[str, tuple[object, ...]]:
     return {
         "gram": ([rows], pairs),
         "gram_rows": ([rows], torch.tensor([2, 0])),
+        "replace_rows": (gram[:3, :3].double(), torch.tensor([3, 1]), gram[[3, 1]].double()),
         "bucketed_gram": (gram.double(), torch.tensor([1, 0, 2]), torch.rand(3).double(), 2),
         "weiszfeld": (gram.double(), weights.double(), weights.double(), 0.1, 2),
         "clip_towards": (gram.double(), weights[:3].double(), 0.5, 2),

@@ -80,6 +80,41 @@ def test_positions_are_checked(changed: list[int], error: type[Exception], messa
         ops.gram_rows(torch.randn(3, 5), torch.tensor(changed))
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "count"), [(5, 5, 0), (5, 5, 2), (4, 6, 3), (0, 3, 3), (9, 10, 1)]
+)
+def test_a_matrix_of_which_some_rows_changed(m: int, n: int, count: int) -> None:
+    rows = torch.randn(n, 40)
+    whole = gram_of(rows)
+    positions = [*torch.randperm(m)[: count - (n - m)].tolist(), *range(m, n)]
+    changed = torch.tensor(positions[::-1], dtype=torch.int64)
+    before = rows.clone()
+    before[changed] = 1.0
+    known = gram_of(before)[:m, :m]
+    got = ops.replace_rows(known, changed, ops.gram_rows(rows, changed))
+    assert torch.equal(got, whole)
+    assert torch.equal(reference.replace_rows(known, changed, whole[changed]), whole)
+
+
+@pytest.mark.parametrize(
+    ("changed", "columns", "error", "message"),
+    [
+        ([0, 4], 4, IndexError, r"changed: expected positions in \[0, 4\), got 4"),
+        ([1, 1], 4, ValueError, "changed: expected distinct positions, got 1 twice"),
+        ([0, 1], 4, ValueError, "changed: expected all positions from 3 on, 3 is missing"),
+        ([0, 1], 2, ValueError, "rows: expected at least 3 columns, got 2"),
+        ([0, 1, 2], 3, ValueError, r"rows: expected shape \[3, -1\]"),
+    ],
+)
+def test_bad_changes(
+    changed: list[int], columns: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ops.replace_rows(
+            torch.eye(3).double(), torch.tensor(changed), torch.ones(2, columns).double()
+        )
+
+
 # --- buckets ----------------------------------------------------------------------------------
 
 

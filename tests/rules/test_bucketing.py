@@ -36,7 +36,7 @@ def test_buckets_are_a_partition(n: int, size: int, seed: int, t: int) -> None:
 
 @given(n=st.integers(1, 40), size=st.integers(1, 45), seed=st.integers(0, 9), t=st.integers(0, 9))
 def test_the_kernel_numbers_them_alike(n: int, size: int, seed: int, t: int) -> None:
-    order = torch.tensor(draw_order(n, seed, t))
+    order = draw_order(n, seed, t)
     weights = torch.ones(n, dtype=torch.float64)
     numbers = ops.bucketed_gram(torch.eye(n).double(), order, weights, size)[1].tolist()
     buckets = [[row for row in range(n) if numbers[row] == m] for m in range(max(numbers) + 1)]
