@@ -2,8 +2,8 @@
 """What the robust rules need of :mod:`fastagg.ops`, where it is found, with its conventions.
 
 All but :func:`gram_rows` work on n x n numbers, on the CPU: tensors on a GPU are fetched, and the
-result is brought back. Sums over rows are torch's, which adds each in one thread: results have the
-same bits for any number of threads.
+result is brought back. One thread adds up, in a fixed order: results have the same bits for any
+number of threads.
 """
 
 from __future__ import annotations

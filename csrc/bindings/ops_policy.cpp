@@ -5,7 +5,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -57,45 +56,44 @@ at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
   return at::index_select(gram.slice(0, 0, C), 1, place.to(device));
 }
 
-// n numbers: a tensor for torch's sums, and where they are.
-struct Numbers {
-  at::Tensor tensor;
-  double* data;
-  explicit Numbers(int64_t n)
-      : tensor(at::empty({n}, at::TensorOptions().dtype(at::kDouble))),
-        data(tensor.mutable_data_ptr<double>()) {}
-  // torch adds a row in one thread, always in the same order.
-  double sum() const { return tensor.sum().item<double>(); }
-};
+// Sums of n terms in a fixed order, by one thread: eight partial sums, which vectors can hold.
+template <class Term>
+double sum_of(int64_t n, const Term& term) {
+  constexpr int kLanes = 8;
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    for (int k = 0; k < kLanes; ++k) lanes[k] += term(i + k);
+  for (int k = 0; i < n; ++i, ++k) lanes[k] += term(i);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+  return lanes[0];
+}
 
 // Distances |x_i - z| of n rows to combinations z of them, by their Gram matrix.
 class Distances {
  public:
   explicit Distances(const at::Tensor& gram)
-      : n_(gram.size(0)),
-        gram_(gram.contiguous()),
-        weighted_(n_ * n_),
-        products_(n_),
-        squares_(n_) {}
+      : n_(gram.size(0)), matrix_(gram.contiguous()), products_(n_) {}
 
   // out[i] = |x_i - sum_j factors[j] x_j|; both [n].
   void operator()(const double* factors, double* out) {
-    const auto* gram = gram_.const_data_ptr<double>();
-    for (int64_t i = 0; i < n_; ++i)
-      for (int64_t j = 0; j < n_; ++j) weighted_.data[i * n_ + j] = gram[i * n_ + j] * factors[j];
-    at::sum_out(products_.tensor, weighted_.tensor.view({n_, n_}), 1);
-    for (int64_t i = 0; i < n_; ++i) squares_.data[i] = factors[i] * products_.data[i];
-    const double square = squares_.sum();
+    const auto* gram = matrix_.const_data_ptr<double>();
     for (int64_t i = 0; i < n_; ++i) {
-      const double distance2 = gram[i * n_ + i] - 2.0 * products_.data[i] + square;
+      const double* row = gram + i * n_;
+      products_[i] = sum_of(n_, [&](int64_t j) { return row[j] * factors[j]; });
+    }
+    const double square = sum_of(n_, [&](int64_t i) { return factors[i] * products_[i]; });
+    for (int64_t i = 0; i < n_; ++i) {
+      const double distance2 = gram[i * n_ + i] - 2.0 * products_[i] + square;
       out[i] = std::sqrt(distance2 < 0.0 ? 0.0 : distance2);  // a NaN stays one
     }
   }
 
  private:
   int64_t n_;
-  at::Tensor gram_;
-  Numbers weighted_, products_, squares_;
+  at::Tensor matrix_;
+  std::vector<double> products_;
 };
 
 // [n, n] float64, in the CPU's memory.
@@ -121,16 +119,16 @@ at::Tensor weiszfeld(const at::Tensor& gram, const at::Tensor& weights, const at
   const at::Tensor own = weights.cpu();
   const auto* w = own.const_data_ptr<double>();
   Distances distances(known);
-  Numbers factors(n), distance(n);
-  factors.tensor.copy_(start);
+  const at::Tensor result = start.cpu().clone();
+  auto* factors = result.mutable_data_ptr<double>();
+  std::vector<double> distance(n);
   for (int64_t iteration = 0; iteration < iterations; ++iteration) {
-    distances(factors.data, distance.data);
-    for (int64_t i = 0; i < n; ++i)
-      factors.data[i] = w[i] / (distance.data[i] < nu ? nu : distance.data[i]);
-    const double sum = factors.sum();
-    for (int64_t i = 0; i < n; ++i) factors.data[i] /= sum;
+    distances(factors, distance.data());
+    for (int64_t i = 0; i < n; ++i) factors[i] = w[i] / (distance[i] < nu ? nu : distance[i]);
+    const double sum = sum_of(n, [&](int64_t i) { return factors[i]; });
+    for (int64_t i = 0; i < n; ++i) factors[i] /= sum;
   }
-  return factors.tensor.to(gram.device());
+  return result.to(gram.device());
 }
 
 at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, double tau,
@@ -143,23 +141,22 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
   const at::Tensor own = weights.cpu();
   const auto* w = own.const_data_ptr<double>();
   Distances distances(known);
-  Numbers factors(n + 1), distance(n + 1), left(n);
-  factors.tensor.zero_();
-  factors.data[n] = 1.0;
+  const at::Tensor result = at::zeros({n + 1}, known.options());
+  auto* factors = result.mutable_data_ptr<double>();
+  factors[n] = 1.0;
+  std::vector<double> clipped(n + 1);
   for (int64_t iteration = 0; iteration < iterations; ++iteration) {
-    distances(factors.data, distance.data);
-    double* clipped = distance.data;
+    distances(factors, clipped.data());
     for (int64_t i = 0; i < n; ++i) {
-      const double ratio = tau / distance.data[i];
+      const double ratio = tau / clipped[i];
       clipped[i] = ratio > 1.0 ? 1.0 : ratio;
-      left.data[i] = w[i] * (1.0 - clipped[i]);
     }
     // What is left of the last row is written so as to be 0 if all ratios are 1.
-    const double rest = left.sum();
-    for (int64_t i = 0; i <= n; ++i) factors.data[i] *= rest;
-    for (int64_t i = 0; i < n; ++i) factors.data[i] += w[i] * clipped[i];
+    const double rest = sum_of(n, [&](int64_t i) { return w[i] * (1.0 - clipped[i]); });
+    for (int64_t i = 0; i <= n; ++i) factors[i] *= rest;
+    for (int64_t i = 0; i < n; ++i) factors[i] += w[i] * clipped[i];
   }
-  return factors.tensor.to(gram.device());
+  return result.to(gram.device());
 }
 
 // `gram` with the rows and columns `changed` replaced by `rows`, which may be longer: then all that

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Few rows with all: the rows come from memory once, for a handful of products each, and that is
-// what it takes. So nothing is packed or reordered. Chunks and blocks of columns are those of
-// `gram`, and so are the bits; inside a chunk, a strip of R rows is read from one end to the other,
-// in R streams of several KB, while the chunk of the changed rows stays in cache.
+// what it takes. So nothing is packed or reordered: a strip of R rows is read from one end of a
+// span of columns to the other, in R long streams, while the changed rows' span stays in cache.
+// Chunks and blocks of columns are those of `gram`, each with sums of its own, and so are the bits.
 #include <vector>
 
 #include "gram.h"
@@ -16,9 +16,7 @@ namespace {
 
 // Changed rows that a tile takes: with R squares, R * (kTogether + 1) sums fit the registers.
 template <int W>
-constexpr int kTogether = W == 16  ? 4
-                          : W == 8 ? 3
-                                   : 2;
+constexpr int kTogether = Shape<W>::R == 5 ? 4 : W / 4 + 1;
 // With more groups of them, tiles of more rows do the same in less time than it takes here.
 constexpr int64_t kMostGroups = 3;
 
@@ -29,10 +27,15 @@ using Sums = LaneSums<W, Shape<W>::R*(C + 1)>;
 template <int W>
 constexpr int kTileSlots = Sums<W, kTogether<W>>::kSlots;
 
+// Of so many bytes, the changed rows stay in an L2 cache while all rows pass by.
+constexpr int64_t kSpanBytes = 256 << 10;
+
 struct Problem {
   const float* const* rows;     // [strips * R], the last ones perhaps repeated
   const float* const* changed;  // [C]
-  int64_t strips, C, d, block;
+  int64_t strips, C, d;
+  GramColumns cut;
+  int64_t span;  // columns that are read of one strip after another, whole blocks
 };
 
 // sums += squares of `strip`, and products with `others`, over `columns` columns. Prefetches as
@@ -83,15 +86,16 @@ FASTAGG_INLINE void tile_of(int64_t wanted, const float* const* strip, const flo
     tile_of<W, C - 1>(wanted, strip, others, soon, column, soon_column, columns, sums);
 }
 
-// Adds to sums[strip][group of changed rows] their tiles over columns [begin, end).
+// Adds to sums[chunk - first][strip][group of changed rows] their tiles over chunks [first, last).
 struct RowsKernel {
   template <int W>
-  FASTAGG_INLINE static void run(const Problem* problem, int64_t begin, int64_t end, double* sums) {
+  FASTAGG_INLINE static void run(const Problem* problem, int64_t first, int64_t last,
+                                 double* const* sums) {
     const Problem& p = *problem;
-    for (int64_t stretch; begin < end; begin += stretch) {
-      stretch = std::min(kChunkBlocks * p.block, end - begin);
-      for (int64_t I = 0; I < p.strips; ++I) strip<W>(p, I, begin, begin + stretch, sums);
-    }
+    const int64_t end = std::min(p.d, last * p.cut.chunk);
+    for (int64_t begin = first * p.cut.chunk; begin < end; begin += p.span)
+      for (int64_t I = 0; I < p.strips; ++I)
+        strip<W>(p, I, begin, std::min(begin + p.span, end), first, sums);
   }
 
  private:
@@ -99,15 +103,15 @@ struct RowsKernel {
   // the first one of the next strip.
   template <int W>
   FASTAGG_INLINE static void strip(const Problem& p, int64_t I, int64_t begin, int64_t end,
-                                   double* sums) {
+                                   int64_t first, double* const* sums) {
     constexpr int T = kTogether<W>;
     const float* const* rows = p.rows + I * Shape<W>::R;
-    for (int64_t column = begin; column < end; column += p.block) {
-      const int64_t columns = std::min(p.block, end - column);
-      const bool last = column + p.block >= end;
+    for (int64_t column = begin; column < end; column += p.cut.block) {
+      const int64_t columns = std::min(p.cut.block, end - column);
+      const bool last = column + p.cut.block >= end;
       const float* const* soon = last && I + 1 < p.strips ? rows + Shape<W>::R : rows;
-      const int64_t soon_column = last ? begin : column + p.block;
-      double* out = sums + I * ceil_div(p.C, T) * kTileSlots<W>;
+      const int64_t soon_column = last ? begin : column + p.cut.block;
+      double* out = sums[column / p.cut.chunk - first] + I * ceil_div(p.C, T) * kTileSlots<W>;
       for (int64_t c = 0; c < p.C; c += T, out += kTileSlots<W>)
         tile_of<W, T>(std::min<int64_t>(T, p.C - c), rows, p.changed + c, soon, column, soon_column,
                       columns, out);
@@ -136,17 +140,23 @@ bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* chang
   all.resize(strips * R, rows[S - 1]);
   for (int64_t c = 0; c < C; ++c) few.push_back(rows[changed[c]]);
   const GramColumns cut(d);
-  const Problem problem{all.data(), few.data(), strips, C, d, cut.block};
+  const int64_t span = std::max<int64_t>(kSpanBytes / 4 / C / cut.block, 1) * cut.block;
+  const Problem problem{all.data(), few.data(), strips, C, d, cut, span};
 
+  // A task is as many chunks as a span, if that leaves some for everybody.
+  const int64_t share = parallel.workers == 1 ? cut.chunks : cut.chunks / (4 * parallel.workers);
+  const int64_t step = std::clamp<int64_t>(span / cut.chunk, 1, std::max<int64_t>(share, 1));
   const int64_t slots = strips * groups * kTileSlots<W>;
-  const int64_t window = std::min<int64_t>(cut.chunks, int64_t{2} * parallel.workers);
+  const int64_t window = std::min<int64_t>(cut.chunks, int64_t{2} * parallel.workers * step);
   const Scratch memory((1 + window) * slots * 8);
   auto* sums = memory.as<double>();
   OrderedSum total(sums, 0, slots, sums + slots, slots, window);
-  parallel.for_each(cut.chunks, [&](int64_t c, int) {
-    double* partial = total.start(c);
-    dispatch<RowsKernel>(isa, &problem, c * cut.chunk, std::min(d, (c + 1) * cut.chunk), partial);
-    total.finish(c);
+  parallel.for_each(ceil_div(cut.chunks, step), [&](int64_t task, int) {
+    const int64_t first = task * step, last = std::min(cut.chunks, first + step);
+    std::vector<double*> partial;
+    for (int64_t c = first; c < last; ++c) partial.push_back(total.start(c));
+    dispatch<RowsKernel>(isa, &problem, first, last, partial.data());
+    for (int64_t c = first; c < last; ++c) total.finish(c);
   });
 
   for (int64_t g = 0; g < groups; ++g) {

@@ -58,8 +58,13 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
                   double beta, const Parallel& parallel) {
   const Isa isa = current_isa();
   const std::vector<float> factors(weights, weights + S);
-  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
-    dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column, n);
+  // From the end: rows are often summed right after their Gram matrix was computed, from the start,
+  // and what was read last is what a cache still has.
+  const int64_t columns = block_columns(d), blocks = ceil_div(d, columns);
+  parallel.for_each(blocks, [&](int64_t task, int) {
+    const int64_t column = (blocks - 1 - task) * columns;
+    dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column,
+                          std::min(columns, d - column));
   });
 }
 
