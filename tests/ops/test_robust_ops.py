@@ -33,6 +33,21 @@ def test_rows_have_the_bits_of_the_whole(isa: str, S: int, d: int, listed: bool)
         assert torch.equal(got, whole[changed])
 
 
+@pytest.mark.parametrize("d", [4_100, 300_000])  # of 33 chunks, and of spans shorter than a chunk
+def test_rows_do_not_depend_on_threads(isa: str, d: int) -> None:
+    rows = torch.randn(23, d)
+    whole = ops.gram(rows, dtype=torch.float64)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            for count in (1, 3, 11):
+                changed = torch.randperm(23)[:count]
+                assert torch.equal(ops.gram_rows(rows, changed), whole[changed])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("count", [1, 4, 20])
 def test_rows_that_need_scaling(isa: str, count: int) -> None:
     rows = torch.randn(40, 1_000)
