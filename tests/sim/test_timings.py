@@ -53,14 +53,10 @@ def test_command(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "expected a results folder" in capsys.readouterr().err
 
 
-def test_the_server_step_takes_no_more_of_the_results_here_than_the_docs_say() -> None:
-    """5 % are asked. Robust rules over what all clients sent last, whose active clients take one
-    step, need more in three experiments; docs/benchmarks.md has these shares."""
-    limits = {f"adversarial-fig{n}/byzantine": 0.06 for n in (9, 11)}
-    limits["quick/adversarial-fig1/byzantine"] = 0.10
+def test_the_server_step_takes_less_than_5_percent_of_a_round_in_all_results_here() -> None:
     spent = read_spent([Path(__file__).parents[2] / "results"])
-    assert limits.keys() < {one.folder for one in spent}
-    assert not [one for one in spent if one.share > limits.get(one.folder, 0.05)]
+    assert len(spent) > 100
+    assert not [one for one in spent if one.share > 0.05]
 
 
 def test_no_results_is_an_error(tmp_path: Path) -> None:

@@ -73,6 +73,6 @@ EXPERIMENT = adversarial_experiment(
     options=Fig1Options,
     configs=configs,
     claims=claims,
-    expected=Expected(cpu=100, quick=4),
+    expected=Expected(cpu=60, quick=2),
     figure="1, 3, 4",
 )
