@@ -24,6 +24,8 @@ import torch
 from packaging.requirements import Requirement
 
 from fastagg_sim import cli, data, devices, report, results
+from fastagg_sim.shadow_runs import Shadow
+from tests.shadows import any_candidates
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -152,6 +154,7 @@ class Shell:
             patch.setattr(cli, "_execute", execute)
             patch.setattr(report, "run_jobs", stop)
             patch.setattr(data, "load", load)
+            patch.setattr(Shadow, "candidates", any_candidates)
             for module in (devices, report):
                 patch.setattr(module, "require_device", lambda device: None)
             patch.setattr(results, "versions", lambda device: {})  # has the name of the GPU
