@@ -15,8 +15,12 @@ namespace fastagg::cpu {
 namespace {
 
 // Changed rows that a tile takes: with R squares, R * (kTogether + 1) sums fit the registers.
+constexpr int together(int W) {
+  if (W == 16) return 4;
+  return W == 8 ? 3 : 2;
+}
 template <int W>
-constexpr int kTogether = Shape<W>::R == 5 ? 4 : W / 4 + 1;
+constexpr int kTogether = together(W);
 // With more groups of them, tiles of more rows do the same in less time than it takes here.
 constexpr int64_t kMostGroups = 3;
 
@@ -160,13 +164,13 @@ bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* chang
   });
 
   for (int64_t g = 0; g < groups; ++g) {
-    const int64_t together = std::min<int64_t>(T, C - g * T);
+    const int64_t count = std::min<int64_t>(T, C - g * T);
     int slot[R * (T + 1)];
-    fill_slots<W, T>(together, slot);
+    fill_slots<W, T>(count, slot);
     for (int64_t s = 0; s < S; ++s) {
       const double* tile = sums + (s / R * groups + g) * kTileSlots<W>;
       squares[s] = tile[slot[s % R]];
-      for (int64_t c = 0; c < together; ++c)
+      for (int64_t c = 0; c < count; ++c)
         out[(g * T + c) * S + s] = tile[slot[(c + 1) * R + s % R]];
     }
   }
