@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from fastagg_sim import runner
 from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.results import ResultsFolder
@@ -206,3 +208,35 @@ def test_metrics_shorter_than_the_checkpoint_are_an_error(tmp_path: Path) -> Non
     (tmp_path / "metrics.csv").write_text(header)
     with pytest.raises(ValueError, match=r"delete .* to compute this job again"):
         run_job(folder, lambda done, accuracy: None, lambda: False)
+
+
+def test_a_worker_computes_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs run side by side, one per core."""
+    seen: list[int] = []
+    sent: list[tuple[str, ...]] = []
+
+    class Pipe:
+        send = sent.append
+
+        def poll(self) -> bool:
+            return False
+
+    def compute(*_: object) -> bool:
+        seen.append(torch.get_num_threads())
+        return True
+
+    monkeypatch.setattr(runner, "run_job", compute)
+    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)  # those of this process stay
+    folder = ResultsFolder(tmp_path, config()).job_folders()[0]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        runner._worker(folder, Pipe(), 1.0, None)  # type: ignore[arg-type]
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1] and sent == [("finished",)]
+
+
+def test_as_many_workers_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
+    assert runner.default_workers() == 3  # those that the process may use
