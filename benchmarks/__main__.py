@@ -14,6 +14,10 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # OpenBLAS threads spin for 2**28 cycles after a call, 0.1 s in which they take a core from whoever
 # is timed next. 2**22 cycles are as long as OpenMP's. Must be set before numpy and scipy load.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")
+# Some machines are set up to have OpenBLAS use the kernels of an older processor, at half the speed
+# of those that a user would get. Peers are compared with at their best.
+os.environ.pop("OPENBLAS_CORETYPE", None)
+os.environ.pop("OPENBLAS_L2_SIZE", None)
 
 import torch
 from rich.console import Console

@@ -38,6 +38,22 @@ def describe() -> dict[str, str]:
 
 
 @functools.cache
+def blas() -> str:
+    """numpy's, with the processor whose kernels it has chosen: that decides how fast it is."""
+    import numpy  # noqa: F401  (loads it)
+
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        return "unknown"
+    for library in threadpool_info():
+        if library["user_api"] == "blas" and "numpy" in library["filepath"]:
+            name, version = library["internal_api"], library["version"]
+            return f"{name} {version} {library.get('architecture', '')}".strip()
+    return "unknown"
+
+
+@functools.cache
 def _commit() -> str:
     """The commit, with "-dirty" if tracked files other than results differ from it."""
 

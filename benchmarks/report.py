@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks import targets
 from benchmarks.harness import NOISY, SHAKY, Row
-from benchmarks.machine import BUSY, describe
+from benchmarks.machine import BUSY, blas, describe
 
 HEADINGS = (
     "op", "K", "S", "d", "threads", "by", "µs", "GB/s", "GFLOP/s", "% ceiling",
@@ -138,9 +138,14 @@ def show_targets(rows: Sequence[Row], console: Console) -> None:
 # --- files ------------------------------------------------------------------------------------
 
 
+def _about() -> dict[str, str]:
+    """The machine, and the kernels of the libraries that are compared with."""
+    return describe() | {"blas": blas()}
+
+
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """All fields of all rows, the machine in every line; empty where no number is given."""
-    about = describe()
+    about = _about()
     records = [asdict(row) | about for row in rows]
     columns = [*(field.name for field in fields(Row)), *about]
     _write_csv(path, columns, records)
@@ -169,7 +174,7 @@ def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def write_markdown(path: Path, rows: Sequence[Row], title: str, command: str) -> None:
     """The headline and the whole table, with the machine and the command that made them."""
-    about = ", ".join(f"{name} {value}" for name, value in describe().items())
+    about = ", ".join(f"{name} {value}" for name, value in _about().items())
     threads = "/".join(map(str, sorted({row.threads for row in rows})))
     parts = [
         f"# {title}",

@@ -4,7 +4,11 @@ when it would mean nothing. How fast anything is, is not tested here."""
 
 from __future__ import annotations
 
+import ast
 import csv
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -309,3 +313,20 @@ def test_absent_peers_are_named(
 def test_a_role_must_be_known() -> None:
     with pytest.raises(ValueError, match="role: expected one of"):
         Contender("x", lambda: None, "fastest")
+
+
+def test_peers_are_not_held_back_by_the_environment() -> None:
+    """OPENBLAS_CORETYPE would give numpy and scipy the kernels of another processor."""
+    code = "import os, benchmarks.__main__; print([k for k in os.environ if 'OPENBLAS' in k])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = set(ast.literal_eval(done.stdout))
+    assert "OPENBLAS_THREAD_TIMEOUT" in names
+    assert not names & {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}
+    assert machine.blas() != "unknown"  # and tables say which kernels they were
