@@ -24,7 +24,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check docs
+.PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check docs emulate
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -69,6 +69,12 @@ bench-peers: build-dev  ## install Flower and ByzFL, which the benchmarks then c
 gpu-check:  ## on a machine with a GPU: build with its torch, test, measure, sanitize; make gpu-check OUT=FOLDER
 	@[ -n "$(OUT)" ] || { echo "make: gpu-check needs OUT=FOLDER for logs and figures" >&2; exit 2; }
 	PYTHON="$(PYTHON)" benchmarks/gpu_session.sh "$(OUT)"
+
+EMULATED := build/emulated
+emulate: build-dev  ## run the op tests on the CUDA kernels, emulated on the CPU, every access to memory checked
+	$(PY) tests/cuda/emulator/build.py $(EMULATED)
+	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q -o pythonpath=$(EMULATED) tests/ops \
+	  -k "cuda and not test_registration" $(ARGS)
 
 # Leaks are not looked for: Python and PyTorch leave much behind on purpose. torch.compile, which
 # test_registration.py runs, starts a compiler of its own that the preloaded libraries break.

@@ -29,7 +29,7 @@ _ON_FLOAT64 = (
 )
 _BOUNDS = {"gram": 1e-7, "gram_rows": 1e-7} | dict.fromkeys(_ON_FLOAT64, 1e-12)
 _CUDA_BOUNDS = _BOUNDS | {"gram": 1e-5, "gram_rows": 1e-5, "gram_and_sum_": 1e-5}
-"""There a product is off by up to 2^-17, which averages out, and sums of 16 are truncated."""
+"""There a product is off by up to 2^-16, which averages out, and sums of 16 are truncated."""
 
 
 class OnDevice:

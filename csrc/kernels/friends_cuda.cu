@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kThreads)
     const Ranked best = best_scored(scores, counts, {candidates, packed}, K, k, lane,
                                     [&](int64_t i) { return i != k; });
     if (best.client < 0) continue;
+    __syncwarp();  // every lane has read the row
 #pragma unroll 1
     for (int64_t b = lane; b < row_bytes; b += kWarp) {  // a byte belongs to one lane
       unsigned removed = 0;

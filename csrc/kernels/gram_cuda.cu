@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(512)
   const bool suspect = !(total >= tiny && total <= 1.7976931348623157e308);
   rows.suspect[e.i] = suspect;
   rows.peaks[e.i] = 0;
-  if (suspect) *rows.found = 1;
+  if (suspect) atomicMax(rows.found, 1);
 }
 
 // peaks[s] = the largest magnitude of each suspect, pieces of rows in turn.

@@ -5,51 +5,135 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-EMULATOR = Path(__file__).parent / "emulator"
+ROOT = Path(__file__).resolve().parents[2]
+EMULATOR = ROOT / "tests/cuda/emulator"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _build() -> ModuleType:
     if shutil.which(shlex.split(os.environ.get("CXX", "c++"))[0]) is None:
         pytest.skip("no C++ compiler")
     spec = importlib.util.spec_from_file_location("emulator_build", EMULATOR / "build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("emulated")
-    module.build(path)
+    _build().build(path)
     return path
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program: Path = _build().build_faults(tmp_path_factory.mktemp("faults"))
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("core", ["sm_90", "sm_80"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        "every_op",
+        "entries_depend_on_their_rows_alone",
+        "tf32",
+    ],
+)
+def test_on_either_tensor_core(folder: Path, check: str, core: str) -> None:
+    run(folder, check, core)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [
-        "every_op",
-        "entries_depend_on_their_rows_alone",
+        "accuracy",
         "any_alignment",
+        "in_any_order",
         "rows_out_of_range",
         "rounds_in_two_halves",
-        "tf32",
         "short_rows",
         "called_off",
     ],
 )
 def test_emulated(folder: Path, check: str) -> None:
-    command = [sys.executable, str(EMULATOR / "checks.py"), check]
+    run(folder, check)
+
+
+@pytest.mark.slow
+def test_the_op_tests_pass(folder: Path) -> None:
+    """Those that take less than a second or two each; `make emulate` runs all of them."""
+    large = ["thread", "300003", "600001", "62006", "40000", "101-610", "530", "2047", "4100"]
+    chosen = " and not ".join(["cuda", "test_registration", *large])
+    tests = [str(ROOT / "tests/ops"), "-o", f"pythonpath={folder}", "-k", chosen]
+    output = run_python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    found = re.search(r"(\d+) passed", output)
+    assert found and int(found[1]) > 200, output
+
+
+def run(folder: Path, check: str, core: str = "sm_90") -> None:
+    run_python(folder, str(EMULATOR / "checks.py"), check, FASTAGG_EMULATED_TENSOR_CORE=core)
+
+
+def run_python(folder: Path, *arguments: str, **environment: str) -> str:
     done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(folder)},
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(folder)} | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- whether the emulator notices ---------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kernel", ["neighbours", "warp_barrier", "blocks_apart", "atomic", "copy", "aligned"]
+)
+def test_no_fault_is_seen_where_there_is_none(faults: Path, kernel: str) -> None:
+    done = subprocess.run([faults, kernel], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("no_barrier", "that nobody wrote"),
+        ("write_after_read", "another thread read since the last barrier (race)"),
+        ("no_warp_barrier", "another thread wrote since the last barrier (race)"),
+        ("blocks_together", "another thread wrote since the last barrier (race)"),
+        ("blocks_and_one_thread", "another thread of another block wrote (race)"),
+        ("not_atomic", "another thread wrote since the last barrier (race)"),
+        ("unwritten", "that nobody wrote"),
+        ("copy_not_committed", "before the copy to it has been waited for"),
+        ("copy_not_waited", "before the copy to it has been waited for"),
+        ("copy_too_far", "which belong to nobody"),
+        ("past_the_end", "which belong to nobody"),
+        ("misaligned", "undefined: a misaligned access"),
+        ("part_of_a_block", "deadlock"),
+    ],
+)
+def test_a_fault_is_seen(faults: Path, kernel: str, message: str) -> None:
+    done = subprocess.run([faults, kernel], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert message in done.stderr, done.stderr
+    assert "ran" not in done.stdout

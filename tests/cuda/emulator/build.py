@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build fastagg with its CUDA kernels in place of the CPU's, emulated on the CPU.
 
-``build(folder)`` copies the package, translates the kernels (launches, a few lines of assembly),
-registers the CUDA bindings for CPU tensors, and compiles all of it with the C++ compiler. What is
+``build(folder)`` copies the package, translates the kernels (launches, shared arrays, a few lines
+of assembly), registers the CUDA bindings for CPU tensors, and compiles all of it with the C++
+compiler, the kernels so that each of their accesses to memory is checked (memory_check.h). What is
 then called as ``fastagg.ops`` with tensors on the CPU runs the code of the CUDA kernels.
+
+``build_faults(folder)`` makes a program whose kernels have the faults that the checks are to find.
 """
 
 from __future__ import annotations
@@ -13,14 +16,19 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import torch
-from torch.utils import cpp_extension
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).parent
+
+COMMON = ["-O2", "-g1", "-fPIC", "-std=c++17", "-w", f"-I{HERE}"]
+# Neither library is linked: the functions of the first are ours, the second stops the program.
+CHECKED = ["-fsanitize=thread,undefined", "-fsanitize-undefined-trap-on-error"]
+RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
 def without(source: str, start: str) -> str:
@@ -35,6 +43,11 @@ def translated_kernel(path: Path) -> str:
     s = re.sub(r"#include <cuda_runtime(_api)?\.h>", '#include "cuda_on_cpu.h"', s)
     s = s.replace("__host__ __device__ __forceinline__", "inline")
     s = s.replace("extern __shared__ float4 shared[];", "float4* shared = emulated_shared();")
+    s = re.sub(
+        r"__shared__ (\w+ )(\w+)((?:\[[^\]]+\])+);",
+        r"static \1\2\3; declare_shared(\2, sizeof \2);",
+        s,
+    )
     if path.name == "gram_mma.cuh":
         s = without(s, "__device__ __forceinline__ uint32_t round_pair")
         s = without(s, "__device__ __forceinline__ uint32_t round_tf32")
@@ -42,9 +55,15 @@ def translated_kernel(path: Path) -> str:
         s = without(s, "__device__ __forceinline__ void mma_tf32(")
     if path.name == "gram_few_cuda.cu":
         s = without(s, "template <int kBytes>\n__device__ __forceinline__ void copy_async")
-        s = re.sub(r'asm volatile\("cp\.async\.(commit|wait)[^;]*;[^;]*\);', ";", s)
+    s = s.replace('asm volatile("cp.async.commit_group;" ::: "memory");', "copy_async_commit();")
+    s = re.sub(
+        r'asm volatile\("cp\.async\.wait_group %0;" ::"n"\((.*?)\) : "memory"\);',
+        r"copy_async_wait(\1);",
+        s,
+    )
+    assert "asm" not in s and "__shared__" not in s, f"{path.name}: not all of it is translated"
     launch = re.compile(r"([A-Za-z_][\w:]*(?:<[\w:, ]*>)?)\s*<<<(.*?)>>>\(", re.DOTALL)
-    return launch.sub(r"launch_on_cpu(\1, \2)(", s)
+    return launch.sub(rf'launch_on_cpu("{path.stem}, \1", \1, \2)(', s)
 
 
 def translated_binding(path: Path) -> str:
@@ -58,8 +77,29 @@ def translated_binding(path: Path) -> str:
     return s.replace("TORCH_LIBRARY_IMPL(fastagg, CUDA, m)", "TORCH_LIBRARY_IMPL(fastagg, CPU, m)")
 
 
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "c++"))
+
+
+def _compile(
+    folder: Path, sources: Iterable[Path], flags: Callable[[Path], list[str]]
+) -> list[str]:
+    """All sources, as many at a time as there are cores; the object files."""
+
+    def one(source: Path) -> str:
+        target = str(folder / f"{source.stem}.o")
+        subprocess.run([*_compiler(), *flags(source), "-c", str(source), "-o", target], check=True)
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(one, sources))
+
+
 def build(folder: Path) -> None:
     """Make ``folder`` a place from which ``import fastagg`` gets the emulated kernels."""
+    import torch
+    from torch.utils import cpp_extension
+
     kernels, bindings = folder / "csrc/kernels", folder / "csrc/bindings"
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     shutil.copytree(ROOT / "fastagg", folder / "fastagg", ignore=shutil.ignore_patterns("_C*.so"))
@@ -70,19 +110,35 @@ def build(folder: Path) -> None:
     for path in (bindings / "cuda_launch.h", binding := bindings / "ops_cuda.cpp"):
         path.write_text(translated_binding(path), encoding="utf-8")
 
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
-    flags = ["-O1", "-fPIC", "-std=c++17", "-fopenmp", "-w", f"-I{HERE}"]
-    flags += [f"-isystem{path}" for path in includes]
-    flags += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""']
-    sources = [*kernels.glob("*_cuda.cpp"), kernels / "simd.cpp", HERE / "runtime.cpp", binding]
-    sources += [bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy")]
-    objects = []
-    for source in sources:
-        objects.append(str(folder / f"{source.stem}.o"))
-        subprocess.run([*compiler, *flags, "-c", str(source), "-o", objects[-1]], check=True)
+    with_torch = [f"-isystem{path}" for path in includes]
+    with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-fopenmp"]
+    checked = sorted(kernels.glob("*_cuda.cpp"))
+    # The largest first.
+    sources = [binding, *(bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy"))]
+    sources += [HERE / "tensors.cpp", *checked]
+    sources += [kernels / "simd.cpp", *(HERE / name for name in RUNTIME)]
+    objects = _compile(
+        folder, sources, lambda path: COMMON + (CHECKED if path in checked else with_torch)
+    )
     libraries = Path(torch.__file__).parent / "lib"
     target = folder / "fastagg" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu", "-ltorch"]
     linked += ["-ltorch_python", "-fopenmp", "-o", str(target)]
-    subprocess.run([*compiler, "-shared", *objects, *linked], check=True)
+    subprocess.run([*_compiler(), "-shared", *objects, *linked], check=True)
+
+
+def build_faults(folder: Path) -> Path:
+    """A program that is given the name of a fault, and is to be stopped because of it."""
+    faults = HERE / "faults.cpp"
+    sources = [faults, *(HERE / name for name in RUNTIME)]
+    objects = _compile(folder, sources, lambda path: COMMON + (CHECKED if path == faults else []))
+    program = folder / "faults"
+    subprocess.run([*_compiler(), *objects, "-o", str(program)], check=True)
+    return program
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    shutil.rmtree(target, ignore_errors=True)
+    build(target)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -55,6 +56,64 @@ def rows_out_of_range() -> None:
         assert (error <= 1.05e-5 * (x @ x.T)).all()  # see test_gram.py
         rows[2, 77] = torch.nan
         assert gram(rows).diagonal().isfinite().tolist() == [s != 2 for s in range(count)]
+
+
+def in_any_order() -> None:
+    """The same bits, whatever the order in which blocks and threads run."""
+    K, S, d = 30, 21, 1_100
+    g = torch.Generator().manual_seed(1)
+    rows, memory = torch.randn(S, d, generator=g), torch.randn(S, d, generator=g)
+    many, clients = torch.randn(130, 600, generator=g), torch.randperm(K, generator=g)[:S]
+    wide = torch.randn(700, 37, generator=g)
+    rows[3] *= 1e-30
+    results = []
+    for order in range(4):
+        os.environ["FASTAGG_EMULATED_ORDER"] = str(order)
+        params, own, total = torch.zeros(d), memory.clone(), torch.zeros(d, dtype=F64)
+        scores, counts = torch.zeros(K, K), torch.zeros(K, K, dtype=torch.int16)
+        candidates, active = bits.ones(K, K), torch.zeros(K, dtype=torch.bool)
+        active[clients] = True
+        fresh = ops.cosine_scores(gram(rows))
+        ops.update_scores_(scores, counts, fresh, clients)
+        ops.eliminate_(candidates, scores, counts, 0.01)
+        friends = ops.select_friends(scores, counts, active, candidates=candidates)
+        ops.mimic_(params, rows, own, torch.arange(S), 0.3)
+        ops.memory_update_(params, total, own, rows, torch.arange(S), torch.ones(S), 0.1, 0.2)
+        ops.weighted_sum_(params, rows, torch.ones(S), 0.5)
+        sums = ops.weighted_sum_(torch.zeros(37), wide, torch.ones(700), 0.0)
+        results.append([
+            fresh, gram(many), ops.abs_max(wide), scores, counts, candidates, friends,
+            params, own, total, sums,
+        ])  # fmt: skip
+    del os.environ["FASTAGG_EMULATED_ORDER"]
+    for result in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
+
+
+def accuracy() -> None:
+    """Cosines of all-positive and of correlated rows, with both tensor cores that are known.
+
+    And of rows that are one number throughout, where what is cut off is the same in every chain.
+    """
+    d = 1 << 17
+    common = torch.randn(d)
+    rows = [torch.randn(d).abs() for _ in range(3)]
+    rows += [torch.rand(d) for _ in range(3)]
+    rows += [common + 0.1 * torch.randn(d) for _ in range(3)]
+    rows += [1.0 + 0.01 * torch.randn(d) for _ in range(3)]
+    rows += [scale * torch.randn(d).sign() for scale in (1.0, 0.0123, 1.2345)]  # one bit each
+    rows = torch.stack(rows)
+    exact = reference.gram(rows, dtype=F64)
+    cosines = ops.cosine_scores(exact)
+    constant = (1.0 + torch.rand(64))[:, None].expand(64, 512).contiguous()
+    for core in ("sm_80", "sm_90"):
+        os.environ["FASTAGG_EMULATED_TENSOR_CORE"] = core
+        error = (ops.cosine_scores(gram(rows)) - cosines).abs().max().item()
+        worst = (ops.cosine_scores(gram(constant)) - 1.0).abs().max().item()
+        print(f"{core}: {error:.2g}, constant rows {worst:.2g}")
+        assert error < 1e-7, (core, error)  # what the project asks for
+        assert worst < 2e-6, (core, worst)  # 4 sums of 16 columns, cut off by 2^-22 or so each
+    del os.environ["FASTAGG_EMULATED_TENSOR_CORE"]
 
 
 def rounds_in_two_halves() -> None:

@@ -1,91 +1,316 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
 #include "cuda_on_cpu.h"
+#include "memory_check.h"
+#include "tensor_core.h"
+
+using memory_check::Access;
+
 dim3 gridDim, blockDim;
 Index threadIdx, blockIdx;
-Fiber* current;
-ucontext_t scheduler;
-std::vector<std::unique_ptr<Fiber>> fibers;
-std::vector<char> dynamic_shared;
-std::vector<MmaArgs> mma_args;
-size_t dynamic_limit;
-static const std::function<void()>* body_;
-static void entry() {
-  (*body_)();
-  current->done = true;
-  swapcontext(&current->context, &scheduler);
+
+namespace {
+
+constexpr int kMostThreads = 1024, kWarp = 32;
+constexpr size_t kStackBytes = 128 << 10;
+
+enum class Wait { kNothing, kBarrier, kBarrierOr, kWarpBarrier, kShuffle, kBf16, kTf32 };
+
+struct Copy {
+  float* to;
+  float values[4];
+};
+
+struct Fiber {
+  ucontext_t context;
+  jmp_buf jump;
+  bool started, done;
+  Index index;
+  Wait wait;
+  uint64_t shuffled;
+  int partner;
+  int predicate;
+  MmaLane* mma;
+  std::vector<Copy> copies;              // of the group that is not closed
+  std::deque<std::vector<Copy>> groups;  // closed ones, the oldest first
+};
+
+std::vector<Fiber> fibers(kMostThreads);
+Fiber* current = nullptr;
+jmp_buf scheduler;
+ucontext_t scheduler_context;
+void (*thread_body)(const void*);
+const void* thread_arguments;
+size_t dynamic_limit = 48 << 10;
+char* dynamic_shared = nullptr;
+size_t dynamic_bytes = 0;
+std::mt19937 random_order;
+bool in_order = true;
+TensorCore tensor_core;
+
+// setcontext and swapcontext ask the kernel for the signal mask; only the first switch needs them.
+void run(Fiber& fiber) {
+  current = &fiber;
+  threadIdx = fiber.index;
+  memory_check::begin_thread(static_cast<int>(&fiber - fibers.data()));
+  if (_setjmp(scheduler) == 0) {
+    if (fiber.started) _longjmp(fiber.jump, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
+  }
+  memory_check::end_thread();
+  current = nullptr;
 }
-void run_block(const std::function<void()>& body, unsigned threads) {
-  body_ = &body;
-  mma_args.resize(threads);
-  while (fibers.size() < threads) {
-    fibers.push_back(std::make_unique<Fiber>());
-    fibers.back()->stack.resize(64 << 10);
+
+void wait_for(Wait wait) {
+  Fiber* me = current;
+  me->wait = wait;
+  if (_setjmp(me->jump) == 0) _longjmp(scheduler, 1);
+}
+
+void thread_main() {
+  thread_body(thread_arguments);
+  current->done = true;
+  _longjmp(scheduler, 1);
+}
+
+// Where the compiler put a trap, for UndefinedBehaviorSanitizer.
+void on_trap(int) {
+  memory_check::fail("does what C++ leaves undefined: a misaligned access, an overflow, a shift");
+}
+
+void prepare(int threads) {
+  static char* stacks = nullptr;
+  if (!stacks) {
+    void* data = mmap(nullptr, kStackBytes * kMostThreads, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) memory_check::fail("no memory for stacks");
+    stacks = static_cast<char*>(data);
+    memory_check::set_stacks(stacks, kStackBytes, kMostThreads);
+    signal(SIGILL, on_trap);
+    signal(SIGTRAP, on_trap);
   }
-  for (unsigned t = 0; t < threads; ++t) {
-    Fiber& f = *fibers[t];
-    f.done = false;
-    f.waiting = 0;
-    f.x = t % blockDim.x;
-    f.y = t / blockDim.x;
-    f.lane = t % 32;
-    f.warp = t / 32;
+  for (int t = 0; t < threads; ++t) {
+    Fiber& f = fibers[t];
+    const unsigned x = t % blockDim.x, y = t / blockDim.x;
+    f.started = f.done = false;
+    f.index = {x, y, 0};
+    f.wait = Wait::kNothing;
+    f.copies.clear();
+    f.groups.clear();
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data();
-    f.context.uc_stack.ss_size = f.stack.size();
+    f.context.uc_stack.ss_sp = stacks + t * kStackBytes;
+    f.context.uc_stack.ss_size = kStackBytes;
     f.context.uc_link = nullptr;
-    makecontext(&f.context, entry, 0);
+    makecontext(&f.context, thread_main, 0);
   }
+}
+
+template <class T>
+void into_order(std::vector<T>& items) {
+  if (!in_order) std::shuffle(items.begin(), items.end(), random_order);
+}
+
+// Whether all 32 threads of a warp have come to the same barrier, shuffle or product; lets them go
+// on.
+bool release_warp(Fiber* lanes) {
+  const Wait wait = lanes[0].wait;
+  if (wait < Wait::kWarpBarrier) return false;
+  for (int l = 0; l < kWarp; ++l)
+    if (lanes[l].done || lanes[l].wait != wait) return false;
+  if (wait == Wait::kWarpBarrier) {
+    memory_check::barrier_of_warp(static_cast<int>(lanes - fibers.data()) / kWarp);
+  } else if (wait == Wait::kShuffle) {
+    uint64_t values[kWarp];
+    for (int l = 0; l < kWarp; ++l) values[l] = lanes[lanes[l].partner].shuffled;
+    for (int l = 0; l < kWarp; ++l) lanes[l].shuffled = values[l];
+  } else {
+    MmaLane all[kWarp];
+    for (int l = 0; l < kWarp; ++l) all[l] = *lanes[l].mma;
+    multiply(tensor_core, wait == Wait::kBf16, all);
+    for (int l = 0; l < kWarp; ++l) *lanes[l].mma = all[l];
+  }
+  for (int l = 0; l < kWarp; ++l) lanes[l].wait = Wait::kNothing;
+  return true;
+}
+
+// Whether all threads that have not ended are at the same barrier; lets them go on.
+bool release_block(int threads) {
+  Wait wait = Wait::kNothing;
+  int any = 0;
+  for (int t = 0; t < threads; ++t) {
+    const Fiber& f = fibers[t];
+    if (f.done) continue;
+    if (wait == Wait::kNothing) wait = f.wait;
+    if (f.wait != wait || (wait != Wait::kBarrier && wait != Wait::kBarrierOr)) return false;
+    any |= f.predicate;
+  }
+  if (wait == Wait::kNothing) return false;
+  for (int t = 0; t < threads; ++t) {
+    fibers[t].predicate = any;
+    fibers[t].wait = Wait::kNothing;
+  }
+  memory_check::barrier();
+  return true;
+}
+
+void run_block(int threads) {
+  prepare(threads);
+  std::vector<int> order(threads);
+  std::iota(order.begin(), order.end(), 0);
   for (;;) {
-    bool any = false, progress = false;
-    for (unsigned t = 0; t < threads; ++t) {
-      Fiber& f = *fibers[t];
-      if (f.done) continue;
-      any = true;
-      if (f.waiting) continue;
-      progress = true;
-      current = &f;
-      threadIdx = {f.x, f.y, 0};
-      swapcontext(&scheduler, &f.context);
-    }
-    if (!any) return;
-    // warps
-    for (unsigned w = 0; w < threads / 32; ++w) {
-      int kind = fibers[w * 32]->waiting;
-      bool all = kind >= 3 && !fibers[w * 32]->done;
-      for (int l = 0; l < 32 && all; ++l)
-        all = !fibers[w * 32 + l]->done && fibers[w * 32 + l]->waiting == kind;
-      if (!all) continue;
-      progress = true;
-      for (int l = 0; l < 32; ++l) {
-        Fiber& f = *fibers[w * 32 + l];
-        if (kind == 3) f.out = fibers[w * 32 + f.in_or]->in;
+    bool progress = false, all_done = true;
+    into_order(order);
+    for (const int t : order) {
+      Fiber& f = fibers[t];
+      if (!f.done && f.wait == Wait::kNothing) {
+        run(f);
+        progress = true;
       }
-      for (int l = 0; l < 32; ++l) fibers[w * 32 + l]->waiting = 0;
+      all_done = all_done && f.done;
     }
-    // block: all that are not done wait at the same barrier
-    int kind = 0;
-    bool all = true, some = false;
-    for (unsigned t = 0; t < threads; ++t) {
-      Fiber& f = *fibers[t];
-      if (f.done) continue;
-      some = true;
-      if (!kind) kind = f.waiting;
-      all = all && f.waiting == kind && kind > 0 && kind < 3;
+    if (all_done) return;
+    for (int warp = 0; warp < threads / kWarp; ++warp)
+      progress = release_warp(&fibers[warp * kWarp]) || progress;
+    progress = release_block(threads) || progress;
+    if (!progress) memory_check::fail("deadlock: not all threads come to a barrier");
+  }
+}
+
+TensorCore chosen_tensor_core() {
+  const char* name = std::getenv("FASTAGG_EMULATED_TENSOR_CORE");
+  if (!name || !std::strcmp(name, "sm_90")) return TensorCore::kSm90;
+  if (!std::strcmp(name, "sm_80")) return TensorCore::kSm80;
+  if (!std::strcmp(name, "nearest")) return TensorCore::kNearest;
+  memory_check::fail("FASTAGG_EMULATED_TENSOR_CORE is %s", name);
+}
+
+}  // namespace
+
+void allow_dynamic_shared(int bytes) {
+  dynamic_limit = bytes;
+}
+
+void run_grid(const char* kernel, dim3 grid, dim3 block, size_t shared, void (*body)(const void*),
+              const void* arguments, size_t argument_bytes) {
+  memory_check::begin_launch(kernel, arguments, argument_bytes);
+  const char* order = std::getenv("FASTAGG_EMULATED_ORDER");
+  const int seed = order ? std::atoi(order) : 0;
+  in_order = seed == 0;
+  random_order.seed(seed);
+  tensor_core = chosen_tensor_core();
+  gridDim = grid;
+  blockDim = block;
+  const unsigned threads = block.x * block.y;
+  if (threads == 0 || threads > kMostThreads || grid.x == 0 || grid.y == 0 || grid.y > 65535)
+    memory_check::fail("a launch of (%u, %u) blocks of (%u, %u) threads", grid.x, grid.y, block.x,
+                       block.y);
+  if (shared > dynamic_limit) memory_check::fail("%zu bytes of shared memory", shared);
+  // The 16 bytes that alignment asks for, and no more than asked.
+  std::vector<char> memory(shared + 16);
+  dynamic_shared = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16) % 16;
+  dynamic_bytes = shared;
+  thread_body = body;
+  thread_arguments = arguments;
+  std::vector<Index> blocks;
+  for (unsigned y = 0; y < grid.y; ++y)
+    for (unsigned x = 0; x < grid.x; ++x) blocks.push_back({x, y, 0});
+  into_order(blocks);
+  for (const Index& index : blocks) {
+    blockIdx = index;
+    std::memset(dynamic_shared, 0xff, dynamic_bytes);
+    memory_check::begin_block(index.x, index.y, dynamic_shared, dynamic_bytes);
+    run_block(static_cast<int>(threads));
+  }
+  memory_check::end_launch();
+  dynamic_limit = 48 << 10;
+}
+
+float4* emulated_shared() {
+  return reinterpret_cast<float4*>(dynamic_shared);
+}
+void declare_shared(void* data, size_t bytes) {
+  memory_check::add_shared(data, bytes);
+}
+
+void __syncthreads() {
+  wait_for(Wait::kBarrier);
+}
+int __syncthreads_or(int predicate) {
+  current->predicate = predicate != 0;
+  wait_for(Wait::kBarrierOr);
+  return current->predicate;
+}
+void __syncwarp() {
+  wait_for(Wait::kWarpBarrier);
+}
+uint64_t exchange(uint64_t value, int offset) {
+  Fiber* me = current;
+  me->shuffled = value;
+  me->partner = static_cast<int>(me - fibers.data()) % kWarp ^ offset;
+  wait_for(Wait::kShuffle);
+  return me->shuffled;
+}
+int32_t atomicMax(int32_t* p, int32_t v) {
+  memory_check::check(p, sizeof *p, Access::kAtomic);
+  const int32_t old = *p;
+  *p = std::max(old, v);
+  return old;
+}
+
+static void multiply_in_warp(Wait wait, float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                             uint32_t b1) {
+  MmaLane lane;
+  std::copy(c, c + 4, lane.c);
+  std::copy(a, a + 4, lane.a);
+  lane.b[0] = b0;
+  lane.b[1] = b1;
+  current->mma = &lane;
+  wait_for(wait);
+  std::copy(lane.c, lane.c + 4, c);
+}
+void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply_in_warp(Wait::kBf16, c, a, b0, b1);
+}
+void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply_in_warp(Wait::kTf32, c, a, b0, b1);
+}
+
+// The source is read now, and written at the last moment: when the thread waits for it.
+void copy_async(float4* to, const float* from, int64_t valid, int bytes) {
+  if (reinterpret_cast<uintptr_t>(from) % bytes || reinterpret_cast<uintptr_t>(to) % 16)
+    memory_check::fail("copies asynchronously from %p to %p, %d bytes at a time",
+                       static_cast<const void*>(from), static_cast<void*>(to), bytes);
+  const int there = static_cast<int>(std::max<int64_t>(std::min<int64_t>(valid, 4), 0));
+  Copy copy{reinterpret_cast<float*>(to), {}};
+  memory_check::check(from, there * sizeof(float), Access::kRead);
+  memory_check::check(to, sizeof *to, Access::kCopy);
+  std::copy(from, from + there, copy.values);
+  std::memset(to, 0xff, sizeof *to);
+  current->copies.push_back(copy);
+}
+void copy_async_commit() {
+  current->groups.emplace_back(std::move(current->copies));
+  current->copies.clear();
+}
+void copy_async_wait(int groups_left) {
+  while (static_cast<int>(current->groups.size()) > groups_left) {
+    for (const Copy& copy : current->groups.front()) {
+      std::copy(copy.values, copy.values + 4, copy.to);
+      memory_check::copy_landed(copy.to, sizeof copy.values);
     }
-    if (some && all) {
-      progress = true;
-      int o = 0;
-      for (unsigned t = 0; t < threads; ++t)
-        if (!fibers[t]->done) o |= fibers[t]->in_or;
-      for (unsigned t = 0; t < threads; ++t)
-        if (!fibers[t]->done) {
-          if (kind == 2) fibers[t]->in_or = o;
-          fibers[t]->waiting = 0;
-        }
-    }
-    if (!progress) {
-      fprintf(stderr, "deadlock\n");
-      abort();
-    }
+    current->groups.pop_front();
   }
 }
