@@ -29,7 +29,7 @@ PAIR_SHAPES = [(1000, 100_000)]
 CLIENTS = 10_000  # half of them active
 ROW_SHAPES = [(20, 1_000_000), (100, 1_000_000), (256, 400_000)]
 
-_CHUNKED_ROWS = 100  # with more, chunks take what X @ X.T takes, and numpy half of it
+_CHUNKED_ROWS = 100  # with more, chunks take what X @ X.T takes, and ssyrk half of it or less
 _CHUNK = 1 << 15  # columns of a chunk in the careful library Gram: 100 rows are 13 MB
 
 

@@ -65,7 +65,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-COLUMNS = [*(field.name for field in fields(Row)), *machine.describe()]
+COLUMNS = [*(field.name for field in fields(Row)), *machine.describe(), "blas"]
 
 
 @pytest.mark.usefixtures("compiler")
