@@ -71,10 +71,11 @@ gpu-check:  ## on a machine with a GPU: build with its torch, test, measure, san
 	PYTHON="$(PYTHON)" benchmarks/gpu_session.sh "$(OUT)"
 
 EMULATED := build/emulated
-emulate: build-dev  ## run the op tests on the CUDA kernels, emulated on the CPU, every access to memory checked
+emulate: build-dev  ## run the op tests, and rounds of FDMS, on the CUDA kernels, emulated on the CPU, memory checked
 	$(PY) tests/cuda/emulator/build.py $(EMULATED)
 	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q -o pythonpath=$(EMULATED) tests/ops \
 	  -k "cuda and not test_registration" $(ARGS)
+	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q -o pythonpath=$(EMULATED) tests/rules/test_enqueued.py
 
 # Leaks are not looked for: Python and PyTorch leave much behind on purpose. torch.compile, which
 # test_registration.py runs, starts a compiler of its own that the preloaded libraries break.

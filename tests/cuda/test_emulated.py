@@ -84,6 +84,13 @@ def test_the_op_tests_pass(folder: Path) -> None:
     assert found and int(found[1]) > 200, output
 
 
+@pytest.mark.slow
+def test_whole_rounds_pass(folder: Path) -> None:
+    tests = [str(ROOT / "tests/rules/test_enqueued.py"), "-o", f"pythonpath={folder}"]
+    output = run_python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert re.search(r"\d+ passed", output) and "skipped" not in output, output
+
+
 def run(folder: Path, check: str, core: str = "sm_90") -> None:
     run_python(folder, str(EMULATOR / "checks.py"), check, FASTAGG_EMULATED_TENSOR_CORE=core)
 

@@ -28,6 +28,14 @@ HERE = Path(__file__).parent
 COMMON = ["-O2", "-g1", "-fPIC", "-std=c++17", "-w", f"-I{HERE}"]
 # Neither library is linked: the functions of the first are ours, the second stops the program.
 CHECKED = ["-fsanitize=thread,undefined", "-fsanitize-undefined-trap-on-error"]
+# What a GPU would get as a copy must not be memory of Python's here, either.
+COPIES = """
+import torch
+
+_frombuffer, _from_numpy = torch.frombuffer, torch.from_numpy
+torch.frombuffer = lambda *args, **kwargs: _frombuffer(*args, **kwargs).clone()
+torch.from_numpy = lambda array: _from_numpy(array).clone()
+"""
 RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
@@ -103,6 +111,8 @@ def build(folder: Path) -> None:
     kernels, bindings = folder / "csrc/kernels", folder / "csrc/bindings"
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     shutil.copytree(ROOT / "fastagg", folder / "fastagg", ignore=shutil.ignore_patterns("_C*.so"))
+    with (folder / "fastagg/__init__.py").open("a", encoding="utf-8") as file:
+        file.write(COPIES)
     for path in (*kernels.glob("*.cu"), *kernels.glob("*.cuh"), *kernels.glob("*.h")):
         if path.suffix == ".cu" or "cuda" in path.read_text(encoding="utf-8"):
             name = path.with_suffix(".cpp") if path.suffix == ".cu" else path
