@@ -76,8 +76,9 @@ def test_emulated(folder: Path, check: str) -> None:
 @pytest.mark.slow
 def test_the_op_tests_pass(folder: Path) -> None:
     """Those that take less than a second or two each; `make emulate` runs all of them."""
-    large = ["thread", "300003", "600001", "62006", "40000", "101-610", "530", "2047", "4100"]
-    chosen = " and not ".join(["cuda", "test_registration", *large])
+    slow = ["thread", "300003", "600001", "62006", "40000", "101-610", "530", "2047", "4100"]
+    slow += ["30011", "masked", "255", "264", "iterations", "scaling", "70-900"]
+    chosen = " and not ".join(["cuda", "test_registration", *slow])
     tests = [str(ROOT / "tests/ops"), "-o", f"pythonpath={folder}", "-k", chosen]
     output = run_python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     found = re.search(r"(\d+) passed", output)
