@@ -46,10 +46,11 @@ def blas() -> str:
         from threadpoolctl import threadpool_info
     except ImportError:
         return "unknown"
-    for library in threadpool_info():
-        if library["user_api"] == "blas" and "numpy" in library["filepath"]:
-            name, version = library["internal_api"], library["version"]
-            return f"{name} {version} {library.get('architecture', '')}".strip()
+    found = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    # numpy brings its own, or uses the system's.
+    for library in sorted(found, key=lambda library: "numpy" not in library["filepath"]):
+        name, version = library["internal_api"], library["version"]
+        return f"{name} {version} {library.get('architecture', '')}".strip()
     return "unknown"
 
 

@@ -8,7 +8,7 @@
 // emulated: caches, and any speed.
 //
 //   FASTAGG_EMULATED_ORDER=N          blocks and threads in the N-th random order (0: in their own)
-//   FASTAGG_EMULATED_TENSOR_CORE=...  sm_80, sm_90, or nearest: exact sums, rounded once
+//   FASTAGG_EMULATED_TENSOR_CORE=...  sm_80 or sm_90 (as without)
 #pragma once
 #include <algorithm>
 #include <cmath>

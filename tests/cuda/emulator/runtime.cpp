@@ -193,7 +193,6 @@ TensorCore chosen_tensor_core() {
   const char* name = std::getenv("FASTAGG_EMULATED_TENSOR_CORE");
   if (!name || !std::strcmp(name, "sm_90")) return TensorCore::kSm90;
   if (!std::strcmp(name, "sm_80")) return TensorCore::kSm80;
-  if (!std::strcmp(name, "nearest")) return TensorCore::kNearest;
   memory_check::fail("FASTAGG_EMULATED_TENSOR_CORE is %s", name);
 }
 

@@ -95,9 +95,7 @@ void multiply(TensorCore core, bool bf16, MmaLane (&lanes)[32]) {
       const Number* x = a[lane / 4 + e / 2 * 8];
       const Number* y = b[lane % 4 * 2 + e % 2];
       float& c = lanes[lane].c[e];
-      if (core == TensorCore::kNearest)
-        c = static_cast<float>(exact(c, x, y, n));
-      else if (core == TensorCore::kSm80)
+      if (core == TensorCore::kSm80)
         c = fused(fused(c, x, y, n / 2, 24), x + n / 2, y + n / 2, n / 2, 24);
       else
         c = fused(c, x, y, n, 25);

@@ -14,7 +14,7 @@
 #pragma once
 #include <cstdint>
 
-enum class TensorCore { kNearest, kSm80, kSm90 };  // nearest: an exact sum, rounded once
+enum class TensorCore { kSm80, kSm90 };
 
 // Registers of a lane.
 struct MmaLane {
