@@ -35,7 +35,8 @@ from torch.nn import functional
 
 from benchmarks.machine import describe
 from benchmarks.report import markdown
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 KINDS = ["zero-mean", "positive", "correlated"]
 WIDTHS = [10_000, 100_000, 1_000_000, 10_000_000, 100_000_000]

@@ -70,7 +70,8 @@ sanitize() {
   for tool in "${tools[@]}"; do
     compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" -c '
 import torch
-from fastagg import ops, selfcheck
+from fastagg import ops
+from fastagg.ops import selfcheck
 for K, S, d in ((9, 5, 1003), (60, 50, 2048), (150, 135, 601)):
     checks = selfcheck.run(K, S, d, device="cuda")
     print([check.op for check in checks if not check.passed] or "all agree")

@@ -6,13 +6,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg import _pages
+from fastagg.updates import allocation
 
 
 def zeros(rows: int, columns: int) -> Tensor:
     """[rows, columns] float32, contiguous."""
     size = rows * columns
-    return _pages.zeros(1, size, size)[0].view(rows, columns)
+    return allocation.zeros(1, size, size)[0].view(rows, columns)
 
 
 def normal(rows: int, columns: int) -> Tensor:

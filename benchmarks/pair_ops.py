@@ -15,7 +15,8 @@ from torch import Tensor
 
 from benchmarks.harness import Comparison, Contender
 from benchmarks.options import Make
-from fastagg import bits, ops
+from fastagg import ops
+from fastagg.ops import bits
 
 _ROWS = 64  # of a block: 64 rows of K = 10,000 scores are 2.5 MB
 _THRESHOLD = 0.5

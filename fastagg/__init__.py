@@ -9,6 +9,7 @@ the functional layer, and ``python -m fastagg`` describes this build and checks 
 """
 
 import os
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import torch  # noqa: F401  (before _C, which links to its libraries)
@@ -30,10 +31,8 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
-from fastagg.buffer import FlatLayout, UpdateBuffer
-from fastagg.client_files import ClientFiles
-from fastagg.enqueued import EnqueuedFDMS
-from fastagg.plan import RoundPlan, plan
+from fastagg.ops import bits, reference
+from fastagg.planning.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
 from fastagg.rules import (
     FDMS,
@@ -58,7 +57,12 @@ from fastagg.rules import (
     StaleModels,
     Theorem2Threshold,
 )
-from fastagg.streaming import ColumnBlocks, TensorRows
+from fastagg.rules.enqueued_fdms import EnqueuedFDMS
+from fastagg.updates import files, streams
+from fastagg.updates.buffer import UpdateBuffer
+from fastagg.updates.files import ClientFiles
+from fastagg.updates.layout import FlatLayout
+from fastagg.updates.streams import ColumnBlocks, TensorRows
 
 __all__ = [
     "FDMS",
@@ -98,6 +102,16 @@ __all__ = [
     "ops",
     "plan",
 ]
+
+# Import paths of earlier versions, such as `from fastagg.streaming import ColumnSource`.
+for _old, _module in {
+    "bits": bits,
+    "reference": reference,
+    "streaming": streams,
+    "client_files": files,
+}.items():
+    sys.modules[f"{__name__}.{_old}"] = _module
+streaming, client_files = streams, files
 
 try:
     __version__ = version("fastagg")

@@ -10,7 +10,8 @@ import time
 import torch
 
 import fastagg
-from fastagg import ops, selfcheck
+from fastagg import ops
+from fastagg.ops import selfcheck
 
 
 def main() -> int:

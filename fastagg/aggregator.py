@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from fastagg import checkpoint
-from fastagg.buffer import Clients, allocate_rows
-from fastagg.cohort import Cohort, Updates, read_cohort
-from fastagg.columns import Columns, segment_columns
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.rows import RowMemory
 from fastagg.options import FLOAT32_LIMIT, read_device, read_factor, read_positive, read_size
-from fastagg.row_memory import RowMemory
+from fastagg.updates.allocation import allocate_rows
+from fastagg.updates.buffer import Clients
+from fastagg.updates.cohort import Cohort, Updates, read_cohort
+from fastagg.updates.columns import Columns, segment_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Required
@@ -240,7 +241,7 @@ class Aggregator(ABC):
             prepared.pairs,
             reasons=reasons,
         )
-        self.columns.agree(report)
+        self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         prepared.commit()
         return report
 

@@ -38,7 +38,7 @@ from benchmarks.harness import (
     Row,
 )
 from benchmarks.work import WORK, Work
-from fastagg import bits
+from fastagg.ops import bits
 
 # --- every subcommand ------------------------------------------------------------------------
 

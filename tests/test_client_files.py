@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, FlatLayout, client_files
-from fastagg.client_files import ClientFiles
+from fastagg.updates.files import ClientFiles
 
 SHAPES = {"a": (3, 5), "empty": (0, 4), "b": (1,), "c": (7, 11, 13)}
 D = 15 + 1 + 1001

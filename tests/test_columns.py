@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg import ops
-from fastagg.columns import Columns, segment_columns
-from fastagg.streaming import TensorRows
+from fastagg.updates.columns import Columns, segment_columns
+from fastagg.updates.streams import TensorRows
 
 
 @pytest.mark.parametrize("segment", [1 << 10, 1 << 14, 1 << 17])

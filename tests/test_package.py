@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import fastagg
-from fastagg import _C, selfcheck
+from fastagg import _C
+from fastagg.ops import selfcheck
 
 ROOT = Path(__file__).resolve().parents[1]
 

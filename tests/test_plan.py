@@ -14,8 +14,8 @@ import torch
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer
-from fastagg.columns import Columns
-from fastagg.rates import Rates, measure
+from fastagg.planning.rates import Rates, measure
+from fastagg.updates.columns import Columns
 
 K, S, D = 9, 4, 37
 REQUIRED: dict[str, dict[str, Any]] = {"scaffold": {"local_work": 1.0}}

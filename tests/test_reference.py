@@ -9,7 +9,8 @@ import math
 import pytest
 import torch
 
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 
 def test_it_has_the_signatures_of_ops() -> None:

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
-from fastagg.buffer import Clients
-from fastagg.cohort import Updates, read_cohort
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.options import read_size
 from fastagg.registry import make
+from fastagg.updates.buffer import Clients
+from fastagg.updates.cohort import Updates, read_cohort
 
 
 class Loaded(NamedTuple):

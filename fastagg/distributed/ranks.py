@@ -7,15 +7,14 @@ Everything that travels is a tensor of a known size; nothing is pickled.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastagg.aggregator import StepReport
-from fastagg.columns import Columns
+from fastagg.updates.columns import Columns
 
 _DIGEST = 32
 _TEXT = 479  # with status and digest, a message has 512 bytes
@@ -227,9 +226,8 @@ class ShardedColumns(Columns):
     def join_flags(self, flags: Tensor) -> Tensor:
         return self._ranks.largest(flags.to(torch.int32)) > 0
 
-    def agree(self, report: StepReport) -> None:
-        tensors = [report.active, report.rejected, report.weights, report.friends]
-        self._ranks.agree("the result of the step", tensors)
+    def agree(self, results: Sequence[Tensor | None]) -> None:
+        self._ranks.agree("the result of the step", list(results))
 
 
 def digest_of(values: Iterable[object]) -> bytes:

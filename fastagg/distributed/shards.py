@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fastagg.columns import segment_columns
+from fastagg.updates.columns import segment_columns
 
 
 def default_segment(num_params: int, num_ranks: int) -> int:

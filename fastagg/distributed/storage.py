@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fastagg import checkpoint
+from fastagg.checkpoint.tensor_file import RowsOf
 from fastagg.distributed.ranks import Ranks
-from fastagg.tensor_file import RowsOf
 
 FORMAT = "fastagg.sharded"
 VERSION = 1

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastagg.buffer import UpdateBuffer, allocate_rows
+from fastagg.updates.allocation import allocate_rows
+from fastagg.updates.buffer import UpdateBuffer
 
 _BATCH = 16  # rows allocated at a time; their memory is not touched before they are used
 

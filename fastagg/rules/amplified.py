@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastagg.aggregator import CommonOptions
-from fastagg.cohort import Cohort
 from fastagg.options import read_factor
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
+from fastagg.rules._weighted_rule import Plan, WeightedRule
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

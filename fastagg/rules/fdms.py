@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg import bits, ops
+from fastagg import ops
 from fastagg.aggregator import CommonOptions, State
-from fastagg.cohort import Cohort, flags_of
 from fastagg.costs import Cost, Sizes
+from fastagg.ops import bits
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
-from fastagg.rules._weights import relative
+from fastagg.rules._client_weights import relative
+from fastagg.rules._weighted_rule import Plan, WeightedRule
 from fastagg.rules.thresholds import Threshold, from_option, named_threshold, to_option
+from fastagg.updates.cohort import Cohort, flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions
-from fastagg.cohort import Cohort, flags_of
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules.fdms import FDMS
+from fastagg.updates.cohort import Cohort, flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions, State
-from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
-from fastagg.rules._weights import relative
+from fastagg.rules._client_weights import relative
+from fastagg.rules._weighted_rule import Plan, WeightedRule
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from fastagg.cohort import Cohort
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
-from fastagg.rules._weights import relative
+from fastagg.rules._client_weights import relative
+from fastagg.rules._weighted_rule import Plan, WeightedRule
+from fastagg.updates.cohort import Cohort
 
 
 @register("fedavg")

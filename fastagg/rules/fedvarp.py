@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import Prepared
-from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
-from fastagg.rules._memory import MemoryRule
-from fastagg.rules._weights import relative
+from fastagg.rules._client_weights import relative
+from fastagg.rules._memory_rule import MemoryRule
+from fastagg.updates.cohort import Cohort
 
 
 @register("fedvarp")

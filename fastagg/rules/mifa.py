@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastagg.registry import register
-from fastagg.rules._memory import MemoryRule
+from fastagg.rules._memory_rule import MemoryRule
 
 
 @register("mifa")

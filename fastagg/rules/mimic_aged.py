@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.rules._rows import refuse_shared_memory
+from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -14,7 +14,7 @@ from torch import Tensor
 from fastagg.aggregator import State
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
-from fastagg.rules._memory import MemoryOptions, MemoryRule
+from fastagg.rules._memory_rule import MemoryOptions, MemoryRule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

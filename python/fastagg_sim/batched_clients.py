@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fastagg.buffer import FlatLayout
+from fastagg.updates.layout import FlatLayout
 from fastagg_sim.client import ClientData, fast_convolutions, passes
 from fastagg_sim.config import LocalTraining
 from fastagg_sim.pooling import MaxPool2x2, max_pool_2x2

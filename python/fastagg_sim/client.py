@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fastagg.buffer import FlatLayout
+from fastagg.updates.layout import FlatLayout
 from fastagg_sim.config import LocalTraining
 
 # Below this batch size PyTorch's own convolutions are faster than oneDNN's: by a fifth at 5, with

@@ -20,7 +20,8 @@ from torch import Tensor
 
 import fastagg
 from fastagg import ops
-from fastagg.buffer import FlatLayout, UpdateBuffer
+from fastagg.updates.buffer import UpdateBuffer
+from fastagg.updates.layout import FlatLayout
 from fastagg_sim import data
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork
 from fastagg_sim.client import ClientData, LocalTrainer, evaluate

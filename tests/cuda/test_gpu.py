@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import FDMS, EnqueuedFDMS, ops, reference
+from fastagg import FDMS, EnqueuedFDMS, ops
+from fastagg.ops import reference
 
 pytestmark = pytest.mark.skipif(
     "cuda" not in ops.devices(), reason="no CUDA kernels in this build, or no GPU"

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 import fastagg
 from fastagg import ops
-from fastagg.columns import Columns
 from fastagg.distributed import ShardedAggregator
+from fastagg.updates.columns import Columns
 
 K, S, D, SEGMENT = 6, 4, 5_003, 1_024
 

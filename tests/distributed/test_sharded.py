@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg.columns import Columns
+from fastagg.updates.columns import Columns
 
 WORKER = Path(__file__).with_name("worker.py")
 PATIENCE = 180.0  # seconds for a job on a busy machine; each takes 3 to 10

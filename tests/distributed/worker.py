@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastagg.distributed import ShardedAggregator
-from fastagg.streaming import ColumnBlocks
+from fastagg.updates.streams import ColumnBlocks
 
 K, D, SEGMENT = 6, 5_003, 1_024  # five segments, the last one short
 ROUNDS = 4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastagg import _C, build_info, ops
-from fastagg.selfcheck import OnDevice
+from fastagg.ops.selfcheck import OnDevice
 
 ISAS = ("portable", "avx2", "avx512", "cuda")
 

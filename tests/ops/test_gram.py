@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastagg import _C, ops, reference
+from fastagg import _C, ops
+from fastagg.ops import reference
 
 # Tiles are 5 or 3 rows, vectors 16, 8 or 4 columns, blocks 16 to 768 columns.
 SHAPES = [

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastagg import bits, ops, reference
+from fastagg import ops
+from fastagg.ops import bits, reference
 
 
 def random_state(K: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -297,7 +297,7 @@ def test_nothing_large_is_allocated_once_a_step_is_agreed_on(
 
     def agree(report: fastagg.StepReport) -> None:
         agreed.append(report)
-        monkeypatch.setattr("fastagg.row_memory.allocate_rows", refuse)
+        monkeypatch.setattr("fastagg.memory.stores.allocate_rows", refuse)
 
     agg.columns.agree = agree  # type: ignore[method-assign]
     for row in buffer.rows([0, 3]):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastagg
 from fastagg import UpdateBuffer, ops
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram_rule import GramRule
 
 Same = Callable[..., None]
 

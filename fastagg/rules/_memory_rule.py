@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.buffer import RowExchange
-from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.rows import RowMemory
+from fastagg.memory.stores import dtype_name, element_bytes, read_store
 from fastagg.options import FLOAT32_LIMIT
-from fastagg.row_memory import RowMemory
-from fastagg.row_store import dtype_name, element_bytes, read_store
-from fastagg.rules._rows import refuse_shared_memory
-from fastagg.rules._weights import read_client_weights, relative
+from fastagg.rules._client_weights import read_client_weights, relative
+from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.updates.buffer import RowExchange
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 # Errors are relative to the largest magnitude of the oracle's result. float32 results are rounded
 # once or twice (6e-8 each); Gram products are summed in float32 inside blocks, and those errors

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fastagg.columns import StreamedRow
 from fastagg.options import read_size
+from fastagg.updates.columns import StreamedRow
 
 BUDGET = 1 << 28
 

@@ -16,11 +16,11 @@ from typing import SupportsIndex, TypeGuard
 import torch
 from torch import Tensor
 
-from fastagg.buffer import Clients, RowExchange, UpdateBuffer
-from fastagg.columns import AnyRow, AnyRows, StreamedRow, alike, in_memory
 from fastagg.ops import Rows
-from fastagg.row_lists import RowList
-from fastagg.streaming import ColumnSource
+from fastagg.ops.row_lists import RowList
+from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
+from fastagg.updates.columns import AnyRow, AnyRows, StreamedRow, alike, in_memory
+from fastagg.updates.streams import ColumnSource
 
 Updates = Rows | UpdateBuffer | ColumnSource
 """What a step takes as updates."""

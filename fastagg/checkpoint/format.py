@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import safetensors
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fastagg import tensor_file
-from fastagg.tensor_file import RowsOf
+from fastagg.checkpoint import tensor_file
+from fastagg.checkpoint.atomic import replace
+from fastagg.checkpoint.tensor_file import RowsOf
 
 FORMAT = "fastagg.aggregator"
 VERSION = 2
@@ -57,31 +58,7 @@ def write(
         "rule": rule,
         "options": json.dumps(plain, allow_nan=False),
     }
-    _replace(target, lambda partial: tensor_file.save(partial, tensors, header))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file, replacing an older one atomically.
-
-    Raises:
-        OSError: the folder is missing or not writable. An older file is then intact.
-    """
-    _replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
-
-
-def _replace(target: Path, fill: Callable[[Path], object]) -> None:
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"path: the folder {target.parent} does not exist")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        fill(partial)
-        _sync(partial)
-        os.replace(partial, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-        raise
-    _sync(target.parent)
+    replace(target, lambda partial: tensor_file.save(partial, tensors, header))
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
@@ -172,12 +149,3 @@ def _check_header(path: Path, header: Mapping[str, str]) -> None:
             f"{path} was written by {age} fastagg: it has format version {version}, this one "
             f"reads version {VERSION}; {advice}"
         )
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.buffer import RowExchange, allocate_rows
-from fastagg.cohort import Cohort
-from fastagg.columns import Columns
-from fastagg.row_store import Inbox, RowStore
+from fastagg.memory.stores import Inbox, RowStore
+from fastagg.updates.allocation import allocate_rows
+from fastagg.updates.buffer import RowExchange
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.columns import Columns
 
 
 class RowMemory:

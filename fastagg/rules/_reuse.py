@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.cohort import Cohort
-from fastagg.columns import AnyRow, AnyRows, Columns, alike
-from fastagg.row_memory import RowMemory
-from fastagg.row_store import RowStore
-from fastagg.rules._rows import refuse_shared_memory
+from fastagg.memory.rows import RowMemory
+from fastagg.memory.stores import RowStore
+from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.columns import AnyRow, AnyRows, Columns, alike
 
 
 class Bank:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from fastagg.cohort import Cohort
-from fastagg.columns import AnyRows
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.columns import AnyRows
 
 
 def refuse_shared_memory(cohort: Cohort, state: Iterable[Tensor]) -> None:

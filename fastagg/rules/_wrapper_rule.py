@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastagg.options import read_mapping
 from fastagg.registry import available, find
-from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Around, Policy
+from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules.gram_policy import Around, Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.cohort import Cohort
-from fastagg.columns import AnyRows, alike
 from fastagg.costs import Cost, Sizes
-from fastagg.row_memory import RowMemory
-from fastagg.row_store import dtype_name, element_bytes, read_store
-from fastagg.rules._bank import Bank
-from fastagg.rules._policy import Policy
-from fastagg.rules._weights import read_client_weights, relative
+from fastagg.memory.rows import RowMemory
+from fastagg.memory.stores import dtype_name, element_bytes, read_store
+from fastagg.rules._client_weights import read_client_weights, relative
+from fastagg.rules._reuse import Bank
+from fastagg.rules.gram_policy import Policy
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.columns import AnyRows, alike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fastagg.buffer import FlatLayout
-from fastagg.columns import StreamedRow
 from fastagg.options import read_size
-from fastagg.streaming import BUDGET, ColumnSource
+from fastagg.updates.columns import StreamedRow
+from fastagg.updates.layout import FlatLayout
+from fastagg.updates.streams import BUDGET, ColumnSource
 
 _DTYPES = {
     "F32": torch.float32,

@@ -1,51 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the robust rules need of :mod:`fastagg.ops`, where it is found, with its conventions.
-
-All but :func:`gram_rows` work on n x n numbers, on the CPU: tensors on a GPU are fetched, and the
-result is brought back. One thread adds up, in a fixed order: results have the same bits for any
-number of threads.
-"""
+"""What the robust rules compute from a Gram matrix."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fastagg.row_lists import Rows, row_list
-
-_ops = torch.ops.fastagg
-
-
-def gram_rows(updates: Rows, changed: Tensor, *, precision: str = "highest") -> Tensor:
-    """Some rows of :func:`gram`: ``out[c, j] = <updates[changed[c]], updates[j]>``, float64.
-
-    What is missing of a Gram matrix after C of S rows have changed, with the bits that
-    :func:`gram` has there, at about 2C/S - (C/S)^2 of its arithmetic.
-
-    Args:
-        updates: S rows of d float32.
-        changed: int64 [C] on the CPU, distinct positions in [0, S).
-        precision: as in :func:`gram`.
-
-    Returns:
-        [C, S] float64, where the rows are.
-    """
-    return _ops.gram_rows(row_list(updates, "updates"), changed, precision)
-
-
-def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
-    """A Gram matrix after some rows have changed, or come: ``out[changed[c]] = rows[c]``, the same
-    for columns, and ``gram`` elsewhere. What :func:`gram_rows` is made for.
-
-    Args:
-        gram: float64 [m, m].
-        changed: int64 [C] on the CPU, distinct positions in [0, n); all from m on are among them.
-        rows: float64 [C, n], n >= m.
-
-    Returns:
-        float64 [n, n].
-    """
-    return _ops.replace_rows(gram, changed, rows)
+from fastagg.ops._dispatch import compiled
 
 
 def bucketed_gram(
@@ -68,7 +29,18 @@ def bucketed_gram(
         float64 [n + e], 1 for the last e; and the weight of each bucket, the sum of its rows',
         float64 [m]. Products are added in the order of rows.
     """
-    return _ops.bucketed_gram(gram, order, weights, bucket_size)
+    return compiled.bucketed_gram(gram, order, weights, bucket_size)
+
+
+@torch.library.register_fake("fastagg::bucketed_gram")
+def _(
+    gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, members = gram.shape[0], order.shape[0]
+    count = -(-members // bucket_size)
+    size = rows - members + count
+    buckets = gram.new_empty(rows, dtype=torch.int64)
+    return gram.new_empty(size, size), buckets, gram.new_empty(rows), gram.new_empty(count)
 
 
 def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iterations: int) -> Tensor:
@@ -89,7 +61,13 @@ def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iteration
     Returns:
         float64 [n], of sum 1 (up to rounding) after the first step.
     """
-    return _ops.weiszfeld(gram, weights, start, nu, iterations)
+    return compiled.weiszfeld(gram, weights, start, nu, iterations)
+
+
+@torch.library.register_fake("fastagg::weiszfeld")
+@torch.library.register_fake("fastagg::clip_towards")
+def _(gram: Tensor, *args: object) -> Tensor:
+    return gram.new_empty(gram.shape[0])
 
 
 def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
@@ -106,4 +84,4 @@ def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> 
     Returns:
         float64 [n + 1], the factors of the rows in v.
     """
-    return _ops.clip_towards(gram, weights, tau, iterations)
+    return compiled.clip_towards(gram, weights, tau, iterations)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from fastagg.aggregator import Aggregator
-from fastagg.columns import MIN_PIECE, segment_columns
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.stores import element_bytes
 from fastagg.options import read_size
-from fastagg.rates import Rates, measure
+from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
-from fastagg.row_store import element_bytes
+from fastagg.updates.columns import MIN_PIECE, segment_columns
 
 _UNITS = ("", "k", "M", "G", "T", "P")
 _MESSAGE = 512  # bytes in which a rank says that it can go on

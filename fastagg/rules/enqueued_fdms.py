@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastagg import bits, ops
-from fastagg.columns import Columns
-from fastagg.ops import Rows
+from fastagg import ops
+from fastagg.ops import Rows, bits
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.rules.fdms import FDMS
+from fastagg.updates.columns import Columns
 
 
 class EnqueuedFDMS:

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from fastagg.rules._policy import check_majority, square_distances, times
+from fastagg.rules.gram_policy import check_majority, square_distances, times
 
 _BATCH = 1 << 11  # subsets whose eigenvalues are computed at a time
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
-from fastagg.rules._weights import read_client_weights
+from fastagg.rules._client_weights import read_client_weights
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -19,17 +19,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.ops import Rows
-from fastagg.row_lists import RowList
-
-if TYPE_CHECKING:
-    from fastagg.aggregator import StepReport
+from fastagg.ops.row_lists import RowList
 
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
@@ -159,7 +156,7 @@ class Columns:
         """[n] bool: True where any process has True."""
         return flags
 
-    def agree(self, report: StepReport) -> None:
+    def agree(self, results: Sequence[Tensor | None]) -> None:
         """Called before a step writes: all processes are about to do the same.
 
         Raises:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg.buffer import allocate_rows
+from fastagg.updates.allocation import allocate_rows
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PAGE = 4096  # bytes
