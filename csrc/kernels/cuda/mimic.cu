@@ -146,8 +146,8 @@ template cudaError_t mimic_mean(double*, float*, float*, const float* const*, co
                                 const float* const*, float* const*, int64_t, int64_t, int,
                                 cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const Bfloat16* const*,
-                                const Bfloat16* const*, const float* const*, int64_t, int64_t, int,
-                                cudaStream_t);
+                                const Bfloat16* const*, const float* const*, float* const*, int64_t,
+                                int64_t, int, cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
                                 const float* const*, float* const*, int64_t, int64_t, int,
                                 cudaStream_t);
