@@ -66,7 +66,7 @@ class StepReport:
     reasons: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """The first phase of a step: who counts how much, from the state alone.
 
@@ -81,7 +81,7 @@ class Plan:
     pairs: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Reading:
     """The second phase of a step: results of the pass over the rows. None of it is state yet.
 

@@ -16,7 +16,7 @@ _Handler = Callable[[int, FrameType | None], Any]
 # Signals whose handlers commonly raise an exception, where the platform has them.
 _NUMBERS = tuple(
     getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGUSR1")
     if hasattr(signal, name)
 )
 

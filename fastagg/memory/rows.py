@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.memory.stores import RowStore, SpareRows
+from fastagg.ops.row_lists import RowList
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
@@ -61,6 +62,7 @@ class RowMemory:
         self.references: list[Tensor | None] = [None] * num_clients
         self.spares = SpareRows(store, num_params, device)
         self._device = device
+        self._referring = False  # whether some client may have a reference
         self._unused: Tensor | None = None  # a reference that no client has any more
 
     @property
@@ -88,7 +90,7 @@ class RowMemory:
 
     def copy_(self, values: Tensor) -> None:
         """Remember copies of ``values`` [K, d]."""
-        self.references = [None] * len(self)
+        self.references, self._referring = [None] * len(self), False
         for row, value in zip(self.rows, values, strict=True):
             row.copy_(value)
 
@@ -97,8 +99,8 @@ class RowMemory:
         return [self.rows[client] for client in clients]
 
     def references_of(self, clients: Sequence[int]) -> list[Tensor | None]:
-        """Return the references of ``clients``."""
-        return [self.references[client] for client in clients]
+        """Return the references of ``clients``; none at all if no client has one."""
+        return [self.references[client] for client in clients] if self._referring else []
 
     # --- before the commit --------------------------------------------------------------------
 
@@ -124,13 +126,14 @@ class RowMemory:
             return cohort
         rows = self.spares.rows(cohort.ids)
         columns.copy_(rows, cohort.rows)
-        return cohort.with_rows(rows, owner=self.spares)
+        known = RowList(rows) if self.dtype == torch.float32 else rows
+        return cohort.with_rows(known, owner=self.spares)
 
     def settle_(self) -> None:
         """Store every remembered vector in its row, without a reference; no vector changes."""
         for row, reference in zip(self.rows, self.references, strict=True):
             _settle_(row, reference, self.sign)
-        self.references = [None] * len(self)
+        self.references, self._referring = [None] * len(self), False
 
     def new_reference(self) -> Tensor:
         """Return a vector [d] of any content that no client refers to."""
@@ -152,15 +155,22 @@ class RowMemory:
                 None: the new rows are the remembered vectors themselves.
         """
         new = (owner or self.spares).exchange(clients, self.of(clients))
-        left = {id(r): r for r in self.references_of(clients) if r is not None}
         for client, row in zip(clients, new, strict=True):
-            self.rows[client], self.references[client] = row, reference
-        if reference is not None and reference is self._unused:
+            self.rows[client] = row
+        if reference is not None or self._referring:
+            self._refer(clients, reference)
+
+    def _refer(self, clients: Sequence[int], reference: Tensor | None) -> None:
+        """Set the reference of ``clients``, and keep an old one that no client has any more."""
+        self._referring = True
+        left = {id(r): r for r in self.references_of(clients) if r is not None}
+        for client in clients:
+            self.references[client] = reference
+        if reference is self._unused:
             self._unused = None
-        if left:
-            for key in {id(r) for r in self.references} & left.keys():
-                del left[key]
-            self._unused = next(iter(left.values()), self._unused)
+        for key in {id(r) for r in self.references} & left.keys():
+            del left[key]
+        self._unused = next(iter(left.values()), self._unused)
 
 
 def _settle_(row: Tensor, reference: Tensor | None, sign: float) -> None:

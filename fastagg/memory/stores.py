@@ -108,10 +108,9 @@ class SpareRows:
     def __init__(self, store: RowStore, num_params: int, device: torch.device) -> None:
         self._store, self._num_params, self._device = store, num_params, device
         self._rows: list[Tensor] = []
-        self._place: dict[int, int] = {}
 
     def rows(self, clients: Sequence[int]) -> list[Tensor]:
-        """Return a row of any content for each of ``clients``.
+        """Return a row of any content for each of ``clients``, which replace the last call's.
 
         Raises:
             OSError, MemoryError: there is no room for more rows.
@@ -119,13 +118,15 @@ class SpareRows:
         missing = len(clients) - len(self._rows)
         if missing > 0:
             self._rows += self._store.allocate(missing, self._num_params, self._device)
-        self._place = {client: index for index, client in enumerate(clients)}
         return self._rows[: len(clients)]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
-        """Give the rows of ``clients`` away and take ``rows`` in their place. Copies nothing."""
-        places = [self._place[client] for client in clients]
-        given = [self._rows[place] for place in places]
-        for place, row in zip(places, rows, strict=True):
-            self._rows[place] = row
+        """Give the rows of ``clients`` away and take ``rows`` in their place. Copies nothing.
+
+        Args:
+            clients: as in the last call of :meth:`rows`.
+            rows: one for each of them.
+        """
+        given = self._rows[: len(clients)]
+        self._rows[: len(clients)] = rows
         return given

@@ -39,14 +39,14 @@ class ReuseOptions(CommonOptions, total=False):
     memory_folder: str | os.PathLike[str] | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class GramPlan(Plan):
     """The shares of the rows that take part, [n] float64 of sum 1, as ``weights``."""
 
     active: list[int] = field(kw_only=True)  # positions of the S active clients' rows among them
 
 
-@dataclass(frozen=True)
+@dataclass
 class Judged(Reading):
     """What the policy decided; the aggregate is in scratch."""
 
@@ -137,9 +137,11 @@ class GramRule(Aggregator[GramPlan, Judged]):
         squares = gram.diagonal().tolist()
         self._check_squares(cohort, [squares[i] for i in plan.active])
         factors = self._factors(gram, plan.weights)
-        self._sum(rows, factors)
+        found: list[float] = factors.tolist()
+        self._sum(rows, factors, found)
         self._check_range(*self._peaks_with(params, [self._aggregate]))
-        return Judged(factors[plan.active], gram)
+        own = torch.tensor([found[i] for i in plan.active], dtype=torch.float64)
+        return Judged(own, gram)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
         ops.weighted_sum_(params, [self._aggregate], self._rate)
@@ -149,9 +151,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
             self._reused.commit(cohort, reading.gram)
         self.rounds += 1
 
-    def _sum(self, rows: AnyRows, factors: Tensor) -> None:
+    def _sum(self, rows: AnyRows, factors: Tensor, found: list[float]) -> None:
         """Compute the aggregate in the scratch vector; rows with factor 0 are not read."""
-        found = factors.tolist()
         if 0.0 in found:
             positions = [i for i, factor in enumerate(found) if factor != 0.0]
             listed = list(rows)

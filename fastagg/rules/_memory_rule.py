@@ -33,7 +33,7 @@ class MemoryOptions(CommonOptions, total=False):
     memory_folder: str | os.PathLike[str] | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class MemoryPlan(Plan):
     """How the new rows count in the total."""
 
@@ -41,7 +41,7 @@ class MemoryPlan(Plan):
     norm: float = field(kw_only=True)  # makes the new total a mean
 
 
-@dataclass(frozen=True)
+@dataclass
 class Remembered(Reading):
     """What follows from the rows; the new total and the new memory rows are in scratch."""
 

@@ -29,7 +29,7 @@ _SCORES = {"cosine": ops.cosine_scores, "distance": ops.distance_scores}
 _PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Substitution(Plan):
     """Who substitutes for whom, which pairs are scored, and the threshold of the elimination."""
 
@@ -37,7 +37,7 @@ class Substitution(Plan):
     threshold: float = field(kw_only=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scored(Reading):
     """The similarities of this round."""
 

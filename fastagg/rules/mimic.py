@@ -28,7 +28,7 @@ _ROUNDING = 1.0 + 2.0**-22
 """Covers the float32 rounding of v and c: two roundings of relative size 2^-24 each."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Corrected(Reading):
     """What follows from the rows; v and the new corrections are in scratch and spare rows."""
 

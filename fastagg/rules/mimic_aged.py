@@ -15,6 +15,7 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
+from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.rules._overlap import refuse_shared_memory
@@ -27,7 +28,7 @@ _ROUNDING = 1.0 + 2.0**-20
 """Covers the float32 roundings of v and c."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class AgedPlan(Plan):
     """What is left of the corrections, by their age."""
 
@@ -86,8 +87,9 @@ class MimiCAged(Aggregator[AgedPlan, Reading]):
         if not bool((new_peaks <= FLOAT32_LIMIT).all()):
             raise ValueError("updates: too large, corrections could leave the range of float32")
         difference = torch.tensor([1.0, -1.0], dtype=torch.float64)
-        for correction, row in zip(new, cohort.rows, strict=True):
-            self.columns.weighted_sum_(correction, [self._aggregate, row], difference, beta=0.0)
+        for correction, row in zip(new, cohort.tensors(), strict=True):
+            both = RowList([self._aggregate, row])
+            ops.weighted_sum_(correction, both, difference, beta=0.0)
         return Reading(plan.weights)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: AgedPlan, reading: Reading) -> None:

@@ -15,6 +15,7 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
+from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.rules._overlap import refuse_shared_memory
@@ -27,7 +28,7 @@ _ROUNDING = 1.0 + 2.0**-20
 """Covers the float32 roundings of one round's control variates, a few of relative size 2^-24."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Controlled(Reading):
     """What follows from the rows; new parameters and control variates are in scratch."""
 
@@ -89,7 +90,8 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @local_work.setter
     def local_work(self, value: float | Sequence[float] | Tensor) -> None:
-        self._local_work = _read_work(value, self.num_clients)
+        self._local_work = work = _read_work(value, self.num_clients)
+        self._pair = _pairs(-1.0 / work[:1])[0] if bool((work == work[0]).all()) else None
 
     @torch.no_grad()
     def control(self, client: int, out: Tensor | None = None) -> Tensor:
@@ -136,10 +138,10 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self._moved.copy_(params)
         self.columns.weighted_sum_(self._moved, cohort.rows, self.server_lr * plan.weights)
         inverse = -1.0 / self.local_work[clients]  # [S]
-        factors = torch.stack([torch.full_like(inverse, -1.0), inverse], dim=1)  # [S, 2]
-        for control, old, row, pair in zip(new, own, cohort.rows, factors, strict=True):
+        pairs = [self._pair] * size if self._pair is not None else _pairs(inverse)
+        for control, old, row, pair in zip(new, own, cohort.tensors(), pairs, strict=True):
             control.copy_(old)
-            self.columns.weighted_sum_(control, [self.mean_control, row], pair)
+            ops.weighted_sum_(control, RowList([self.mean_control, row]), pair)
         rest, inverse = 1.0 - size / self.num_clients, inverse / self.num_clients
         self._next_mean.copy_(self.mean_control)
         self.columns.weighted_sum_(self._next_mean, cohort.rows, inverse, beta=rest)
@@ -180,6 +182,11 @@ class Scaffold(Aggregator[Plan, Controlled]):
         K, S, d = sizes.K, sizes.S, sizes.d
         scratch = 8 * d + 4 * S * d  # spare rows, new parameters, the next c
         return Cost(4 * K * d + 4 * d, scratch, 36 * S * d + 44 * d, 8 * S * d + d)
+
+
+def _pairs(inverse: Tensor) -> list[Tensor]:
+    """Return the weights [2] of c and u_i in d_i for each client; ``inverse`` is -1/(K_i eta_l)."""
+    return list(torch.stack([torch.full_like(inverse, -1.0), inverse], dim=1))
 
 
 def _read_work(value: object, num_clients: int) -> Tensor:

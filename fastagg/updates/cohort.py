@@ -18,7 +18,7 @@ from torch import Tensor
 from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
 from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
-from fastagg.updates.columns import AnyRow, AnyRows, StreamedRow, alike
+from fastagg.updates.columns import AnyRow, AnyRows, StreamedRow, alike, in_memory
 from fastagg.updates.streams import ColumnSource
 
 Updates = Rows | UpdateBuffer | ColumnSource
@@ -48,6 +48,18 @@ class Cohort:
     def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
         """Return the same clients with other rows."""
         return Cohort(self.ids, self.clients, rows, owner)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the rows as S tensors [d].
+
+        Raises:
+            TypeError: some rows are not in memory, or not float32.
+        """
+        if isinstance(self.rows, Tensor):
+            return RowList(self.rows.unbind(0))
+        if not in_memory(self.rows):
+            raise TypeError("rows: expected float32 tensors in memory")
+        return list(self.rows)
 
     @property
     def streamed(self) -> bool:
