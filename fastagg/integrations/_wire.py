@@ -62,8 +62,8 @@ class WireLayout:
 
     Arrays of float16, float32 and float64 are placed one after another, in the order of the model.
     The server computes in float32: float16 is represented exactly, float64 is rounded. Arrays of
-    integers and bools cannot be averaged: the server always sends those of its first model, and
-    those of clients are checked and then ignored.
+    integers and bools cannot be averaged: the server sends its own unchanged, and those of clients
+    are checked and then ignored.
 
     Attributes:
         slots: the arrays, in order.

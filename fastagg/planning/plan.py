@@ -18,7 +18,7 @@ from fastagg.registry import find
 from fastagg.updates.columns import MIN_PIECE, segment_columns
 
 _UNITS = ("", "k", "M", "G", "T", "P")
-_MESSAGE = 512  # bytes with which a rank tells another whether it can go on
+_MESSAGE = 512  # bytes of a message in which a rank reports success or an error
 _MESSAGES = 5  # per round: for the arguments, three results over all columns, and the report
 
 
@@ -231,7 +231,7 @@ def _staged(rule: type[Aggregator], sizes: Sizes, options: Mapping[str, Any]) ->
 
 
 def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
-    """Return of how many pieces a rank keeps the Gram matrices, to be added in order of ranks."""
+    """Return the number of Gram matrices of pieces that a rank keeps, to add them in order."""
     piece = segment_columns(num_params)
     while budget is not None and piece > MIN_PIECE and 4 * size * piece > budget:
         piece //= 2

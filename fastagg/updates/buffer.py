@@ -84,10 +84,10 @@ class UpdateBuffer:
 
         Args:
             clients: distinct ids.
-            rows: as many contiguous tensors [d] float32, each in memory of its own.
+            rows: one contiguous tensor [d] float32 for each client; they must not share memory.
 
         Returns:
-            The rows that were theirs.
+            The previous rows of ``clients``.
         """
         given = self.rows(clients)
         after = list(self._rows)
