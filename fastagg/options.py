@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the options of rules: each failure names the option, what was expected and what came."""
+"""Validation of options. Each error names the option, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 from fastagg.ops import devices
 
 FLOAT32_LIMIT = 3.4e38
-"""Bounds of magnitudes must stay below this: the float32 maximum less 0.08 % for rounding."""
+"""Upper limit of magnitudes: the float32 maximum, less 0.08 % as a margin for rounding."""
 
 
 def read_factor(name: str, value: object) -> float:
-    """A finite factor >= 0 that float32 can hold, as a float."""
+    """Return ``value`` as a float; it must be a factor in [0, FLOAT32_LIMIT]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
     number = float(value)
@@ -29,7 +29,7 @@ def read_factor(name: str, value: object) -> float:
 
 
 def read_count(name: str, value: object, *, least: int) -> int:
-    """An int of at least ``least``."""
+    """Return ``value`` as an int; it must be at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
     if value < least:
@@ -38,12 +38,12 @@ def read_count(name: str, value: object, *, least: int) -> int:
 
 
 def read_size(name: str, value: object) -> int:
-    """An int >= 1."""
+    """Return ``value`` as an int; it must be at least 1."""
     return read_count(name, value, least=1)
 
 
 def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
-    """A number > 0, which may be infinite if ``infinite`` says so."""
+    """Return ``value`` as a float; it must be > 0, and finite unless ``infinite`` is True."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
     number = float(value)
@@ -53,16 +53,19 @@ def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
 
 
 def read_mapping(name: str, value: object) -> dict[str, Any]:
-    """A mapping with string keys, or None for an empty one, as a new dict."""
+    """Return a mapping with string keys as a new dict; None gives an empty one."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{name}: expected a mapping of option names, got {value!r}")
+        raise TypeError(f"{name}: expected a mapping from option names to values, got {value!r}")
     return dict(value)
 
 
 def read_device(value: str | torch.device) -> torch.device:
-    """A device that has kernels here; a GPU with its number, as tensors on it have."""
+    """Return ``value`` as a device for which this build has kernels.
+
+    A GPU gets an index, the current device's if none was given, because tensors on it have one.
+    """
     known = devices()
     expected = " or ".join(map(repr, known))
     try:
@@ -71,8 +74,8 @@ def read_device(value: str | torch.device) -> torch.device:
         raise ValueError(f"device: expected {expected}, got {value!r}") from error
     if device.type not in known:
         raise ValueError(
-            f"device: expected {expected}, for which this build has kernels on this machine, "
-            f"got {str(value)!r}"
+            f"device: expected {expected} (the devices that this build has kernels for and this "
+            f"machine has), got {str(value)!r}"
         )
     if device.type == "cpu":
         return torch.device("cpu")
