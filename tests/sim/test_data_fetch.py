@@ -237,7 +237,7 @@ class TestCascade:
             tiny.get(tiny.source)
         message = str(caught.value)
         for part in (
-            "MNIST could not be had",
+            "MNIST is not available from any source",
             "the cache: there is no",
             f"none of its files under {tiny.source}",
             "does not import beside this torch (RuntimeError: operator torchvision::nms does not",
@@ -268,6 +268,6 @@ class TestCascade:
     def test_data_sets_that_need_nothing(self) -> None:
         said: list[str] = []
         assert data.fetch("digits", progress=said.append) is None
-        assert said[0].startswith("digits: nothing to get")
+        assert said[0].startswith("digits: needs no download")
         with pytest.raises(ValueError, match="unknown data set 'imagenet'; there are: cifar10, "):
             data.fetch("imagenet")
