@@ -185,7 +185,7 @@ def _print_experiments(console: Console) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(
         "  Times are for the default options. GPU times (--device cuda) are estimates, not "
-        "measurements; none: no estimate, because the model is too small to gain from a GPU.",
+        "measurements; none: no estimate, since models are so small that a GPU may not help.",
         highlight=False,
         soft_wrap=True,
     )

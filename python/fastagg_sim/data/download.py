@@ -29,8 +29,8 @@ socket.setdefaulttimeout(30.0)
 try:
     from torchvision import datasets
 except Exception as error:
-    sys.exit(f"torchvision does not import beside this torch ({type(error).__name__}: {error}); "
-             "install the build of torchvision that belongs to your torch")
+    sys.exit(f"torchvision cannot be imported with this torch ({type(error).__name__}: {error}); "
+             "install the build of torchvision that matches your torch")
 getattr(datasets, sys.argv[1])(sys.argv[2], download=True)
 """
 

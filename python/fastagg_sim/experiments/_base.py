@@ -67,8 +67,8 @@ class Expected:
 
     cpu: on two cores, with one torch thread each.
     quick: the same with `--quick`.
-    gpu: on a data-centre GPU; this is an estimate, not a measurement. None: no estimate, because
-        the model is too small to gain from a GPU.
+    gpu: on a data-centre GPU; this is an estimate, not a measurement. None: no estimate, since
+        the models are so small that a GPU may not help.
     """
 
     cpu: float

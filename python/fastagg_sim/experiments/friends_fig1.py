@@ -64,8 +64,8 @@ def distances(folder: Path) -> dict[str, list[list[float]]]:
 
 def claims(folders: Mapping[str, Path], options: FriendsOptions) -> Sequence[Claim]:
     found = distances(folders[""])
-    friends, everybody = ([fmean(t) for t in zip(*found[name], strict=True)] for name in COLUMNS)
-    ratios = [f / p for f, p in zip(friends, everybody, strict=True)]
+    friends, all_pairs = ([fmean(t) for t in zip(*found[name], strict=True)] for name in COLUMNS)
+    ratios = [f / p for f, p in zip(friends, all_pairs, strict=True)]
     return [
         Claim(
             "sigma_F^2 below sigma_P^2 in every round",
