@@ -168,6 +168,8 @@ class Aggregator(ABC, Generic[P, R]):
     """Names of the state whose last dimension is d; all other state is the same for any d."""
     norms_known: ClassVar[bool] = False
     """Whether ``_read`` gets the norms of all rows anyway and calls ``_check_squares`` itself."""
+    collects_streams: ClassVar[bool] = True
+    """Whether ``_receive`` reads streamed rows into S rows of its own, which are scratch."""
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
     """Names of constructor arguments that :meth:`options` leaves out."""
 

@@ -23,7 +23,7 @@ MAX_LINES = 800
 LAYERS = [
     {"fastagg._C"},
     {"fastagg.ops"},
-    {"fastagg.options", "fastagg.costs"},
+    {"fastagg.options", "fastagg.costs", "fastagg.signals"},
     {"fastagg.updates"},
     {"fastagg.memory", "fastagg.checkpoint"},
     {"fastagg.aggregator"},
@@ -41,7 +41,16 @@ USES_OF_C = {"fastagg.ops._dispatch", "fastagg.__init__"}
 D_SIZED = {"params", "updates", "rows", "memory", "total", "corrections", "velocity"}
 HARMLESS = {"size", "numel", "dim", "stride", "is_contiguous", "data_ptr", "zeros_like"}
 # of a RowMemory:
-HARMLESS |= {"of", "references_of", "new_reference", "settle_", "adopt", "receive"}
+HARMLESS |= {
+    "of",
+    "references_of",
+    "new_reference",
+    "settle_",
+    "exchange",
+    "receive",
+    "rows",
+    "copy_",
+}
 
 
 def tracked_files() -> list[Path]:

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fastagg.aggregator import Aggregator
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.stores import element_bytes
 from fastagg.options import read_size
@@ -110,14 +108,14 @@ def plan(
     fdms          6K^2 + 8                       4Sd + 24d + 6K(K - S) + 52S^2         S(S + 3)d
       eliminating   + K ceil(K/8)                  + 4Sd + 6K^2 + (3K - S) ceil(K/8)
                                                    + 6S^2
-    mifa          4Kd + 8d                       16Sd + 28d; adopting 8Sd + 36d        3Sd + 3d
+    mifa          4Kd + 8d                       12Sd + 36d; adopting 8Sd + 36d        3Sd + 3d
     stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
-    stale-models  4Kd + 8d + K (*)               16Sd + 28d; adopting 8Sd + 52d        4Sd + 3d (**)
-    mimic         4Kd (*)                        16Sd + 12d; adopting 8Sd + 36d        5Sd + 3d
+    stale-models  4Kd + 8d + K (*)               12Sd + 36d; adopting 8Sd + 52d        4Sd + 3d (**)
+    mimic         4Kd (*)                        12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
       mode client   0                              8Sd + 20d                             2Sd + 2d
-    scaffold      4Kd + 4d                       28Sd + 20d                            8Sd + d
+    scaffold      4Kd + 4d                       36Sd + 44d                            8Sd + d
     mimic-aged    4Kd + 8K + 8                   24Sd + 24d                            6Sd + 2d
-    fedvarp       as mifa                        28Sd + 36d; adopting 20Sd + 44d       7Sd + 3d
+    fedvarp       as mifa                        20Sd + 60d; adopting 16Sd + 60d       7Sd + 3d
     fedau         24K                            as fedavg                             2Sd
     fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
     robust rules  0                              8Sd + 24d                             S(S + 3)d
@@ -125,9 +123,8 @@ def plan(
     ============  =============================  ====================================  ===========
 
     "adopting" stands for ``adopting=True``: the rule takes ownership of rows instead of copying
-    them. With ``memory_folder`` rows are copied in any case. With ``memory_dtype="bfloat16"`` a
-    memory row takes 2d bytes instead of 4d, and S further rows of 2d bytes, into which updates are
-    converted, count as scratch.
+    them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in
+    any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
 
     (*) With ``adopting`` the rule also keeps a reference vector for each round in which some client
     was last active: at most 4(K - S + 1)d bytes. This maximum is counted. A step reads a reference
@@ -135,8 +132,9 @@ def plan(
     (**) With ``adopting``, Sd more.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
-    Rules with a memory need none if they copy rows; with ``adopting`` mifa and stale need 8d,
-    stale-models and mimic 12d.
+    Of the rules with a memory, mifa, stale and scaffold need 8d, fedvarp and mimic 12d, mimic-aged
+    4d, and stale-models 8d, or 12d with ``adopting``. If they copy rows, they also need S spare
+    rows, 4Sd, into which a step writes the new memory rows.
 
     The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d and
     about 64S^2 of scratch. With ``reuse`` it is 4d and 64K^2, and the flops are those of the inner
@@ -144,7 +142,6 @@ def plan(
     S(S + 1)d + 2(S + 1)(K - S)d, and of the aggregate, 2Kd. centered-clip has one more row, the
     previous aggregate, in all of these numbers and in its state.
 
-    A rule that copies rows into its memory reads every row twice, first to check that it is finite.
     With ``max_norm``, rules without a Gram matrix read every row once more: 4Sd bytes, 2Sd flops.
     fdms is charged for all pairs; elimination saves up to the factor by which it shrinks the
     candidate sets.
@@ -177,7 +174,8 @@ def plan(
     if S > K:
         raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
     own = -(-d // read_size("ranks", ranks))
-    keeps = adopting and options.get("memory_folder") is None  # memory in a folder copies rows
+    plain = options.get("memory_folder") is None and element_bytes(options) == 4
+    keeps = adopting and plain and budget is None  # otherwise rows are copied
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
@@ -192,8 +190,8 @@ def plan(
     updates = 4 * own + (0 if adopting else 4 * S * own)
     if budget is not None:
         updates = 4 * own + read_size("budget", budget)
-    if budget is not None or element_bytes(options) < 4:  # rows are first read into spare rows
-        cost = replace(cost, scratch=cost.scratch + _staged(rule, sizes, options))
+    if budget is not None and rule.collects_streams:
+        cost = replace(cost, scratch=cost.scratch + 4 * S * own)
     wire = 0
     if ranks > 1:
         wire = 2 * cost.reduced + messages * _MESSAGE * ranks + 8 * (S + 2)
@@ -216,18 +214,6 @@ def plan(
         wire,
         None if rates is None else _seconds(cost, wire, ranks, rates),
     )
-
-
-def _staged(rule: type[Aggregator], sizes: Sizes, options: Mapping[str, Any]) -> int:
-    """Return the bytes of the S spare rows that streamed or bfloat16 rows are first written to.
-
-    Only rules that remember a row per client have them: those whose state grows by d numbers with
-    one more client.
-    """
-    more = rule.cost(replace(sizes, K=sizes.K + 1), options).state
-    size = element_bytes(options)
-    remembers = more - rule.cost(sizes, options).state >= size * sizes.d
-    return size * sizes.S * sizes.d if remembers else 0
 
 
 def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:

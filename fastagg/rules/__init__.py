@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The aggregation rules, one per file. Importing this package registers all of them."""
+"""The aggregation rules, one per file.
+
+Importing this package imports every module in it, which registers the rules: a new rule is one new
+file. Names that the library exports are listed here for type checkers.
+"""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
 
 from fastagg.rules.amplified import Amplified
 from fastagg.rules.bucketing import Bucketing
@@ -47,3 +54,6 @@ __all__ = [
     "StaleModels",
     "Theorem2Threshold",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

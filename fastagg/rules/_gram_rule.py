@@ -82,6 +82,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     column_state = frozenset({"previous", "memory"})
     norms_known = True
+    collects_streams = False
 
     def __init__(
         self,
@@ -213,10 +214,11 @@ class GramRule(Aggregator[GramPlan, Judged]):
         products = changed * (changed + 1) // 2 + changed * kept + kept
         size = element_bytes(options)
         state = 4 * d * extra + (size * sizes.K * d if reuse else 0)
-        copied = 8 * S * d if reuse and not sizes.adopting else 0
+        copies = reuse and not sizes.adopting  # into spare rows
+        copied, spares = (8 * S * d, size * S * d) if copies else (0, 0)
         return Cost(
             state=state + (8 if policy.uses_round else 0),
-            scratch=4 * d + 8 * _SQUARES * n * n,
+            scratch=4 * d + 8 * _SQUARES * n * n + spares,
             moved=8 * n * d + 24 * d + copied,
             flops=2 * products * d + 2 * n * d,
             reduced=4 * n * (n + 1),

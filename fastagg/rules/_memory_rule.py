@@ -75,6 +75,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     """
 
     column_state = frozenset({"memory", "total"})
+    collects_streams = False
     remembers_models: ClassVar[bool] = False
     """Whether a memory row is a local model instead of an update."""
 

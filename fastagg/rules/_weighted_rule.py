@@ -34,6 +34,8 @@ class WeightedRule(Aggregator[P, R]):
         **options: those of :class:`fastagg.Aggregator`.
     """
 
+    collects_streams = False
+
     def __init__(self, *, client_weights: Any = None, **options: Unpack[CommonOptions]) -> None:
         super().__init__(**options)
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]

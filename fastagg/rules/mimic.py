@@ -72,6 +72,7 @@ class MimiC(Aggregator[Plan, Corrected]):
     """
 
     column_state = frozenset({"corrections"})
+    collects_streams = False
 
     def __init__(
         self,
