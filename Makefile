@@ -96,7 +96,8 @@ valgrind: $(MEMCHECK)  ## run the kernels under valgrind, which must be installe
 	$(MEMCHECK)
 	valgrind --quiet --leak-check=full --error-exitcode=1 $(MEMCHECK)
 
-lint: build-dev  ## ruff, clang-format and mypy; changes nothing
+lint: build-dev  ## ruff, clang-format, mypy and licence headers; changes nothing
+	$(PY) .ci/check_sources.py
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
