@@ -59,6 +59,8 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--dropout", "round-robin:tau_max"], "dropout: expected KEY=VALUE, got 'tau_max'"),
         (["--dropout", "trace:path=none.csv"], "cannot read none.csv"),
         (["--dropout", "sampled:sample=5,process=never"], "unknown dropout process 'never'"),
+        (["--dropout", "bernoulli:p=[0.1,0.5]"], "p"),
+        (["--data-options", "normalize=no"], "normalize"),
         (["--alphas", "1.5"], "alpha"),
         (["--rules", "fdms:similar"], "expected KEY=VALUE"),
         (["--rules", "fdms:unknown=1"], "unknown"),
