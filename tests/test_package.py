@@ -29,6 +29,7 @@ def python(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_without_the_extension_the_error_says_what_to_run() -> None:
     result = python("-c", "import sys; sys.modules['fastagg._C'] = None; import fastagg")
     assert result.returncode == 1
@@ -36,6 +37,7 @@ def test_without_the_extension_the_error_says_what_to_run() -> None:
     assert "make build" in result.stderr
 
 
+@pytest.mark.slow
 def test_main_describes_the_build_and_checks_it() -> None:
     result = python("-m", "fastagg")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -55,6 +57,7 @@ def test_selfcheck_covers_every_op() -> None:
     assert {check.op for check in selfcheck.run(d=300)} == set(fastagg.ops.__all__) - {"Rows"}
 
 
+@pytest.mark.slow
 def test_build_info_and_instruction_set() -> None:
     info = fastagg.build_info()
     assert info["isa"] in ("portable", "avx2", "avx512")

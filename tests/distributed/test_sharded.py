@@ -81,6 +81,7 @@ def test_every_rule_takes_part() -> None:
     assert sorted({name for name, _ in worker.RULES}) == fastagg.available()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "ranks_later"), [(2, 4), (4, 2)])
 def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ranks(
     run: Run, tmp_path: Path, ranks: int, ranks_later: int
@@ -103,6 +104,7 @@ def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ra
                 assert torch.equal(seen[number][1][key], value), (name, key)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_on_one_rank_is_known_to_all(run: Run, tmp_path: Path) -> None:
     zero, one = run("refuse", 2, tmp_path)
     assert one["shape"].startswith("ValueError: updates: expected shape")
@@ -131,6 +133,7 @@ def test_what_goes_wrong_on_one_rank_is_known_to_all(run: Run, tmp_path: Path) -
         assert seen["active"] == [3, 5]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_an_error_on_the_others_and_a_restart_ends_at_the_same_bits(
     run: Run, tmp_path: Path
 ) -> None:
@@ -146,6 +149,7 @@ def test_a_killed_rank_is_an_error_on_the_others_and_a_restart_ends_at_the_same_
         assert torch.equal(end, params)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_too_late_is_an_error_within_the_timeout(run: Run, tmp_path: Path) -> None:
     said, seconds, unchanged = run("hung", 2, tmp_path)[0]
     assert said.startswith("RankError: rank 0 of 2 got no answer in the arguments"), said

@@ -6,6 +6,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 BLOCK = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -22,6 +24,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
+@pytest.mark.slow
 def test_a_missing_framework_is_named() -> None:
     code = (
         BLOCK
@@ -42,6 +45,7 @@ for module in ("flower", "pfl"):
         assert "pip install 'fastagg[" in line
 
 
+@pytest.mark.slow
 def test_fastagg_itself_imports_no_framework() -> None:
     code = (
         "import sys, fastagg, fastagg.integrations._server, fastagg.robust\n"

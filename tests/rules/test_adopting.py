@@ -242,6 +242,7 @@ def test_vectors_that_nobody_refers_to_are_used_again(name: str) -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mifa", "stale", "stale-models"])
 @pytest.mark.parametrize("adopt", [False, True])
 def test_after_two_thousand_rounds_the_total_is_a_fresh_sum(name: str, adopt: bool) -> None:

@@ -144,6 +144,7 @@ def test_interrupted_run_saves_and_goes_on(
     assert finish(tmp_path) == uninterrupted
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_bytes_and_finished_jobs_are_reused(tmp_path: Path) -> None:
     first = run_all(tmp_path / "a", config())
     second = run_all(tmp_path / "b", config())
@@ -159,6 +160,7 @@ def test_two_runs_give_the_same_bytes_and_finished_jobs_are_reused(tmp_path: Pat
     assert all(file.stat().st_mtime_ns == stamp for file, stamp in stamps.items())
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_fails_alone(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path, config())
     folder.prepare()
