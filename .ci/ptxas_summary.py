@@ -94,7 +94,7 @@ def readable(names: list[str]) -> list[str]:
 def main(archs: list[str]) -> int:
     if not archs or not all(re.fullmatch(r"sm_\d+a?", arch) for arch in archs):
         raise SystemExit("usage: ptxas_summary.py sm_80 [sm_90 ...]")
-    sources = sorted(ROOT.glob("csrc/**/*_cuda.cu"))
+    sources = sorted(ROOT.glob("csrc/kernels/cuda/*.cu"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reports = pool.map(lambda source: compile_kernels(source, archs), sources)
         found = [usage for report in reports for usage in read_report(report)]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 import numbers
 from collections.abc import Mapping
@@ -76,3 +78,31 @@ def read_device(value: str | torch.device) -> torch.device:
         return torch.device("cpu")
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.device("cuda", index)
+
+
+def option_names(rule: type) -> list[str]:
+    """Return the keyword-only arguments of a class's constructors, those of base classes first."""
+    constructors = (vars(cls).get("__init__") for cls in reversed(rule.__mro__))
+    signatures = [inspect.signature(c) for c in constructors if inspect.isfunction(c)]
+    parameters = [p for signature in signatures for p in signature.parameters.values()]
+    return list(dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
+
+
+def to_saved(name: str, value: Any) -> Any:
+    """Return an option as checkpoints hold it: a tensor, or a value that JSON holds exactly.
+
+    Raises:
+        ValueError: it is a function.
+    """
+    if isinstance(value, torch.device):
+        return str(value)
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | dataclasses.asdict(value)
+    if callable(value):
+        raise ValueError(
+            f"{name}: a custom callable cannot be written to a checkpoint, got {value!r}; use a "
+            "name or an object of this library, or keep state_dict() and make the rule again"
+        )
+    return value
