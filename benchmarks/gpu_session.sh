@@ -102,7 +102,7 @@ export python out
 stage "build" 240 build.log bash -c build
 stage "self-check" 60 check.log "$python" -m fastagg
 stage "tests" 170 tests.log "$python" -m pytest -q -p no:cacheprovider -k cuda \
-  tests/cuda tests/ops tests/rules/test_devices.py
+  --ignore tests/cuda/test_emulated.py tests/cuda tests/ops tests/rules/test_devices.py
 stage "simulation" 90 simulation.log "$python" -m pytest -q -p no:cacheprovider tests/sim/test_on_cuda.py
 stage "benchmarks" 200 bench.log "$python" -m benchmarks.cuda --out "$out" --seconds 150
 stage "sanitizers" 150 sanitizers.log bash -c sanitize

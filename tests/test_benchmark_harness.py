@@ -173,6 +173,7 @@ def test_every_target_is_about_something_that_is_measured() -> None:
     assert asked <= measured
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_a_disturbed_comparison_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[bool] = []

@@ -26,6 +26,7 @@ def test_segments_change_less_than_stated(segment: int) -> None:
     assert ((gram - whole).abs() / torch.outer(norms, norms)).max() < 1e-8
 
 
+@pytest.mark.slow
 @given(
     d=st.integers(1, 300),
     segment=st.integers(1, 64),

@@ -226,6 +226,7 @@ class TestLabelLimited:
         if distinct:
             assert counts.max() == 3
 
+    @pytest.mark.slow
     def test_pairs_of_labels(self) -> None:
         # With 60 shards, a client's second one has the first one's label with probability 5 / 59;
         # if labels must differ, every other label is as likely (by symmetry).

@@ -78,6 +78,7 @@ def test_same_seed_same_numbers_and_resuming_changes_nothing(
     assert torch.equal(resumed.params, first.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["fdms", "mimic", "scaffold"])
 def test_clients_at_once_repeat_to_the_bit_and_differ_by_rounding(
     rule: str, tmp_path: Path
@@ -240,6 +241,7 @@ def test_scaffold_uploads_twice_and_learns_the_clients_gradients() -> None:
     torch.testing.assert_close(scaffold.mean_control, mean, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scaffold_beats_fedavg_where_clients_drift() -> None:
     """The claim of its paper: many local steps on clients with few labels each, all active."""
     training = LocalTraining(batch_size=20, local_epochs=20, lr=0.1)

@@ -11,7 +11,7 @@ import pytest
 from fastagg_sim.dropout import DropoutProcess, available
 from fastagg_sim.dropout.base import PROCESSES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "dropout.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "dropout.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", available())

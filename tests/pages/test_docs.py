@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python on every page runs as printed; the site has every page and public name.
+"""The Python on every page runs as printed, links lead somewhere, and no page or name is missing.
 
 docs/flower.md has a test of its own (test_flower_page.py): its blocks are parts of programs. Other
 blocks, and that there is no Python elsewhere, are for test_code_blocks.py.
@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.pages.commands import pages
+
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PARTS_OF_PROGRAMS = {"flower.md"}
@@ -36,11 +38,6 @@ def program(page: Path) -> str:
         block = match[1].splitlines()
         lines[first : first + len(block)] = block
     return "\n".join(lines) + "\n"
-
-
-def test_the_pages_with_code_are_found() -> None:
-    names = {page.name for page in PAGES_WITH_CODE}
-    assert {"index.md", "quickstart.md", "numerics.md", "README.md"} <= names
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
@@ -78,10 +75,21 @@ def test_the_reference_has_the_public_interface() -> None:
     assert set(fastagg.__all__) <= documented
 
 
-def test_security_and_rules_name_every_rule() -> None:
+def test_pages_that_list_the_rules_name_every_rule() -> None:
     import fastagg
 
-    for name in ("rules.md", "security.md"):
-        text = (DOCS / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/rules.md", "docs/security.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
         missing = [rule for rule in fastagg.available() if f"`{rule}`" not in text]
-        assert not missing, f"docs/{name} lacks {missing}"
+        assert not missing, f"{name} lacks {missing}"
+
+
+def test_relative_links_lead_somewhere() -> None:
+    problems = []
+    for page in pages():
+        text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(\s*<?([^)\s>]+)", text):
+            path = target.split("#")[0]
+            if not re.match(r"[a-z]+:", target) and not (ROOT / page.parent / path).exists():
+                problems.append(f"{page} links to {target}")
+    assert not problems, "\n".join(problems)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/distributed.md: its code runs, also as launched, and its table is what its script prints."""
+"""docs/distributed.md: its server runs as launched, and its tables are what was measured."""
 
 from __future__ import annotations
 
@@ -10,40 +10,16 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(name="one_rank")
-def _one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What torchrun sets for a single process; port 0: any that is free."""
-    for name, value in {
-        "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def blocks() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-
-
-@pytest.mark.parametrize("number", range(len(blocks())))
-def test_code_runs(
-    one_rank: None, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    seen: dict[str, object] = {}
-    exec(compile(blocks()[number], f"block {number}", "exec"), seen)
-    assert "params" in seen
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from fastagg import robust
 from fastagg_sim.config import Dropout
 from fastagg_sim.simulation import Simulation
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "flower.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 

@@ -27,7 +27,14 @@ from fastagg_sim import cli, data, devices, report, results
 from fastagg_sim.shadow_runs import Shadow
 from tests.shadows import any_candidates
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pages() -> list[Path]:
+    """All pages of the project, relative to its root; those in hidden folders are not ours."""
+    skip = re.compile(r"^(\.|build$|dist$|runs$)")
+    found = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
+    return sorted(path for path in found if not any(skip.search(part) for part in path.parts))
 
 
 class Wrong(AssertionError):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import ROOT, Shell, Wrong
+from tests.pages.commands import ROOT, Shell, Wrong, pages
 
 GENERATED = ("results/", "benchmarks/results/")  # tables of runs; they have no blocks
 RUN_BY_TESTS = {"README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))}
@@ -42,12 +42,6 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
-
-
-def pages() -> list[Path]:
-    skip = re.compile(r"^(\.|build$|dist$|runs$)")
-    found = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
-    return sorted(path for path in found if not any(skip.search(part) for part in path.parts))
 
 
 def fenced(page: str, text: str) -> Iterator[Block]:
@@ -152,96 +146,3 @@ def test_the_blocks_of_a_page(
     page: str, shell: Callable[[str], Shell], capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_blocks(BLOCKS[page], shell(page))
-
-
-def test_the_blocks_are_found() -> None:
-    fences = {
-        name: sum(
-            line.lstrip().startswith(("```", "~~~"))
-            for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
-        )
-        for name in (path.as_posix() for path in pages())
-    }
-    found = {name: 0 for name in fences} | {
-        name: 2 * len(list(fenced(name, (ROOT / name).read_text(encoding="utf-8"))))
-        for name in BLOCKS
-        if name.endswith(".md")
-    }
-    assert found == fences
-    assert sum(block.language == "sh" for block in BLOCKS["README.md"]) > 10
-    assert len(BLOCKS["examples/sharded/server.py"]) == len(BLOCKS["examples/flower/run.py"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("make everything", "'everything' is no target"),
-        ("make sanitized", "'sanitized' is no target"),
-        ("make test AGRS=-x", "no variable AGRS"),
-        ('make bench ARGS="--treads 4"', "refused with status 2"),
-        ('make test ARGS="--frobnicate"', r"no options \['--frobnicate'\]"),
-        ("make lint   # then  make fromat  rewrites", "'fromat' is no target"),
-        ("make gpu-check", "gpu-check needs OUT"),
-        ("fastagg-sim demonstrate", "refused with status 2"),
-        ("fastagg-sim run --alpha", "refused with status 2"),
-        ("fastagg-sim run --rules fdmss", "refused with status 2"),
-        ("fastagg-sim run --rules fdms:similarity=angle", "refused with status 2"),
-        ("fastagg-sim run --dropout round-robin:tau=50", "refused with status 2"),
-        ("fastagg-sim run --dropout 'bernoulli:p=[0.1,0.5]'", "refused with status 2"),
-        ("fastagg-sim run --dataset mnist --data-options normalize=no", "refused with status 2"),
-        ("fastagg-sim run --partition-options alpha=0.3", "refused with status 2"),
-        ("fastagg-sim run\nfastagg-sim run --lr 0.2", "refused with status 2"),  # the same folder
-        ("fastagg-sim experiment fdms-fig99", "refused with status 2"),
-        ("fastagg-sim experiment mimic-table3 --fast", "refused with status 2"),
-        ("fastagg-sim data imagenet", "there is no 'imagenet'"),
-        ("fastagg-sim plot results/nothing", "no results in results/nothing"),
-        ("fastagg-sim timings result", "no results in result"),
-        ("python -m benchmarks all", "refused with status 2"),
-        ("python -m benchmarks sharded --ranks two", "refused with status 2"),
-        ("python -m fastag", "no check for python -m fastag"),
-        ("python examples/flower/runs.py", "no script"),
-        ("python run.py --api message", "no script"),  # without the cd
-        ("cd examples/flower\npython run.py --api grpc", "refused with status 2"),
-        ('cd examples/flower\npython run.py --faults "2.0=tired"', "ROUND.CLIENT"),
-        ("cd examples/flower && python simulate.py --rounds two", "refused with status 2"),
-        ("cd examples/federation", "no folder"),
-        ("python docs/choosing_figure.py --large", "takes no arguments"),
-        ("torchrun --nproc-per-node 2 examples/sharded/servers.py out", "no script"),
-        ("torchrun --nproc-per-node 2 examples/sharded/server.py", "refused with status 2"),
-        ("torchrun --ranks 2 examples/sharded/server.py out", "refused with status 2"),
-        ("pip install 'fastagg[flowers]'", "no such extra"),
-        ("pip install 'flwr[simulations]'", "no such extra"),
-        ("pip uninstall fastagg", "no such extra"),
-        (".venv/bin/pre-commit run", "no check for pre-commit run"),
-        ("git push", "no check for the command 'git'"),
-        ("make test | tee log", "no check for '|'"),
-        ("make test > log", "no check for '>'"),
-        ("make 'test", "No closing quotation"),
-        ("# nothing", "there is no command"),
-    ],
-)
-def test_a_command_that_would_not_work(
-    text: str, message: str, shell: Callable[[str], Shell]
-) -> None:
-    with pytest.raises(Wrong, match=message.replace("|", r"\|")):
-        check_blocks([Block("README.md", 1, "sh", text)], shell("README.md"))
-
-
-@pytest.mark.parametrize(
-    ("page", "text", "message"),
-    [
-        ("README.md", "```\nmake test\n```", "no check for a block of no language"),
-        ("README.md", "```toml\na = 1\n```", "no check for a block of toml"),
-        ("README.md", "1. one\n\n   ~~~ bash\n   make\n   ~~~", "no check for a block of bash"),
-        ("CONTRIBUTING.md", "```python\nimport fastagg\n```", "no check for a block of python"),
-        ("csrc/README.md", "```text\nkernels/none.h what\n```", "no file kernels/none.h"),
-        ("csrc/README.md", "```text\nkernels/gram.h and none.cu\n```", "no file {'none.cu'}"),
-        ("README.md", "```sh\nmake test\n", "the block does not end"),
-        ("README.md", "Do `make tests`, or\n`make\ntest`.", "'tests' is no target"),
-    ],
-)
-def test_a_page_with_a_wrong_block(
-    page: str, text: str, message: str, shell: Callable[[str], Shell]
-) -> None:
-    with pytest.raises(Wrong, match=message):
-        check_blocks([*fenced(page, text), *in_sentences(page, text)], shell(page))
