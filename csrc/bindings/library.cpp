@@ -52,11 +52,11 @@ TORCH_LIBRARY(fastagg, m) {
   // is written, and add_total_ applies them.
   m.def(
       "mimic_mean_(Tensor(a!) out, Tensor(b!) rounded, Tensor(c!) peaks, Tensor[] updates, "
-      "Tensor[] corrections, Tensor clients, Tensor?[] references) -> ()");
+      "Tensor[] corrections, Tensor clients, Tensor?[] references, Tensor(d!)[] kept) -> ()");
   m.def(
       "memory_total_(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, "
-      "Tensor[] updates, Tensor clients, Tensor weights, Tensor?[] references, "
-      "Tensor? params=None) -> ()");
+      "Tensor[] updates, Tensor clients, Tensor weights, Tensor?[] references, Tensor? params, "
+      "Tensor(c!)[] kept) -> ()");
   m.def(
       "add_total_(Tensor(a!) params, Tensor total, float lr, float norm, bool models=False) -> ()");
 }

@@ -141,17 +141,19 @@ def mimic_mean_(
     corrections: Rows,
     clients: Tensor,
     references: Sequence[Tensor | None] | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The v of :func:`mimic_`, alone: rows are read and nothing but the outputs is written.
+    """The v of :func:`mimic_`, and its new corrections; nothing that is read is changed.
 
     ::
 
         c[s] = corrections[s]                  # or references[s] - corrections[s], where given
         out = mean over s of (updates[s] + c[s])
+        kept[s] = out - updates[s]             # where given
 
-    A server that keeps ``updates[s]`` itself instead of ``v - updates[s]`` gives it back in a later
-    round as the correction, with ``rounded`` of the earlier round as its reference; together with
-    ``add_total_(params, out, lr, 1.0)`` that is :func:`mimic_` to the bit.
+    Together with ``add_total_(params, out, lr, 1.0)`` this is :func:`mimic_` to the bit: nothing is
+    lost if a server refuses the result. A server that owns ``updates[s]`` can keep that row instead
+    of ``kept[s]``: it is the correction of a later round, with ``rounded`` as its reference.
 
     Args:
         out: float64 [d]; changed, v.
@@ -161,13 +163,15 @@ def mimic_mean_(
         corrections: [K, d], contiguous, or S tensors [d], of the dtype of ``updates``.
         clients: int64 [S].
         references: S entries, each float32 [d] or None; None: none.
+        kept: S tensors [d] float32, changed; None: none. They share no memory with other arguments.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
     """
     rows, own = row_list(updates, "updates"), row_list(corrections, "corrections")
-    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, list(references or []))
-    mark_changed(out, rounded, peaks)
+    written = list(kept or [])
+    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, list(references or []), written)
+    mark_changed(out, rounded, peaks, *written)
     return out
 
 
@@ -184,18 +188,21 @@ def memory_total_(
     weights: Tensor,
     references: Sequence[Tensor | None] | None = None,
     params: Tensor | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The total of :func:`memory_update_`, beside the old one: rows are read and never written.
+    """The total of :func:`memory_update_`, and its new rows; nothing that is read is changed.
 
     ::
 
         m[s] = updates[s]                      # or params + updates[s], with params
         old[s] = memory[s]                     # or references[s] + memory[s], where given
         out = total + sum over s of weights[s] * (m[s] - old[s])
+        kept[s] = m[s]                         # where given
 
-    Together with :func:`add_total_` that is :func:`memory_update_` to the bit, for a server that
-    keeps ``updates[s]`` itself: as the memory of a later round, or, where models are remembered,
-    with the params of this round as its reference.
+    Together with :func:`add_total_` this is :func:`memory_update_` to the bit: nothing is lost if a
+    server refuses the result. A server that owns ``updates[s]`` can keep that row instead of
+    ``kept[s]``: as the memory of a later round, or, where models are remembered, with the params of
+    this round as its reference.
 
     Args:
         out: float64 [d]; changed. NaN or infinite where a row is.
@@ -207,14 +214,15 @@ def memory_total_(
         weights: float32 or float64 [S].
         references: S entries, each float32 [d] or None; None: none.
         params: float32 [d], to remember models instead of updates.
+        kept: S tensors [d] float32, changed; None: none. They share no memory with other arguments.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
     """
     own, rows = row_list(memory, "memory"), row_list(updates, "updates")
-    bases = list(references or [])
-    compiled.memory_total_(out, peaks, total, own, rows, clients, weights, bases, params)
-    mark_changed(out, peaks)
+    bases, written = list(references or []), list(kept or [])
+    compiled.memory_total_(out, peaks, total, own, rows, clients, weights, bases, params, written)
+    mark_changed(out, peaks, *written)
     return out
 
 

@@ -365,8 +365,9 @@ def mimic_mean_(
     corrections: Rows,
     clients: Tensor,
     references: Sequence[Tensor | None] | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The v of :func:`mimic_`: ``mean_s(updates[s] + c[s])``.
+    """The v of :func:`mimic_`, ``mean_s(updates[s] + c[s])``, and ``kept[s] = v - updates[s]``.
 
     ``c[s]`` is ``corrections[s]``, or ``references[s] - corrections[s]`` in float32 where given.
 
@@ -378,6 +379,7 @@ def mimic_mean_(
         corrections: [K, d] float32, or S rows.
         clients: [S] int64, distinct ids.
         references: S vectors [d] float32 or None.
+        kept: S vectors [d] float32; changed in place. None: none.
 
     Returns:
         ``out``.
@@ -388,6 +390,8 @@ def mimic_mean_(
     peaks.copy_(abs_max(updates))
     out.copy_((_float64(updates) + _float64(c)).mean(dim=0))
     rounded.copy_(out)
+    for row, update in zip(kept or [], _float64(updates), strict=kept is not None):
+        row.copy_(rounded.to(torch.float64) - update)
     return out
 
 
@@ -401,11 +405,13 @@ def memory_total_(
     weights: Tensor,
     references: Sequence[Tensor | None] | None = None,
     params: Tensor | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The total of :func:`memory_update_`: ``total + sum_s weights[s] * (m[s] - old[s])``.
 
-    ``m[s]`` is ``updates[s]``, or ``params + updates[s]`` where params are given; ``old[s]`` is
-    ``memory[s]``, or ``references[s] + memory[s]`` where given. All of them are float32.
+    ``kept[s]`` becomes ``m[s]``, which is ``updates[s]``, or ``params + updates[s]`` where params
+    are given; ``old[s]`` is ``memory[s]``, or ``references[s] + memory[s]`` where given. All of
+    them are float32.
 
     Args:
         out: [d] float64; changed in place.
@@ -417,6 +423,7 @@ def memory_total_(
         weights: [S] float32 or float64.
         references: S vectors [d] float32 or None.
         params: [d] float32 or None.
+        kept: S vectors [d] float32; changed in place. None: none.
 
     Returns:
         ``out``.
@@ -428,7 +435,10 @@ def memory_total_(
     bases = references or [None] * len(own)
     old = [row if base is None else base + row for row, base in zip(own, bases, strict=True)]
     peaks.copy_(abs_max(updates))
-    change = _remembered(updates, params).to(torch.float64) - _float64(old)
+    new = _remembered(updates, params)
+    for row, value in zip(kept or [], new, strict=kept is not None):
+        row.copy_(value)
+    change = new.to(torch.float64) - _float64(old)
     return out.add_(weights.to(torch.float64) @ change)
 
 

@@ -123,7 +123,8 @@ def run(
     def changed(call: Callable[..., Tensor], *arguments: object) -> tuple[Tensor, ...]:
         copies = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
         call(*copies)
-        return tuple(c for c in copies if isinstance(c, Tensor))
+        listed = [item for c in copies for item in (c if isinstance(c, list) else [c])]
+        return tuple(item for item in listed if isinstance(item, Tensor))
 
     def blank(*shapes_and_dtypes: tuple[int, torch.dtype]) -> list[Tensor]:
         return [torch.zeros(size, dtype=dtype) for size, dtype in shapes_and_dtypes]
@@ -153,7 +154,13 @@ def run(
             m.memory_update_, params, total, memory, updates, clients, torch.ones(S), 0.7, 1 / K
         ),
         "mimic_mean_": lambda m: changed(
-            m.mimic_mean_, *blank(wide, vector, row_peaks), updates, memory, clients, references
+            m.mimic_mean_,
+            *blank(wide, vector, row_peaks),
+            updates,
+            memory,
+            clients,
+            references,
+            list(torch.zeros(S, d)),
         ),
         "memory_total_": lambda m: changed(
             m.memory_total_,
@@ -165,6 +172,7 @@ def run(
             weights,
             references,
             params,
+            list(torch.zeros(S, d)),
         ),
         "add_total_": lambda m: changed(m.add_total_, params, total, 0.7, 1 / K, True),
     }

@@ -23,6 +23,7 @@ def arguments() -> dict[str, tuple[object, ...]]:
     pairs = torch.ones(S, S, dtype=torch.bool)
     own, references = list(memory[clients].unbind()), [None, torch.randn(D), None, None]
     wide, peaks = torch.zeros(D, dtype=torch.float64), torch.zeros(S)
+    kept = [torch.zeros(D) for _ in range(S)]
     return {
         "gram": ([rows], pairs),
         "gram_rows": ([rows], torch.tensor([2, 0])),
@@ -40,8 +41,10 @@ def arguments() -> dict[str, tuple[object, ...]]:
         "gram_and_sum_": (params, gram.double(), [rows], torch.rand(S)),
         "mimic_": (params, list(rows), own, clients, 0.5),
         "memory_update_": (params, total, [memory], [rows], clients, weights, 0.5, 0.1, True),
-        "mimic_mean_": (wide, params, peaks, [rows], own, clients, references),
-        "memory_total_": (wide, peaks, total, own, [rows], clients, weights, references, params),
+        "mimic_mean_": (wide, params, peaks, [rows], own, clients, references, kept),
+        "memory_total_": (
+            *(wide, peaks, total, own, [rows], clients, weights, references, params, kept),
+        ),
         "add_total_": (params, total, 0.5, 0.1, True),
     }
 
@@ -111,7 +114,7 @@ def test_version_counters() -> None:
     wrappers = {name: call for name, call in arguments().items() if name.endswith("_")}
     changed = {"update_scores_": 2, "eliminate_": 1, "weighted_sum_": 1, "mimic_": 1 + S}
     changed |= {"gram_and_sum_": 2}
-    changed |= {"memory_update_": 3, "mimic_mean_": 3, "memory_total_": 2, "add_total_": 1}
+    changed |= {"memory_update_": 3, "mimic_mean_": 3 + S, "memory_total_": 2 + S, "add_total_": 1}
     assert set(wrappers) == set(changed)
     for name, call in wrappers.items():
         call = tuple(as_rows(a) for a in call)
