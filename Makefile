@@ -19,8 +19,8 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-SOURCES := setup.py pyproject.toml $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
-CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp)
+SOURCES := setup.py pyproject.toml $(foreach ext,h cpp cuh cu,$(wildcard csrc/*/*.$(ext) csrc/*/*/*.$(ext)))
+CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp tests/*/*/*.cpp tests/*/*/*.h)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
@@ -88,7 +88,7 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 
 # The kernels alone, without Python and PyTorch: seconds instead of an hour. Row by row on the heap.
 MEMCHECK := build/memcheck/memcheck
-$(MEMCHECK): tests/ops/memcheck.cpp $(wildcard csrc/kernels/*.h csrc/kernels/*_cpu.cpp csrc/kernels/simd.cpp)
+$(MEMCHECK): tests/ops/memcheck.cpp $(wildcard csrc/kernels/*.h csrc/kernels/cpu/*)
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Wno-psabi -pthread $(filter %.cpp,$^) -o $@
 

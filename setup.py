@@ -51,7 +51,7 @@ setup(
     ext_modules=[
         extension(
             "fastagg._C",
-            cxx_sources + (sources("csrc/**/*_cuda.cu") if cuda else []),
+            cxx_sources + (sources("csrc/**/*.cu") if cuda else []),
             depends=sources("csrc/**/*.h") + sources("csrc/**/*.cuh"),
             define_macros=[
                 ("FASTAGG_TORCH_VERSION", f'"{torch.__version__}"'),

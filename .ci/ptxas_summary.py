@@ -93,7 +93,7 @@ def main(archs: list[str]) -> int:
     if not archs or not all(re.fullmatch(r"sm_\d+a?", arch) for arch in archs):
         raise SystemExit("usage: ptxas_summary.py sm_80 [sm_90 ...]")
     found = []
-    for source in sorted(ROOT.glob("csrc/kernels/*_cuda.cu")):
+    for source in sorted(ROOT.glob("csrc/kernels/cuda/*.cu")):
         found += read_report(compile_kernels(source, archs))
     names = readable([usage.kernel for usage in found])
     found = [replace(usage, kernel=name) for usage, name in zip(found, names, strict=True)]

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "../csrc/kernels/simd.h"
+#include "../csrc/kernels/cpu/simd.h"
 
 using namespace fastagg::cpu;
 

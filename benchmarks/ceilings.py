@@ -25,7 +25,7 @@ ISAS = ("portable", "avx2", "avx512")
 _PREFETCH = (0, 256, 1024, 4096)  # floats ahead: which is fastest depends on machine and size
 _PASS_BYTES = 32 << 20  # smaller operands are read again until this much has been
 _FMA_FLOPS = 1_000_000_000  # per thread: a few milliseconds
-_SOURCES = (ROOT / "benchmarks" / "ceilings.cpp", ROOT / "csrc" / "kernels" / "simd.cpp")
+_SOURCES = (ROOT / "benchmarks" / "ceilings.cpp", ROOT / "csrc/kernels/cpu/simd.cpp")
 
 
 @dataclass(frozen=True)

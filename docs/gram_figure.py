@@ -2,7 +2,7 @@
 """Draws docs/gram.svg: how the Gram kernel cuts its work.
 
 Run from the root of the repository: python docs/gram_figure.py
-The numbers are those of csrc/kernels/gram_cpu.cpp on AVX-512.
+The numbers are those of csrc/kernels/cpu/gram.cpp on AVX-512.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@
 #include <optional>
 #include <vector>
 
-#include "../kernels/cuda_kernels.h"
-#include "../kernels/row_layout.h"
+#include "../kernels/cuda/kernels.h"
+#include "../kernels/cuda/row_layout.h"
 #include "check_rows.h"
 #include "checks.h"
 

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "../kernels/simd.h"
+#include "../kernels/cpu/simd.h"
 
 namespace py = pybind11;
 using fastagg::cpu::Isa;

@@ -6,7 +6,6 @@
 
 #include "common.h"
 #include "elements.h"
-#include "simd.h"
 
 namespace fastagg::cpu {
 
@@ -18,10 +17,5 @@ namespace fastagg::cpu {
 template <class T>  // float, Bfloat16 or Half
 void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const double* weights,
                   double beta, const Parallel& parallel);
-
-// The part of it in columns [column, column + n), n <= kRowColumns, on the calling thread.
-//   weights   // [S]
-void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S,
-                        const float* weights, double beta, int64_t column, int64_t n);
 
 }  // namespace fastagg::cpu

@@ -35,7 +35,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"no C++ compiler ({compiler[0]})")
     path = tmp_path_factory.mktemp("host") / "checks"
     source = Path(__file__).with_name("host_checks.cpp")
-    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc/kernels'}"]
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc/kernels/cuda'}"]
     subprocess.run([*compiler, *flags, str(source), "-o", str(path)], check=True)
     return path
 

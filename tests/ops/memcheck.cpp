@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "../../csrc/kernels/abs_max.h"
+#include "../../csrc/kernels/cpu/simd.h"
 #include "../../csrc/kernels/friends.h"
 #include "../../csrc/kernels/gram.h"
 #include "../../csrc/kernels/memory.h"
 #include "../../csrc/kernels/mimic.h"
 #include "../../csrc/kernels/pair_gram.h"
 #include "../../csrc/kernels/scores.h"
-#include "../../csrc/kernels/simd.h"
 #include "../../csrc/kernels/weighted_sum.h"
 
 using namespace fastagg;

@@ -61,7 +61,7 @@ def translated_kernel(path: Path) -> str:
         s = without(s, "__device__ __forceinline__ uint32_t round_tf32")
         s = without(s, "__device__ __forceinline__ void mma_bf16(")
         s = without(s, "__device__ __forceinline__ void mma_tf32(")
-    if path.name == "gram_few_cuda.cu":
+    if path.name == "gram_few.cu":
         s = without(s, "template <int kBytes>\n__device__ __forceinline__ void copy_async")
     s = s.replace('asm volatile("cp.async.commit_group;" ::: "memory");', "copy_async_commit();")
     s = re.sub(
@@ -108,26 +108,25 @@ def build(folder: Path) -> None:
     import torch
     from torch.utils import cpp_extension
 
-    kernels, bindings = folder / "csrc/kernels", folder / "csrc/bindings"
+    kernels, bindings = folder / "csrc/kernels/cuda", folder / "csrc/bindings"
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     shutil.copytree(ROOT / "fastagg", folder / "fastagg", ignore=shutil.ignore_patterns("_C*.so"))
     with (folder / "fastagg/__init__.py").open("a", encoding="utf-8") as file:
         file.write(COPIES)
-    for path in (*kernels.glob("*.cu"), *kernels.glob("*.cuh"), *kernels.glob("*.h")):
-        if path.suffix == ".cu" or "cuda" in path.read_text(encoding="utf-8"):
-            name = path.with_suffix(".cpp") if path.suffix == ".cu" else path
-            name.write_text(translated_kernel(path), encoding="utf-8")
+    for path in (*kernels.iterdir(), kernels.parent / "host_device.h"):
+        name = path.with_suffix(".cpp") if path.suffix == ".cu" else path
+        name.write_text(translated_kernel(path), encoding="utf-8")
     for path in (bindings / "cuda_launch.h", binding := bindings / "ops_cuda.cpp"):
         path.write_text(translated_binding(path), encoding="utf-8")
 
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     with_torch = [f"-isystem{path}" for path in includes]
     with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-fopenmp"]
-    checked = sorted(kernels.glob("*_cuda.cpp"))
+    checked = sorted(kernels.glob("*.cpp"))
     # The largest first.
     sources = [binding, *(bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy"))]
     sources += [HERE / "tensors.cpp", *checked]
-    sources += [kernels / "simd.cpp", *(HERE / name for name in RUNTIME)]
+    sources += [kernels.parent / "cpu/simd.cpp", *(HERE / name for name in RUNTIME)]
     objects = _compile(
         folder, sources, lambda path: COMMON + (CHECKED if path in checked else with_torch)
     )

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two kernels of gram_cuda.cu that read the rows. Both write the partial sums of some chunks of
+// The two kernels of gram.cu that read the rows. Both write the partial sums of some chunks of
 // d in slots (gram_layout.h), and *found = 0.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include "../precision.h"
 #include "gram_layout.h"
-#include "precision.h"
 
 namespace fastagg::cuda {
 

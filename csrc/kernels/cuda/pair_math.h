@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "host_device.h"
+#include "../host_device.h"
 
 namespace fastagg::cuda {
 

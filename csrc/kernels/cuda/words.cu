@@ -3,7 +3,7 @@
 // no wait, and a captured graph keeps its own copy.
 #include <cstring>
 
-#include "cuda_kernels.h"
+#include "kernels.h"
 #include "launch.cuh"
 
 namespace fastagg::cuda {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda_kernels.h"
+#include "kernels.h"
 #include "launch.cuh"
 
 namespace fastagg::cuda {

@@ -2,7 +2,7 @@
 // How the one-pass row operations are laid out on a GPU.
 #pragma once
 
-#include "host_device.h"
+#include "../host_device.h"
 
 namespace fastagg::cuda {
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "abs_max.h"
+#include "../abs_max.h"
 
 #include <cstring>
 
 #include "magnitude.h"
+#include "scratch.h"
 
 namespace fastagg::cpu {
 namespace {

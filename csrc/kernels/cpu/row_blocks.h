@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "common.h"
-#include "elements.h"
+#include "../common.h"
+#include "../elements.h"
 #include "simd.h"
 
 namespace fastagg::cpu {

@@ -5,10 +5,11 @@
 // Chunks and blocks of columns are those of `gram`, each with sums of its own, and so are the bits.
 #include <vector>
 
-#include "gram.h"
+#include "../gram.h"
 #include "gram_columns.h"
 #include "gram_tiles.h"
 #include "ordered_sum.h"
+#include "scratch.h"
 #include "simd.h"
 
 namespace fastagg::cpu {

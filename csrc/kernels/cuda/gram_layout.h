@@ -4,7 +4,7 @@
 // it is plain arithmetic, and tested on the CPU with an emulated tensor core (tests/cuda).
 #pragma once
 
-#include "host_device.h"
+#include "../host_device.h"
 
 namespace fastagg::cuda {
 

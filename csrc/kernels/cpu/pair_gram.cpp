@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "pair_gram.h"
+#include "../pair_gram.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "gram.h"
+#include "../gram.h"
 #include "pair_order.h"
 
 namespace fastagg::cpu {

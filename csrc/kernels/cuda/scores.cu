@@ -2,7 +2,7 @@
 #undef NDEBUG  // the assertion below guards memory
 #include <cassert>
 
-#include "cuda_kernels.h"
+#include "kernels.h"
 #include "launch.cuh"
 #include "pair_math.h"
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "weighted_sum.h"
+#include "../weighted_sum.h"
 
 #include <vector>
 
 #include "row_blocks.h"
+#include "weighted_sum_block.h"
 
 namespace fastagg::cpu {
 namespace {

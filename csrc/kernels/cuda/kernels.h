@@ -18,9 +18,9 @@
 
 #include <cstdint>
 
-#include "elements.h"
-#include "pair_state.h"
-#include "precision.h"
+#include "../elements.h"
+#include "../pair_state.h"
+#include "../precision.h"
 
 namespace fastagg::cuda {
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "friends.h"
+#include "../friends.h"
 
 #include <cmath>
 #include <limits>
 
+#include "scratch.h"
 #include "simd.h"
 
 namespace fastagg::cpu {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "mimic.h"
+#include "../mimic.h"
 
 #include "apply.h"
 #include "magnitude.h"

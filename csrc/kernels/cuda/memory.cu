@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <type_traits>
 
-#include "cuda_kernels.h"
+#include "kernels.h"
 #include "rows.cuh"
 
 namespace fastagg::cuda {

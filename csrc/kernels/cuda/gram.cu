@@ -3,8 +3,8 @@
 // their sum, in a fixed order; and for rows whose squares leave the range of float32, their entries
 // again, in float64. The last two kernels end at once if there is no such row: nothing here waits
 // for a number to reach the host.
-#include "cuda_kernels.h"
 #include "gram_parts.h"
+#include "kernels.h"
 #include "launch.cuh"
 
 namespace fastagg::cuda {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common.h"
+#include "scratch.h"
 
 namespace fastagg::cpu {
 

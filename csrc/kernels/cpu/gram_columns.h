@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "common.h"
+#include "../common.h"
 
 namespace fastagg::cpu {
 

@@ -2,7 +2,7 @@
 // One warp for each client k: its lanes share row k of the state.
 #include <type_traits>
 
-#include "cuda_kernels.h"
+#include "kernels.h"
 #include "launch.cuh"
 #include "pair_math.h"
 

@@ -15,14 +15,15 @@
 #include <deque>
 #include <vector>
 
-#include "abs_max.h"
-#include "gram.h"
+#include "../abs_max.h"
+#include "../gram.h"
 #include "gram_columns.h"
 #include "gram_tiles.h"
 #include "ordered_sum.h"
 #include "pair_order.h"
+#include "scratch.h"
 #include "simd.h"
-#include "weighted_sum.h"
+#include "weighted_sum_block.h"
 
 namespace fastagg::cpu {
 namespace {

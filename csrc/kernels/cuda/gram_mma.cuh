@@ -6,9 +6,9 @@
 
 #include <type_traits>
 
+#include "../precision.h"
 #include "gram_layout.h"
 #include "launch.cuh"
-#include "precision.h"
 
 namespace fastagg::cuda {
 

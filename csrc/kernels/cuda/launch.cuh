@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "elements.h"
-#include "host_device.h"
+#include "../elements.h"
+#include "../host_device.h"
 
 namespace fastagg::cuda {
 
