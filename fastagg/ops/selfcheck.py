@@ -112,6 +112,8 @@ def _error(got: list[Tensor], expected: list[Tensor]) -> float:
     """Return the largest error, relative to the largest magnitude in each expected tensor."""
     worst = 0.0
     for a, b in zip(got, expected, strict=True):
+        if torch.equal(a, b):  # arguments that the op does not change, mostly
+            continue
         scale = max(b.double().abs().max().item(), 1e-300)
         worst = max(worst, (a.double() - b.double()).abs().max().item() / scale)
     return worst
