@@ -196,6 +196,30 @@ inline std::vector<const float*> check_references(
   return pointers;
 }
 
+// [] or S rows [d] float32 that the call writes, each in memory of its own. Returns their
+// addresses.
+inline std::vector<char*> check_kept(at::TensorList kept, int64_t S, int64_t d,
+                                     const at::Device& device, const Rows& updates,
+                                     const ClientRows& own, at::ScalarType own_dtype) {
+  const auto given = static_cast<int64_t>(kept.size());
+  TORCH_CHECK_VALUE(given == 0 || given == S, "kept: expected one row for each of ", S,
+                    " updates, got ", given);
+  std::vector<char*> addresses;
+  if (given == 0) return addresses;
+  for (const at::Tensor& row : kept) {
+    check_tensor(row, "kept", at::kFloat, {d});
+    check_same_device(row, "kept", device);
+    addresses.push_back(static_cast<char*>(row.mutable_data_ptr()));
+  }
+  check_no_overlap(updates, "updates", addresses, "kept");
+  Rows read;
+  read.addresses.assign(own.addresses.begin(), own.addresses.end());
+  read.dtype = own_dtype;
+  read.d = d;
+  check_no_overlap(read, "memory", addresses, "kept");
+  return addresses;
+}
+
 // The rows' positions in the order of their client ids.
 inline std::vector<int64_t> order_by_client(const int64_t* ids, int64_t S) {
   std::vector<int64_t> order(S);

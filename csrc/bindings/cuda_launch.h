@@ -128,6 +128,11 @@ class OrderedRows {
     width_.add(bases);
     if (!references.empty()) references_at_ = tables_.add(reorder(bases, order_));
   }
+  void add_kept(at::TensorList kept, const at::Device& device) {
+    const auto written = check_kept(kept, S(), d_, device, updates_, own_, own_dtype_);
+    width_.add(written);
+    if (!kept.empty()) kept_at_ = tables_.add(reorder(written, order_));
+  }
   void upload(const OnDevice& on) { tables_.upload(on); }
 
   int64_t S() const { return updates_.size(); }
@@ -145,6 +150,7 @@ class OrderedRows {
   const float* const* references() const {
     return references_at_ < 0 ? nullptr : tables_.at<const float*>(references_at_);
   }
+  float* const* kept() const { return kept_at_ < 0 ? nullptr : tables_.at<float*>(kept_at_); }
   const double* weights() const { return tables_.at<double>(weights_at_); }
 
   // Peaks come in the order of clients and are given in that of the rows.
@@ -162,6 +168,7 @@ class OrderedRows {
   Width width_;
   Tables tables_;
   int64_t updates_at_ = 0, own_at_ = 0, order_at_ = 0, weights_at_ = 0, references_at_ = -1;
+  int64_t kept_at_ = -1;
 };
 
 }  // namespace fastagg

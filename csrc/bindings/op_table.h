@@ -74,14 +74,15 @@ FASTAGG_OP(memory_update_,  yes, yes, no,
            "(Tensor(a!) params, Tensor(b!) total, Tensor(c!)[] memory, Tensor[] updates, "
            "Tensor clients, Tensor weights, float lr, float norm, bool models=False) -> ()")
 
-// The same updates for a server that keeps the received rows themselves as memory rows: only new
-// vectors are written, and add_total_ applies them.
+// The same updates, without a write to anything that is read: new memory rows go to `kept`, unless
+// the server keeps the received rows instead. add_total_ applies the result.
 FASTAGG_OP(mimic_mean_,     yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) rounded, Tensor(c!) peaks, Tensor[] updates, "
-           "Tensor[] corrections, Tensor clients, Tensor?[] references) -> ()")
+           "Tensor[] corrections, Tensor clients, Tensor?[] references, Tensor(d!)[] kept) -> ()")
 FASTAGG_OP(memory_total_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, Tensor[] updates, "
-           "Tensor clients, Tensor weights, Tensor?[] references, Tensor? params=None) -> ()")
+           "Tensor clients, Tensor weights, Tensor?[] references, Tensor? params, "
+           "Tensor(c!)[] kept) -> ()")
 FASTAGG_OP(add_total_,      yes, yes, no,
            "(Tensor(a!) params, Tensor total, float lr, float norm, bool models=False) -> ()")
 

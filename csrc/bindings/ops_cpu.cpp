@@ -213,6 +213,12 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   });
 }
 
+// The rows to write, in the order of clients; none if none are given.
+std::vector<float*> kept_pointers(const std::vector<char*>& addresses,
+                                  const std::vector<int64_t>& order) {
+  return addresses.empty() ? std::vector<float*>() : pointers<float>(reorder(addresses, order));
+}
+
 // Peaks come in the order of clients and are given in that of the rows.
 void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
                  const std::vector<int64_t>& order) {
@@ -223,7 +229,7 @@ void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
-                 const c10::List<std::optional<at::Tensor>>& references) {
+                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept) {
   const int64_t d = out.numel();
   const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
@@ -238,7 +244,9 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
       check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
   const auto bases = check_references(references, S, d, device);
   check_no_overlap(updates, "updates", rounded, "rounded");
+  const auto written = check_kept(kept, S, d, device, updates, own, updates.dtype);
   const auto order = order_by_client(own.ids, S);
+  const auto kept_rows = kept_pointers(written, order);
   const auto ordered_bases = reorder(bases, order);
   std::vector<float> largest(S);
   with_element(updates.dtype, [&](auto element) {
@@ -246,8 +254,8 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
     const auto rows = pointers<const T>(reorder(updates.addresses, order));
     const auto corrected = pointers<const T>(reorder(own.addresses, order));
     cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
-                    largest.data(), rows.data(), corrected.data(), ordered_bases.data(), S, d,
-                    torch_threads());
+                    largest.data(), rows.data(), corrected.data(), ordered_bases.data(),
+                    kept.empty() ? nullptr : kept_rows.data(), S, d, torch_threads());
   });
   write_peaks(peaks, largest, order);
 }
@@ -256,7 +264,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    at::TensorList memory, at::TensorList tensors, const at::Tensor& clients,
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
-                   const std::optional<at::Tensor>& params) {
+                   const std::optional<at::Tensor>& params, at::TensorList kept) {
   const int64_t d = out.numel();
   const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
@@ -277,6 +285,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   const auto order = order_by_client(own.ids, S);
   const auto ordered_bases = reorder(bases, order);
   const auto ordered_weights = reorder(w, order);
+  const auto written = check_kept(kept, S, d, device, updates, own, updates.dtype);
+  const auto kept_rows = kept_pointers(written, order);
   const float* base = params ? params->const_data_ptr<float>() : nullptr;
   std::vector<float> largest(S);
   with_element(updates.dtype, [&](auto element) {
@@ -285,7 +295,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     const auto remembered = pointers<const T>(reorder(own.addresses, order));
     cpu::memory_total(out.mutable_data_ptr<double>(), largest.data(),
                       total.const_data_ptr<double>(), rows.data(), remembered.data(),
-                      ordered_bases.data(), S, d, ordered_weights.data(), base, torch_threads());
+                      ordered_bases.data(), S, d, ordered_weights.data(), base,
+                      kept.empty() ? nullptr : kept_rows.data(), torch_threads());
   });
   write_peaks(peaks, largest, order);
 }

@@ -248,7 +248,7 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
-                 const c10::List<std::optional<at::Tensor>>& references) {
+                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept) {
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
@@ -260,16 +260,17 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   check_same_device(peaks, "peaks", on.device());
   rows.add_references(references, on.device());
   check_no_overlap(rows.given_updates(), "updates", rounded, "rounded");
+  rows.add_kept(kept, on.device());
   rows.width().add(rounded.const_data_ptr());
   rows.upload(on);
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
   with_element(rows.given_updates().dtype, [&](auto element) {
     using T = decltype(element);
-    check_launch(
-        cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
-                         largest.mutable_data_ptr<float>(), rows.updates<T>(), rows.own<const T>(),
-                         rows.references(), rows.S(), d, rows.width().value(), on.stream()),
-        "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
+    check_launch(cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
+                                  largest.mutable_data_ptr<float>(), rows.updates<T>(),
+                                  rows.own<const T>(), rows.references(), rows.kept(), rows.S(), d,
+                                  rows.width().value(), on.stream()),
+                 "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);
 }
@@ -278,7 +279,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    at::TensorList memory, at::TensorList tensors, const at::Tensor& clients,
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
-                   const std::optional<at::Tensor>& params) {
+                   const std::optional<at::Tensor>& params, at::TensorList kept) {
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
@@ -290,6 +291,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_same_device(peaks, "peaks", on.device());
   rows.add_weights(weights);
   rows.add_references(references, on.device());
+  rows.add_kept(kept, on.device());
   if (params) {
     check_tensor(*params, "params", at::kFloat, {d});
     check_same_device(*params, "params", on.device());
@@ -303,8 +305,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
         cuda::memory_total(out.mutable_data_ptr<double>(), largest.mutable_data_ptr<float>(),
                            total.const_data_ptr<double>(), rows.updates<T>(), rows.own<const T>(),
                            rows.references(), rows.S(), d, rows.weights(),
-                           params ? params->const_data_ptr<float>() : nullptr, rows.width().value(),
-                           on.stream()),
+                           params ? params->const_data_ptr<float>() : nullptr, rows.kept(),
+                           rows.width().value(), on.stream()),
         "memory_total_", "updates [", rows.S(), ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);

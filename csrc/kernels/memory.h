@@ -25,20 +25,24 @@ void memory_update(float* params, double* total, const T* const* updates, float*
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel);
 
-// The same total, written beside the old one; two reads per element of updates and no write:
-//   out = total + sum_s weights[s] * (m[s] - old[s])
-// with m[s] = updates[s], or params + updates[s] if params is given, and old[s] = memory[s], or
-// references[s] + memory[s] where that is given. Sums and their order are those of memory_update.
+// The same total, written beside the old one:
+//   out = total + sum_s weights[s] * (m[s] - old[s]);  kept[s] = m[s]
+// Two reads per element of updates, and a write if `kept` is given. Nothing that is read is
+// written. with m[s] = updates[s], or params + updates[s] if params is given, and old[s] =
+// memory[s], or references[s] + memory[s] where that is given. Sums and their order are those of
+// memory_update.
 //   out          // [d]
 //   peaks        // [S] max |updates[s]|, NaN if the row holds a NaN
 //   total        // [d]
 //   memory       // [S] pointers to the d elements of the same clients
 //   references   // [S] pointers to d floats each, or nullptr
 //   params       // [d] or nullptr
+//   kept         // [S] pointers to d floats each, written, or nullptr
 template <class T>  // float, Bfloat16 or Half
 void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
-                  const double* weights, const float* params, const Parallel& parallel);
+                  const double* weights, const float* params, float* const* kept,
+                  const Parallel& parallel);
 
 // params += lr * norm * total, or lr * (norm * total - params) if `models`: the end of a round.
 //   params   // [d]

@@ -21,18 +21,20 @@ template <class T>  // float, Bfloat16 or Half
 void mimic(float* params, const T* const* updates, float* const* corrections, int64_t S, int64_t d,
            double lr, const Parallel& parallel);
 
-// The same v, alone: two reads per element of updates and no write.
-//   v = 1/S sum_s (updates[s] + c[s])
-// with c[s] = corrections[s], or references[s] - corrections[s] where that is given.
+// The same v, and the new corrections beside the old ones:
+//   v = 1/S sum_s (updates[s] + c[s]);  kept[s] = v - updates[s]
+// Two reads per element of updates, and a write if `kept` is given. Nothing that is read is
+// written. with c[s] = corrections[s], or references[s] - corrections[s] where that is given.
 //   v             // [d]
 //   rounded       // [d] v in float32
 //   peaks         // [S] max |updates[s]|, NaN if the row holds a NaN
 //   updates       // [S] pointers to d contiguous elements each
 //   corrections   // [S] pointers to the d elements of the same clients
 //   references    // [S] pointers to d floats each, or nullptr
+//   kept          // [S] pointers to d floats each, written, or nullptr
 template <class T>  // float, Bfloat16 or Half
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
-                const T* const* corrections, const float* const* references, int64_t S, int64_t d,
-                const Parallel& parallel);
+                const T* const* corrections, const float* const* references, float* const* kept,
+                int64_t S, int64_t d, const Parallel& parallel);
 
 }  // namespace fastagg::cpu

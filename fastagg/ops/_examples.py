@@ -23,6 +23,7 @@ class ExampleData:
     total: Tensor  # float64 [d], the sum of `memory`
     mean: Tensor  # float64 [d], zeros: an output
     peaks: Tensor  # float32 [S], zeros: an output
+    kept: list[Tensor]  # S float32 [d], zeros: outputs
     scores: Tensor  # float32 [K, K]
     counts: Tensor  # int32 [K, K]
     candidates: Tensor  # bool [K, K], all True
@@ -58,6 +59,7 @@ class ExampleData:
             total=memory.double().sum(dim=0),
             mean=torch.zeros(d, dtype=torch.float64),
             peaks=torch.zeros(S),
+            kept=list(torch.zeros(S, d)),
             scores=torch.rand(K, K, generator=g),
             counts=torch.randint(0, 4, (K, K), generator=g, dtype=torch.int32),
             candidates=torch.ones(K, K, dtype=torch.bool),

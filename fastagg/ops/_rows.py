@@ -159,10 +159,15 @@ def memory_update_(
     return params
 
 
-# --- the same rounds for a server that keeps the received rows themselves as memory rows ---------
+# --- the same rounds, without a write to anything that is read -----------------------------------
 
 
-@op(example=lambda f, x: f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, x.references))
+@op(
+    example=lambda f, x: (
+        f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, x.references, x.kept),
+        f(x.mean, x.params, x.peaks, list(x.updates), list(x.memory[x.clients]), x.clients),
+    )
+)
 def mimic_mean_(
     out: Tensor,
     rounded: Tensor,
@@ -171,18 +176,22 @@ def mimic_mean_(
     corrections: Rows,
     clients: Tensor,
     references: Sequence[Tensor | None] | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Compute only the v of :func:`mimic_`: rows are read, and only the outputs are written.
+    """Compute the v of :func:`mimic_` and its new corrections; nothing read is changed.
 
     ::
 
         c[s] = corrections[s]                  # or references[s] - corrections[s], where given
         out = mean over s of (updates[s] + c[s])
+        kept[s] = out - updates[s]             # where given
 
-    For a server that stores ``updates[s]`` itself instead of ``v - updates[s]``. In the client's
-    next round it passes that row as the correction, and the ``rounded`` of the round in which the
-    row was stored as its reference. Followed by ``add_total_(params, out, lr, 1.0)``, the result
-    has the bits of :func:`mimic_`.
+    Followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits of :func:`mimic_`, but
+    a server can still refuse it after this call: nothing is lost.
+
+    A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
+    next round it passes the row as the correction, and the ``rounded`` of the round in which the
+    row was stored as its reference.
 
     Args:
         out: float64 [d]; changed in place to v.
@@ -194,13 +203,16 @@ def mimic_mean_(
             ``updates``.
         clients: int64 [S].
         references: S entries, each float32 [d] or None; by default all are None.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+            By default the new rows are not written.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
     """
     rows, own = row_list(updates, "updates"), row_list(corrections, "corrections")
-    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, list(references or []))
-    mark_changed(out, rounded, peaks)
+    written = list(kept or [])
+    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, list(references or []), written)
+    mark_changed(out, rounded, peaks, *written)
     return out
 
 
@@ -217,6 +229,7 @@ def mimic_mean_(
             x.weights,
             x.references,
             x.params,
+            x.kept,
         ),
     )
 )
@@ -230,19 +243,23 @@ def memory_total_(
     weights: Tensor,
     references: Sequence[Tensor | None] | None = None,
     params: Tensor | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Compute only the total of :func:`memory_update_`: rows are read, and never written.
+    """Compute the total and the new rows of :func:`memory_update_`; nothing read is changed.
 
     ::
 
         m[s] = updates[s]                      # or params + updates[s], with params
         old[s] = memory[s]                     # or references[s] + memory[s], where given
         out = total + sum over s of weights[s] * (m[s] - old[s])
+        kept[s] = m[s]                         # where given
 
-    For a server that stores ``updates[s]`` itself. In the client's next round it passes that row as
-    the memory row and, if models are stored, the params of the round in which the row was stored as
-    its reference. Followed by :func:`add_total_`, the result has the bits of
-    :func:`memory_update_`.
+    Followed by :func:`add_total_`, the result has the bits of :func:`memory_update_`, but a server
+    can still refuse it after this call: nothing is lost.
+
+    A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
+    next round it passes the row as the memory row and, if models are stored, the params of the
+    round in which the row was stored as its reference.
 
     Args:
         out: float64 [d]; changed in place. NaN or infinite where a row is.
@@ -255,14 +272,16 @@ def memory_total_(
         weights: float32 or float64 [S].
         references: S entries, each float32 [d] or None; by default all are None.
         params: float32 [d]; pass it to store models instead of updates.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+            By default the new rows are not written.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
     """
     own, rows = row_list(memory, "memory"), row_list(updates, "updates")
-    bases = list(references or [])
-    compiled.memory_total_(out, peaks, total, own, rows, clients, weights, bases, params)
-    mark_changed(out, peaks)
+    bases, written = list(references or []), list(kept or [])
+    compiled.memory_total_(out, peaks, total, own, rows, clients, weights, bases, params, written)
+    mark_changed(out, peaks, *written)
     return out
 
 

@@ -365,10 +365,12 @@ def mimic_mean_(
     corrections: Rows,
     clients: Tensor,
     references: Sequence[Tensor | None] | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Compute only the v of :func:`mimic_`: ``mean_s(updates[s] + c[s])``.
+    """Compute the v of :func:`mimic_` and its new corrections.
 
-    ``c[s]`` is ``corrections[s]`` or, where a reference is given, the float32 difference
+    ``v = mean_s(updates[s] + c[s])`` and ``kept[s] = v - updates[s]``. ``c[s]`` is
+    ``corrections[s]`` or, where a reference is given, the float32 difference
     ``references[s] - corrections[s]``.
 
     Args:
@@ -379,6 +381,7 @@ def mimic_mean_(
         corrections: [K, d] float32, or S rows.
         clients: [S] int64, distinct ids.
         references: S vectors [d] float32 or None.
+        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
 
     Returns:
         ``out``.
@@ -389,6 +392,8 @@ def mimic_mean_(
     peaks.copy_(abs_max(updates))
     out.copy_((_float64(updates) + _float64(c)).mean(dim=0))
     rounded.copy_(out)
+    for row, update in zip(kept or [], _float64(updates), strict=kept is not None):
+        row.copy_(rounded.to(torch.float64) - update)
     return out
 
 
@@ -402,12 +407,13 @@ def memory_total_(
     weights: Tensor,
     references: Sequence[Tensor | None] | None = None,
     params: Tensor | None = None,
+    kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Compute only the total of :func:`memory_update_`.
+    """Compute the total and the new rows of :func:`memory_update_`.
 
-    ``out = total + sum_s weights[s] * (m[s] - old[s])``, where ``m[s]`` is ``updates[s]``, or
-    ``params + updates[s]`` if params are given, and ``old[s]`` is ``memory[s]``, or
-    ``references[s] + memory[s]`` where a reference is given. ``m`` and ``old`` are float32.
+    ``out = total + sum_s weights[s] * (m[s] - old[s])`` and ``kept[s] = m[s]``, where ``m[s]`` is
+    ``updates[s]``, or ``params + updates[s]`` if params are given, and ``old[s]`` is ``memory[s]``,
+    or ``references[s] + memory[s]`` where a reference is given. ``m`` and ``old`` are float32.
 
     Args:
         out: [d] float64; changed in place.
@@ -419,6 +425,7 @@ def memory_total_(
         weights: [S] float32 or float64.
         references: S vectors [d] float32 or None.
         params: [d] float32; pass it to store models instead of updates.
+        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
 
     Returns:
         ``out``.
@@ -430,7 +437,10 @@ def memory_total_(
     bases = references or [None] * len(own)
     old = [row if base is None else base + row for row, base in zip(own, bases, strict=True)]
     peaks.copy_(abs_max(updates))
-    change = _new_memory(updates, params).to(torch.float64) - _float64(old)
+    new = _new_memory(updates, params)
+    for row, value in zip(kept or [], new, strict=kept is not None):
+        row.copy_(value)
+    change = new.to(torch.float64) - _float64(old)
     return out.add_(weights.to(torch.float64) @ change)
 
 
