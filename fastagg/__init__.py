@@ -4,15 +4,16 @@
     agg = fastagg.make("fdms", num_clients=K, num_params=d)
     report = agg.step(params, updates, clients)  # params [d] changed in place
 
-``fastagg.available()`` lists the rules, ``fastagg.plan`` says what one needs, ``fastagg.ops`` has
-the functional layer, and ``python -m fastagg`` describes this build and checks it.
+``fastagg.available()`` lists the rules, ``fastagg.plan`` estimates the memory and time of a rule,
+``fastagg.ops`` holds the functional layer, and ``python -m fastagg`` describes and checks this
+build.
 """
 
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-import torch  # noqa: F401  (before _C, which links to its libraries)
+import torch  # noqa: F401  (must come before _C, which links to torch's libraries)
 
 try:
     from fastagg import _C as _C
@@ -103,7 +104,8 @@ __all__ = [
     "plan",
 ]
 
-# Import paths of earlier versions, such as `from fastagg.streaming import ColumnSource`.
+# Public module paths that differ from where the modules are, such as
+# `from fastagg.streaming import ColumnSource`.
 for _old, _module in {
     "bits": bits,
     "reference": reference,
@@ -115,15 +117,17 @@ streaming, client_files = streams, files
 
 try:
     __version__ = version("fastagg")
-except PackageNotFoundError:  # a checkout that was built in place but not installed
+except PackageNotFoundError:  # built in place in a checkout, not installed
     __version__ = "0+unknown"
 
 
 def build_info() -> dict[str, object]:
-    """How the extension was built and what it uses here.
+    """Return how the extension was built and which CPU instructions it uses.
 
-    Keys: ``compiler``, ``cxx`` (the C++ standard), ``openmp`` (version or None), ``torch`` (built
-    against), ``cuda_archs`` (empty for a CPU-only build), ``isa_detected`` and ``isa`` (in use;
-    the environment variable FASTAGG_ISA = portable, avx2 or avx512 can lower it).
+    Returns:
+        A dict with the keys ``compiler``, ``cxx`` (the C++ standard), ``openmp`` (version or None),
+        ``torch`` (the version it was built against), ``cuda_archs`` (empty for a CPU-only build),
+        ``isa_detected`` (the best instruction set of this processor) and ``isa`` (the one in use;
+        the environment variable FASTAGG_ISA = portable, avx2 or avx512 can lower it).
     """
     return {**_C.build_info(), "isa": _C.isa()}

@@ -172,7 +172,7 @@ def _table() -> list[str]:
 def test_it_prints_a_table() -> None:
     plan = fastagg.plan("mifa", num_clients=100, num_active=20, num_params=10**6, adopting=True)
     lines = str(plan).splitlines()
-    assert lines[0] == "mifa: K = 100, S = 20, d = 1,000,000, rows adopted"
+    assert lines[0] == "mifa: K = 100, S = 20, d = 1,000,000, rows exchanged"
     assert [re.split(r"\s{2,}", line.strip()) for line in lines[1:]] == [
         ["state", "408 MB"],
         ["scratch", "8 MB"],
@@ -214,7 +214,7 @@ def test_time_is_that_of_bytes_and_flops() -> None:
     plan = fastagg.plan("fedavg", num_clients=20, num_active=10, num_params=10**6, rates=RATES)
     assert plan.seconds == pytest.approx((40e6 + 24e6) / 1e10 + 20e6 / 1e11)
     lines = [re.split(r"\s{2,}", line.strip()) for line in str(plan).splitlines()[-2:]]
-    assert lines == [["memory in all", "48 MB"], ["time per round", "6.6 ms"]]
+    assert lines == [["total memory", "48 MB"], ["time per round", "6.6 ms"]]
 
 
 def test_time_of_a_device_is_measured() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregators in files: the format, and how a file is replaced atomically."""
+"""Checkpoints: the file format of an aggregator, and atomic replacement of files."""
 
 from __future__ import annotations
 

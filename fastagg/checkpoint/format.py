@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One aggregator in one file: tensors in safetensors, the rest as JSON in its header, no pickle.
+"""The file format of an aggregator: a safetensors file, with everything else as JSON in its header.
 
-A file is replaced atomically: the new content is written and synced beside it, then renamed
-over it, so a crash at any moment leaves either the old file or the new one.
+Nothing is pickled. A file is replaced atomically: the new content is written beside it, synced and
+renamed, so a crash at any moment leaves either the old file or the new one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastagg.checkpoint.tensor_file import RowsOf
 
 FORMAT = "fastagg.aggregator"
 VERSION = 2
-"""Version 1, never released, held FL-FDMS's counts as int32 and its candidates as bool."""
+"""Version 1 was never released; it stored FL-FDMS's counts as int32 and its candidates as bool."""
 
 _STATE = "state."
 _OPTION = "option."
@@ -40,13 +40,13 @@ def write(
 
     Args:
         path: the file; its folder must exist.
-        rule: the registered name of the rule.
-        options: the constructor's arguments; tensors or values that JSON holds exactly.
-        state: the tensors of ``state_dict``; of what has two dimensions, one row at a time is
-            in memory.
+        rule: registered name of the rule.
+        options: arguments of the constructor: tensors, or values that JSON represents exactly.
+        state: tensors of ``state_dict``. Those with two dimensions are written row by row, so that
+            only one row is in memory at a time.
 
     Raises:
-        OSError: the folder is missing or not writable. An older file is then intact.
+        OSError: the folder does not exist or is not writable. An older file is unchanged.
     """
     target = Path(path)
     plain = {k: v for k, v in options.items() if not isinstance(v, Tensor)}
@@ -62,25 +62,25 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
-    """Read what :func:`write` wrote.
+    """Read a file that :func:`write` wrote.
 
     Returns:
-        rule, options, state: as they were given to :func:`write`.
+        rule, options, state: as they were passed to :func:`write`.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`opened`.
+        FileNotFoundError, ValueError: as for :func:`opened`.
     """
     with opened(path) as saved:
         return saved.rule, saved.options, {name: saved.get(name) for name in saved.names}
 
 
 class Saved:
-    """An open checkpoint, of which tensors are read one by one.
+    """An open checkpoint, from which tensors are read one at a time.
 
     Attributes:
-        path: of the file.
-        rule, options: as they were given to :func:`write`.
-        names: of the state's tensors.
+        path: path of the file.
+        rule, options: as they were passed to :func:`write`.
+        names: names of the state's tensors.
     """
 
     def __init__(self, path: Path, file: Any) -> None:
@@ -90,7 +90,7 @@ class Saved:
             self.options: dict[str, Any] = json.loads(header["options"])
             self.rule: str = header["rule"]
         except (KeyError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} has a damaged header: {error}") from error
+            raise ValueError(f"{path} has a damaged header: {error!r}") from error
         self.path = path
         keys = list(file.keys())
         self.names = [key.removeprefix(_STATE) for key in keys if key.startswith(_STATE)]
@@ -100,18 +100,18 @@ class Saved:
         self._file = file
 
     def get(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Read a whole tensor of the state."""
         return self._file.get_tensor(_STATE + name)
 
     def get_columns(self, name: str, columns: slice) -> Tensor:
-        """Some columns of a tensor [..., n] with one or two dimensions."""
+        """Read some columns of a tensor of the state, [n] or [m, n]."""
         part = self._file.get_slice(_STATE + name)
         return part[columns] if len(part.get_shape()) == 1 else part[:, columns]
 
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Saved]:
-    """Open what :func:`write` wrote.
+    """Open a file that :func:`write` wrote.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -131,6 +131,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Saved]:
 
 
 def _check_header(path: Path, header: Mapping[str, str]) -> None:
+    """Refuse a file that is not a fastagg checkpoint of this version of the format."""
     if header.get("format") != FORMAT:
         raise ValueError(
             f"{path} is a safetensors file but not a fastagg checkpoint: expected format "

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing safetensors files row by row, so that a file may be larger than memory.
+"""Writing of safetensors files row by row, so that a file may be larger than memory.
 
-The library's own writer wants all bytes at once. Reading is the library's: it maps the file.
+The writer of the safetensors library needs all bytes at once. Files are read with that library,
+which maps them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NAMES = {
 
 
 class RowsOf(Protocol):
-    """What looks like a tensor [n, m] whose rows are made one by one."""
+    """An object with dtype and shape of a tensor [n, m], whose rows are computed one by one."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -43,12 +44,13 @@ def save(
     """Write a safetensors file.
 
     Args:
-        path: the file; replaced if it is there.
-        tensors: by name; of two-dimensional ones, one row at a time is in memory.
-        metadata: of the header.
+        path: the file; an existing one is overwritten.
+        tensors: tensors by name. Those with two dimensions are written row by row, so that only
+            one row is in memory at a time.
+        metadata: metadata of the header.
 
     Raises:
-        TypeError: a tensor has a dtype that is not supported.
+        TypeError: a tensor has an unsupported dtype.
         OSError: the file cannot be written.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -56,13 +58,13 @@ def save(
     offset = 0
     for name, tensor in ordered:
         if tensor.dtype not in _NAMES:
-            raise TypeError(f"{name}: expected one of {[*_NAMES]}, got {tensor.dtype}")
+            raise TypeError(f"{name}: expected one of the dtypes {[*_NAMES]}, got {tensor.dtype}")
         end = offset + tensor.shape.numel() * tensor.dtype.itemsize
         entry = {"dtype": _NAMES[tensor.dtype], "shape": [*tensor.shape]}
         header[name] = entry | {"data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
-    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of 8
+    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of 8 bytes
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in ordered:
@@ -71,6 +73,7 @@ def save(
 
 
 def _parts(tensor: Tensor | RowsOf) -> Iterator[Tensor]:
+    """Iterate over the rows of a tensor with two dimensions; yield any other tensor whole."""
     if len(tensor.shape) == 2:
         for row in range(tensor.shape[0]):
             yield tensor[row]

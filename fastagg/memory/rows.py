@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a server remembers of every client, in rows that it can take over instead of copying.
+"""The rows that a rule remembers, and how a step exchanges them for new ones.
 
-An update that is handed over becomes the client's remembered row as it is. Some rules remember
-something else, which follows from the update and from a vector that all clients of the round
-share: MimiC's correction is v - update, a local model is params + update. Then the update is kept
-beside a reference to that vector, and the remembered value is computed when it is needed, in
-float32 as if it had been stored: results are the same to the bit.
+A step never writes a memory row. It writes new rows into spare rows, or finds them in a buffer
+whose rows it may take, and its commit exchanges the two: pointers move, numbers do not.
+
+Some rules remember a vector that follows from the update and from a vector that all clients of the
+round share: MimiC's correction is v - update, a local model is params + update. If the rule takes
+the update itself, it keeps the shared vector beside it as a *reference*. The remembered vector is
+then reconstructed when it is needed, in float32, with the bits that storing it would give.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.memory.stores import Inbox, RowStore
+from fastagg.memory.stores import RowStore, SpareRows
+from fastagg.ops.row_lists import RowList
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
@@ -26,20 +29,21 @@ from fastagg.updates.columns import Columns
 class RowMemory:
     """K remembered vectors [d], zeros at first.
 
-    The vector of client k is ``rows[k]``, or ``references[k] + sign * rows[k]`` where that is set.
-    It looks like a tensor [K, d] to checkpoints: ``shape``, ``dtype``, ``nbytes``, :meth:`clone`,
-    :meth:`copy_`.
+    The vector of client k is ``rows[k]``, or ``references[k] + sign * rows[k]`` if it has a
+    reference. To checkpoints the memory looks like a tensor [K, d]: it has ``shape``, ``dtype``,
+    ``nbytes``, :meth:`clone` and :meth:`copy_`.
 
     Args:
         num_clients: K.
         num_params: d.
         device: where the rows live.
         sign: +1.0 or -1.0.
-        store: where rows are, and their dtype; with another than float32 there are no references.
+        store: where rows are stored, and their dtype. Only float32 rows can have references.
 
     Attributes:
         rows: K tensors [d] that do not overlap.
-        references: K times a tensor [d], shared by clients, or None.
+        references: K entries, each a tensor [d] that clients may share, or None.
+        spares: rows to write new memory rows into.
     """
 
     def __init__(
@@ -56,9 +60,10 @@ class RowMemory:
         self.dtype = store.dtype
         self.rows = store.allocate(num_clients, num_params, device)
         self.references: list[Tensor | None] = [None] * num_clients
+        self.spares = SpareRows(store, num_params, device)
         self._device = device
-        self._spare: Tensor | None = None  # a reference that nobody uses any more
-        self._inbox = Inbox(store, num_params, device)
+        self._referring = False  # whether some client may have a reference
+        self._unused: Tensor | None = None  # a reference that no client has any more
 
     @property
     def nbytes(self) -> int:
@@ -70,13 +75,13 @@ class RowMemory:
         return self.shape[0]
 
     def __getitem__(self, client: int) -> Tensor:
-        """A copy [d] of what is remembered of a client."""
+        """Return a copy [d] of the remembered vector of a client."""
         value = self.rows[client].clone()
         _settle_(value, self.references[client], self.sign)
         return value
 
     def clone(self) -> Tensor:
-        """A copy of everything: [K, d]."""
+        """Return a copy of all remembered vectors: [K, d]."""
         matrix = torch.empty(self.shape, dtype=self.dtype, device=self._device)
         for client, row in enumerate(self.rows):
             matrix[client].copy_(row)
@@ -84,72 +89,95 @@ class RowMemory:
         return matrix
 
     def copy_(self, values: Tensor) -> None:
-        """Remember ``values`` [K, d] instead."""
-        self.references = [None] * len(self)
+        """Remember copies of ``values`` [K, d]."""
+        self.references, self._referring = [None] * len(self), False
         for row, value in zip(self.rows, values, strict=True):
             row.copy_(value)
 
-    def receive(self, cohort: Cohort, columns: Columns) -> Cohort:
-        """The cohort with rows that can be remembered.
+    def of(self, clients: Sequence[int]) -> list[Tensor]:
+        """Return the rows of ``clients``."""
+        return [self.rows[client] for client in clients]
 
-        Rows that are streamed, and all rows where the memory has another dtype, are copied into
-        rows of the memory's store, which are handed over. Rows of a caller's buffer are adopted
-        only by a memory that is plain itself.
+    def references_of(self, clients: Sequence[int]) -> list[Tensor | None]:
+        """Return the references of ``clients``; none at all if no client has one."""
+        return [self.references[client] for client in clients] if self._referring else []
+
+    # --- before the commit --------------------------------------------------------------------
+
+    def receive(self, cohort: Cohort, columns: Columns, *, copy: bool = False) -> Cohort:
+        """Return the cohort with rows that the commit can exchange for memory rows, if need be.
+
+        Streamed rows, and all rows if the memory has another dtype than float32, are copied into
+        spare rows. Rows of a caller's buffer are taken only into a memory that is plain itself.
+
+        Args:
+            cohort: the active clients and their rows.
+            columns: reads the rows.
+            copy: copy all rows whose ownership the rule may not take.
 
         Raises:
             ValueError: a row cannot be read.
             OSError: there is no room for more rows.
         """
-        if not cohort.streamed and self.dtype == torch.float32:
-            return cohort if self.store.plain else Cohort(cohort.clients, cohort.rows)
-        rows = self._inbox.rows(cohort.ids)
+        fitting = not cohort.streamed and self.dtype == torch.float32
+        if fitting and not self.store.plain:
+            cohort = cohort.with_rows(cohort.rows)
+        if fitting and (cohort.owner is not None or not copy):
+            return cohort
+        rows = self.spares.rows(cohort.ids)
         columns.copy_(rows, cohort.rows)
-        return Cohort(cohort.clients, rows, self._inbox)
+        known = RowList(rows) if self.dtype == torch.float32 else rows
+        return cohort.with_rows(known, owner=self.spares)
 
-    def of(self, clients: Sequence[int]) -> list[Tensor]:
-        """The rows of ``clients``."""
-        return [self.rows[client] for client in clients]
-
-    def references_of(self, clients: Sequence[int]) -> list[Tensor | None]:
-        return [self.references[client] for client in clients]
-
-    def settle_(self, clients: Sequence[int]) -> None:
-        """Store what is remembered of ``clients`` in their rows; it does not change."""
-        for client in clients:
-            _settle_(self.rows[client], self.references[client], self.sign)
-            self.references[client] = None
+    def settle_(self) -> None:
+        """Store every remembered vector in its row, without a reference; no vector changes."""
+        for row, reference in zip(self.rows, self.references, strict=True):
+            _settle_(row, reference, self.sign)
+        self.references, self._referring = [None] * len(self), False
 
     def new_reference(self) -> Tensor:
-        """A vector [d] of any content that no client refers to."""
-        if self._spare is None:
-            self._spare = allocate_rows(1, self.shape[1], self._device)[0]
-        return self._spare
+        """Return a vector [d] of any content that no client refers to."""
+        if self._unused is None:
+            self._unused = allocate_rows(1, self.shape[1], self._device)[0]
+        return self._unused
 
-    def adopt(self, clients: Sequence[int], buffer: RowExchange, reference: Tensor | None) -> None:
-        """Take the rows of ``clients`` over from a buffer, which gets the old ones.
+    # --- the commit ---------------------------------------------------------------------------
+
+    def exchange(
+        self, clients: Sequence[int], owner: RowExchange | None, reference: Tensor | None = None
+    ) -> None:
+        """Exchange the memory rows of ``clients`` for new ones. Copies nothing.
 
         Args:
             clients: distinct ids.
-            buffer: has the updates of ``clients``.
-            reference: [d], to be kept and not changed any more; None: the updates themselves are
-                remembered.
+            owner: has the new rows of ``clients`` and receives the old ones; None: ``spares``.
+            reference: [d], shared by the new rows, which the caller must not change afterwards;
+                None: the new rows are the remembered vectors themselves.
         """
-        rows, references = list(self.rows), list(self.references)
-        taken = buffer.exchange(clients, self.of(clients))
-        for client, row in zip(clients, taken, strict=True):
-            rows[client], references[client] = row, reference
+        new = (owner or self.spares).exchange(clients, self.of(clients))
+        for client, row in zip(clients, new, strict=True):
+            self.rows[client] = row
+        if reference is not None or self._referring:
+            self._refer(clients, reference)
+
+    def _refer(self, clients: Sequence[int], reference: Tensor | None) -> None:
+        """Set the reference of ``clients``, and keep an old one that no client has any more."""
+        self._referring = True
         left = {id(r): r for r in self.references_of(clients) if r is not None}
-        self.rows, self.references = rows, references
-        if reference is not None and reference is self._spare:
-            self._spare = None
-        if left:
-            for key in {id(r) for r in references} & left.keys():
-                del left[key]
-        self._spare = next(iter(left.values()), self._spare)
+        for client in clients:
+            self.references[client] = reference
+        if reference is self._unused:
+            self._unused = None
+        for key in {id(r) for r in self.references} & left.keys():
+            del left[key]
+        self._unused = next(iter(left.values()), self._unused)
 
 
 def _settle_(row: Tensor, reference: Tensor | None, sign: float) -> None:
-    """``row = reference + sign * row``. The sum in float64 is rounded to float32 as it would be in
-    float32 itself: twice the digits, and two more, are enough for that."""
+    """Set ``row = reference + sign * row``, if there is a reference.
+
+    The op adds in float64 and rounds once to float32. That equals a float32 sum: float64 has more
+    than twice its digits.
+    """
     if reference is not None:
         ops.weighted_sum_(row, [reference], torch.ones(1), beta=sign)

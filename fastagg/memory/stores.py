@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where remembered rows are kept: in memory or in a file, as float32 or bfloat16."""
+"""Where memory rows are stored: in memory or in a mapped file, as float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class RowStore:
 
     Attributes:
         dtype: of the rows.
-        folder: where a file for them is made, which disappears with the process; None: in memory.
+        folder: folder of the file that holds them, which is deleted with the process; None: they
+            are in memory.
     """
 
     dtype: torch.dtype = torch.float32
@@ -33,11 +34,11 @@ class RowStore:
 
     @property
     def plain(self) -> bool:
-        """Whether rows are like any others: float32 in memory."""
+        """Whether rows are float32 in memory, like the rows of a caller's buffer."""
         return self.dtype == torch.float32 and self.folder is None
 
     def allocate(self, count: int, num_params: int, device: torch.device) -> list[Tensor]:
-        """``count`` zero rows [num_params].
+        """Return ``count`` rows [num_params] of zeros.
 
         Raises:
             ValueError: rows in a file would have to be on another device than the CPU.
@@ -53,8 +54,10 @@ class RowStore:
             return [torch.zeros(num_params, dtype=self.dtype, device=device) for _ in range(count)]
 
     def _map(self, count: int, num_params: int) -> list[Tensor]:
-        """Rows in a file without a name. Its blocks are reserved: a disk that fills up later
-        cannot end the process."""
+        """Map rows from a file that has no name.
+
+        Its blocks are reserved, so that a disk that fills up later cannot end the process.
+        """
         size = self.dtype.itemsize
         stride = -(-num_params * size // _PAGE) * _PAGE
         descriptor, name = tempfile.mkstemp(prefix=".fastagg-", suffix=".rows", dir=self.folder)
@@ -71,7 +74,7 @@ class RowStore:
 
 
 def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore:
-    """A store from the options of a rule.
+    """Return the store that the options of a rule ask for.
 
     Raises:
         ValueError: there is no such dtype or folder.
@@ -84,35 +87,46 @@ def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore
 
 
 def element_bytes(options: Mapping[str, Any]) -> int:
-    """Bytes of a remembered number, with these options of a rule."""
+    """Return the bytes of a number in a memory row, for the options of a rule."""
     return _DTYPES[options.get("memory_dtype", "float32")].itemsize
 
 
 def dtype_name(store: RowStore) -> str:
-    """The option that makes this store."""
+    """Return the ``memory_dtype`` option of a store."""
     return next(name for name, dtype in _DTYPES.items() if dtype == store.dtype)
 
 
-class Inbox:
-    """Rows of a store for updates that have just come, to be exchanged for remembered ones."""
+class SpareRows:
+    """Rows of a store that a step may write, to be exchanged for memory rows by its commit.
+
+    Args:
+        store: allocates rows when a cohort needs more than there are.
+        num_params: d.
+        device: where the rows live.
+    """
 
     def __init__(self, store: RowStore, num_params: int, device: torch.device) -> None:
         self._store, self._num_params, self._device = store, num_params, device
         self._rows: list[Tensor] = []
-        self._place: dict[int, int] = {}
 
     def rows(self, clients: Sequence[int]) -> list[Tensor]:
-        """A row of any content for each of ``clients``."""
+        """Return a row of any content for each of ``clients``, which replace the last call's.
+
+        Raises:
+            OSError, MemoryError: there is no room for more rows.
+        """
         missing = len(clients) - len(self._rows)
         if missing > 0:
             self._rows += self._store.allocate(missing, self._num_params, self._device)
-        self._place = {client: index for index, client in enumerate(clients)}
         return self._rows[: len(clients)]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
-        """Give the rows of ``clients`` away and take ``rows`` in their place."""
-        places = [self._place[client] for client in clients]
-        given = [self._rows[place] for place in places]
-        for place, row in zip(places, rows, strict=True):
-            self._rows[place] = row
+        """Give the rows of ``clients`` away and take ``rows`` in their place. Copies nothing.
+
+        Args:
+            clients: as in the last call of :meth:`rows`.
+            rows: one for each of them.
+        """
+        given = self._rows[: len(clients)]
+        self._rows[: len(clients)] = rows
         return given

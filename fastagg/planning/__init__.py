@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule will need, before a run: :func:`fastagg.plan`."""
+"""Estimates of a rule's memory, memory traffic and time before a run: :func:`fastagg.plan`."""

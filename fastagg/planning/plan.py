@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule will need, before a run."""
+"""Estimates of a rule's memory, memory traffic and time before a run."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from fastagg.registry import find
 from fastagg.updates.columns import MIN_PIECE, segment_columns
 
 _UNITS = ("", "k", "M", "G", "T", "P")
-_MESSAGE = 512  # bytes in which a rank says that it can go on
-_MESSAGES = 5  # a round: about the arguments, three results over all columns, and the report
+_MESSAGE = 512  # bytes of a message in which a rank reports success or an error
+_MESSAGES = 5  # per round: for the arguments, three results over all columns, and the report
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Memory of a rule, and the work of one of its rounds. ``print`` shows a table.
+    """Memory of a rule and work of one round. ``print`` shows a table.
 
-    With several ranks, all figures are those of the rank with the most columns.
+    With several ranks, all numbers are those of the rank with the most columns.
 
     Attributes:
         rule, num_clients, num_active, num_params, adopting, ranks, budget: as given to
             :func:`plan`.
-        state_bytes: kept between rounds and written to checkpoints: ``Aggregator.memory_bytes``.
-            An upper bound where that depends on the run (``mimic`` and ``stale-models``, adopting).
-        scratch_bytes: used during a step besides, results of size S x S included.
-        bytes_moved: read and written by the server's passes over memory in one round.
+        state_bytes: bytes kept between rounds and written to checkpoints:
+            ``Aggregator.memory_bytes``. For ``mimic`` and ``stale-models`` with ``adopting`` the
+            value depends on the run; this is then an upper bound.
+        scratch_bytes: further bytes used during a step, including results of size S x S.
+        bytes_moved: bytes read and written by the server's passes over memory in one round.
         flops: additions and multiplications of one round.
-        update_bytes: of parameters and updates, in memory; of streamed updates, the budget.
-        wire_bytes: that a rank sends and receives in one round.
-        seconds: about what a round takes; None without a device.
+        update_bytes: bytes of the parameters and of the updates in memory. Streamed updates count
+            as their budget.
+        wire_bytes: bytes that a rank sends and receives in one round.
+        seconds: estimated time of a round; None if neither ``device`` nor ``rates`` was given.
     """
 
     rule: str
@@ -57,11 +59,11 @@ class RoundPlan:
     seconds: float | None = None
 
     def __str__(self) -> str:
-        form = "rows adopted" if self.adopting else "rows copied or only read"
+        form = "rows exchanged" if self.adopting else "rows copied or only read"
         if self.budget is not None:
             form = f"rows streamed, {_short(self.budget)}B at a time"
         if self.ranks > 1:
-            form += f", {self.ranks} ranks, of which one has"
+            form += f", one of {self.ranks} ranks"
         rows: list[tuple[str, float, str]] = [
             ("state", self.state_bytes, "B"),
             ("scratch", self.scratch_bytes, "B"),
@@ -72,7 +74,7 @@ class RoundPlan:
             rows.append(("wire per round", self.wire_bytes, "B"))
         if self.seconds is not None:
             memory = self.state_bytes + self.scratch_bytes + self.update_bytes
-            rows.append(("memory in all", memory, "B"))
+            rows.append(("total memory", memory, "B"))
             rows.append(("time per round", self.seconds, "s"))
         lines = [
             f"{self.rule}: K = {self.num_clients:,}, S = {self.num_active:,}, "
@@ -95,10 +97,10 @@ def plan(
     rates: Rates | None = None,
     **options: Any,
 ) -> RoundPlan:
-    """Memory and work of a rule with K clients, S of them active, and d parameters.
+    """Estimate memory and work of a rule with K clients, S of them active, and d parameters.
 
-    Formulas, in bytes; each pass over a vector or a row counts once, caches and the reads that
-    some processors make before a write do not:
+    The formulas are in bytes. Each pass over a vector or a row counts once. Caches are ignored, and
+    so are the reads that some processors issue before a write:
 
     ============  =============================  ====================================  ===========
     rule          state                          moved per round                       flops
@@ -118,29 +120,33 @@ def plan(
     fedvarp       as mifa                        28Sd + 36d; adopting 20Sd + 44d       7Sd + 3d
     fedau         24K                            as fedavg                             2Sd
     fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
-    robust ones   0                              8Sd + 24d                             S(S + 3)d
-    with reuse    4Kd                            8Kd + 8Sd + 24d; adopting no 8Sd      see below
+    robust rules  0                              8Sd + 24d                             S(S + 3)d
+    with reuse    4Kd                            8Kd + 8Sd + 24d; adopting 8Kd + 24d   see below
     ============  =============================  ====================================  ===========
 
-    With ``memory_dtype="bfloat16"`` a remembered row takes 2d instead of 4d, and S more of them are
-    scratch, in which updates arrive. With ``memory_folder`` rows are copied, also if adopting.
+    "adopting" stands for ``adopting=True``: the rule takes ownership of rows instead of copying
+    them. With ``memory_folder`` rows are copied in any case. With ``memory_dtype="bfloat16"`` a
+    memory row takes 2d bytes instead of 4d, and S further rows of 2d bytes, into which updates are
+    converted, count as scratch.
 
-    (*) Adopting, it also keeps one vector per round in which some client was last active: at most
-    4(K - S + 1)d bytes, which are counted. A step reads such a vector for each of these rounds that
-    its S clients go back to; one is counted. (**) And Sd more if adopting.
+    (*) With ``adopting`` the rule also keeps a reference vector for each round in which some client
+    was last active: at most 4(K - S + 1)d bytes. This maximum is counted. A step reads a reference
+    for each round in which one of its S clients was last active; one reference is counted.
+    (**) With ``adopting``, Sd more.
 
-    Scratch is 4d for rules that only weigh rows, and 16S^2 more in fdms (18S^2 with elimination);
-    none for rules with a memory, but adopting 8d (mifa, stale) or 12d (stale-models, mimic).
+    Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
+    Rules with a memory need none if they copy rows; with ``adopting`` mifa and stale need 8d,
+    stale-models and mimic 12d.
 
-    The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) have 64S^2
-    of scratch besides, about. With ``reuse`` the inner products of S rows with K and the squares of
-    the other K - S are computed: S(S + 1)d + 2(S + 1)(K - S)d, and 2Kd for the aggregate, with
-    64K^2 of scratch. centered-clip has one more row, the previous aggregate, in all of this and in
-    its state.
+    The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d and
+    about 64S^2 of scratch. With ``reuse`` it is 4d and 64K^2, and the flops are those of the inner
+    products of S rows with all K rows and of the squared norms of the other K - S rows,
+    S(S + 1)d + 2(S + 1)(K - S)d, and of the aggregate, 2Kd. centered-clip has one more row, the
+    previous aggregate, in all of these numbers and in its state.
 
-    Copying, rules with a memory read every row twice, the first time to see that it is finite.
+    A rule that copies rows into its memory reads every row twice, first to check that it is finite.
     With ``max_norm``, rules without a Gram matrix read every row once more: 4Sd bytes, 2Sd flops.
-    For fdms every pair counts; elimination saves up to the factor by which it shrinks the
+    fdms is charged for all pairs; elimination saves up to the factor by which it shrinks the
     candidate sets.
 
     Args:
@@ -148,19 +154,21 @@ def plan(
         num_clients: K.
         num_active: S, in [1, K].
         num_params: d.
-        adopting: updates will come in an :class:`fastagg.UpdateBuffer` (its 4Kd bytes are the
-            caller's and not counted).
-        device: where the steps will run, to state memory and time too: its rates are measured
-            now, which takes a third of a second. Time is that of moving the bytes plus that of the
-            flops (and of the wire), as if nothing overlapped; disks of streams are not in it.
-        ranks: columns are spread over so many (:mod:`fastagg.distributed`).
-        budget: updates are streamed (:mod:`fastagg.streaming`), so many bytes at a time. Rules that
-            remember rows then need S rows of memory more, in which they arrive.
-        rates: to be used instead of measuring.
-        **options: those of the rule, as in :func:`fastagg.make`.
+        adopting: updates will be in an :class:`fastagg.UpdateBuffer`, whose rows the rule may take
+            ownership of. The 4Kd bytes of the buffer are the caller's and are not counted.
+        device: where the steps will run. If given, the plan also has memory and time; the rates of
+            the device are measured in this call, which takes a third of a second. Time is the sum
+            of moving the bytes, the flops and, with several ranks, the wire, as if nothing
+            overlapped. Reading streams from disk is not included.
+        ranks: number of ranks over which the columns are spread (:mod:`fastagg.distributed`).
+        budget: bytes of streamed updates that are in memory at a time (:mod:`fastagg.streaming`);
+            None if updates are not streamed. Rules that remember rows then need memory for S more
+            rows, into which the stream is read.
+        rates: rates to use instead of measuring those of ``device``.
+        **options: options of the rule, as for :func:`fastagg.make`.
 
     Raises:
-        ValueError: there is no such rule, or a size is out of its range.
+        ValueError: there is no such rule, or a size is out of range.
         TypeError: the rule has no such option, or a size is not an int.
     """
     rule = find(name, list(options))
@@ -169,11 +177,11 @@ def plan(
     if S > K:
         raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
     own = -(-d // read_size("ranks", ranks))
-    keeps = adopting and options.get("memory_folder") is None  # a mapped memory copies rows
+    keeps = adopting and options.get("memory_folder") is None  # memory in a folder copies rows
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
-    if options.get("max_norm") is not None and not rule.norms_known:  # a pass of its own
+    if options.get("max_norm") is not None and not rule.norms_known:  # norms need another pass
         cost = replace(
             cost,
             moved=cost.moved + 4 * S * own,
@@ -184,7 +192,7 @@ def plan(
     updates = 4 * own + (0 if adopting else 4 * S * own)
     if budget is not None:
         updates = 4 * own + read_size("budget", budget)
-    if budget is not None or element_bytes(options) < 4:  # rows arrive in others, to be exchanged
+    if budget is not None or element_bytes(options) < 4:  # rows are first read into spare rows
         cost = replace(cost, scratch=cost.scratch + _staged(rule, sizes, options))
     wire = 0
     if ranks > 1:
@@ -211,8 +219,11 @@ def plan(
 
 
 def _staged(rule: type[Aggregator], sizes: Sizes, options: Mapping[str, Any]) -> int:
-    """Bytes of the rows into which a rule that remembers rows reads those of a stream, and converts
-    those for a bfloat16 memory: a rule is one if a client more costs it d numbers more."""
+    """Return the bytes of the S spare rows that streamed or bfloat16 rows are first written to.
+
+    Only rules that remember a row per client have them: those whose state grows by d numbers with
+    one more client.
+    """
     more = rule.cost(replace(sizes, K=sizes.K + 1), options).state
     size = element_bytes(options)
     remembers = more - rule.cost(sizes, options).state >= size * sizes.d
@@ -220,7 +231,7 @@ def _staged(rule: type[Aggregator], sizes: Sizes, options: Mapping[str, Any]) ->
 
 
 def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
-    """Of so many parts a rank keeps the Gram matrix until the ranks before it have added theirs."""
+    """Return the number of Gram matrices of pieces that a rank keeps, to add them in order."""
     piece = segment_columns(num_params)
     while budget is not None and piece > MIN_PIECE and 4 * size * piece > budget:
         piece //= 2
@@ -228,14 +239,14 @@ def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
 
 
 def _seconds(cost: Cost, wire: int, ranks: int, rates: Rates) -> float:
-    """As if nothing overlapped. What is reduced goes from rank to rank, one after the other."""
+    """Return the time of a round if nothing overlaps; reductions go through the ranks in turn."""
     hops = (ranks - 1) * cost.reduced + wire
     work = cost.moved / rates.bytes_per_s + cost.flops / rates.flops_per_s
     return work + (hops / rates.wire_bytes_per_s if ranks > 1 else 0.0)
 
 
 def _short(value: float) -> str:
-    """Three digits and a decimal prefix: 12.3 M."""
+    """Format a number with three digits and a decimal prefix: "12.3 M"."""
     if 0 < value < 0.9995:
         return f"{1e3 * value:.3g} m"
     for prefix in _UNITS[:-1]:

@@ -3,19 +3,22 @@
 
     fastagg.robust.GeometricMedian(nu=0.1, T=3)(vectors)
 
-takes an ndarray or tensor [n, d], or a list of n arrays or tensors of one shape, and returns one
-vector in the kind and dtype that came. Names, arguments and results are those of ByzFL, except
-where a class says otherwise; ``NNM``, ``Bucketing``, ``Clipping`` and ``ARC`` give one vector for
-each (or for some) of those that came.
+takes an ndarray or tensor [n, d], or a list of n arrays or tensors of the same shape, and returns
+one vector of the same kind and dtype. Names, arguments and results are those of ByzFL, unless a
+class says otherwise. The pre-aggregators ``NNM``, ``Bucketing``, ``Clipping`` and ``ARC`` return
+several vectors [m, ...], which another callable can aggregate.
 
-The input is never changed, and never shares memory with the result. Distances and norms come from
-the Gram matrix, in float64; float32 vectors are summed in float32 in groups of eight and in float64
-across groups, float64 ones in float64, float16 and bfloat16 ones as float32. Results are rounded
-once to the dtype of the vectors. A Gram matrix knows the distance of two vectors to about 1e-8 of
-their norms (float64: 1e-8, too), so ties of almost equal vectors may fall differently from ByzFL's.
+The input is never changed, and the result never shares memory with it. Distances and norms are
+computed in float64 from the Gram matrix. Sums of float32 vectors are accumulated in float32 in
+groups of eight and in float64 across groups; sums of float64 vectors are accumulated in float64;
+float16 and bfloat16 vectors are converted to float32 first. Results are rounded once to the dtype
+of the input. A Gram matrix determines the distance of two vectors only to about 1e-8 of their
+norms (for float64 input, too), so ties between almost equal vectors may be broken differently than
+in ByzFL.
 
-``nonfinite``, for all: "raise" a ValueError if a vector holds NaN or Inf, or "drop" such vectors.
-For rules with a state that lasts over rounds, absent clients and GPUs: ``fastagg.make``.
+Every callable takes ``nonfinite``: "raise" raises a ValueError if a vector holds NaN or Inf, "drop"
+leaves such vectors out. For state that lasts across rounds, absent clients and GPUs, use the rules
+of ``fastagg.make``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of :mod:`fastagg.robust`, which describes what they share."""
+"""The classes of :mod:`fastagg.robust`. What all of them share is documented there."""
 
 from __future__ import annotations
 
@@ -55,40 +55,41 @@ class _Callable:
 
 
 class _Mixing(_Callable, ABC):
-    """What is a combination of the vectors, with factors that follow from their Gram matrix."""
+    """Results are linear combinations of the vectors; the factors follow from the Gram matrix."""
 
     @abstractmethod
     def _factors(self, gram: Tensor) -> Tensor:
-        """[n, n] float64 -> [m, n] float64, one row for each vector of the result."""
+        """Compute the factors [m, n] float64 of m results from the Gram matrix [n, n] float64."""
 
 
 class _Aggregator(_Mixing):
     def __call__(self, vectors: VectorsLike) -> Array:
-        """Aggregate n vectors; see the module. Returns one in their kind, dtype and shape."""
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
         return given.pack(combine(given.rows, self._factors(gram_of(given.rows))))[0]
 
 
 class _PreAggregator(_Mixing):
     def __call__(self, vectors: VectorsLike) -> Array:
-        """Mix n vectors; see the module. Returns m of them, stacked: [m, ...]."""
+        """Turn n vectors into m vectors of the same kind, stacked: [m, ...]; see the module."""
         given = self._read(vectors)
         return given.pack(combine(given.rows, self._factors(gram_of(given.rows))))
 
 
 class Average(_Aggregator):
-    """The mean."""
+    """The mean of the vectors."""
 
     def _factors(self, gram: Tensor) -> Tensor:
         return _mean_of(range(len(gram)), len(gram))
 
 
 class GeometricMedian(_Aggregator):
-    """T steps of the smoothed Weiszfeld algorithm, from zero (RFA).
+    """The geometric median, by T steps of the smoothed Weiszfeld algorithm from zero (RFA).
 
     Args:
-        nu: smoothing, > 0, in units of the vectors.
-        T: steps, >= 0; each touches n x n numbers. 0 gives zeros.
+        nu: smoothing parameter, > 0, in the unit of the vectors.
+        T: number of steps, >= 0. A step costs n x n operations, whatever d is. With 0 steps the
+            result is zero.
     """
 
     def __init__(self, nu: float = 0.1, T: int = 3, *, nonfinite: str = "raise") -> None:
@@ -102,7 +103,12 @@ class GeometricMedian(_Aggregator):
 
 
 class _WithMinority(_Mixing):
-    """Args: f: vectors not to be trusted, >= 0 and less than half (else ValueError)."""
+    """A callable with an argument ``f``.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0. A call raises ValueError unless f is less
+            than half of the vectors.
+    """
 
     def __init__(self, f: int = 0, *, nonfinite: str = "raise") -> None:
         super().__init__(nonfinite=nonfinite)
@@ -112,11 +118,11 @@ class _WithMinority(_Mixing):
 class Krum(_WithMinority, _Aggregator):
     """The vector with the smallest sum of squared distances to its n - f - 2 nearest others.
 
-    As in Blanchard et al. and in ``fastagg.make("krum")``; ByzFL counts one neighbour more, so that
-    its ``Krum(f + 1)`` is this with ``f``. The first one wins a tie.
+    This is the definition of Blanchard et al. and of ``fastagg.make("krum")``. ByzFL counts one
+    neighbour more, so ``Krum(f + 1)`` of ByzFL is ``Krum(f)`` here. On ties the first vector wins.
 
     Args:
-        f: vectors not to be trusted, >= 0 and less than half of them.
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
     def _factors(self, gram: Tensor) -> Tensor:
@@ -128,7 +134,7 @@ class MultiKrum(_WithMinority, _Aggregator):
     """The mean of the n - f vectors with the lowest scores of :class:`Krum`.
 
     Args:
-        f: vectors not to be trusted, >= 0 and less than half of them.
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
     def _factors(self, gram: Tensor) -> Tensor:
@@ -137,12 +143,12 @@ class MultiKrum(_WithMinority, _Aggregator):
 
 
 class MDA(_WithMinority, _Aggregator):
-    """The mean of the n - f vectors with the smallest diameter, the first such set on ties.
+    """The mean of the n - f vectors with the smallest diameter; on ties, of the first such subset.
 
-    Tries all sets: n = 20, f = 5 are 15,504, n = 30, f = 10 are 30 million.
+    Tries all subsets: 15,504 for n = 20 and f = 5, 30 million for n = 30 and f = 10.
 
     Args:
-        f: vectors not to be trusted, >= 0 and less than half of them.
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
     def _factors(self, gram: Tensor) -> Tensor:
@@ -159,20 +165,21 @@ class MDA(_WithMinority, _Aggregator):
 
 
 class SMEA(_WithMinority, _Aggregator):
-    """The mean of the n - f vectors whose covariance has the smallest largest eigenvalue.
+    """The mean of the n - f vectors whose covariance has the smallest maximum eigenvalue.
 
     Smallest maximum eigenvalue averaging of Allouah, Guerraoui, Gupta, Pinot and Stephan, "On the
     privacy-robustness-utility trilemma in distributed learning" (2023)::
 
         argmin_{|S| = n - f}  lambda_max( 1/|S| sum_{i in S} (x_i - x_S)(x_i - x_S)^T )
 
-    where x_S is the mean over S; the first such set on ties. Eigenvalues are LAPACK's, of matrices
-    [n - f, n - f]. (ByzFL's are one step of the power method from a random vector: its result
-    changes from call to call.)
-    Tries all sets: n = 20, f = 5 are 15,504, n = 30, f = 10 are 30 million.
+    where x_S is the mean over S. On ties the first such subset wins. LAPACK computes the
+    eigenvalues, of matrices [n - f, n - f]. ByzFL instead takes one step of the power method from a
+    random vector, so its result changes from call to call.
+
+    Tries all subsets: 15,504 for n = 20 and f = 5, 30 million for n = 30 and f = 10.
 
     Args:
-        f: vectors not to be trusted, >= 0 and less than half of them.
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
     def _factors(self, gram: Tensor) -> Tensor:
@@ -180,7 +187,7 @@ class SMEA(_WithMinority, _Aggregator):
 
 
 class CAF(_WithMinority, _Aggregator):
-    """The weighted mean that a filter on the covariance's first eigenvector ends with.
+    """A weighted mean, with weights from a filter along the covariance's first eigenvector.
 
     The covariance-bound agnostic filter of Allouah, Guerraoui and Stephan, "Towards trustworthy
     federated learning with untrusted participants" (2025)::
@@ -190,15 +197,15 @@ class CAF(_WithMinority, _Aggregator):
             mu, C = mean and covariance of the vectors with weights c_i / sum c
             lambda, v = largest eigenvalue of C and its eigenvector
             c_i *= 1 - <x_i - mu, v>^2 / max_{j: c_j > 0} <x_j - mu, v>^2
-        the mu of the smallest lambda
+        return the mu that had the smallest lambda
 
-    which takes 2f steps at most, since each takes all weight from one vector. (ByzFL's maximum is
-    over vectors without weight as well, one of which, far away, can keep it from ending; and its v
-    is one step of the power method from a random vector.) With f = 0, and of copies of one vector,
-    this is the mean, where ByzFL gives None.
+    This takes at most 2f steps, because each step removes all weight of one vector. There are two
+    differences from ByzFL. Its maximum includes vectors without weight; if one of these is far
+    away, its loop may not end. And its v is one step of the power method from a random vector. With
+    f = 0, or if all vectors are equal, the result is the mean, where ByzFL returns None.
 
     Args:
-        f: vectors not to be trusted, >= 0 and less than half of them.
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
     def _factors(self, gram: Tensor) -> Tensor:
@@ -206,11 +213,11 @@ class CAF(_WithMinority, _Aggregator):
 
 
 class MoNNA(_Callable):
-    """The mean of the n - f vectors nearest to one that is trusted, itself included.
+    """The mean of the n - f vectors nearest to a trusted one, which is included.
 
     Args:
-        f: vectors not to be trusted, >= 0 and less than half of them.
-        idx: the position of the trusted one, counted before any are dropped.
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+        idx: position of the trusted vector in the input, before non-finite vectors are dropped.
     """
 
     def __init__(self, f: int = 0, idx: int = 0, *, nonfinite: str = "raise") -> None:
@@ -219,7 +226,7 @@ class MoNNA(_Callable):
         self.idx = read_count("idx", idx, least=0)
 
     def __call__(self, vectors: VectorsLike) -> Array:
-        """Aggregate n vectors; see the module. Returns one in their kind, dtype and shape."""
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
         if self.idx not in given.kept:
             raise ValueError(f"idx: expected the position of a finite vector, got {self.idx}")
@@ -231,15 +238,16 @@ class MoNNA(_Callable):
 
 
 class CenteredClipping(_Callable):
-    """L steps of centered clipping, from the result of the call before (zero at first).
+    """L steps of centered clipping, starting from the result of the previous call.
 
     Args:
-        m: [d] where to start from, None: zero. Copied.
-        L: steps, >= 0; each touches n x n numbers.
-        tau: clipping radius, > 0, in units of the vectors.
+        m: [d] starting point of the first call; copied. None starts from zero.
+        L: number of steps, >= 0. A step costs n x n operations, whatever d is.
+        tau: clipping radius, > 0, in the unit of the vectors.
 
     Attributes:
-        m: [d] where the next call starts from, None before the first; the caller's to reset.
+        m: [d] starting point of the next call: the last result. None means zero. Assign to it to
+            start again.
     """
 
     def __init__(
@@ -251,14 +259,14 @@ class CenteredClipping(_Callable):
         self.tau = read_positive("tau", tau, infinite=True)
 
     def __call__(self, vectors: VectorsLike) -> Array:
-        """Aggregate n vectors; see the module. Returns one in their kind, dtype and shape."""
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
         size = len(given.rows)
         start = torch.zeros_like(given.rows[0]) if self.m is None else self.m.to(given.rows[0])
         if start.shape != given.rows[0].shape:
             raise ValueError(
-                f"vectors: expected {start.numel()} numbers each, as before, "
-                f"got {given.rows[0].numel()}"
+                f"vectors: expected {start.numel()} numbers each, as in m, the starting point, "
+                f"got {given.rows[0].numel()}; set m = None to start again from zero"
             )
         rows = [*given.rows, start]
         equal = torch.full((size,), 1.0 / size, dtype=torch.float64)
@@ -270,12 +278,12 @@ class CenteredClipping(_Callable):
 
 
 class _Coordinatewise(_Callable, ABC):
-    """Sorts each coordinate, some thousand of them at a time: memory is n times that."""
+    """Sorts the n values of each coordinate, ``_BLOCK`` coordinates at a time to bound memory."""
 
     _BLOCK = 1 << 16
 
     def __call__(self, vectors: VectorsLike) -> Array:
-        """Aggregate n vectors; see the module. Returns one in their kind, dtype and shape."""
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
         out = torch.empty_like(given.rows[0])
         for start in range(0, out.numel(), self._BLOCK):
@@ -285,13 +293,13 @@ class _Coordinatewise(_Callable, ABC):
 
     @abstractmethod
     def _of(self, ascending: Tensor) -> Tensor:
-        """[n, b] float64, sorted along dim 0 -> [b]."""
+        """Aggregate b coordinates [n, b] float64, sorted along dim 0, to [b]."""
 
 
 class Median(_Coordinatewise):
-    """The median of each coordinate; of an even number of vectors, the mean of the middle two.
+    """The median of each coordinate; for even n, the mean of the two middle values.
 
-    (ByzFL does so for arrays, and takes the lower of the two for tensors.)
+    For even n, ByzFL does the same for arrays, but takes the lower of the two for tensors.
     """
 
     def _of(self, ascending: Tensor) -> Tensor:
@@ -299,10 +307,10 @@ class Median(_Coordinatewise):
 
 
 class TrMean(_Coordinatewise):
-    """The mean of each coordinate without its f largest and f smallest values.
+    """The trimmed mean: of each coordinate, without its f largest and f smallest values.
 
     Args:
-        f: >= 0 and less than half of the vectors.
+        f: number of values trimmed at each end, >= 0 and less than half of the vectors.
     """
 
     def __init__(self, f: int = 0, *, nonfinite: str = "raise") -> None:
@@ -318,7 +326,7 @@ class Meamed(TrMean):
     """The mean of the n - f values of each coordinate that are nearest to its median.
 
     Args:
-        f: >= 0 and less than half of the vectors.
+        f: number of values left out in each coordinate, >= 0 and less than half of the vectors.
     """
 
     def _of(self, ascending: Tensor) -> Tensor:
@@ -328,29 +336,30 @@ class Meamed(TrMean):
         return ascending.gather(0, order).mean(dim=0)
 
 
-# --- before another rule --------------------------------------------------------------------
+# --- pre-aggregators ------------------------------------------------------------------------
 
 
 class NNM(_WithMinority, _PreAggregator):
-    """Each vector becomes the mean of its n - f nearest ones, itself included.
+    """Nearest-neighbour mixing: each vector becomes the mean of its n - f nearest, itself included.
 
     Args:
-        f: vectors not to be trusted, >= 0 and less than half of them.
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
     def _factors(self, gram: Tensor) -> Tensor:
         size = len(gram)
         check_majority(size, self.f)
-        distances = square_distances(gram, own=-1.0)  # itself comes first
+        distances = square_distances(gram, own=-1.0)  # each vector is its own nearest
         return nearest(distances, size - self.f).to(torch.float64) / (size - self.f)
 
 
 class Bucketing(_PreAggregator):
-    """The means of random buckets of s vectors, the last one perhaps smaller.
+    """The means of random buckets of s vectors; the last bucket may be smaller.
 
     Args:
-        s: >= 1.
-        seed: of the buckets; each call draws anew, from the seed and the number of the call.
+        s: number of vectors per bucket, >= 1.
+        seed: seed of the random buckets. Every call draws new ones, as a function of the seed and
+            the number of previous calls.
     """
 
     def __init__(self, s: int = 1, *, seed: int = 0, nonfinite: str = "raise") -> None:
@@ -366,10 +375,10 @@ class Bucketing(_PreAggregator):
 
 
 class Clipping(_PreAggregator):
-    """Vectors longer than c are scaled down to that length.
+    """Static clipping: vectors with a norm above c are scaled to norm c.
 
     Args:
-        c: > 0, in units of the vectors.
+        c: largest norm, > 0, in the unit of the vectors.
     """
 
     def __init__(self, c: float = 2.0, *, nonfinite: str = "raise") -> None:
@@ -381,23 +390,21 @@ class Clipping(_PreAggregator):
 
 
 class ARC(_WithMinority, _PreAggregator):
-    """The floor(2f (n - f) / n) longest vectors are scaled down to the length of the next.
+    """Adaptive robust clipping: the longest vectors are scaled to the norm of the next longest.
 
-    Adaptive robust clipping of Allouah et al. 2024.
+    The floor(2f (n - f) / n) longest vectors are clipped (Allouah et al. 2024).
 
     Args:
-        f: vectors not to be trusted, 0 <= f <= n.
+        f: number of vectors that may be faulty, 0 <= f <= n.
     """
 
     def _factors(self, gram: Tensor) -> Tensor:
         size = len(gram)
         if self.f > size:
-            raise ValueError(f"vectors: expected at least {self.f}, as many as f, got {size}")
+            raise ValueError(f"vectors: expected at least {self.f} (argument f), got {size}")
         norms = gram.diagonal().sqrt()
         order = norms.sort(stable=True).indices
-        clipped = 2 * self.f * (size - self.f) // size
-        if clipped == size:
-            raise ValueError(f"f: {self.f} of {size} vectors leave none unclipped")
+        clipped = 2 * self.f * (size - self.f) // size  # at most size / 2
         longest = norms[order[size - clipped - 1]]
         factors = torch.ones(size, dtype=torch.float64)
         above = order[size - clipped :]
@@ -406,12 +413,13 @@ class ARC(_WithMinority, _PreAggregator):
 
 
 def _mean_of(members: Sequence[int], size: int) -> Tensor:
-    """[1, size]: the factors of the mean of some of the vectors."""
+    """Return the factors [1, size] of the mean of the vectors ``members``."""
     factors = torch.zeros(1, size, dtype=torch.float64)
     factors[0, list(members)] = 1.0 / len(members)
     return factors
 
 
 def _median(ascending: Tensor) -> Tensor:
+    """Return the median along dim 0 of sorted values."""
     size = len(ascending)
     return (ascending[(size - 1) // 2] + ascending[size // 2]) / 2.0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The covariance of vectors, by way of their distances: what its largest eigenvalue says.
+"""Policies of SMEA and CAF: eigenvalues of the vectors' covariance, from squared distances.
 
 The covariance ``sum_i p_i (x_i - mu)(x_i - mu)^T`` [d, d], with shares p of sum 1 and mean mu, has
-the same eigenvalues as ``sqrt(p_i) sqrt(p_j) <x_i - mu, x_j - mu>`` [n, n], besides zeros, and
-those products follow from squared distances. So nothing here has size d.
+the same nonzero eigenvalues as ``sqrt(p_i) sqrt(p_j) <x_i - mu, x_j - mu>`` [n, n]. These inner
+products follow from squared distances, so nothing here has size d.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from fastagg.rules.gram_policy import check_majority, square_distances, times
 
-_BATCH = 1 << 11  # subsets whose eigenvalues are computed at a time
+_BATCH = 1 << 11  # subsets per call of eigvalsh
 
 
 def calmest_subset(gram: Tensor, f: int) -> list[int]:
-    """The n - f vectors whose covariance has the smallest largest eigenvalue, the first on ties.
+    """Return the n - f vectors whose covariance has the smallest maximum eigenvalue (SMEA).
 
-    Tries all of them.
+    Tries all subsets; on ties the first one wins.
 
     Args:
-        gram: [n, n] float64.
+        gram: Gram matrix [n, n] float64.
         f: less than half of n.
 
     Raises:
@@ -48,13 +48,14 @@ def calmest_subset(gram: Tensor, f: int) -> list[int]:
 
 
 def filtered_shares(gram: Tensor, f: int) -> Tensor:
-    """The shares [n], of sum 1, at which the filter of CAF has seen the least covariance.
+    """Return the shares [n], of sum 1, for which the filter of CAF found the smallest covariance.
 
-    Each step takes weight from the vectors that are far from the mean along the covariance's first
-    eigenvector v, all of it from the farthest that has some: at most 2f steps.
+    Each step reduces the weights of vectors that are far from the mean along the covariance's first
+    eigenvector v. The farthest vector that still has weight loses all of it, so there are at most
+    2f steps.
 
     Args:
-        gram: [n, n] float64.
+        gram: Gram matrix [n, n] float64.
         f: less than half of n.
 
     Raises:
@@ -74,21 +75,21 @@ def filtered_shares(gram: Tensor, f: int) -> Tensor:
             best, smallest = shares, float(values[-1])
         along = times(products, roots * vectors[:, -1])  # <x_i - mu, v>, up to a factor
         excess = torch.where(weights > 0, along.square(), 0.0)
-        if not bool(excess.any()):  # those that count are copies of one vector
+        if not bool(excess.any()):  # all vectors that have weight are equal
             break
         weights = weights * (1.0 - excess / excess.max())
     return best
 
 
 def _relative_distances(gram: Tensor) -> Tensor:
-    """Squared distances [n, n], divided by the largest, so that their scale does not matter."""
+    """Return squared distances [n, n] divided by the largest, so that their scale is 1."""
     distances = square_distances(gram)
     largest = distances.max()
     return distances / largest if bool(largest > 0) else distances
 
 
 def _centered(distances: Tensor, shares: Tensor) -> Tensor:
-    """``<x_i - mu, x_j - mu>`` [..., n, n] from squared distances, for the mean with ``shares``."""
-    to_mean = (distances * shares).sum(dim=-1)  # |x_i - mu|^2 + the spread
+    """Return ``<x_i - mu, x_j - mu>`` [..., n, n], where mu is the mean with weights ``shares``."""
+    to_mean = (distances * shares).sum(dim=-1)  # |x_i - mu|^2 + spread
     spread = (to_mean * shares).sum(dim=-1)
     return (to_mean[..., :, None] + to_mean[..., None, :] - spread[..., None, None] - distances) / 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors in whatever kind they come, as rows for the kernels, and back."""
+"""Conversion of arrays and tensors to rows for the kernels, and back; sums and Gram matrices."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import Tensor
 
 from fastagg import ops
 
-_BLOCK = 1 << 14  # columns of float64 vectors that are multiplied at a time
+_BLOCK = 1 << 14  # columns per product of float64 vectors
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """n vectors [d], and the kind in which they came.
+    """n vectors [d], with the kind, dtype and shape of the input that they were read from.
 
     Attributes:
-        rows: n contiguous tensors [d], all float32 or all float64; views of what came where that
-            is possible, not to be written to.
-        kept: the position of each among those that came.
-        shape: of one vector.
-        dtype: of the vectors that came.
-        as_numpy: whether they were arrays of numpy.
+        rows: n contiguous tensors [d], all float32 or all float64. Do not write to them: they are
+            views of the input where possible.
+        kept: the position of each row in the input.
+        shape: shape of one input vector.
+        dtype: dtype of the input.
+        as_numpy: whether the input consisted of NumPy arrays.
     """
 
     rows: list[Tensor]
@@ -38,15 +38,17 @@ class Vectors:
 
     @classmethod
     def read(cls, vectors: object, *, drop: bool = False) -> Vectors:
-        """The vectors of an array or tensor [n, ...], or of a sequence of n of one shape and dtype.
+        """Read the vectors of the input.
 
         Args:
-            vectors: floats on the CPU.
+            vectors: an array or tensor [n, ...], or a sequence of n arrays or n tensors of the same
+                shape; floating-point, of one dtype, on the CPU.
             drop: leave out vectors with NaN or Inf.
 
         Raises:
-            TypeError: they are something else, or not of one kind and dtype.
-            ValueError: there are none, shapes differ, or there is NaN or Inf and ``drop`` is off.
+            TypeError: the input is of another type, or mixes types or dtypes.
+            ValueError: there are no vectors, shapes differ, a vector is not on the CPU, or a vector
+                holds NaN or Inf and ``drop`` is off.
         """
         parts, as_numpy = _parts(vectors)
         if not parts:
@@ -74,20 +76,23 @@ class Vectors:
             wrong = [position for position, good in enumerate(finite) if not good]
             raise ValueError(
                 f"vectors: expected finite values, got NaN or Inf at {wrong}; "
-                'nonfinite="drop" would leave them out'
+                'nonfinite="drop" leaves them out'
             )
         if not kept:
-            raise ValueError(f"vectors: all {len(rows)} hold NaN or Inf")
+            raise ValueError(
+                f"vectors: expected at least one with finite values, but all {len(rows)} hold NaN "
+                "or Inf"
+            )
         return cls([rows[position] for position in kept], kept, shape, dtype, as_numpy)
 
     def pack(self, rows: Tensor) -> Any:
-        """Vectors [m, d] in the kind, dtype and shape of those that came: [m, ...]."""
+        """Convert vectors [m, d] to the kind, dtype and shape of the input: [m, ...]."""
         result = rows.to(self.dtype).reshape(len(rows), *self.shape)
         return result.numpy() if self.as_numpy else result
 
 
 def gram_of(rows: Sequence[Tensor]) -> Tensor:
-    """Inner products, [n, n] float64, of n rows [d] that are all float32 or all float64."""
+    """Compute the Gram matrix [n, n] float64 of n rows [d], all float32 or all float64."""
     if rows[0].dtype == torch.float32:
         return ops.gram(list(rows), dtype=torch.float64)
     gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
@@ -98,9 +103,11 @@ def gram_of(rows: Sequence[Tensor]) -> Tensor:
 
 
 def combine(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
-    """``factors @ rows``: n rows [d], [m, n] float64 -> [m, d], in the dtype of the rows.
+    """Compute ``factors @ rows`` [m, d], in the dtype of the rows.
 
-    Rows with factor 0 are not read.
+    Args:
+        rows: n rows [d].
+        factors: [m, n] float64. Rows with factor 0 are not read.
     """
     out = torch.zeros(len(factors), rows[0].numel(), dtype=rows[0].dtype)
     for target, weights in zip(out, factors, strict=True):
@@ -108,7 +115,7 @@ def combine(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
         if rows[0].dtype == torch.float32:
             ops.weighted_sum_(target, [rows[i] for i in used], weights[used], beta=0.0)
         else:
-            # Divided once at the end, so that a mean is the sum over the number, to the bit.
+            # Divide once, at the end: a mean is then exactly the sum divided by the count.
             count = 1.0 / float(weights.abs().max()) if used else 1.0
             for i in used:
                 target.add_(rows[i], alpha=float(weights[i]) * count)
@@ -117,7 +124,7 @@ def combine(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
 
 
 def _parts(vectors: object) -> tuple[list[Tensor], bool]:
-    """The vectors as tensors, and whether they were arrays of numpy."""
+    """Return the vectors as tensors, and whether they were NumPy arrays."""
     if isinstance(vectors, Tensor):
         return list(vectors.unbind(0)) if vectors.ndim else [], False
     if isinstance(vectors, np.ndarray):
@@ -134,13 +141,13 @@ def _parts(vectors: object) -> tuple[list[Tensor], bool]:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A tensor with the values of an array: a view, unless torch cannot have one."""
+    """Return a tensor with the values of an array: a view, or a copy where torch needs one."""
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     if any(stride < 0 for stride in native.strides):
         native = native.copy()
     try:
         with warnings.catch_warnings():
-            # Nobody writes to it, so that it may be read-only.
+            # The array may be read-only: the tensor is never written to.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             return torch.from_numpy(native)
     except TypeError as error:

@@ -14,8 +14,9 @@ from fastagg.rules.fedvarp import FedVARP
 from fastagg.rules.geometric_median import GeometricMedian
 from fastagg.rules.krum import Krum
 from fastagg.rules.mifa import MIFA
-from fastagg.rules.mimic import MimiC, MimiCClient
+from fastagg.rules.mimic import MimiC
 from fastagg.rules.mimic_aged import MimiCAged
+from fastagg.rules.mimic_client import MimiCClient
 from fastagg.rules.multi_krum import MultiKrum
 from fastagg.rules.nnm import NNM
 from fastagg.rules.scaffold import Scaffold

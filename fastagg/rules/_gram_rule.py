@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
+from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
-from fastagg.memory.stores import dtype_name, element_bytes, read_store
+from fastagg.memory.stores import element_bytes, read_store
 from fastagg.rules._client_weights import read_client_weights, relative
-from fastagg.rules._reuse import Bank
+from fastagg.rules._reuse import ReusedRows
 from fastagg.rules.gram_policy import Policy
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import AnyRows, alike
@@ -38,7 +39,21 @@ class ReuseOptions(CommonOptions, total=False):
     memory_folder: str | os.PathLike[str] | None
 
 
-class GramRule(Aggregator):
+@dataclass
+class GramPlan(Plan):
+    """The shares of the rows that take part, [n] float64 of sum 1, as ``weights``."""
+
+    active: list[int] = field(kw_only=True)  # positions of the S active clients' rows among them
+
+
+@dataclass
+class Judged(Reading):
+    """What the policy decided; the aggregate is in scratch."""
+
+    gram: Tensor  # [n + e, n + e] float64, of all rows that take part
+
+
+class GramRule(Aggregator[GramPlan, Judged]):
     """``params += server_lr * factors @ rows``, with factors from a policy on the Gram matrix.
 
     A step reads the rows twice: once for their Gram matrix, once for the aggregate, of which rows
@@ -83,68 +98,71 @@ class GramRule(Aggregator):
             raise TypeError(f"reuse: expected True or False, got {reuse!r}")
         self.policy = policy
         self.reuse = reuse
+        self.memory_dtype = memory_dtype
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
-        self._shares: Tensor | None = None
+        self._all_shares = relative(self.client_weights, "all clients")  # [K]
         self.rounds = torch.zeros((), dtype=torch.int64)
-        self._scratch = torch.zeros(self.num_params, device=self.device)  # [d]
+        self._aggregate = torch.zeros(self.num_params, device=self.device)  # [d], scratch
         self.previous: Tensor | None = None
         if policy.uses_previous:
             self.previous = torch.zeros(self.num_params, device=self.device)
-        self._bank: Bank | None = None
+        self._reused: ReusedRows | None = None
         if reuse:
             store = read_store(memory_dtype, memory_folder)
-            self._bank = Bank(self.num_clients, self.num_params, self.device, store)
+            self._reused = ReusedRows(self.num_clients, self.num_params, self.device, store)
         elif memory_dtype != "float32" or memory_folder is not None:
             raise ValueError("memory_dtype, memory_folder: expected reuse=True, there is no memory")
 
     @property
     def memory(self) -> RowMemory | None:
-        return None if self._bank is None else self._bank.memory
+        return None if self._reused is None else self._reused.memory
 
-    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
-        size = len(cohort)
-        active: Sequence[int]  # where the active are among the rows
-        if self._bank is None:
-            rows: AnyRows = cohort.rows
-            weights, active = self.client_weights[cohort.clients], range(size)
+    def _receive(self, cohort: Cohort) -> Cohort:
+        return cohort if self._reused is None else self._reused.receive(cohort, self.columns)
+
+    def _plan(self, cohort: Cohort) -> GramPlan:
+        size, ids = len(cohort), cohort.ids
+        if self._reused is None:
+            ids, weights = list(range(size)), self.client_weights[cohort.clients]
+            shares = relative(weights, "the active clients")
         else:
-            rows = self._bank.rows(cohort)
-            weights, active = self.client_weights, cohort.ids
+            shares = self._all_shares
+        return GramPlan(shares, pairs=size * (size - 1), active=ids)
+
+    def _read(self, params: Tensor, cohort: Cohort, plan: GramPlan) -> Judged:
+        rows = cohort.rows if self._reused is None else self._reused.rows(cohort)
         if self.previous is not None:
             rows = alike(rows, [*rows, self.previous])
         gram = self._gram(rows, cohort)
         squares = gram.diagonal().tolist()
-        self._check_squares(cohort, [squares[i] for i in active])
-        if self._bank is None or self._shares is None:  # those of all clients stay the same
-            self._shares = relative(weights, "the active clients")
-        used = factors = self._factors(gram, self._shares)
-        used_rows, found = rows, factors.tolist()
+        self._check_squares(cohort, [squares[i] for i in plan.active])
+        factors = self._factors(gram, plan.weights)
+        found: list[float] = factors.tolist()
+        self._sum(rows, factors, found)
+        self._check_range(*self._peaks_with(params, [self._aggregate]))
+        own = torch.tensor([found[i] for i in plan.active], dtype=torch.float64)
+        return Judged(own, gram)
+
+    def _commit(self, params: Tensor, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
+        ops.weighted_sum_(params, [self._aggregate], self._rate)
+        if self.previous is not None:
+            self.previous, self._aggregate = self._aggregate, self.previous
+        if self._reused is not None:
+            self._reused.commit(cohort, reading.gram)
+        self.rounds += 1
+
+    def _sum(self, rows: AnyRows, factors: Tensor, found: list[float]) -> None:
+        """Compute the aggregate in the scratch vector; rows with factor 0 are not read."""
         if 0.0 in found:
             positions = [i for i, factor in enumerate(found) if factor != 0.0]
             listed = list(rows)
-            used = factors[positions]
-            used_rows = alike(rows, [listed[i] for i in positions])
-        self.columns.weighted_sum_(self._scratch, used_rows, used, beta=0.0)
-        self._check_range(*self._peaks_with(params, [self._scratch]))
-
-        def commit() -> None:
-            ops.weighted_sum_(params, [self._scratch], self._rate)
-            if self.previous is not None:
-                self.previous, self._scratch = self._scratch, self.previous
-            if self._bank is not None:
-                self._bank.commit(cohort, gram)
-            self.rounds += 1
-
-        own = torch.tensor([found[i] for i in active], dtype=torch.float64)
-        return Prepared(own, commit, pairs=size * (size - 1))
-
-    def _receive(self, cohort: Cohort) -> Cohort:
-        return cohort if self._bank is None else self._bank.memory.receive(cohort, self.columns)
+            rows, factors = alike(rows, [listed[i] for i in positions]), factors[positions]
+        self.columns.weighted_sum_(self._aggregate, rows, factors, beta=0.0)
 
     def _gram(self, rows: AnyRows, cohort: Cohort) -> Tensor:
-        if self._bank is None:
+        if self._reused is None:
             return self.columns.gram(rows).cpu()
-        return self._bank.gram(rows, cohort.ids, self.columns)
+        return self._reused.gram(rows, cohort.ids, self.columns)
 
     def _factors(self, gram: Tensor, shares: Tensor) -> Tensor:
         """One factor per row of ``gram`` [n + e, n + e], for clients' shares [n] of sum 1."""
@@ -164,21 +182,21 @@ class GramRule(Aggregator):
         state: dict[str, Tensor | RowMemory] = {}
         if self.previous is not None:
             state["previous"] = self.previous
-        if self._bank is not None:
-            state["memory"] = self._bank.memory
+        if self._reused is not None:
+            state["memory"] = self._reused.memory
         if self.policy.uses_round:
             state["rounds"] = self.rounds
         return state
 
-    def _state_loaded(self) -> None:
-        if self._bank is not None:
-            self._bank.recompute(self.columns)
-
     def options(self) -> dict[str, Any]:
-        own = {"reuse": self.reuse, "client_weights": self.client_weights}
-        if self._bank is not None:
-            own["memory_dtype"] = dtype_name(self._bank.memory.store)
-        return super().options() | own
+        options = super().options()
+        if not self.reuse:  # without a memory there is nothing to say about it
+            del options["memory_dtype"]
+        return options
+
+    def _state_loaded(self) -> None:
+        if self._reused is not None:
+            self._reused.recompute(self.columns)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:

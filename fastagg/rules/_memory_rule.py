@@ -4,22 +4,21 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
+from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
-from fastagg.memory.stores import dtype_name, element_bytes, read_store
+from fastagg.memory.stores import element_bytes, read_store
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._overlap import refuse_shared_memory
-from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -34,21 +33,39 @@ class MemoryOptions(CommonOptions, total=False):
     memory_folder: str | os.PathLike[str] | None
 
 
-class MemoryRule(Aggregator):
+@dataclass
+class MemoryPlan(Plan):
+    """How the new rows count in the total."""
+
+    shares: Tensor = field(kw_only=True)  # [S] float64, the clients' shares of the total
+    norm: float = field(kw_only=True)  # makes the new total a mean
+
+
+@dataclass
+class Remembered(Reading):
+    """What follows from the rows; the new total and the new memory rows are in scratch."""
+
+    peaks: Tensor  # [K] float64, >= |memory[k]| after the step
+    reference: Tensor | None  # [d], of rows whose ownership the rule takes as models
+
+
+class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     """``params += server_lr * mean of the remembered updates``, or towards that of the models.
 
-    The weighted total of the memory is kept in float64 and moves with the rows that change, so
-    a step touches S rows of the memory, not K. Rows that are handed over become the memory as they
-    are; a model is then remembered as its update and the parameters of its round.
+    The weighted total of the memory is kept in float64 and moves with the rows that change, so a
+    step reads S rows of the memory, not K. One pass over the received rows computes the new total
+    and writes the new memory rows into spare rows. If the rule may take ownership of the received
+    rows, they become the memory as they are, and nothing is copied; a model is then remembered as
+    its update and the parameters of its round.
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        memory_dtype: "float32", or "bfloat16" for half the memory: the rule then does what it does
-            in float32 with updates rounded to bfloat16, bit for bit. An element is off by up to
-            2^-8 of its magnitude, and errors do not add up over rounds.
-        memory_folder: keep the rows in a file in this folder, mapped into memory, instead of in
-            memory; the file disappears with the process. Not part of a checkpoint: name it again
-            in :func:`fastagg.load`. None: in memory.
+        memory_dtype: "float32", or "bfloat16" for half the memory: the rule then computes what it
+            would compute in float32 from updates rounded to bfloat16, bit for bit. An element is
+            off by up to 2^-8 of its magnitude, and errors do not add up over rounds.
+        memory_folder: keep the rows in a file in this folder, mapped into memory; the file is
+            deleted with the process. Not part of a checkpoint: name it again in
+            :func:`fastagg.load`. None: in memory.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
 
     Attributes:
@@ -59,7 +76,7 @@ class MemoryRule(Aggregator):
 
     column_state = frozenset({"memory", "total"})
     remembers_models: ClassVar[bool] = False
-    """Whether a remembered row is a local model instead of an update."""
+    """Whether a memory row is a local model instead of an update."""
 
     def __init__(
         self,
@@ -73,6 +90,7 @@ class MemoryRule(Aggregator):
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
         store = read_store(memory_dtype, memory_folder)
+        self.memory_dtype = memory_dtype
         if self.remembers_models and store.dtype != torch.float32:
             raise ValueError(
                 "memory_dtype: expected 'float32', since models are remembered relative to the "
@@ -80,92 +98,69 @@ class MemoryRule(Aggregator):
             )
         self.memory = RowMemory(self.num_clients, self.num_params, self.device, store=store)
         self.total = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
-        self._next_total: Tensor | None = None  # [d] float64, made when rows are first handed over
+        self._next_total = torch.zeros_like(self.total)  # [d], scratch
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |memory[k]|
 
-    @abstractmethod
     def _norm(self, clients: Tensor) -> float:
-        """The factor that makes ``total`` a mean once ``clients`` have been seen."""
-
-    def _commit_seen(self, clients: Tensor) -> None:
-        """Note that ``clients`` have been seen."""
-
-    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
-        return self._prepare_memory(params, self._params_peak(params), cohort)
-
-    def _prepare_memory(self, params: Tensor, peak: float, cohort: Cohort) -> Prepared:
-        """The step, for a bound ``peak`` of the parameters just before it."""
-        clients, ids = cohort.clients, cohort.ids
-        weights = self._shares[clients]
-        next_total = reference = None
-        buffer = cohort.buffer
-        if buffer is None:
-            refuse_shared_memory(cohort, self.memory.of(ids))
-            row_peaks = self._row_peaks(cohort)  # [S]
-        else:
-            next_total, row_peaks = self._sum(params, cohort, weights)
-            if self.remembers_models:
-                reference = self.memory.new_reference()
-        if self.remembers_models:
-            row_peaks = row_peaks + peak
-        if not bool((row_peaks + self._peaks[clients] <= FLOAT32_LIMIT).all()):
-            raise ValueError("updates: too large to be remembered in float32")
-        peaks = self._peaks.index_copy(0, clients, row_peaks)
-        norm = self._norm(clients)
-        aggregate = norm * float(self._shares @ peaks)
-        self._check_range(peak, aggregate + peak if self.remembers_models else aggregate)
-
-        def copy() -> None:
-            self.memory.settle_(ids)
-            ops.memory_update_(
-                params,
-                self.total,
-                self.memory.of(ids),
-                cohort.tensors,
-                clients,
-                weights,
-                self.server_lr,
-                norm,
-                self.remembers_models,
-            )
-
-        def adopt(buffer: RowExchange, total: Tensor) -> None:
-            if reference is not None:
-                reference.copy_(params)
-            ops.add_total_(params, total, self.server_lr, norm, self.remembers_models)
-            self.memory.adopt(ids, buffer, reference)
-            self.total, self._next_total = total, self.total
-
-        def commit() -> None:
-            if buffer is None or next_total is None:
-                copy()
-            else:
-                adopt(buffer, next_total)
-            self._peaks = peaks
-            self._commit_seen(clients)
-
-        return Prepared(norm * weights, commit)
+        """Return the factor that makes ``total`` a mean once ``clients`` have been seen."""
+        return 1.0  # the mean over all K clients
 
     def _receive(self, cohort: Cohort) -> Cohort:
         return self.memory.receive(cohort, self.columns)
 
-    def _sum(self, params: Tensor, cohort: Cohort, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The total once the rows are remembered, [d] float64, and the rows' magnitudes [S]."""
-        if self._next_total is None:
-            self._next_total = torch.zeros_like(self.total)
-        peaks, ids = torch.empty(len(cohort), device=self.device), cohort.ids
+    def _plan(self, cohort: Cohort) -> MemoryPlan:
+        shares, norm = self._shares[cohort.clients], self._norm(cohort.clients)
+        return MemoryPlan(norm * shares, shares=shares, norm=norm)
+
+    def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
+        peak = self._params_peak(params)
+        return self._remember(params, peak, cohort, plan, self._read_rows(params, cohort, plan))
+
+    def _read_rows(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Tensor:
+        """Compute the new total and write the new memory rows; return the rows' peaks [S]."""
+        ids, own = cohort.ids, self.memory.of(cohort.ids)
+        kept: list[Tensor] = []
+        if cohort.owner is None:
+            refuse_shared_memory(cohort, own)
+            kept = self.memory.spares.rows(ids)
+        peaks = torch.empty(len(cohort), device=self.device)
         self.columns.memory_total_(
             self._next_total,
             peaks,
             self.total,
-            self.memory.of(ids),
+            own,
             cohort.rows,
             cohort.clients,
-            weights,
+            plan.shares,
             self.memory.references_of(ids),
             params if self.remembers_models else None,
+            kept,
         )
-        return self._next_total, self._check_peaks(cohort, self.columns.join_peaks(peaks))
+        return self._check_peaks(cohort, self.columns.join_peaks(peaks))
+
+    def _remember(
+        self, params: Tensor, peak: float, cohort: Cohort, plan: MemoryPlan, row_peaks: Tensor
+    ) -> Remembered:
+        """Check that memory and parameters stay in range, for a bound ``peak`` of the latter."""
+        clients, reference = cohort.clients, None
+        if self.remembers_models:
+            row_peaks = row_peaks + peak
+            if cohort.owner is not None:
+                reference = self.memory.new_reference().copy_(params)
+        if not bool((row_peaks + self._peaks[clients] <= FLOAT32_LIMIT).all()):
+            raise ValueError("updates: too large to be remembered in float32")
+        peaks = self._peaks.index_copy(0, clients, row_peaks)
+        aggregate = plan.norm * float(self._shares @ peaks)
+        self._check_range(peak, aggregate + peak if self.remembers_models else aggregate)
+        return Remembered(plan.weights, peaks, reference)
+
+    def _commit(
+        self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
+    ) -> None:
+        ops.add_total_(params, self._next_total, self.server_lr, plan.norm, self.remembers_models)
+        self.memory.exchange(cohort.ids, cohort.owner, reading.reference)
+        self.total, self._next_total = self._next_total, self.total
+        self._peaks = reading.peaks
 
     def _state(self) -> State:
         return {"memory": self.memory, "total": self.total}
@@ -173,22 +168,16 @@ class MemoryRule(Aggregator):
     def _state_loaded(self) -> None:
         self._peaks = self.columns.abs_max(self.memory.rows).to(torch.float64)
 
-    def options(self) -> dict[str, Any]:
-        return super().options() | {
-            "client_weights": self.client_weights,
-            "memory_dtype": dtype_name(self.memory.store),
-        }
-
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         K, S, d = sizes.K, sizes.S, sizes.d
         state = element_bytes(options) * K * d + 8 * d
         flops = (4 if cls.remembers_models else 3) * S * d + 3 * d
-        if not sizes.adopting:
-            # abs_max of params and rows; then rows and memory read, memory, total, params written
-            return Cost(state, 0, 16 * S * d + 28 * d, flops)
         # abs_max of params; rows, memory, total read, its successor written; total to params
         moved = 8 * S * d + 36 * d
+        if not sizes.adopting:  # the new memory rows are written into spare rows
+            spares = element_bytes(options) * S * d
+            return Cost(state, 8 * d + spares, moved + spares, flops)
         if not cls.remembers_models:
             return Cost(state, 8 * d, moved, flops)
         # params read by the sum and copied to a reference, an earlier reference read

@@ -47,9 +47,6 @@ class WrapperRule(GramRule):
         self.rule = rule
         self.rule_options = {k: v for k, v in inside.options().items() if k not in _OWN}
 
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"rule": self.rule, "rule_options": self.rule_options}
-
 
 def _rule_inside(name: str, options: Mapping[str, Any]) -> GramRule:
     """The rule ``make(name, **options)``, of which only the policy is used."""

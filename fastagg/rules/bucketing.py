@@ -97,6 +97,3 @@ class Bucketing(WrapperRule):
             client_weights=client_weights,
             **options,
         )
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"bucket_size": self.bucket_size, "seed": self.seed}

@@ -66,7 +66,3 @@ class CenteredClip(GramRule):
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.tau = policy.tau
         self.iterations = policy.iterations
-
-    def options(self) -> dict[str, Any]:
-        tau = "inf" if math.isinf(self.tau) else self.tau  # which JSON cannot hold
-        return super().options() | {"tau": tau, "iterations": self.iterations}

@@ -72,7 +72,3 @@ class GeometricMedian(GramRule):
         self.nu = policy.nu
         self.iterations = policy.iterations
         self.start = policy.start
-
-    def options(self) -> dict[str, Any]:
-        own = {"nu": self.nu, "iterations": self.iterations, "start": self.start}
-        return super().options() | own

@@ -68,6 +68,3 @@ class Krum(GramRule):
         policy = KrumPolicy(num_byzantine)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.num_byzantine = policy.num_byzantine
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"num_byzantine": self.num_byzantine}

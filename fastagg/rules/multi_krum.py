@@ -64,6 +64,3 @@ class MultiKrum(GramRule):
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.num_byzantine = policy.num_byzantine
         self.keep = policy.keep
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"num_byzantine": self.num_byzantine, "keep": self.keep}

@@ -87,6 +87,3 @@ class NNM(WrapperRule):
             client_weights=client_weights,
             **options,
         )
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"num_byzantine": self.num_byzantine}

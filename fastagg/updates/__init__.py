@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step is given: flat rows, in memory or read piece by piece, and whose they are."""
+"""The input of a step: rows, in memory or read in pieces, and the clients they belong to."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where updates live: a preallocated row for every client."""
+"""Update buffers: a preallocated row for every client."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ Clients = Tensor | Sequence[int]
 
 
 class RowExchange(Protocol):
-    """Rows that a rule may keep, if it gives others in exchange."""
+    """Rows that a rule may take ownership of, in exchange for spare rows."""
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
-        """Give the rows of ``clients`` away and take ``rows`` in their place; nothing is copied."""
+        """Return the rows of ``clients`` and replace them by ``rows``; copies nothing."""
         ...
 
 
 class UpdateBuffer:
-    """A preallocated bank of rows, one per client, where updates are made and read.
+    """Preallocated rows, one per client, in which updates are computed and read.
 
-    A client's model is bound to its row (``layout.bind(model, buffer.row(k))``), starts from
-    the global parameters (``buffer.row(k).copy_(params)``), trains in place, and
-    :meth:`subtract_` turns local models into updates. Nothing is flattened, stacked or copied.
+    Bind a client's model to its row (``layout.bind(model, buffer.row(k))``), start from the global
+    parameters (``buffer.row(k).copy_(params)``), train in place, and turn local models into updates
+    with :meth:`subtract_`. Nothing is flattened, stacked or copied.
 
-    The buffer itself can be given to ``Aggregator.step`` as ``updates``, which hands the rows of
-    the active clients over: a rule with a memory keeps the received row as its memory, and the
-    buffer gets another one, of undefined content, in exchange. Ask for rows again (:meth:`row`) and
-    bind models again in every round; a view from before such a step is the server's. To keep the
-    rows, give ``buffer.rows(clients)`` instead.
+    To let the rule take ownership of the active clients' rows, pass the buffer itself to
+    ``Aggregator.step`` as ``updates``. A rule with a memory then keeps an update's row as its
+    memory row, and the buffer gets a spare row of undefined content in exchange. So call
+    :meth:`row` and bind models again in every round: a view from before such a step shows the
+    server's memory. To keep the rows, pass ``buffer.rows(clients)`` instead.
 
     Args:
-        capacity: number of rows, K if every client gets its own.
+        capacity: number of rows; K if every client has a row.
         num_params: d.
-        device: where the rows live.
+        device: device of the rows.
     """
 
     def __init__(self, capacity: int, num_params: int, device: str | torch.device = "cpu") -> None:
         if capacity < 1 or num_params < 1:
             raise ValueError(
-                f"capacity, num_params: expected at least 1, got {capacity} and {num_params}"
+                f"capacity, num_params: expected at least 1 each, got {capacity} and {num_params}"
             )
         self._num_params = num_params
         self._rows = allocate_rows(capacity, num_params, device)
@@ -61,7 +61,10 @@ class UpdateBuffer:
         return self._num_params
 
     def row(self, client: int) -> Tensor:
-        """The row of a client, [d] float32, zeros at first; contiguous, starting on a cache line.
+        """Return the row of a client.
+
+        Returns:
+            [d] float32, contiguous, aligned to a cache line; initially zeros.
 
         Raises:
             IndexError: ``client`` is not in [0, capacity).
@@ -72,19 +75,19 @@ class UpdateBuffer:
         return self._rows[index]
 
     def rows(self, clients: Clients) -> list[Tensor]:
-        """The rows of several clients, in the order given: tensors [d]."""
+        """Return the rows of several clients, tensors [d], in the order given."""
         ids = clients.tolist() if isinstance(clients, Tensor) else clients
         return [self.row(client) for client in ids]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
-        """Give the rows of ``clients`` away and take ``rows`` in their place; nothing is copied.
+        """Return the rows of ``clients`` and replace them by ``rows``; copies nothing.
 
         Args:
             clients: distinct ids.
-            rows: as many contiguous tensors [d] float32, each in memory of its own.
+            rows: one contiguous tensor [d] float32 for each client; they must not share memory.
 
         Returns:
-            The rows that were theirs.
+            The previous rows of ``clients``.
         """
         given = self.rows(clients)
         after = list(self._rows)
@@ -94,14 +97,14 @@ class UpdateBuffer:
         return given
 
     def subtract_(self, params: Tensor, clients: Clients) -> list[Tensor]:
-        """Turn the local models of some clients into updates, in place.
+        """Turn the local models of some clients into updates, in place: ``row -= params``.
 
         Args:
-            params: [d] float32, the global parameters that they started from.
-            clients: ids; ``row -= params`` for each.
+            params: [d] float32, the global parameters that the clients started from.
+            clients: ids of the clients.
 
         Returns:
-            The rows of ``clients``.
+            The rows of ``clients``, in the order given.
         """
         rows = self.rows(clients)
         minus_one = torch.tensor([-1.0])

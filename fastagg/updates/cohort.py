@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of one server step, checked, and brought into the order of client ids.
+"""Check the arguments of one server step and sort them by client id.
 
-Everything downstream sees rows sorted by client id, so no result can depend on the order in
-which updates arrived. Sorting moves row views, never row data.
+Everything downstream sees rows sorted by client id, so no result can depend on arrival order.
+Sorting moves views of rows, never their data.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import SupportsIndex, TypeGuard
 
 import torch
@@ -28,38 +27,49 @@ Updates = Rows | UpdateBuffer | ColumnSource
 
 @dataclass(frozen=True)
 class Cohort:
-    """The active clients of one round, by ascending id, and their rows in the same order."""
+    """The active clients of one round, by ascending id, and their rows in the same order.
 
-    clients: Tensor  # [S] int64, ascending
-    rows: AnyRows  # [S, d] float32, or S tensors [d], or S rows that are read piece by piece
-    buffer: RowExchange | None = None
-    """Where the rows live, if they are handed over: the rule may exchange them."""
+    Attributes:
+        ids: S ids, ascending.
+        clients: the same ids, [S] int64.
+        rows: [S, d] float32, or S tensors [d], or S rows that are read piece by piece.
+        owner: holds the rows, if the rule may take ownership of them in exchange for other rows;
+            None: the rule may only read them.
+    """
 
-    @cached_property
-    def ids(self) -> list[int]:
-        """``clients`` as Python's ints."""
-        ids: list[int] = self.clients.tolist()
-        return ids
+    ids: list[int]
+    clients: Tensor
+    rows: AnyRows
+    owner: RowExchange | None = None
 
     def __len__(self) -> int:
-        return len(self.clients)
+        return len(self.ids)
+
+    def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
+        """Return the same clients with other rows."""
+        return Cohort(self.ids, self.clients, rows, owner)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the rows as S tensors [d].
+
+        Raises:
+            TypeError: some rows are not in memory, or not float32.
+        """
+        if isinstance(self.rows, Tensor):
+            return RowList(self.rows.unbind(0))
+        if not in_memory(self.rows):
+            raise TypeError("rows: expected float32 tensors in memory")
+        return list(self.rows)
 
     @property
     def streamed(self) -> bool:
-        """Whether rows are not in memory."""
+        """Whether some rows are read piece by piece."""
         return not isinstance(self.rows, Tensor | RowList) and any(
             isinstance(row, StreamedRow) for row in self.rows
         )
 
-    @property
-    def tensors(self) -> Rows:
-        """The rows, of a cohort that has them in memory."""
-        if not in_memory(self.rows):
-            raise TypeError("rows: expected float32 tensors in memory")
-        return self.rows
-
     def problems(self) -> dict[int, str]:
-        """Position -> why a streamed row cannot be read."""
+        """Return, by position, why rows cannot be read; empty if all of them can."""
         found = {}
         for position, row in enumerate(self.rows):
             if isinstance(row, StreamedRow) and (problem := row.problem()) is not None:
@@ -67,10 +77,11 @@ class Cohort:
         return found
 
     def without(self, rejected: Container[int]) -> Cohort:
-        """The same cohort less the clients whose ids are in ``rejected``."""
-        keep = [client not in rejected for client in self.ids]
-        rows = [row for row, kept in zip(self.rows, keep, strict=True) if kept]
-        return Cohort(self.clients[torch.tensor(keep)], alike(self.rows, rows), self.buffer)
+        """Return the cohort without the clients whose ids are in ``rejected``."""
+        kept = [client not in rejected for client in self.ids]
+        ids = [client for client, keep in zip(self.ids, kept, strict=True) if keep]
+        rows = [row for row, keep in zip(self.rows, kept, strict=True) if keep]
+        return Cohort(ids, _ids_tensor(ids), alike(self.rows, rows), self.owner)
 
 
 def read_cohort(
@@ -87,7 +98,7 @@ def read_cohort(
     Args:
         params: [d] float32, contiguous.
         updates: [S, d] float32 with a contiguous last dimension, or S contiguous tensors [d], or a
-            buffer whose rows of ``clients`` are handed over, or a source to read S rows from.
+            buffer whose rows of ``clients`` the rule may take, or a source to read S rows from.
         clients: S distinct ids in [0, K).
         num_clients: K.
         num_params: d.
@@ -123,13 +134,15 @@ def read_cohort(
     if ascending != ids:
         rows: Sequence[AnyRow] = given.unbind(0) if isinstance(given, Tensor) else given
         given = alike(given, [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)])
-    cohort = Cohort(torch.tensor(ascending, dtype=torch.int64), given, buffer)
-    cohort.__dict__["ids"] = ascending
-    return cohort
+    return Cohort(ascending, _ids_tensor(ascending), given, buffer)
+
+
+def _ids_tensor(ids: list[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64)
 
 
 def flags_of(ids: Sequence[int], count: int) -> Tensor:
-    """[count] bool: True at ``ids``."""
+    """Return bool [count] with True at ``ids``."""
     flags = bytearray(count)
     for index in ids:
         flags[index] = 1
@@ -149,7 +162,7 @@ def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
 
 
 def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuard[Tensor]:
-    """Whether `_check_vector` has nothing to say."""
+    """Return whether the value is a valid vector [d]."""
     return (
         isinstance(value, Tensor)
         and value.dtype == torch.float32
@@ -161,7 +174,7 @@ def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuar
 
 
 def _check_vector(name: str, value: object, num_params: int, device: torch.device) -> int:
-    """Check one vector [d]; return the address of its first element."""
+    """Check one vector [d] and return the address of its first element."""
     if _is_vector(value, num_params, device):
         return value.data_ptr()
     vector = _check_tensor(name, value, device)
@@ -184,7 +197,7 @@ def _check_buffer(buffer: UpdateBuffer, ids: list[int], num_params: int) -> None
 
 
 def _check_updates(updates: object, num_params: int, device: torch.device) -> Sequence[int]:
-    """Check the rows; return the address of the first element of each."""
+    """Check the rows and return the address of the first element of each."""
     if isinstance(updates, Tensor):
         matrix = _check_tensor("updates", updates, device)
         if matrix.ndim != 2 or matrix.shape[1] != num_params:
@@ -234,7 +247,7 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
 
 
 def _read_id(client: object) -> int:
-    if type(client) is int:  # asking for the protocol takes microseconds
+    if type(client) is int:  # the common case; isinstance of a protocol takes microseconds
         return client
     if isinstance(client, bool) or not isinstance(client, SupportsIndex):
         raise TypeError(f"clients: expected ints, got {client!r} ({type(client).__name__})")

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place that knows where the d columns are: how results over all of them come together.
+"""Apply ops to rows of any kind: in memory, streamed, of another dtype, or spread over ranks.
 
-A rule's policy sees S x S and K x K numbers and never d. Of the ops, most work column by column:
-they do not care which columns they get. Only two kinds of results take all columns together, the
-Gram matrix and the largest magnitudes, and rules ask a :class:`Columns` for these. The one here has
-all columns in this process; :mod:`fastagg.distributed` has one whose columns are spread over ranks.
+Most ops work column by column, so they can run on any part of the columns. Two results need all
+columns: the Gram matrix and the largest magnitudes. Rules ask a :class:`Columns` for both kinds.
+The class here has all columns in this process. :mod:`fastagg.distributed` has a subclass whose
+columns are spread over ranks. No other code knows where the columns are.
 
-Rows need not be float32 tensors in memory: a :class:`StreamedRow` is read piece by piece, a row of
-another dtype is converted piece by piece. Then ops run over segments of columns, one at a time.
+Rows need not be float32 tensors in memory. A :class:`StreamedRow` is read piece by piece, and a row
+of another dtype is converted piece by piece.
 
-**Segments.** The Gram matrix is the sum, in float64 and from left to right, of those of segments of
-2^20 columns (more above 2^28: there are at most 256), each of which is one call of ``ops.gram``. So
-its bits depend on the segments alone, not on who computes them and when: in one process, on any
-number of ranks, or from a stream.
+**Segments.** A segment has 2^20 columns, or more if d is above 2^28, so that there are at most 256.
+The Gram matrix is the sum of the segments' Gram matrices, in float64 and from left to right; each
+of them is one call of ``ops.gram``. The bits of the result therefore depend on the segments alone:
+they are the same in one process, on any number of ranks, and from a stream.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fastagg.ops.row_lists import RowList
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
 SCRATCH_BYTES = 64 << 20
-"""For rows that are converted, where no streamed row sets a budget."""
+"""Budget for rows that are converted, if no streamed row sets one."""
 MIN_PIECE = 1024
-"""Columns; a budget must hold so many of all rows."""
+"""Minimum number of columns per piece; the budget must cover this many columns of every row."""
 
 
 class StreamedRow(ABC):
@@ -41,24 +41,24 @@ class StreamedRow(ABC):
 
     Attributes:
         num_params: d.
-        budget: bytes that all rows which are read together may take at a time.
+        budget: maximum number of bytes for one piece of all rows that are read together.
     """
 
     num_params: int
     budget: int
 
     def problem(self) -> str | None:
-        """Called once before a step reads: why the row cannot be read, or None."""
+        """Return why the row cannot be read, or None. A step calls this once, before it reads."""
         return None
 
     @abstractmethod
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
-        """Columns [begin, end) as float32: in ``scratch`` [end - begin], or a tensor of its own.
+        """Return columns [begin, end) as float32: ``scratch`` [end - begin], or another tensor.
 
-        A pass begins at 0; within it, every piece begins where the last one ended.
+        A pass begins at column 0. Each further piece begins where the last one ended.
 
         Raises:
-            ValueError: they cannot be had; says whose.
+            ValueError: the columns cannot be read; the message names the client's source.
         """
 
 
@@ -68,7 +68,7 @@ AnyRows = Tensor | Sequence[AnyRow]
 
 
 def segment_columns(num_params: int) -> int:
-    """Columns of a segment for d = ``num_params``: a power of two."""
+    """Return the number of columns of a segment for d = ``num_params``, a power of two."""
     segment = MIN_SEGMENT
     while num_params > segment * MAX_SEGMENTS:
         segment *= 2
@@ -76,31 +76,33 @@ def segment_columns(num_params: int) -> int:
 
 
 def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
-    """Whether ops can take the rows as they are: all are float32 tensors."""
+    """Return whether all rows are float32 tensors, which ops take directly."""
     if isinstance(rows, Tensor | RowList):
         return True
-    for row in rows:  # noqa: SIM110 (half the time of all() for some hundred rows)
+    for row in rows:  # noqa: SIM110 (all() takes twice as long for some hundred rows)
         if not isinstance(row, Tensor) or row.dtype != torch.float32:
             return False
     return True
 
 
 def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
-    """``some`` as what ``rows`` are known to be: float32 tensors [d] in memory if those are."""
+    """Return ``some`` of ``rows``, marked as float32 tensors in memory if all ``rows`` are."""
     return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
 
 
 class Columns:
-    """All d columns are here. Results of methods are those of ``fastagg.ops`` on whole rows.
+    """Ops on rows of any kind, with all d columns in this process.
+
+    Results are those of ``fastagg.ops`` on whole rows.
 
     Args:
-        segment: columns of a segment.
+        segment: number of columns of a segment.
     """
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
 
-    # --- what takes all columns together ---------------------------------------------------
+    # --- results that need all columns ------------------------------------------------------
 
     def gram(
         self, rows: AnyRows, *, pairs: Tensor | None = None, precision: str = "highest"
@@ -123,7 +125,7 @@ class Columns:
     def gram_and_sum_(
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
     ) -> Tensor:
-        """:meth:`gram`, and ``out = weights @ rows`` [d] in the same pass; returns the first."""
+        """Return :meth:`gram`, and set ``out = weights @ rows`` [d] in the same pass."""
 
         def part(begin: int, end: int, parts: Rows) -> Tensor:
             square = (len(parts), len(parts))
@@ -136,11 +138,11 @@ class Columns:
         return self._fold(part(begin, end, parts) for begin, end, (parts,) in self._pieces([rows]))
 
     def square_norms(self, rows: AnyRows) -> Tensor:
-        """The diagonal of :meth:`gram`, to the bit: S >= 1 rows -> [S] float64 on the CPU."""
+        """Return the diagonal of :meth:`gram`, with its bits: [S] float64 on the CPU, S >= 1."""
         return self._add(_squares(parts) for _, _, (parts,) in self._pieces([rows])).cpu()
 
     def abs_max(self, rows: AnyRows) -> Tensor:
-        """:func:`fastagg.ops.abs_max`: the largest magnitudes of rows, [S] float32 on the CPU."""
+        """Return the largest magnitude of each row, :func:`fastagg.ops.abs_max`: [S] on the CPU."""
         if in_memory(rows):
             return self.join_peaks(ops.abs_max(rows).cpu())
         peaks = torch.zeros(len(rows))
@@ -149,33 +151,33 @@ class Columns:
         return self.join_peaks(peaks)
 
     def join_peaks(self, peaks: Tensor) -> Tensor:
-        """The largest of what each process found: [n] float32, NaN where one found a NaN."""
+        """Return the largest value over all processes: [n] float32, NaN if any process has NaN."""
         return peaks
 
     def join_flags(self, flags: Tensor) -> Tensor:
-        """[n] bool: True where any process has True."""
+        """Return bool [n]: True where any process has True."""
         return flags
 
     def agree(self, results: Sequence[Tensor | None]) -> None:
-        """Called before a step writes: all processes are about to do the same.
+        """Check that all processes are about to commit the same results of a step.
 
         Raises:
-            RuntimeError: they are not. Nobody has written anything then.
+            RuntimeError: the results differ. No process has written anything.
         """
 
     def _fold(self, parts: Iterable[Tensor]) -> Tensor:
-        """Sum of the segments' symmetric [S, S] float64, from left to right."""
+        """Return the sum of the segments' symmetric matrices [S, S] float64, from left to right."""
         return self._add(parts)
 
     def _add(self, parts: Iterable[Tensor]) -> Tensor:
-        """Sum of the segments' [n] float64, from left to right."""
+        """Return the sum of the segments' [n] float64, from left to right."""
         total: Tensor | None = None
         for part in parts:
             total = part if total is None else total.add_(part)
         assert total is not None  # d >= 1
         return total
 
-    # --- what works column by column, for rows of any kind ----------------------------------
+    # --- ops that work column by column -----------------------------------------------------
 
     def weighted_sum_(
         self, out: Tensor, rows: AnyRows, weights: Tensor, beta: float = 1.0
@@ -189,6 +191,10 @@ class Columns:
 
     def copy_(self, out: Sequence[Tensor], rows: AnyRows) -> None:
         """Copy rows into tensors [d], rounding to their dtype."""
+        if in_memory(rows):
+            for target, row in zip(out, rows, strict=True):
+                target.copy_(row)
+            return
         for begin, end, (parts,) in self._pieces([rows]):
             for target, part in zip(out, parts, strict=True):
                 target[begin:end].copy_(part)
@@ -202,16 +208,20 @@ class Columns:
         corrections: AnyRows,
         clients: Tensor,
         references: Sequence[Tensor | None],
+        kept: Sequence[Tensor] = (),
     ) -> Tensor:
         """:func:`fastagg.ops.mimic_mean_`; ``peaks`` are of the columns in this process."""
         if in_memory(updates) and in_memory(corrections):
-            return ops.mimic_mean_(out, rounded, peaks, updates, corrections, clients, references)
+            return ops.mimic_mean_(
+                out, rounded, peaks, updates, corrections, clients, references, kept
+            )
         peaks.zero_()
         found = torch.empty_like(peaks)
         for begin, end, (rows, own) in self._pieces([updates, corrections]):
             bases = [None if base is None else base[begin:end] for base in references]
             here = slice(begin, end)
-            ops.mimic_mean_(out[here], rounded[here], found, rows, own, clients, bases)
+            new = [row[here] for row in kept]
+            ops.mimic_mean_(out[here], rounded[here], found, rows, own, clients, bases, new)
             torch.maximum(peaks, found, out=peaks)
         return out
 
@@ -226,11 +236,12 @@ class Columns:
         weights: Tensor,
         references: Sequence[Tensor | None],
         params: Tensor | None,
+        kept: Sequence[Tensor] = (),
     ) -> Tensor:
         """:func:`fastagg.ops.memory_total_`; ``peaks`` are of the columns in this process."""
         if in_memory(updates) and in_memory(memory):
             return ops.memory_total_(
-                out, peaks, total, memory, updates, clients, weights, references, params
+                out, peaks, total, memory, updates, clients, weights, references, params, kept
             )
         peaks.zero_()
         found = torch.empty_like(peaks)
@@ -238,8 +249,9 @@ class Columns:
             bases = [None if base is None else base[begin:end] for base in references]
             base = None if params is None else params[begin:end]
             here = slice(begin, end)
+            new = [row[here] for row in kept]
             ops.memory_total_(
-                out[here], found, total[here], own, rows, clients, weights, bases, base
+                out[here], found, total[here], own, rows, clients, weights, bases, base, new
             )
             torch.maximum(peaks, found, out=peaks)
         return out
@@ -247,10 +259,10 @@ class Columns:
     # --- pieces --------------------------------------------------------------------------------
 
     def _pieces(self, operands: Sequence[AnyRows]) -> Iterator[tuple[int, int, list[Rows]]]:
-        """begin, end, and columns [begin, end) of each operand as float32 tensors, piece by piece.
+        """Yield begin, end, and columns [begin, end) of each operand as float32 tensors.
 
-        A piece is a segment, or as many columns, a power of two, as fit into the budget of the rows
-        that have to be read or converted.
+        A piece is a segment, or the largest power of two of columns that fits into the budget of
+        the rows that are read or converted.
         """
         num_params = _width(operands[0])
         readers = [_Reader(rows) for rows in operands]
@@ -266,20 +278,20 @@ class Columns:
 
 
 class _Reader:
-    """Gives the pieces of S rows, of which some may have to be copied into scratch first."""
+    """Read S rows piece by piece; some may have to be copied into scratch first."""
 
     def __init__(self, rows: AnyRows) -> None:
         self.rows = rows
         listed: Sequence[AnyRow] = () if isinstance(rows, Tensor) else rows
         self.copied = sum(not in_memory([row]) for row in listed)
-        # What is read comes to the CPU; what is converted stays where it is.
+        # Streamed rows are read to the CPU; rows of another dtype are converted on their device.
         narrow = (row for row in listed if isinstance(row, Tensor) and not in_memory([row]))
         self.device = next((row.device for row in narrow), torch.device("cpu"))
         budgets = [row.budget for row in listed if isinstance(row, StreamedRow)]
         self.budget = min(budgets, default=SCRATCH_BYTES)
 
     def widest(self) -> int:
-        """The largest power of two of columns that the budget allows."""
+        """Return the largest power of two of columns that the budget allows."""
         if not self.copied:
             return 1 << 62
         columns = self.budget // (4 * self.copied)
@@ -310,8 +322,11 @@ class _Reader:
 
 
 def _squares(rows: Rows) -> Tensor:
-    """The diagonal of ``ops.gram``, [S] float64, of few rows at a time: their other products are
-    computed in vain, which is hidden behind the reading."""
+    """Return the diagonal of ``ops.gram``, [S] float64.
+
+    Works on few rows at a time. The kernel also computes their other products, which are not used;
+    the time for them is hidden behind the reading.
+    """
     together = 4
     parts = []
     for first in range(0, len(rows), together):

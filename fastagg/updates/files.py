@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates in one safetensors file per client, read in place.
+"""Updates in safetensors files, one per client, read in pieces.
 
-Files are read with ``pread``, not mapped: a file that somebody truncates while it is read is an
-error here, where a mapping would end the process. Nothing is unpickled.
+Files are read with ``pread`` and not mapped: if a file is truncated while it is read, ``pread``
+reports an error, whereas access to a mapping would end the process. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F64": torch.float64,
 }
-_CONVERTED = 1 << 20  # numbers of another dtype that are read at a time
+_CONVERTED = 1 << 20  # numbers per read, if they have to be converted to float32
 
 
 class ClientFiles(ColumnSource):
-    """One safetensors file per client, with the tensors of a layout.
+    """Updates in safetensors files, one per client, with the tensors of a layout.
 
-    A file that cannot be read, is truncated, or has other tensors than the layout is treated as an
-    update that is not finite: with ``nonfinite="raise"`` the step raises ValueError and names
-    client, file and reason, with "drop" the client is left out and listed in ``rejected``. A file
-    that changes during a step is a ValueError in any case. Nothing has changed then.
+    A file that cannot be read, is truncated, or has other tensors than the layout is treated like
+    an update that is not finite. With ``nonfinite="raise"`` the step raises a ValueError that names
+    the client, the file and the reason; with "drop" the client is left out and listed in
+    ``rejected``. A file that changes during a step always raises a ValueError. After a ValueError
+    parameters and state are unchanged.
 
     Args:
         paths: S files, in the order of ``clients``.
-        layout: names, shapes and order of the tensors. Files may have float32, float16, bfloat16
-            or float64 tensors, whatever the layout says; integer tensors that it excludes and
-            further names of tied tensors may be there or not.
-        base: [n] float32, n the number of columns that are read: files hold local models, and
-            ``base``, the global model that they started from, is subtracted. None: files hold
-            updates.
-        columns: [begin, end), to read no others: the part of a rank. None: all.
-        budget: bytes for the pieces.
+        layout: names, shapes and order of the tensors. The tensors in the files may be float32,
+            float16, bfloat16 or float64, independent of the layout's dtypes. Integer tensors that
+            the layout excludes and further names of tied tensors are optional.
+        base: [n] float32, where n is the number of columns read: the global model, if the files
+            hold local models. It is subtracted from each. None if the files hold updates.
+        columns: the columns [begin, end) to read, such as those of a rank. None reads all.
+        budget: bytes of scratch memory for the rows' pieces.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class ClientFiles(ColumnSource):
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor of the layout is in the file."""
+    """Columns [start, stop) of a tensor, and where it is in the file."""
 
-    start: int  # column
+    start: int
     stop: int
-    offset: int  # byte
+    offset: int  # bytes from the beginning of the file
     dtype: torch.dtype
 
 
@@ -102,11 +102,11 @@ class _FileRow(StreamedRow):
         self._identity: tuple[int, ...] = ()
 
     def problem(self) -> str | None:
-        """Read the header; why the file cannot be used, or None."""
+        """Read the header. Return why the file cannot be used, or None if it can."""
         try:
             if not self._path.is_file():
                 return f"{self._path}: there is no such file"
-            # First: a file that is replaced while its header is read has another then.
+            # Before the header is read, so that a file replaced meanwhile is noticed in read().
             self._identity = _identity(os.stat(self._path))
             self._places = _places(self._path, self._layout)
         except (OSError, SafetensorError, ValueError) as error:
@@ -114,6 +114,7 @@ class _FileRow(StreamedRow):
         return None
 
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
+        """Read columns [begin, end) into ``scratch`` and subtract the base, if there is one."""
         try:
             descriptor = os.open(self._path, os.O_RDONLY)
             try:
@@ -129,6 +130,7 @@ class _FileRow(StreamedRow):
         return scratch
 
     def _fill(self, descriptor: int, begin: int, end: int, out: Tensor) -> None:
+        """Read columns [begin, end) of the layout into ``out`` [end - begin] float32."""
         index = bisect_right(self._places, begin, key=lambda place: place.start) - 1
         column = begin
         while column < end:
@@ -150,7 +152,7 @@ class _FileRow(StreamedRow):
 
 
 def _read_all(descriptor: int, out: Tensor, offset: int) -> None:
-    """Fill a contiguous tensor from a file."""
+    """Fill a contiguous tensor from a file, beginning at byte ``offset``."""
     view = out.view(torch.uint8).numpy().data
     while view:
         count = os.preadv(descriptor, [view], offset)
@@ -160,18 +162,19 @@ def _read_all(descriptor: int, out: Tensor, offset: int) -> None:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return a key that changes when a file is replaced or written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _places(path: Path, layout: FlatLayout) -> list[_Place]:
-    """Find the layout's tensors in a file.
+    """Find the layout's tensors in a file; return their places in the order of columns.
 
     Raises:
-        OSError, SafetensorError: it cannot be read, or is truncated or damaged.
-        ValueError: it has other tensors.
+        OSError, SafetensorError: the file cannot be read, is truncated or is damaged.
+        ValueError: the file has other tensors than the layout.
     """
     with safetensors.safe_open(path, framework="pt"):
-        pass  # checks the header, and that it accounts for every byte of the file
+        pass  # checks the header, and that the tensors fill the rest of the file
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named tensors <-> one flat vector: what a model looks like to the server."""
+"""Conversion between a model's named tensors and one flat vector [d]."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one tensor lives in the flat vector."""
+    """The place of one tensor in the flat vector: elements [start, stop)."""
 
     name: str
     shape: torch.Size
@@ -28,22 +28,22 @@ class Slot:
 
 
 class FlatLayout:
-    """The order in which a model's tensors make up one flat float32 vector [d].
+    """The order of a model's tensors in one flat float32 vector [d].
 
-    Floating-point tensors of the state dict (parameters and persistent buffers such as running
-    means) follow each other in its order, without gaps. Integer and bool tensors (BatchNorm's
-    ``num_batches_tracked``) cannot be averaged and are never put into the vector: with
-    ``integers="error"`` a layout refuses them, with ``"exclude"`` it leaves them out and lists
-    them in ``excluded``. Tied tensors (one tensor under several names) take one place.
+    The floating-point tensors of the state dict (parameters and persistent buffers such as running
+    means) are placed in the order of the state dict, without gaps. Integer and bool tensors, such
+    as BatchNorm's ``num_batches_tracked``, cannot be averaged and are never in the vector:
+    ``integers="error"`` refuses a model that has them, ``"exclude"`` leaves them out and lists them
+    in ``excluded``. Tied tensors (one tensor under several names) have one place.
 
-    Make one with :meth:`from_module` or :meth:`from_state_dict`.
+    Make a layout with :meth:`from_module` or :meth:`from_state_dict`.
 
     Attributes:
         num_params: d.
-        names: of the tensors in the vector, in order; of tied ones the first name.
-        slots: their places.
-        tied: the other names of tied tensors -> the first name.
-        excluded: names of the integer and bool tensors left out.
+        names: names of the tensors in the vector, in order; for tied tensors the first name.
+        slots: places of these tensors, in the same order.
+        tied: dict from each further name of a tied tensor to its first name.
+        excluded: names of the integer and bool tensors that were left out.
     """
 
     def __init__(
@@ -59,25 +59,25 @@ class FlatLayout:
     def from_module(
         cls, module: nn.Module, *, integers: str = "error", convert: bool = False
     ) -> FlatLayout:
-        """The layout of a module's state dict; arguments as in :meth:`from_state_dict`."""
+        """Make the layout of a module's state dict; arguments as in :meth:`from_state_dict`."""
         return cls.from_state_dict(_state_of(module), integers=integers, convert=convert)
 
     @classmethod
     def from_state_dict(
         cls, state: State, *, integers: str = "error", convert: bool = False
     ) -> FlatLayout:
-        """The layout of a state dict.
+        """Make the layout of a state dict.
 
         Args:
-            state: names -> tensors; read, not kept.
+            state: dict from names to tensors. The layout keeps no reference to them.
             integers: "error" or "exclude", see the class.
             convert: accept floating-point tensors of other dtypes than float32. The vector
-                is float32: bfloat16 and float16 fit exactly, float64 is rounded.
+                is float32: bfloat16 and float16 are represented exactly, float64 is rounded.
 
         Raises:
-            ValueError: there is nothing to put into a vector, there are integer tensors and
-                they are not excluded, or tensors share memory without being the same.
-            TypeError: a tensor is complex, or not float32 while ``convert`` is off.
+            ValueError: there is no floating-point tensor, there are integer tensors and
+                ``integers`` is "error", or two tensors share only a part of their memory.
+            TypeError: a tensor is complex, or is not float32 and ``convert`` is off.
         """
         if integers not in ("error", "exclude"):
             raise ValueError(f'integers: expected "error" or "exclude", got {integers!r}')
@@ -95,7 +95,7 @@ class FlatLayout:
             if tensor.dtype != torch.float32 and not convert:
                 raise TypeError(
                     f"{name}: expected dtype torch.float32, got {tensor.dtype}; convert=True "
-                    "accepts it (the flat vector is float32)"
+                    "converts it to float32"
                 )
             first = first_names.setdefault(_identity(tensor), name)
             if first != name:
@@ -105,8 +105,8 @@ class FlatLayout:
             slots.append(Slot(name, tensor.shape, tensor.dtype, start))
         if excluded and integers == "error":
             raise ValueError(
-                f'integer tensors {excluded} cannot be averaged; integers="exclude" leaves '
-                "them out of the vector"
+                f"expected floating-point tensors, got the integer or bool tensors {excluded}, "
+                'which cannot be averaged; integers="exclude" leaves them out of the vector'
             )
         if not slots:
             raise ValueError("the module or state dict has no floating-point tensor to flatten")
@@ -117,14 +117,16 @@ class FlatLayout:
         """Copy all tensors into one vector.
 
         Args:
-            source: a module or state dict with this layout's names and shapes.
-            out: [d] float32, written to; may be a row of an :class:`UpdateBuffer`. None: new.
+            source: a module or state dict with this layout's names, shapes and dtypes.
+            out: [d] float32, the vector to write to, such as a row of an :class:`UpdateBuffer`.
+                None allocates a new one.
 
         Returns:
-            [d] float32.
+            [d] float32: ``out`` or the new vector.
 
         Raises:
-            TypeError, ValueError: names, shapes or dtypes do not fit. ``out`` is then as before.
+            TypeError, ValueError: names, shapes or dtypes do not match the layout. ``out`` is
+                unchanged.
         """
         state = self._matching_state(source)
         if out is None:
@@ -136,62 +138,68 @@ class FlatLayout:
         return out
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of a vector under the names and shapes of the tensors; nothing is copied.
+        """Return views of a vector with the tensors' names and shapes; copies nothing.
 
         Args:
             vector: [d] float32, contiguous.
 
         Returns:
-            name -> view, float32; tied names get the same view. Excluded tensors are absent.
+            Dict from names to float32 views. Tied names share one view. Excluded tensors are
+            missing.
         """
         self._check_vector(vector)
         views = {s.name: vector[s.start : s.stop].view(s.shape) for s in self.slots}
         return views | {name: views[first] for name, first in self.tied.items()}
 
     def state_dict(self, vector: Tensor, excluded: State | None = None) -> dict[str, Tensor]:
-        """A state dict with the values of a vector, in the dtypes that the layout was made of.
+        """Make a state dict from a vector, with the dtypes of the model the layout was made from.
 
         Args:
             vector: [d] float32, contiguous.
-            excluded: where to take the excluded tensors from; required if there are any.
+            excluded: a state dict that has the excluded tensors; required if there are any.
 
         Returns:
-            Names -> tensors, fit for ``load_state_dict``: views of ``vector`` where the dtype
-            is float32, converted copies elsewhere.
+            Dict from names to tensors, as ``load_state_dict`` takes it. Tensors of dtype float32
+            are views of ``vector``, others are converted copies.
 
         Raises:
-            ValueError: excluded tensors are missing.
+            ValueError: an excluded tensor is missing.
         """
         given = excluded or {}
         missing = [name for name in self.excluded if name not in given]
         if missing:
-            raise ValueError(f"excluded: expected the tensors {missing} that the vector lacks")
+            raise ValueError(
+                f"excluded: expected the tensors {missing}, which are not in the vector; pass the "
+                "module's state_dict()"
+            )
         views = self.unflatten(vector)
         state = {slot.name: views[slot.name].to(slot.dtype) for slot in self.slots}
         state |= {name: state[first] for name, first in self.tied.items()}
         return state | {name: given[name] for name in self.excluded}
 
     def bind(self, module: nn.Module, vector: Tensor) -> None:
-        """Make a module's parameters and float buffers views of ``vector``, whose values win.
+        """Make a module's parameters and floating-point buffers views of ``vector``.
 
-        From then on the module lives in ``vector``: an in-place optimiser step changes it, and
-        writing to it changes the module. The Parameter objects stay the same, so an optimiser
-        made before remains valid. Excluded tensors stay where they are.
+        The module takes the values of ``vector``. From then on both share memory: an in-place
+        optimizer step changes the vector, and writing to the vector changes the module. The
+        Parameter objects stay the same, so existing optimizers remain valid. Excluded tensors are
+        not touched.
 
         Args:
-            module: a module of this layout, all float32.
+            module: a module with this layout, all of whose floating-point tensors are float32.
             vector: [d] float32, contiguous, on the module's device; for instance a row of an
                 :class:`UpdateBuffer`.
 
         Raises:
-            TypeError, ValueError: module or vector do not fit. The module is then as before.
+            TypeError, ValueError: the module or the vector does not match the layout. The module is
+                unchanged.
         """
         state = self._matching_state(module)
         for slot in self.slots:
             if slot.dtype != torch.float32:
                 raise TypeError(
-                    f"{slot.name}: only float32 tensors can be views of the vector, this one "
-                    f"is {slot.dtype}; convert the module with module.float() first"
+                    f"{slot.name}: only float32 tensors can be views of the vector, got "
+                    f"{slot.dtype}; convert the module with module.float() first"
                 )
             if state[slot.name].device != vector.device:
                 raise ValueError(
@@ -201,13 +209,13 @@ class FlatLayout:
             state[name].data = view
 
     def _matching_state(self, source: nn.Module | State) -> State:
-        """The tensors of ``source`` after checking that they are those of this layout."""
+        """Return the tensors of ``source``, checked to have this layout's names and shapes."""
         state = _state_of(source) if isinstance(source, nn.Module) else source
         expected = {*self.names, *self.tied, *self.excluded}
         if set(state) != expected:
             raise ValueError(
-                f"names differ from the layout's: missing {sorted(expected - set(state))}, "
-                f"unknown {sorted(set(state) - expected)}"
+                f"source: expected the tensor names of the layout, got other names: missing "
+                f"{sorted(expected - set(state))}, unknown {sorted(set(state) - expected)}"
             )
         slots = {slot.name: slot for slot in self.slots}
         for name in (*self.names, *self.tied):
@@ -221,6 +229,7 @@ class FlatLayout:
         return state
 
     def _check_vector(self, vector: Tensor) -> None:
+        """Check that ``vector`` is [d] float32 and contiguous."""
         if vector.dtype != torch.float32:
             raise TypeError(f"vector: expected dtype torch.float32, got {vector.dtype}")
         if vector.shape != (self.num_params,):
@@ -235,7 +244,7 @@ class FlatLayout:
 
 
 def _state_of(module: nn.Module) -> State:
-    """A module's parameters and persistent buffers, the tensors themselves."""
+    """Return a module's parameters and persistent buffers themselves, not detached copies."""
     return module.state_dict(keep_vars=True)
 
 
@@ -243,20 +252,22 @@ def _check_dense(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if nn.parameter.is_lazy(tensor):
-        raise ValueError(f"{name}: is not initialised yet; run the module once first")
+        raise ValueError(
+            f"{name}: is not initialised, since its module is lazy; run the module once first"
+        )
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
 
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
-    """Equal for tensors that are the same memory seen the same way."""
+    """Return a key that is equal for tensors with the same memory, dtype, shape and strides."""
     if tensor.numel() == 0 or tensor.device.type == "meta":
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _check_disjoint(state: State) -> None:
-    """Refuse tensors that share memory in part: they could not be written independently."""
+    """Refuse tensors that overlap in part, because they cannot be written independently."""
     spans = []
     for name, tensor in state.items():
         if tensor.numel() == 0 or tensor.device.type == "meta":
@@ -268,6 +279,6 @@ def _check_disjoint(state: State) -> None:
     for (device, _, stop, name), (next_device, start, _, other) in itertools.pairwise(spans):
         if device == next_device and start < stop:
             raise ValueError(
-                f"{name} and {other} share part of their memory; only tensors that are the same "
-                "as a whole can be tied"
+                f"{name} and {other} share part of their memory; tied tensors must share all of it "
+                "and have the same shape and strides"
             )

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates that are not in memory: read column by column, as often as a step has passes.
+"""Streamed updates: rows that are not in memory and are read in pieces of columns.
 
     files = ClientFiles([f"{k}.safetensors" for k in clients], layout, budget=1 << 28)
     agg.step(params, files, clients)
 
-A step reads a source twice at most where the rule weighs rows (once for the Gram matrix, once for
-the sum), and once where the rule remembers them (into rows of its own). What is read at a time is
-bounded by the source's ``budget``. Results are those of the same rows in memory: bit-identical if
-the budget holds a segment of all rows (4 S x 2^20 bytes), or all of d; with less, the Gram matrix
-is added up in smaller parts, which changes it by float64 roundings.
+A rule that weights rows reads a source at most twice in a step, once for the Gram matrix and once
+for the sum. A rule that remembers rows reads it once, into spare rows. The source's ``budget``
+bounds how much is in memory at a time.
+
+Results equal those of the same rows in memory. They are bit-identical if the budget covers a
+segment of all rows (4 S x 2^20 bytes) or all d columns of them. With a smaller budget the Gram
+matrix is summed over smaller pieces, which changes its float64 rounding.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from fastagg.options import read_size
 from fastagg.updates.columns import StreamedRow
 
 BUDGET = 1 << 28
+"""Default budget of a source: 256 MiB."""
 
 
 class ColumnSource(ABC):
-    """S rows that a step reads in pieces.
+    """S rows that a step reads in pieces: the base class of all streamed updates.
 
     Attributes:
-        rows: one for each client, in the order of ``clients``.
+        rows: one row for each client, in the order of ``clients``.
         num_params: d.
     """
 
@@ -41,11 +44,11 @@ class ColumnSource(ABC):
 
 
 class TensorRows(ColumnSource):
-    """Rows in any floating-point dtype, for instance memory-mapped: converted piece by piece.
+    """Tensors of any floating-point dtype, for instance memory-mapped, converted in pieces.
 
     Args:
-        rows: S tensors [d], or [S, d].
-        budget: bytes for the pieces.
+        rows: S tensors [d], or one tensor [S, d].
+        budget: bytes of scratch memory for the rows' pieces.
     """
 
     def __init__(self, rows: Tensor | Sequence[Tensor], *, budget: int = BUDGET) -> None:
@@ -70,22 +73,22 @@ class _TensorRow(StreamedRow):
 
 
 class ColumnBlocks(ColumnSource):
-    """Blocks of columns from an iterator, which is started once a pass.
+    """Blocks of columns from an iterator, which is started once for each pass of a step.
 
-    Every pass of a step must give the same numbers. (If all columns are one piece, it is kept for
-    the second pass of the step.) Blocks may have any widths, also different ones in
-    different passes; they are copied into pieces as the budget allows. A block is done with before
-    the next one is asked for, so they may all be the same tensor.
+    Every pass must yield the same numbers. If all columns fit into one piece, the piece is kept and
+    a second pass does not start the iterator again. Blocks may have any widths, which may differ
+    between passes; they are copied into pieces of the size that the budget allows. A block is not
+    used any more when the next one is requested, so all blocks may be the same tensor.
+
+    A step raises ValueError and changes nothing if a block has another number of rows, or if the
+    blocks have fewer or more than d columns in total.
 
     Args:
-        blocks: called with nothing at the beginning of a pass; returns an iterable of blocks, each
-            [S, n] of a floating-point dtype, that have d columns together.
+        blocks: function without arguments, called at the beginning of a pass; returns an iterable
+            of blocks [S, n] of a floating-point dtype, d columns in total.
         num_rows: S.
         num_params: d.
-        budget: bytes for the pieces; one block of the caller's comes on top.
-
-    A step raises ValueError, and changes nothing, if a block has another number of rows, or if
-    there are fewer or more than d columns.
+        budget: bytes of scratch memory for the pieces. One block of the caller is held in addition.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class ColumnBlocks(ColumnSource):
     ) -> None:
         if not callable(blocks):
             raise TypeError(
-                "blocks: expected a function that starts an iterator, since a step may need two "
+                "blocks: expected a function that starts an iterator, because a step may need two "
                 f"passes, got {type(blocks).__name__}"
             )
         self._blocks = blocks
@@ -109,23 +112,29 @@ class ColumnBlocks(ColumnSource):
         ]
         self._iterator: Iterator[Tensor] = iter(())
         self._none = torch.empty(num_rows, 0)
-        self._rest = self._none  # columns of the last block that nobody asked for yet
+        self._rest = self._none  # columns of the last block that are not in a piece yet
         self._piece = self._none  # the last piece
-        self._held = (0, 0)  # its columns
+        self._held = (0, 0)  # columns [begin, end) in the last piece
 
     def restart(self) -> None:
-        """Forget what an earlier step read."""
+        """Discard what an earlier step read."""
         self._held = (0, 0)
 
     def piece(self, begin: int, end: int) -> Tensor:
-        """Columns [begin, end) of all rows, [S, end - begin] float32."""
+        """Return columns [begin, end) of all rows, [S, end - begin] float32.
+
+        Pieces must be requested in order. The same piece may be requested again.
+        """
         if self._held == (begin, end):
             return self._piece[:, : end - begin]
         if begin == 0:
             self._iterator, self._rest = iter(self._blocks()), self._none
         elif begin != self._held[1]:
-            raise ValueError(f"updates: columns {begin} cannot come after {self._held}")
-        self._held = (0, 0)  # nothing, should this fail
+            raise ValueError(
+                f"updates: expected a piece that begins at column {self._held[1]} or at 0, got one "
+                f"that begins at {begin}"
+            )
+        self._held = (0, 0)  # remains if the next line raises
         piece = self._take(begin, end)
         if end == self.num_params and (self._rest.shape[1] or any(map(_wide, self._iterator))):
             raise ValueError(f"updates: expected {self.num_params} columns, got more")
@@ -133,18 +142,18 @@ class ColumnBlocks(ColumnSource):
         return piece
 
     def _take(self, begin: int, end: int) -> Tensor:
-        """The next columns, copied together."""
+        """Copy the next columns from as many blocks as they need."""
         at = begin
         while at < end:
             if not self._rest.shape[1]:
-                self._rest = self._none  # lets the last block go before the next one comes
+                self._rest = self._none  # frees the last block before the next one is requested
                 block = next(self._iterator, None)
                 if block is None:
                     raise ValueError(f"updates: expected {self.num_params} columns, got {at}")
                 self._rest = self._check(block)
                 del block
             if self._piece.shape[1] < end - begin or self._piece.device != self._rest.device:
-                self._piece = self._none  # before there is another one
+                self._piece = self._none  # frees the old piece before a new one is allocated
                 self._piece = torch.empty(len(self), end - begin, device=self._rest.device)
             width = min(end - at, self._rest.shape[1])
             self._piece[:, at - begin : at - begin + width] = self._rest[:, :width]
@@ -169,7 +178,7 @@ class _BlockRow(StreamedRow):
         self._source, self._index = source, index
 
     def problem(self) -> None:
-        """Nothing, but a step begins."""
+        """Note that a step begins. Blocks are checked when they are read."""
         self._source.restart()
 
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:

@@ -131,9 +131,9 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in printed
     (line,) = (line for line in printed.splitlines() if line.startswith("  mimic-table5 "))
     assert line.split()[1:9] == ["MimiC", "table", "5", "7", "days", "4", "min", "10"]
-    assert "GPU (--device cuda): an estimate, never measured; none: no estimate" in printed
-    head, *rows = printed[printed.index("  name ") :].split("  times with")[0].splitlines()
-    starts = [head.index(name) for name in ("paper", "figure", "what")]
+    assert "GPU times (--device cuda) are estimates, not measurements; none: no estimate" in printed
+    head, *rows = printed[printed.index("  name ") :].split("  Times are")[0].splitlines()
+    starts = [head.index(name) for name in ("paper", "figure", "description")]
     assert len(rows) == len(experiments.available())
     assert all(row[start - 2 : start] == "  " for row in rows for start in starts)
     assert all(row[start] != " " for row in rows if "demo" not in row for start in starts)
@@ -152,7 +152,7 @@ def test_options_without_a_use_are_refused(
     name: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["experiment", name, "--quick", *given, "--out", str(tmp_path / "out")]) == 2
-    assert f"{given[0]}: {name} has no use for it" in capsys.readouterr().err
+    assert f"{given[0]}: {name} does not use this option" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -125,7 +125,7 @@ def test_experiments_that_train_nobody_have_no_use_for_one(
 ) -> None:
     arguments = ["experiment", name, "--device", "cuda", "--out", str(tmp_path)]
     assert cli.main(arguments) == 2
-    assert f"--device: {name} has no use for it" in capsys.readouterr().err
+    assert f"--device: {name} does not use this option" in capsys.readouterr().err
 
 
 # --- what a run on a GPU is --------------------------------------------------------------------

@@ -138,7 +138,7 @@ def test_interrupted_run_saves_and_goes_on(
     os.killpg(process.pid, number)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130, output
-    assert "the same command goes on" in output
+    assert "run the same command again to resume" in output
     assert "Traceback" not in output
     assert finish(tmp_path) == uninterrupted
 

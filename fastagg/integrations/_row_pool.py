@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows for the clients that answer, without one for every client that could."""
+"""An update buffer with rows for the clients of the current round only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import UpdateBuffer
 
-_BATCH = 16  # rows allocated at a time; their memory is not touched before they are used
+_BATCH = 16  # rows per allocation; the system provides their memory only when they are written
 
 
 class RowPool(UpdateBuffer):
-    """An update buffer that gives a client a row when it is asked for, and takes it back.
+    """An update buffer that assigns rows to clients on demand and takes them back after a round.
 
-    A server with K = 10,000 clients of which 100 answer in a round needs 100 rows, not 10,000.
-    Rules with a memory keep the rows that they are handed and give others in exchange, which go to
-    the pool. The content of a new row is undefined.
+    If 100 of K = 10,000 clients answer in a round, the pool needs 100 rows, not 10,000. A rule with
+    a memory may take ownership of rows during a step; the spare rows that it gives in exchange
+    belong to the pool. The content of a newly assigned row is undefined.
 
     Args:
         capacity: K; client ids are in [0, K).
         num_params: d.
-        device: where the rows live.
+        device: device of the rows.
     """
 
     def __init__(self, capacity: int, num_params: int, device: str | torch.device = "cpu") -> None:
@@ -40,11 +40,11 @@ class RowPool(UpdateBuffer):
 
     @property
     def allocated(self) -> int:
-        """Rows that exist."""
+        """Number of allocated rows, assigned or free."""
         return len(self._free) + len(self._taken)
 
     def row(self, client: int) -> Tensor:
-        """The row of a client, [d] float32, the same until :meth:`release`.
+        """Return the row of a client, [d] float32: the same one until :meth:`release`.
 
         Raises:
             IndexError: ``client`` is not in [0, capacity).
@@ -58,12 +58,12 @@ class RowPool(UpdateBuffer):
         return self._taken[client]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
-        """As :meth:`UpdateBuffer.exchange`."""
+        """Return the rows of ``clients`` and replace them by ``rows``; copies nothing."""
         given = self.rows(clients)
         self._taken.update(zip(clients, rows, strict=True))
         return given
 
     def release(self) -> None:
-        """Take all rows back: nobody's content is needed any more."""
+        """Take all rows back. Their content is no longer needed."""
         self._free.extend(self._taken.values())
         self._taken.clear()

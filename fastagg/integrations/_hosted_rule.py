@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rule inside somebody's server: which may be, and how it goes into the server's checkpoint."""
+"""A rule hosted by a framework's server: which rules are allowed, and their checkpoints."""
 
 from __future__ import annotations
 
@@ -17,22 +17,35 @@ from fastagg.rules.scaffold import Scaffold
 def check_aggregator(
     aggregator: Aggregator, num_clients: int | None, options: Mapping[str, Any]
 ) -> int:
-    """K of an aggregator that may serve a run."""
+    """Check that a framework's server can use an aggregator; return its number of clients.
+
+    Args:
+        aggregator: the aggregator.
+        num_clients: K as given by the user; None if it was not given.
+        options: options of the rule that were given beside an aggregator; must be empty.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what was given.
+    """
     if isinstance(aggregator, Scaffold):
         raise ValueError(
-            "rule: 'scaffold' needs clients that ask the server for their control variates, which "
-            "other frameworks' clients do not"
+            "rule: 'scaffold' needs clients that ask the server for control variates, which the "
+            "clients of other frameworks do not; choose another rule"
         )
     if isinstance(aggregator, MimiC) and aggregator.mode == "client":
         raise ValueError(
-            "rule: 'mimic' with mode 'client' needs clients that keep corrections and are sent "
-            "the aggregate, which other frameworks' clients do not; use mode 'server'"
+            "rule: 'mimic' with mode 'client' needs clients that keep corrections and receive the "
+            "aggregate, which the clients of other frameworks do not; use mode 'server'"
         )
     if options:
-        raise TypeError(f"rule: an aggregator has its options already, got {sorted(options)}")
+        raise TypeError(
+            f"rule: expected no options beside an aggregator, got {sorted(options)}; pass them to "
+            "fastagg.make, or give the rule by name"
+        )
     if num_clients is not None and num_clients != aggregator.num_clients:
         raise ValueError(
-            f"num_clients: the aggregator is for {aggregator.num_clients}, got {num_clients}"
+            f"num_clients: expected {aggregator.num_clients}, as in the aggregator, got "
+            f"{num_clients}; leave it out"
         )
     if aggregator.nonfinite != "drop":
         raise ValueError(
@@ -40,15 +53,21 @@ def check_aggregator(
             f"got {aggregator.nonfinite!r}"
         )
     if aggregator.device.type != "cpu":
-        raise ValueError(f"device: expected cpu, where answers arrive, got {aggregator.device}")
+        raise ValueError(
+            f"device: expected cpu, because updates arrive on the CPU, got {aggregator.device}"
+        )
     return aggregator.num_clients
 
 
 def pack_rule(aggregator: Aggregator) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A rule for a checkpoint: name and plain options for its header, and tensors.
+    """Return what a checkpoint stores of a rule.
+
+    Returns:
+        The name of the rule and its plain options, for the header; and tensors: options under
+        "option." and state under "rule.".
 
     Raises:
-        ValueError: an option cannot be written.
+        ValueError: an option cannot be stored.
     """
     options = aggregator.options()
     tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
@@ -59,25 +78,27 @@ def pack_rule(aggregator: Aggregator) -> tuple[dict[str, Any], dict[str, Tensor]
 
 
 def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with ``prefix``, under the rest of their names."""
+    """Return the tensors whose names begin with ``prefix``, with the prefix removed."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def check_rule(
     path: str, aggregator: Aggregator, content: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> None:
-    """Refuse the checkpoint of another rule or of other options than ``aggregator`` has.
+    """Check that a checkpoint has the rule and the options of ``aggregator``.
 
     Args:
-        path: of the checkpoint, for the message.
-        content, state: as :func:`pack_rule` gave them.
+        path: path of the checkpoint, for the message.
+        aggregator: the aggregator of this run.
+        content, state: as returned by :func:`pack_rule`.
 
     Raises:
-        ValueError: it is another rule, or has other options.
+        ValueError: the checkpoint has another rule or other options.
     """
     if content["rule"] != aggregator.name:
         raise ValueError(
-            f"{path}: is of the rule {content['rule']!r}, this run has {aggregator.name!r}"
+            f"{path}: expected a checkpoint of rule {aggregator.name!r}, which this run has, got "
+            f"one of rule {content['rule']!r}"
         )
     own = aggregator.options()
     saved = {**content["rule_options"], **under("option.", state)}
@@ -87,11 +108,14 @@ def check_rule(
         if not _equal(own.get(name), saved.get(name))
     ]
     if differing:
-        raise ValueError(f"{path}: is of a run with other options: {'; '.join(differing)}")
+        raise ValueError(
+            f"{path}: expected a checkpoint of a run with the same options, but "
+            f"{'; '.join(differing)}"
+        )
 
 
 def _equal(left: object, right: object) -> bool:
-    """Whether two options are the same, with tuples read back from JSON as lists."""
+    """Return whether two options are equal; a tuple equals a list, which JSON turns it into."""
     if isinstance(left, Tensor) or isinstance(right, Tensor):
         both = isinstance(left, Tensor) and isinstance(right, Tensor)
         return both and torch.equal(left, right)  # type: ignore[arg-type]
