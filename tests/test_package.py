@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import fastagg
 from fastagg import _C
 from fastagg.ops import selfcheck
+from fastagg.ops._dispatch import TABLE
+from fastagg.ops._examples import ExampleData
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,7 +46,8 @@ def test_main_describes_the_build_and_checks_it() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     for word in ("fastagg", "torch", "compiler", "OpenMP", "instructions", "CUDA kernels"):
         assert word in result.stdout
-    assert "19 of 19 ops agree" in result.stdout
+    count = len(TABLE)
+    assert f"{count} of {count} ops agree" in result.stdout
 
 
 def test_selfcheck_notices_a_wrong_op(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +59,15 @@ def test_selfcheck_notices_a_wrong_op(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_selfcheck_covers_every_op() -> None:
     assert {check.op for check in selfcheck.run(d=300)} == set(fastagg.ops.__all__) - {"Rows"}
+
+
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_ops_on_a_device_return_and_change_what_the_ops_do(name: str) -> None:
+    """`OnDevice`, with the CPU as the device: what a GPU computes comes back in the same form."""
+    data = ExampleData.random(K=7, S=4, d=33)
+    there = selfcheck._outcome(TABLE[name], selfcheck.OnDevice("cpu"), data)
+    here = selfcheck._outcome(TABLE[name], fastagg.ops, data)
+    assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
 
 
 @pytest.mark.slow

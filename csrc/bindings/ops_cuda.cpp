@@ -324,23 +324,14 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
                "add_total_", "params [", d, "]");
 }
 
+constexpr auto cosine_scores = scores_of<cuda::cosine_scores>;
+constexpr auto distance_scores = scores_of<cuda::distance_scores>;
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fastagg, CUDA, m) {
-  m.impl("gram", gram);
-  m.impl("abs_max", abs_max);
-  m.impl("cosine_scores", scores_of<cuda::cosine_scores>);
-  m.impl("distance_scores", scores_of<cuda::distance_scores>);
-  m.impl("update_scores_", update_scores_);
-  m.impl("select_friends", select_friends);
-  m.impl("eliminate_", eliminate_);
-  m.impl("weighted_sum_", weighted_sum_);
-  m.impl("gram_and_sum_", gram_and_sum_);
-  m.impl("mimic_", mimic_);
-  m.impl("memory_update_", memory_update_);
-  m.impl("mimic_mean_", mimic_mean_);
-  m.impl("memory_total_", memory_total_);
-  m.impl("add_total_", add_total_);
+#define FASTAGG_OP(name, cpu, cuda, any, schema) FASTAGG_IF_##cuda(m.impl(#name, name);)
+#include "op_table.h"
 }
 
 }  // namespace fastagg

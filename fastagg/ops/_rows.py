@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One-pass updates of vectors [d] and of what a server remembers of its clients."""
+"""One-pass updates of vectors [d] and of memory rows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,44 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastagg.ops._dispatch import compiled, count_rows, mark_changed, returns_nothing
+from fastagg.ops._dispatch import compiled, count_rows, mark_changed, op
 from fastagg.ops.row_lists import Rows, row_list
 
+__all__ = [
+    "abs_max",
+    "add_total_",
+    "memory_total_",
+    "memory_update_",
+    "mimic_",
+    "mimic_mean_",
+    "weighted_sum_",
+]
 
+
+def _fake_abs_max(rows: list[Tensor]) -> Tensor:
+    return rows[0].new_empty(count_rows(rows))
+
+
+@op(example=lambda f, x: f(x.updates), fake=_fake_abs_max)
 def abs_max(rows: Rows) -> Tensor:
-    """The largest magnitude in each row: float32 [S]; NaN for a row that holds a NaN."""
+    """Compute the largest magnitude in each row.
+
+    Args:
+        rows: S rows of d float32.
+
+    Returns:
+        float32 [S]; NaN for a row that holds a NaN.
+    """
     tensors = row_list(rows, "rows")
     return compiled.abs_max(tensors) if tensors else torch.empty(0)
 
 
-@torch.library.register_fake("fastagg::abs_max")
-def _(rows: list[Tensor]) -> Tensor:
-    return rows[0].new_empty(count_rows(rows))
-
-
+@op(
+    example=lambda f, x: (
+        f(x.params, x.updates, x.weights, 0.5),
+        f(x.params, list(x.updates), x.weights.float()),
+    )
+)
 def weighted_sum_(
     out: Tensor,
     rows: Rows,
@@ -31,30 +54,35 @@ def weighted_sum_(
     *,
     when: Tensor | None = None,
 ) -> Tensor:
-    """``out = beta * out + weights @ rows`` in one pass over the rows, in place.
+    """Compute ``out = beta * out + weights @ rows`` in one pass over the rows, in place.
 
     Args:
-        out: float32 [d]; changed. With ``beta=0`` its old content is not read.
-        rows: S rows of d float32 or short, none of which may share memory with ``out``.
-        weights: float32 or float64 [S].
+        out: float32 [d]; changed in place. With ``beta=0`` its old content is not read.
+        rows: S rows of d float32 or short. None may share memory with ``out``.
+        weights: float32 or float64 [S]. float64 weights are rounded to float32 before they are
+            multiplied; ``beta`` is not. (:func:`mimic_` and :func:`memory_update_` do not round
+            their factors.)
         beta: factor of the old content.
-        when: bool [], where ``out`` is; if False, nothing changes. On a GPU it may be the result of
-            earlier work, for which nobody waits.
+        when: bool [], on the device of ``out``; if False, nothing changes. On a GPU it may be the
+            result of work that is still queued; the call does not wait for it.
 
     Returns:
-        ``out``. Rows are added in their order, in float32 in groups of 8 and in float64 across
-        groups.
+        ``out``. Rows are added in the given order, in float32 within groups of 8 rows and in
+        float64 across groups.
     """
     compiled.weighted_sum_(out, row_list(rows, "rows"), weights, beta, when)
     mark_changed(out)
     return out
 
 
-returns_nothing("weighted_sum_")
-
-
+@op(
+    example=lambda f, x: (
+        f(x.params, x.updates, x.memory, x.clients, 0.7),
+        f(x.params, list(x.updates), list(x.memory[x.clients]), x.clients, 0.7),
+    )
+)
 def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr: float) -> Tensor:
-    """The server's part of MimiC (Algorithm 1, lines 5 to 10), in one pass and in place.
+    """Apply the server's part of a MimiC round (Algorithm 1, lines 5 to 10), in one pass, in place.
 
     With the sign of updates (local model - global model, to be added)::
 
@@ -63,10 +91,10 @@ def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr
         corrections[clients[s]] = v - updates[s]
 
     Args:
-        params: float32 [d]; changed.
+        params: float32 [d]; changed in place.
         updates: S rows of d float32 or short. With S = 0 nothing changes.
-        corrections: float32 [K, d], contiguous, of which the rows of ``clients`` are changed; or
-            S tensors [d].
+        corrections: float32 [K, d], contiguous, or S tensors [d], those of ``clients``. The rows of
+            ``clients`` are changed in place.
         clients: int64 [S].
         lr: server learning rate.
 
@@ -80,9 +108,12 @@ def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr
     return params
 
 
-returns_nothing("mimic_")
-
-
+@op(
+    example=lambda f, x: (
+        f(x.params, x.total, x.memory, x.updates, x.clients, x.weights, 0.7, 1 / len(x.memory)),
+        f(x.params, x.total, x.memory, x.updates, x.clients, x.weights, 0.7, 0.1, True),
+    )
+)
 def memory_update_(
     params: Tensor,
     total: Tensor,
@@ -94,9 +125,9 @@ def memory_update_(
     norm: float,
     models: bool = False,
 ) -> Tensor:
-    """Remember the updates (or models) received and apply the mean of all remembered, in place.
+    """Store the received updates (or models) and apply the mean of all memory rows, in place.
 
-    What Stale and MIFA (eq. 44 of the adversarial-unavailability paper) need, in one pass::
+    One pass does the round of Stale and MIFA (eq. 44 of the adversarial-unavailability paper)::
 
         m[s] = updates[s]                      # or params + updates[s], with models=True
         total += sum over s of weights[s] * (m[s] - memory[clients[s]])
@@ -104,17 +135,18 @@ def memory_update_(
         params += lr * norm * total            # or lr * (norm * total - params), with models=True
 
     Args:
-        params: float32 [d]; changed.
-        total: float64 [d], the weighted sum of all rows of ``memory``; changed. It is kept in
-            float64 so that it stays that sum over any number of rounds.
-        memory: float32 [K, d], contiguous, of which the rows of ``clients`` are changed; or S
-            tensors [d].
+        params: float32 [d]; changed in place.
+        total: float64 [d], the weighted sum of all rows of ``memory``; changed in place. It is
+            float64 so that it remains that sum over any number of rounds.
+        memory: float32 [K, d], contiguous, or S tensors [d], those of ``clients``. The rows of
+            ``clients`` are changed in place.
         updates: S rows of d float32 or short.
         clients: int64 [S].
-        weights: float32 or float64 [S], the weight of each row's client; the same in every round.
+        weights: float32 or float64 [S], the weight of each row's client. A client must have the
+            same weight in every round.
         lr: server learning rate.
         norm: factor that makes ``total`` a mean, for instance 1 / (number of clients seen).
-        models: remember local models instead of updates.
+        models: store local models instead of updates.
 
     Returns:
         ``params``. Rows are added in the order of their client ids: any permutation of
@@ -127,12 +159,15 @@ def memory_update_(
     return params
 
 
-returns_nothing("memory_update_")
+# --- the same rounds, without a write to anything that is read -----------------------------------
 
 
-# --- the same rounds for a server that keeps the received rows themselves as memory -------------
-
-
+@op(
+    example=lambda f, x: (
+        f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, x.references, x.kept),
+        f(x.mean, x.params, x.peaks, list(x.updates), list(x.memory[x.clients]), x.clients),
+    )
+)
 def mimic_mean_(
     out: Tensor,
     rounded: Tensor,
@@ -143,7 +178,7 @@ def mimic_mean_(
     references: Sequence[Tensor | None] | None = None,
     kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The v of :func:`mimic_`, and its new corrections; nothing that is read is changed.
+    """Compute the v of :func:`mimic_` and its new corrections; nothing read is changed.
 
     ::
 
@@ -151,19 +186,25 @@ def mimic_mean_(
         out = mean over s of (updates[s] + c[s])
         kept[s] = out - updates[s]             # where given
 
-    Together with ``add_total_(params, out, lr, 1.0)`` this is :func:`mimic_` to the bit: nothing is
-    lost if a server refuses the result. A server that owns ``updates[s]`` can keep that row instead
-    of ``kept[s]``: it is the correction of a later round, with ``rounded`` as its reference.
+    Followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits of :func:`mimic_`, but
+    a server can still refuse it after this call: nothing is lost.
+
+    A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
+    next round it passes the row as the correction, and the ``rounded`` of the round in which the
+    row was stored as its reference.
 
     Args:
-        out: float64 [d]; changed, v.
-        rounded: float32 [d]; changed, v as the corrections of this round have it.
-        peaks: float32 [S]; changed, as :func:`abs_max` of ``updates``.
+        out: float64 [d]; changed in place to v.
+        rounded: float32 [d]; changed in place to v rounded to float32, the value that the
+            corrections of this round are taken from.
+        peaks: float32 [S]; changed in place to ``abs_max(updates)``.
         updates: S >= 1 rows of d float32 or short.
-        corrections: [K, d], contiguous, or S tensors [d], of the dtype of ``updates``.
+        corrections: [K, d], contiguous, or S tensors [d], those of ``clients``; of the dtype of
+            ``updates``.
         clients: int64 [S].
-        references: S entries, each float32 [d] or None; None: none.
-        kept: S tensors [d] float32, changed; None: none. They share no memory with other arguments.
+        references: S entries, each float32 [d] or None; by default all are None.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+            By default the new rows are not written.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
@@ -175,9 +216,23 @@ def mimic_mean_(
     return out
 
 
-returns_nothing("mimic_mean_")
-
-
+@op(
+    example=lambda f, x: (
+        f(x.mean, x.peaks, x.total, x.memory, x.updates, x.clients, x.weights),
+        f(
+            x.mean,
+            x.peaks,
+            x.total,
+            list(x.memory[x.clients]),
+            x.updates,
+            x.clients,
+            x.weights,
+            x.references,
+            x.params,
+            x.kept,
+        ),
+    )
+)
 def memory_total_(
     out: Tensor,
     peaks: Tensor,
@@ -190,7 +245,7 @@ def memory_total_(
     params: Tensor | None = None,
     kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The total of :func:`memory_update_`, and its new rows; nothing that is read is changed.
+    """Compute the total and the new rows of :func:`memory_update_`; nothing read is changed.
 
     ::
 
@@ -199,22 +254,26 @@ def memory_total_(
         out = total + sum over s of weights[s] * (m[s] - old[s])
         kept[s] = m[s]                         # where given
 
-    Together with :func:`add_total_` this is :func:`memory_update_` to the bit: nothing is lost if a
-    server refuses the result. A server that owns ``updates[s]`` can keep that row instead of
-    ``kept[s]``: as the memory of a later round, or, where models are remembered, with the params of
-    this round as its reference.
+    Followed by :func:`add_total_`, the result has the bits of :func:`memory_update_`, but a server
+    can still refuse it after this call: nothing is lost.
+
+    A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
+    next round it passes the row as the memory row and, if models are stored, the params of the
+    round in which the row was stored as its reference.
 
     Args:
-        out: float64 [d]; changed. NaN or infinite where a row is.
-        peaks: float32 [S]; changed, as :func:`abs_max` of ``updates``.
+        out: float64 [d]; changed in place. NaN or infinite where a row is.
+        peaks: float32 [S]; changed in place to ``abs_max(updates)``.
         total: float64 [d].
-        memory: [K, d], contiguous, or S tensors [d], of the dtype of ``updates``.
+        memory: [K, d], contiguous, or S tensors [d], those of ``clients``; of the dtype of
+            ``updates``.
         updates: S rows of d float32 or short.
         clients: int64 [S].
         weights: float32 or float64 [S].
-        references: S entries, each float32 [d] or None; None: none.
-        params: float32 [d], to remember models instead of updates.
-        kept: S tensors [d] float32, changed; None: none. They share no memory with other arguments.
+        references: S entries, each float32 [d] or None; by default all are None.
+        params: float32 [d]; pass it to store models instead of updates.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+            By default the new rows are not written.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
@@ -226,20 +285,25 @@ def memory_total_(
     return out
 
 
-returns_nothing("memory_total_")
-
-
+@op(
+    example=lambda f, x: (
+        f(x.params, x.total, 0.7, 1 / len(x.memory)),
+        f(x.params, x.total, 0.7, 1 / len(x.memory), True),
+    )
+)
 def add_total_(
     params: Tensor, total: Tensor, lr: float, norm: float, models: bool = False
 ) -> Tensor:
-    """``params += lr * norm * total``, or ``lr * (norm * total - params)`` with ``models=True``.
+    """Compute ``params += lr * norm * total``, in place.
+
+    With ``models=True``: ``params += lr * (norm * total - params)``.
 
     Args:
-        params: float32 [d]; changed.
+        params: float32 [d]; changed in place.
         total: float64 [d].
         lr: server learning rate.
         norm: factor that makes ``total`` a mean.
-        models: ``total`` is one of models, not of updates.
+        models: ``total`` is a sum of models, not of updates.
 
     Returns:
         ``params``.
@@ -247,6 +311,3 @@ def add_total_(
     compiled.add_total_(params, total, lr, norm, models)
     mark_changed(params)
     return params
-
-
-returns_nothing("add_total_")

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similarity scores of clients, and who stands in for whom."""
+"""Similarity scores of clients, and the choice of friends by them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fastagg.ops._dispatch import compiled, mark_changed, returns_nothing
+from fastagg.ops._dispatch import compiled, mark_changed, op
+
+__all__ = ["cosine_scores", "distance_scores", "eliminate_", "select_friends", "update_scores_"]
 
 
+@op(
+    example=lambda f, x: f(x.gram),
+    fake=torch.empty_like,
+    bound=1e-12,
+)
 def cosine_scores(gram: Tensor) -> Tensor:
-    """Similarity scores ``(cos + 1) / 2`` in [0, 1] (FL-FDMS, TMLR version, eq. 14).
+    """Compute similarity scores ``(cos + 1) / 2`` in [0, 1] (FL-FDMS, TMLR version, eq. 14).
 
     Args:
-        gram: float32 or float64 [S, S], of which the diagonal holds the squared norms.
+        gram: float32 or float64 [S, S]; the diagonal holds the squared norms of the rows.
 
     Returns:
         [S, S] of the same dtype. A zero row has no direction: it scores 0.5 with every row.
@@ -21,17 +28,16 @@ def cosine_scores(gram: Tensor) -> Tensor:
     return compiled.cosine_scores(gram)
 
 
-@torch.library.register_fake("fastagg::cosine_scores")
-@torch.library.register_fake("fastagg::distance_scores")
-def _(gram: Tensor) -> Tensor:
-    return torch.empty_like(gram)
-
-
+@op(
+    example=lambda f, x: f(x.gram),
+    fake=torch.empty_like,
+    bound=1e-12,
+)
 def distance_scores(gram: Tensor) -> Tensor:
-    """Similarity scores ``-|x_i - x_j|`` (Euclidean), the FL-FDMS paper's alternative to cosine.
+    """Compute similarity scores ``-|x_i - x_j|`` (Euclidean), FL-FDMS's alternative to cosine.
 
-    Unbounded and in the units of the updates. Distances much shorter than the rows come out of a
-    difference of nearly equal numbers: give ``gram`` in float64.
+    Scores are unbounded and in the units of the updates. A distance that is much shorter than the
+    rows is computed as a difference of nearly equal numbers: pass ``gram`` in float64.
 
     Args:
         gram: float32 or float64 [S, S].
@@ -42,6 +48,12 @@ def distance_scores(gram: Tensor) -> Tensor:
     return compiled.distance_scores(gram)
 
 
+@op(
+    example=lambda f, x: (
+        f(x.scores, x.counts, x.round_scores, x.clients),
+        f(x.scores, x.counts.to(torch.int16), x.round_scores, x.clients, x.pairs),
+    )
+)
 def update_scores_(
     scores: Tensor,
     counts: Tensor,
@@ -51,22 +63,22 @@ def update_scores_(
     *,
     when: Tensor | None = None,
 ) -> Tensor:
-    """Running mean of the scores of jointly active pairs (FL-FDMS eq. 15), in place.
+    """Update the running mean scores of the pairs active in this round (FL-FDMS eq. 15), in place.
 
     For a = clients[i], b = clients[j], i != j (and pairs[i, j], if given)::
 
         counts[a, b] += 1
         scores[a, b] += (round_scores[i, j] - scores[a, b]) / counts[a, b]
 
-    A count of int16 stops at 32767: from then on the mean moves with weight 1/32767.
+    An int16 count stops at 32767: from then on the mean moves with weight 1/32767.
 
     Args:
-        scores: float32 [K, K], R in the paper; changed.
-        counts: int32 or int16 [K, K], N in the paper; changed.
+        scores: float32 [K, K], R in the paper; changed in place.
+        counts: int32 or int16 [K, K], N in the paper; changed in place.
         round_scores: float32 or float64 [S, S], r in the paper.
         clients: int64 [S].
-        pairs: bool [S, S].
-        when: bool [], where the scores are; if False, nothing changes.
+        pairs: bool [S, S], symmetric; by default all pairs are updated.
+        when: bool [], on the device of the scores; if False, nothing changes.
 
     Returns:
         ``scores``.
@@ -76,9 +88,17 @@ def update_scores_(
     return scores
 
 
-returns_nothing("update_scores_")
+def _fake_select_friends(scores: Tensor, *_: object) -> Tensor:
+    return scores.new_empty(scores.shape[0], dtype=torch.int64)
 
 
+@op(
+    example=lambda f, x: (
+        f(x.scores, x.counts, x.active, x.candidates),
+        f(x.scores, x.counts, x.active, x.candidates, 0.2),
+    ),
+    fake=_fake_select_friends,
+)
 def select_friends(
     scores: Tensor,
     counts: Tensor,
@@ -86,34 +106,24 @@ def select_friends(
     candidates: Tensor | None = None,
     threshold: float | None = None,
 ) -> Tensor:
-    """Who stands in for whom (FL-FDMS, Algorithm 1: the friend of an inactive client).
+    """Choose the substitute of every client (FL-FDMS, Algorithm 1: an inactive client's friend).
 
     Args:
         scores: float32 [K, K].
-        counts: int32 or int16 [K, K]; a pair with count 0 was never scored.
+        counts: int32 or int16 [K, K]. A pair with count 0 was never scored and is not chosen.
         active: bool [K].
         candidates: bool [K, K] or packed bits; row k is the candidate set of client k.
-        threshold: candidates that :func:`eliminate_` would remove with it do not count.
+        threshold: ignore the candidates that :func:`eliminate_` would remove with this threshold.
 
     Returns:
-        int64 [K]: k itself for an active client k; else the active client i with
-        ``counts[k, i] > 0`` (and ``candidates[k, i]``) of the highest ``scores[k, i]``, the lowest
-        id on ties; -1 if there is none.
+        int64 [K]. For an active client k: k itself. For an inactive client k: the active client i
+        with ``counts[k, i] > 0`` (and ``candidates[k, i]``) that has the highest ``scores[k, i]``,
+        the lowest id on ties; -1 if there is none.
     """
     return compiled.select_friends(scores, counts, active, candidates, threshold)
 
 
-@torch.library.register_fake("fastagg::select_friends")
-def _(
-    scores: Tensor,
-    counts: Tensor,
-    active: Tensor,
-    candidates: Tensor | None = None,
-    threshold: float | None = None,
-) -> Tensor:
-    return scores.new_empty(scores.shape[0], dtype=torch.int64)
-
-
+@op(example=lambda f, x: f(x.candidates, x.scores, x.counts, 0.4))
 def eliminate_(
     candidates: Tensor,
     scores: Tensor,
@@ -122,18 +132,18 @@ def eliminate_(
     *,
     when: Tensor | None = None,
 ) -> Tensor:
-    """Shrink the candidate sets, in place (FL-FDMS sec. 5.3, steps 1 to 3).
+    """Remove poor candidates from the candidate sets, in place (FL-FDMS sec. 5.3, steps 1 to 3).
 
-    In row k, with best the highest score among candidates i != k that have been scored: every
-    such candidate with ``best - scores[k, i] >= threshold`` is removed, except the best one.
-    Candidates never scored with k stay.
+    In row k, let best be the highest score among the candidates i != k that have been scored with
+    k. Every such candidate with ``best - scores[k, i] >= threshold`` is removed, except the best
+    one. Candidates that were never scored with k stay.
 
     Args:
-        candidates: bool [K, K] or packed bits; changed.
+        candidates: bool [K, K] or packed bits; changed in place.
         scores: float32 [K, K].
         counts: int32 or int16 [K, K].
-        threshold: Theta_t, in units of the scores.
-        when: bool [], where the scores are; if False, nothing changes.
+        threshold: Theta_t in the paper, in units of the scores.
+        when: bool [], on the device of the scores; if False, nothing changes.
 
     Returns:
         ``candidates``.
@@ -141,6 +151,3 @@ def eliminate_(
     compiled.eliminate_(candidates, scores, counts, threshold, when)
     mark_changed(candidates)
     return candidates
-
-
-returns_nothing("eliminate_")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The float64 oracle: every op of :mod:`fastagg.ops` in plain torch, same names and signatures.
 
-Written to be read, not to be fast: every value is computed in float64 and rounded once, to the
-dtype of the tensor that receives it. It is what the compiled ops are tested against and never
-a fallback for them. Arguments are taken as valid; checking them is the business of ``ops``.
+Written for readability, not for speed: every value is computed in float64 and rounded once, to the
+dtype of the tensor that receives it. The compiled ops are tested against this module; it is never
+a fallback for them. Arguments are assumed to be valid; only ``ops`` checks them.
 
 Notation: K clients, S active clients (rows), d parameters.
 """
@@ -22,7 +22,7 @@ Rows = Tensor | Sequence[Tensor]
 
 
 def _float64(rows: Rows) -> Tensor:
-    """Copy rows into one float64 tensor [S, d]; no rows give [0, 0]."""
+    """Copy rows into one float64 tensor [S, d], or [0, 0] if there are none."""
     if isinstance(rows, Tensor):
         return rows.detach().to(torch.float64)
     if len(rows) == 0:
@@ -37,14 +37,14 @@ def gram(
     dtype: torch.dtype = torch.float32,
     precision: str = "highest",
 ) -> Tensor:
-    """Inner products of all rows with each other.
+    """Compute the inner products of all rows with each other.
 
     Args:
         updates: S rows of length d.
         pairs: symmetric bool [S, S]; only these pairs and the diagonal are computed, every other
-            entry is 0. None computes all.
-        dtype: of the result, float32 or float64.
-        precision: the least that will do; float64 always does.
+            entry is 0. By default all pairs are computed.
+        dtype: dtype of the result, float32 or float64.
+        precision: minimum precision; ignored, since float64 exceeds every value.
 
     Returns:
         [S, S], exactly symmetric.
@@ -59,14 +59,14 @@ def gram(
 
 
 def gram_rows(updates: Rows, changed: Tensor, *, precision: str = "highest") -> Tensor:
-    """Rows ``changed`` [C] of the Gram matrix of S updates: [C, S] float64."""
+    """Compute the rows ``changed`` [C] of the Gram matrix of S updates: [C, S] float64."""
     return gram(updates, dtype=torch.float64)[changed]
 
 
 def cosine_scores(gram: Tensor) -> Tensor:
-    """Normalised cosine (cos + 1) / 2 in [0, 1] from a Gram matrix (FL-FDMS eq. 14).
+    """Compute cosine scores (cos + 1) / 2 in [0, 1] from a Gram matrix (FL-FDMS eq. 14).
 
-    A zero row scores 0.5 with everyone, itself included.
+    A zero row scores 0.5 with every row, itself included.
 
     Args:
         gram: [S, S] float32 or float64.
@@ -83,7 +83,7 @@ def cosine_scores(gram: Tensor) -> Tensor:
 
 
 def distance_scores(gram: Tensor) -> Tensor:
-    """Negative Euclidean distances -|x_i - x_j| from a Gram matrix (FL-FDMS, before eq. 14).
+    """Compute negative distances -|x_i - x_j| from a Gram matrix (FL-FDMS, before eq. 14).
 
     Args:
         gram: [S, S] float32 or float64.
@@ -108,18 +108,18 @@ def update_scores_(
     *,
     when: Tensor | None = None,
 ) -> Tensor:
-    """Fold one round's scores into the running means, in place (FL-FDMS eq. 15).
+    """Update the running mean scores with the scores of one round, in place (FL-FDMS eq. 15).
 
-    For every pair i != j of active clients (of those in ``pairs``): the count grows by one, unless
-    it is the largest of its type, and the mean moves by (r - mean) / count.
+    For every pair i != j of active clients (in ``pairs``, if given): the count grows by one, unless
+    it is the largest value of its dtype, and the mean moves by (r - mean) / count.
 
     Args:
-        scores: [K, K] float32, running means; changed in place.
-        counts: [K, K] int32 or int16, joint rounds; changed in place.
+        scores: [K, K] float32, the running means; changed in place.
+        counts: [K, K] int32 or int16, the number of rounds in each mean; changed in place.
         round_scores: [S, S] float32 or float64.
         clients: [S] int64, distinct ids.
-        pairs: symmetric bool [S, S], or None for all pairs.
-        when: [] bool; False: nothing changes.
+        pairs: symmetric bool [S, S]; by default all pairs are updated.
+        when: [] bool; if False, nothing changes.
 
     Returns:
         ``scores``.
@@ -145,18 +145,18 @@ def select_friends(
     candidates: Tensor | None = None,
     threshold: float | None = None,
 ) -> Tensor:
-    """The substitute of every client (FL-FDMS section 5.1).
+    """Choose the substitute of every client (FL-FDMS section 5.1).
 
     Args:
         scores: [K, K] float32.
-        counts: [K, K] int32 or int16; only pairs scored at least once qualify.
+        counts: [K, K] int32 or int16; a pair that was never scored is not chosen.
         active: [K] bool.
-        candidates: [K, K] bool or packed bits; row k holds the clients that may stand in for k.
-            None: all.
-        threshold: those that ``eliminate_`` would remove with it do not qualify.
+        candidates: [K, K] bool or packed bits; row k is the candidate set of client k. By default
+            every client is a candidate.
+        threshold: ignore the candidates that ``eliminate_`` would remove with this threshold.
 
     Returns:
-        [K] int64: an active client's own id; for an inactive client k the active candidate of
+        [K] int64: an active client's own id; for an inactive client k the active candidate with
         the highest score in row k, the lowest id on ties; -1 if there is none.
     """
     num_clients = len(active)
@@ -179,7 +179,7 @@ def select_friends(
 
 
 def _flags(pairs: Tensor) -> Tensor:
-    """A copy of a set of pairs as [K, K] bool."""
+    """Return a copy of a set of pairs as [K, K] bool."""
     return pairs.clone() if pairs.dtype == torch.bool else bits.unpack(pairs, len(pairs))
 
 
@@ -191,18 +191,18 @@ def eliminate_(
     *,
     when: Tensor | None = None,
 ) -> Tensor:
-    """Remove hopeless candidates, in place (FL-FDMS section 5.3).
+    """Remove poor candidates, in place (FL-FDMS section 5.3).
 
-    In row k the best is the highest score among candidates i != k scored at least once (the
-    lowest id on ties); those whose score lies ``threshold`` or more below it are removed. The
-    best itself and pairs never scored stay.
+    In row k, the best candidate is the one with the highest score among the candidates i != k that
+    were scored at least once (the lowest id on ties). Candidates whose score is ``threshold`` or
+    more below the best are removed. The best one and candidates that were never scored stay.
 
     Args:
         candidates: [K, K] bool or packed bits; changed in place.
         scores: [K, K] float32.
         counts: [K, K] int32 or int16.
-        threshold: the Theta_t of the paper, in units of the score.
-        when: [] bool; False: nothing changes.
+        threshold: Theta_t in the paper, in units of the scores.
+        when: [] bool; if False, nothing changes.
 
     Returns:
         ``candidates``.
@@ -233,14 +233,14 @@ def weighted_sum_(
     *,
     when: Tensor | None = None,
 ) -> Tensor:
-    """``out = beta * out + weights @ rows``, in place.
+    """Compute ``out = beta * out + weights @ rows``, in place. Weights are not rounded.
 
     Args:
         out: [d] float32; changed in place. With ``beta == 0`` its old content is ignored.
         rows: S rows of length d.
         weights: [S] float32 or float64.
         beta: factor of the old content.
-        when: [] bool; False: nothing changes.
+        when: [] bool; if False, nothing changes.
 
     Returns:
         ``out``.
@@ -258,14 +258,14 @@ def weighted_sum_(
 def gram_and_sum_(
     out: Tensor, gram: Tensor, rows: Rows, weights: Tensor, *, precision: str = "highest"
 ) -> Tensor:
-    """``gram = rows @ rows.T`` and ``out = weights @ rows``, in place.
+    """Compute ``gram = rows @ rows.T`` and ``out = weights @ rows``, in place.
 
     Args:
-        out: [d] float32; changed in place, its old content is ignored.
+        out: [d] float32; changed in place. Its old content is ignored.
         gram: [S, S] float64; changed in place.
         rows: S rows of length d.
         weights: [S] float32 or float64.
-        precision: the least that will do; float64 always does.
+        precision: minimum precision; ignored, since float64 exceeds every value.
 
     Returns:
         ``out``.
@@ -276,7 +276,7 @@ def gram_and_sum_(
 
 
 def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr: float) -> Tensor:
-    """One MimiC round (MimiC Algorithm 1, lines 5-10), in place.
+    """Apply the server's part of a MimiC round (Algorithm 1, lines 5 to 10), in place.
 
     ``v = mean_s(updates[s] + corrections[clients[s]])``, then ``params += lr * v`` and
     ``corrections[clients[s]] = v - updates[s]``.
@@ -284,7 +284,7 @@ def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr
     Args:
         params: [d] float32; changed in place.
         updates: S rows of length d, descent directions.
-        corrections: [K, d] float32, or S rows; those of ``clients`` are changed in place.
+        corrections: [K, d] float32, or S rows; the rows of ``clients`` are changed in place.
         clients: [S] int64, distinct ids.
         lr: server learning rate.
 
@@ -312,30 +312,30 @@ def memory_update_(
     norm: float,
     models: bool = False,
 ) -> Tensor:
-    """One round of a rule that remembers every client's last row (MIFA, Stale), in place.
+    """Apply one round of a rule with a memory row per client (MIFA, Stale), in place.
 
-    The remembered row of client s becomes its update (``models=False``) or its local model
-    ``params + updates[s]``; ``total`` follows as ``sum_k weight_k * memory_k``; then
+    The memory row of client s becomes its update (``models=False``) or its local model
+    ``params + updates[s]``; ``total`` remains ``sum_k weight_k * memory_k``; then
     ``params += lr * norm * total`` or, for models, ``params += lr * (norm * total - params)``
     with the old params on the right.
 
     Args:
         params: [d] float32; changed in place.
         total: [d] float64; changed in place.
-        memory: [K, d] float32, or S rows; those of ``clients`` are changed in place.
+        memory: [K, d] float32, or S rows; the rows of ``clients`` are changed in place.
         updates: S rows of length d, descent directions.
         clients: [S] int64, distinct ids.
         weights: [S] float32 or float64, the weights of ``clients``.
         lr: server learning rate.
-        norm: factor that makes the total a mean.
-        models: remember local models, not updates.
+        norm: factor that makes ``total`` a mean.
+        models: store local models instead of updates.
 
     Returns:
         ``params``.
     """
     old = params.to(torch.float64)
     if len(clients) > 0:
-        rows = _remembered(updates, params if models else None)
+        rows = _new_memory(updates, params if models else None)
         own = _of_clients(memory, clients)
         total += weights.to(torch.float64) @ (rows.to(torch.float64) - _float64(own))
         for place, row in zip(own, rows, strict=True):
@@ -345,14 +345,14 @@ def memory_update_(
 
 
 def _of_clients(memory: Rows, clients: Tensor) -> list[Tensor]:
-    """What is remembered of ``clients``, as views."""
+    """Return the memory rows of ``clients``, as views."""
     if isinstance(memory, Tensor):
         return [memory[k] for k in clients.tolist()]
     return list(memory)
 
 
-def _remembered(updates: Rows, params: Tensor | None) -> Tensor:
-    """[S, d] float32, as stored: the total must be that of rounded models."""
+def _new_memory(updates: Rows, params: Tensor | None) -> Tensor:
+    """Return the new memory rows [S, d], rounded to float32: the total is that of rounded rows."""
     rows = _float64(updates)
     return (rows if params is None else rows + params.to(torch.float64)).to(torch.float32)
 
@@ -367,19 +367,21 @@ def mimic_mean_(
     references: Sequence[Tensor | None] | None = None,
     kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The v of :func:`mimic_`, ``mean_s(updates[s] + c[s])``, and ``kept[s] = v - updates[s]``.
+    """Compute the v of :func:`mimic_` and its new corrections.
 
-    ``c[s]`` is ``corrections[s]``, or ``references[s] - corrections[s]`` in float32 where given.
+    ``v = mean_s(updates[s] + c[s])`` and ``kept[s] = v - updates[s]``. ``c[s]`` is
+    ``corrections[s]`` or, where a reference is given, the float32 difference
+    ``references[s] - corrections[s]``.
 
     Args:
         out: [d] float64; changed in place.
-        rounded: [d] float32, v rounded; changed in place.
-        peaks: [S] float32, ``abs_max(updates)``; changed in place.
+        rounded: [d] float32; changed in place to v rounded.
+        peaks: [S] float32; changed in place to ``abs_max(updates)``.
         updates: S >= 1 rows of length d.
         corrections: [K, d] float32, or S rows.
         clients: [S] int64, distinct ids.
         references: S vectors [d] float32 or None.
-        kept: S vectors [d] float32; changed in place. None: none.
+        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
 
     Returns:
         ``out``.
@@ -407,23 +409,23 @@ def memory_total_(
     params: Tensor | None = None,
     kept: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """The total of :func:`memory_update_`: ``total + sum_s weights[s] * (m[s] - old[s])``.
+    """Compute the total and the new rows of :func:`memory_update_`.
 
-    ``kept[s]`` becomes ``m[s]``, which is ``updates[s]``, or ``params + updates[s]`` where params
-    are given; ``old[s]`` is ``memory[s]``, or ``references[s] + memory[s]`` where given. All of
-    them are float32.
+    ``out = total + sum_s weights[s] * (m[s] - old[s])`` and ``kept[s] = m[s]``, where ``m[s]`` is
+    ``updates[s]``, or ``params + updates[s]`` if params are given, and ``old[s]`` is ``memory[s]``,
+    or ``references[s] + memory[s]`` where a reference is given. ``m`` and ``old`` are float32.
 
     Args:
         out: [d] float64; changed in place.
-        peaks: [S] float32, ``abs_max(updates)``; changed in place.
+        peaks: [S] float32; changed in place to ``abs_max(updates)``.
         total: [d] float64.
         memory: [K, d] float32, or S rows.
         updates: S rows of length d.
         clients: [S] int64, distinct ids.
         weights: [S] float32 or float64.
         references: S vectors [d] float32 or None.
-        params: [d] float32 or None.
-        kept: S vectors [d] float32; changed in place. None: none.
+        params: [d] float32; pass it to store models instead of updates.
+        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
 
     Returns:
         ``out``.
@@ -435,7 +437,7 @@ def memory_total_(
     bases = references or [None] * len(own)
     old = [row if base is None else base + row for row, base in zip(own, bases, strict=True)]
     peaks.copy_(abs_max(updates))
-    new = _remembered(updates, params)
+    new = _new_memory(updates, params)
     for row, value in zip(kept or [], new, strict=kept is not None):
         row.copy_(value)
     change = new.to(torch.float64) - _float64(old)
@@ -445,14 +447,16 @@ def memory_total_(
 def add_total_(
     params: Tensor, total: Tensor, lr: float, norm: float, models: bool = False
 ) -> Tensor:
-    """``params += lr * norm * total``, or ``lr * (norm * total - params)`` for models, in place.
+    """Compute ``params += lr * norm * total``, in place.
+
+    With ``models=True``: ``params += lr * (norm * total - params)``.
 
     Args:
         params: [d] float32; changed in place.
         total: [d] float64.
         lr: server learning rate.
-        norm: factor that makes the total a mean.
-        models: the total is one of models, not of updates.
+        norm: factor that makes ``total`` a mean.
+        models: ``total`` is a sum of models, not of updates.
 
     Returns:
         ``params``.
@@ -462,7 +466,7 @@ def add_total_(
 
 
 def abs_max(rows: Rows) -> Tensor:
-    """Largest magnitude of each row; NaN if the row holds a NaN, inf if it holds an infinity.
+    """Compute the largest magnitude of each row; NaN if the row holds a NaN.
 
     Args:
         rows: S rows of length d.
@@ -476,11 +480,17 @@ def abs_max(rows: Rows) -> Tensor:
     return x.amax(dim=1).to(torch.float32)
 
 
-# --- the robust rules' n x n numbers ------------------------------------------------------------
+# --- computations of the robust rules on a Gram matrix ------------------------------------------
 
 
 def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
-    """A Gram matrix [m, m] with new rows and columns [C, n] at ``changed``: [n, n]."""
+    """Return a Gram matrix [m, m] with the rows and columns ``changed`` replaced: [n, n].
+
+    Args:
+        gram: [m, m] float64.
+        changed: [C] int64, distinct positions, among them all in [m, n).
+        rows: [C, n] float64.
+    """
     result = torch.full((rows.shape[1],) * 2, torch.nan, dtype=torch.float64)
     result[: len(gram), : len(gram)] = gram
     result[changed], result[:, changed] = rows, rows.T
@@ -490,7 +500,10 @@ def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
 def bucketed_gram(
     gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The Gram matrix of weighted means of buckets and of further rows; see ``ops``."""
+    """Compute the Gram matrix of weighted means of buckets of rows.
+
+    Args and results are those of :func:`fastagg.ops.bucketed_gram`.
+    """
     n, further = len(order), range(len(order), len(gram))
     pieces = sorted(sorted(piece.tolist()) for piece in order.split(bucket_size)) if n else []
     mixing = torch.zeros(len(pieces) + len(further), len(gram), dtype=torch.float64)
@@ -504,13 +517,13 @@ def bucketed_gram(
 
 
 def _distances_to(gram: Tensor, factors: Tensor) -> Tensor:
-    """|x_i - z| of n rows to z, their combination by ``factors``: [n, n], [n] -> [n]."""
+    """Return the distances |x_i - z| of the rows to z = sum_i factors[i] * x_i, [n]."""
     products = gram @ factors
     return (gram.diagonal() - 2 * products + factors @ products).clamp_min(0).sqrt()
 
 
 def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iterations: int) -> Tensor:
-    """Factors [n] of the rows after steps of the smoothed Weiszfeld algorithm from ``start``."""
+    """Apply steps of the smoothed Weiszfeld algorithm to the factors ``start``: [n]."""
     factors = start
     for _ in range(iterations):
         factors = weights / _distances_to(gram, factors).clamp_min(nu)
@@ -519,7 +532,7 @@ def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iteration
 
 
 def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
-    """Factors [n + 1] after steps of centered clipping (Su et al. eq. 43) from the last row."""
+    """Apply steps of centered clipping (Su et al. eq. 43) from the last row: factors [n + 1]."""
     factors = torch.zeros(len(gram), dtype=torch.float64)
     factors[-1] = 1.0
     for _ in range(iterations):

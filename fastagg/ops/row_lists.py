@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows for the operators, in whatever form they come."""
+"""The forms in which callers pass rows, and the list that the operators take."""
 
 from __future__ import annotations
 
@@ -8,15 +8,28 @@ from collections.abc import Sequence
 from torch import Tensor
 
 Rows = Tensor | Sequence[Tensor]
+"""S rows of length d: one tensor [S, d], or a sequence of S tensors [d]."""
 
 
 class RowList(list[Tensor]):
-    """S rows, of which somebody has made sure that each is a float32 tensor [d] in memory. Nobody
-    looks at each of them again: for hundreds of short rows, looking takes longer than a kernel."""
+    """S rows, already validated: each is a float32 tensor [d] in memory.
+
+    The ops do not check the type and number of dimensions of each row again. For hundreds of short
+    rows, that check takes longer than a kernel.
+    """
 
 
 def row_list(rows: Rows, name: str) -> list[Tensor]:
-    """The operators take a list whose items have one row (1-D) or many (2-D)."""
+    """Return rows as the list that the operators take; its items hold one row (1-D) or more (2-D).
+
+    Args:
+        rows: one tensor [S, d], or a sequence of S tensors [d].
+        name: the argument's name, for error messages.
+
+    Raises:
+        ValueError: a tensor has the wrong number of dimensions.
+        TypeError: ``rows`` is not a tensor or a sequence of tensors.
+    """
     if isinstance(rows, RowList):
         return rows
     if isinstance(rows, Tensor):
