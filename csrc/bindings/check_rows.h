@@ -21,6 +21,7 @@ struct Rows {
   int64_t d = 0;
   int64_t size() const { return static_cast<int64_t>(addresses.size()); }
   int64_t element_bytes() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
+  int64_t row_bytes() const { return d * element_bytes(); }
 };
 
 // The addresses as pointers to T.
@@ -80,37 +81,6 @@ inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
   }
   rows.d = d == kAny ? 0 : d;
   return rows;
-}
-
-// Rows are only read: none may lie in memory that the same call writes.
-inline void check_no_overlap(const Rows& rows, const char* name, const at::Tensor& written,
-                             const char* written_name) {
-  const auto* begin = static_cast<const char*>(written.const_data_ptr());
-  const auto* end = begin + written.nbytes();
-  for (const char* row : rows.addresses) {
-    const char* last = row + rows.d * rows.element_bytes();
-    TORCH_CHECK_VALUE(last <= begin || end <= row, name, ": a row shares memory with ",
-                      written_name, ", which this call changes");
-  }
-}
-
-// The same for rows of d floats that are written: they must also be disjoint.
-inline void check_no_overlap(const Rows& rows, const char* name, const std::vector<char*>& written,
-                             const char* written_name) {
-  std::vector<const char*> starts(written.begin(), written.end());
-  std::sort(starts.begin(), starts.end());
-  const int64_t read = rows.d * rows.element_bytes();
-  const int64_t changed = rows.d * static_cast<int64_t>(sizeof(float));
-  for (std::size_t s = 1; s < starts.size(); ++s)
-    TORCH_CHECK_VALUE(starts[s - 1] + changed <= starts[s], written_name,
-                      ": expected rows that share no memory with each other");
-  for (const char* row : rows.addresses) {
-    const auto after = std::upper_bound(starts.begin(), starts.end(), row);
-    const bool free_after = after == starts.end() || row + read <= *after;
-    const bool free_before = after == starts.begin() || *(after - 1) + changed <= row;
-    TORCH_CHECK_VALUE(free_after && free_before, name, ": a row shares memory with ", written_name,
-                      ", which this call changes");
-  }
 }
 
 // Distinct positions of S rows, in the CPU's memory: `changed` of gram_rows.

@@ -14,6 +14,7 @@
 
 #include "../kernels/cuda/kernels.h"
 #include "../kernels/cuda/row_layout.h"
+#include "changed_memory.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -124,15 +125,16 @@ class OrderedRows {
   }
   void add_references(const c10::List<std::optional<at::Tensor>>& references,
                       const at::Device& device) {
-    const auto bases = check_references(references, S(), d_, device);
-    width_.add(bases);
-    if (!references.empty()) references_at_ = tables_.add(reorder(bases, order_));
+    given_references_ = check_references(references, S(), d_, device);
+    width_.add(given_references_);
+    if (!references.empty()) references_at_ = tables_.add(reorder(given_references_, order_));
   }
   void upload(const OnDevice& on) { tables_.upload(on); }
 
   int64_t S() const { return updates_.size(); }
   const Rows& given_updates() const { return updates_; }
   const std::vector<char*>& given_own() const { return own_.addresses; }
+  const std::vector<const float*>& given_references() const { return given_references_; }
   Width& width() { return width_; }
   template <class T>
   const T* const* updates() const {
@@ -159,6 +161,7 @@ class OrderedRows {
   at::ScalarType own_dtype_;
   ClientRows own_;
   std::vector<int64_t> order_;
+  std::vector<const float*> given_references_;
   Width width_;
   Tables tables_;
   int64_t updates_at_ = 0, own_at_ = 0, order_at_ = 0, weights_at_ = 0, references_at_ = -1;

@@ -15,6 +15,7 @@
 #include "../kernels/pair_gram.h"
 #include "../kernels/scores.h"
 #include "../kernels/weighted_sum.h"
+#include "changed_memory.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -98,6 +99,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
       "round_scores: expected dtype Float or Double, got ", round_scores.scalar_type());
   check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
   const uint8_t* flags = check_flags(pairs, "pairs", S, scores.device());
+  changed_scores(scores, counts, round_scores, pairs).check(clients, "clients");
   if (called_off(when, scores.device())) return;
   const at::Tensor wide = round_scores.to(at::kDouble);
   const auto update = [&](auto* data) {
@@ -133,6 +135,7 @@ void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, scores.device());
   check_threshold(threshold);
+  check_apart(candidates, scores, counts);
   if (called_off(when, scores.device())) return;
   cpu::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                  scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
@@ -145,7 +148,9 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   check_tensor(out, "out", at::kFloat, {d});
   const Rows rows = check_rows(tensors, "rows", d, out.device(), Elements::kAlsoShort);
   const std::vector<double> w = check_weights(weights, rows.size(), out.device());
-  check_no_overlap(rows, "rows", out, "out");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   if (called_off(when, out.device())) return;
   with_element(rows.dtype, [&](auto element) {
     const auto x = pointers<const decltype(element)>(rows.addresses);
@@ -163,7 +168,10 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   const int64_t S = rows.size();
   check_tensor(gram, "gram", at::kDouble, {S, S});
   const std::vector<double> w = check_weights(weights, S, out.device());
-  check_no_overlap(rows, "rows", out, "out");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(gram, "gram");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   cpu::gram_and_sum(pointers<const float>(rows.addresses).data(), S, d, w.data(),
                     gram.mutable_data_ptr<double>(), out.mutable_data_ptr<float>(),
                     torch_threads());
@@ -177,8 +185,10 @@ void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList cor
   const int64_t S = updates.size();
   const ClientRows own =
       check_client_rows(corrections, "corrections", clients, S, d, at::kFloat, params.device());
-  check_no_overlap(updates, "updates", params, "params");
-  check_no_overlap(updates, "updates", own.addresses, "corrections");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add_rows(own.addresses, params.nbytes(), "corrections");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
   const auto order = order_by_client(own.ids, S);
   const auto corrected = pointers<float>(reorder(own.addresses, order));
   with_element(updates.dtype, [&](auto element) {
@@ -200,8 +210,11 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   const ClientRows own =
       check_client_rows(memory, "memory", clients, S, d, at::kFloat, params.device());
   const std::vector<double> w = check_weights(weights, S, params.device());
-  check_no_overlap(updates, "updates", params, "params");
-  check_no_overlap(updates, "updates", own.addresses, "memory");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(total, "total");
+  changed.add_rows(own.addresses, params.nbytes(), "memory");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
   const auto order = order_by_client(own.ids, S);
   const auto remembered = pointers<float>(reorder(own.addresses, order));
   const auto ordered_weights = reorder(w, order);
@@ -237,7 +250,13 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   const ClientRows own =
       check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
   const auto bases = check_references(references, S, d, device);
-  check_no_overlap(updates, "updates", rounded, "rounded");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(rounded, "rounded");
+  changed.add(peaks, "peaks");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
+  changed.check_rows(own.addresses, updates.row_bytes(), "corrections");
+  changed.check_rows(bases, rounded.nbytes(), "references");
   const auto order = order_by_client(own.ids, S);
   const auto ordered_bases = reorder(bases, order);
   std::vector<float> largest(S);
@@ -262,7 +281,6 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_tensor(out, "out", at::kDouble, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", device);
-  TORCH_CHECK_VALUE(!out.is_alias_of(total), "out: shares memory with total");
   const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);
   const int64_t S = updates.size();
   check_tensor(peaks, "peaks", at::kFloat, {S});
@@ -274,6 +292,14 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     check_tensor(*params, "params", at::kFloat, {d});
     check_same_device(*params, "params", device);
   }
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(peaks, "peaks");
+  changed.check(total, "total");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
+  changed.check_rows(own.addresses, updates.row_bytes(), "memory");
+  changed.check_rows(bases, d * int64_t{sizeof(float)}, "references");
+  if (params) changed.check(*params, "params");
   const auto order = order_by_client(own.ids, S);
   const auto ordered_bases = reorder(bases, order);
   const auto ordered_weights = reorder(w, order);
@@ -296,6 +322,9 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
   check_tensor(params, "params", at::kFloat, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", params.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.check(total, "total");
   cpu::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d, lr, norm,
                  models, torch_threads());
 }

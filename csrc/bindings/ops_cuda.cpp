@@ -98,11 +98,13 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   check_same_device(round_scores, "round_scores", on.device());
   const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
   const uint8_t* flag = check_when(when, on.device());
+  const ChangedMemory changed = changed_scores(scores, counts, round_scores, pairs);
   Tables tables;
   const int64_t* ids = nullptr;
   if (clients.is_cuda()) {  // their values are the kernel's to check
     check_tensor(clients, "clients", at::kLong, {S});
     check_same_device(clients, "clients", on.device());
+    changed.check(clients, "clients");  // they are read in place
     ids = clients.const_data_ptr<int64_t>();
   } else {
     const int64_t* given = check_clients(clients, S, K);
@@ -150,6 +152,7 @@ void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, on.device());
   check_threshold(threshold);
+  check_apart(candidates, scores, counts);
   check_launch(cuda::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                                scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
                                check_when(when, on.device()), on.stream()),
@@ -163,7 +166,9 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   check_tensor(out, "out", at::kFloat, {d});
   const Rows rows = check_rows(tensors, "rows", d, on.device(), Elements::kAlsoShort);
   const int64_t S = rows.size();
-  check_no_overlap(rows, "rows", out, "out");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   const uint8_t* flag = check_when(when, on.device());
   Tables tables;
   const int64_t rows_at = tables.add(rows.addresses);
@@ -172,6 +177,7 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   if (weights.is_cuda()) {
     check_weight_shape(weights, S);
     check_same_device(weights, "weights", on.device());
+    changed.check(weights, "weights");  // float64 weights are read in place
     wide = weights.to(at::kDouble);
   } else {
     numbers = tables.add(check_weights(weights, S, weights.device()));
@@ -199,6 +205,11 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   const int64_t S = rows.size();
   check_tensor(gram, "gram", at::kDouble, {S, S});
   check_same_device(gram, "gram", on.device());
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(gram, "gram");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
+  changed.check(weights, "weights");
   const GramLaunch launch(on, rows, precision);
   weighted_sum_(out, tensors, weights, 0.0, std::nullopt);
   launch.run(on, nullptr, gram);
@@ -210,8 +221,10 @@ void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList cor
   const int64_t d = params.numel();
   check_tensor(params, "params", at::kFloat, {d});
   OrderedRows rows(on, tensors, corrections, "corrections", clients, d, at::kFloat);
-  check_no_overlap(rows.given_updates(), "updates", params, "params");
-  check_no_overlap(rows.given_updates(), "updates", rows.given_own(), "corrections");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add_rows(rows.given_own(), params.nbytes(), "corrections");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
   rows.width().add(params.const_data_ptr());
   rows.upload(on);
   with_element(rows.given_updates().dtype, [&](auto element) {
@@ -232,8 +245,11 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   check_same_device(total, "total", on.device());
   OrderedRows rows(on, tensors, memory, "memory", clients, d, at::kFloat);
   rows.add_weights(weights);
-  check_no_overlap(rows.given_updates(), "updates", params, "params");
-  check_no_overlap(rows.given_updates(), "updates", rows.given_own(), "memory");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(total, "total");
+  changed.add_rows(rows.given_own(), params.nbytes(), "memory");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
   rows.width().add(params.const_data_ptr());
   rows.upload(on);
   with_element(rows.given_updates().dtype, [&](auto element) {
@@ -259,7 +275,13 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
   rows.add_references(references, on.device());
-  check_no_overlap(rows.given_updates(), "updates", rounded, "rounded");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(rounded, "rounded");
+  changed.add(peaks, "peaks");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
+  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "corrections");
+  changed.check_rows(rows.given_references(), rounded.nbytes(), "references");
   rows.width().add(rounded.const_data_ptr());
   rows.upload(on);
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
@@ -284,7 +306,6 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_tensor(out, "out", at::kDouble, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", on.device());
-  TORCH_CHECK_VALUE(!out.is_alias_of(total), "out: shares memory with total");
   OrderedRows rows(on, tensors, memory, "memory", clients, d, {});
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
@@ -295,6 +316,14 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     check_same_device(*params, "params", on.device());
     rows.width().add(params->const_data_ptr());
   }
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(peaks, "peaks");
+  changed.check(total, "total");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
+  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "memory");
+  changed.check_rows(rows.given_references(), d * int64_t{sizeof(float)}, "references");
+  if (params) changed.check(*params, "params");
   rows.upload(on);
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
   with_element(rows.given_updates().dtype, [&](auto element) {
@@ -317,6 +346,9 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
   check_tensor(params, "params", at::kFloat, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", on.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.check(total, "total");
   check_launch(cuda::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d,
                                lr, norm, models, on.stream()),
                "add_total_", "params [", d, "]");

@@ -18,6 +18,7 @@
 #include "../abs_max.h"
 #include "../gram.h"
 #include "gram_columns.h"
+#include "gram_memory.h"
 #include "gram_tiles.h"
 #include "ordered_sum.h"
 #include "pair_order.h"
@@ -35,8 +36,6 @@ constexpr int64_t kInPlaceRows = 20;
 constexpr int64_t kSuperRows = 160;
 // More rows than this are split over tasks, each of which packs all the rows before its own too.
 constexpr int64_t kGroupRows = 2040;
-// Cap on the partial sums of the chunks in flight.
-constexpr int64_t kPartialBytes = 64 << 20;
 
 // ---- one task: some rows, one chunk of columns -------------------------------------------------
 
@@ -268,16 +267,15 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const Problem problem{rows.data(), scales.data(), places.data(), S,   d,
                         cut.block,   pack,          isa,           also};
 
-  const int64_t slots = tiles * T::kSlots;
-  const int64_t window = std::clamp<int64_t>(kPartialBytes / (slots * 8), 1,
-                                             std::min(cut.chunks, int64_t{2} * parallel.workers));
+  const GramMemory<W> memory(tiles, strips, cut.chunks, parallel.workers);
+  const int64_t slots = memory.slots, window = memory.window;
   // Few chunks at once for many threads: rows are split as well.
   const int64_t wanted = ceil_div(2 * parallel.workers, window);
   const int64_t group = std::min(ceil_div(kGroupRows, T::R), ceil_div(strips, wanted));
   const int64_t groups = ceil_div(strips, group);
 
   const Scratch sums_memory(slots * 8), partial_memory(window * slots * 8);
-  const Scratch panel_memory(parallel.workers * strips * T::kPanel * 4);
+  const Scratch panel_memory(memory.panels * 4);
   auto* sums = sums_memory.as<double>();
   std::deque<OrderedSum> totals;  // of the groups of strips
   for (int64_t g = 0; g < groups; ++g)

@@ -156,11 +156,13 @@ bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* chang
   const Scratch memory((1 + window) * slots * 8);
   auto* sums = memory.as<double>();
   OrderedSum total(sums, 0, slots, sums + slots, slots, window);
-  parallel.for_each(ceil_div(cut.chunks, step), [&](int64_t task, int) {
+  // Allocated here, not in a task: other workers wait for each task, so none may throw.
+  std::vector<double*> buffers(parallel.workers * step);
+  parallel.for_each(ceil_div(cut.chunks, step), [&](int64_t task, int worker) {
     const int64_t first = task * step, last = std::min(cut.chunks, first + step);
-    std::vector<double*> partial;
-    for (int64_t c = first; c < last; ++c) partial.push_back(total.start(c));
-    dispatch<RowsKernel>(isa, &problem, first, last, partial.data());
+    double** partial = buffers.data() + worker * step;
+    for (int64_t c = first; c < last; ++c) partial[c - first] = total.start(c);
+    dispatch<RowsKernel>(isa, &problem, first, last, partial);
     for (int64_t c = first; c < last; ++c) total.finish(c);
   });
 

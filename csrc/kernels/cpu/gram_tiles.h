@@ -3,6 +3,7 @@
 // registers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "gram_columns.h"
@@ -101,24 +102,30 @@ FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, doub
 // The same, while it packs the rows (each times its scale) into `panel`, with zeros up to a whole
 // vector; for any number of columns.
 template <int W, int rows>
-FASTAGG_INLINE void packing_tile(InPlace<W, rows> a, const float* scales, int64_t columns,
+FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales, int64_t columns,
                                  float* panel, double* sums, const Prefetch& next) {
   constexpr int R = Shape<W>::R;
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
-  float tail[rows][W] = {};
-  for (int64_t k = 0; k * W < columns; ++k) {
+  // Vector k of the panel, from vector `from` of `source`.
+  const auto add = [&](int64_t k, const auto& source, int64_t from) FASTAGG_INLINE_LAMBDA {
     next.at(k * W);
-    if ((k + 1) * W > columns)
-      for (int i = 0; i < rows; ++i) {
-        for (int64_t p = k * W; p < columns; ++p) tail[i][p - k * W] = a.row[i][p];
-        a.row[i] = tail[i] - k * W;
-      }
     Vec<float, W> x[rows];
     unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
-      x[i] = a.at(k, i) * scales[i];
+      x[i] = source.at(from, i) * scales[i];
       store<W>(panel + (k * R + i) * W, x[i]);
     });
     add_triangle<W, rows>(x, sum);
+  };
+  int64_t k = 0;
+  for (; (k + 1) * W <= columns; ++k) add(k, a, k);
+  if (k * W < columns) {
+    float tail[rows][W] = {};
+    const float* ends[rows];
+    for (int i = 0; i < rows; ++i) {
+      std::copy(a.row[i] + k * W, a.row[i] + columns, tail[i]);
+      ends[i] = tail[i];
+    }
+    add(k, InPlace<W, rows>(ends, 0), 0);
   }
   Shape<W>::template DiagonalSums<rows>::add(sum, sums);
 }

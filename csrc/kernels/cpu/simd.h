@@ -62,10 +62,6 @@ template <int N>
 FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
-template <int N>
-FASTAGG_INLINE void store_float(float* p, Vec<double, N> v) {
-  store<N>(p, __builtin_convertvector(v, Vec<float, N>));
-}
 
 // body(0), ..., body(N - 1) with constants for arguments, so that arrays of vectors indexed by them
 // live in registers.
