@@ -264,7 +264,7 @@ def weighted_sum_(
     Args:
         out: float32 [d]; changed. With ``beta=0`` its old content is not read.
         rows: S rows of d float32 or short, none of which may share memory with ``out``.
-        weights: float32 or float64 [S].
+        weights: float32 or float64 [S]; rounded to float32 before they are multiplied.
         beta: factor of the old content.
         when: bool [], where ``out`` is; if False, nothing changes. On a GPU it may be the result of
             earlier work, for which nobody waits.
@@ -291,7 +291,7 @@ def gram_and_sum_(
         out: float32 [d]; changed. Its old content is not read.
         gram: float64 [S, S], contiguous; changed.
         rows: S rows of d float32, none of which may share memory with ``out``.
-        weights: float32 or float64 [S].
+        weights: float32 or float64 [S]; rounded to float32 before they are multiplied.
         precision: of the Gram matrix, as in :func:`gram`.
 
     Returns:
