@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of rows: S updates, and what is remembered of their clients, wherever they are.
+// Checks of rows: S updates, and the memory rows of their clients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ struct Rows {
   int64_t row_bytes() const { return d * element_bytes(); }
 };
 
-// The addresses as pointers to T.
+// The same addresses as pointers to T.
 template <class T, class Byte>
 std::vector<T*> pointers(const std::vector<Byte*>& addresses) {
   std::vector<T*> result;
@@ -44,7 +44,8 @@ void with_element(at::ScalarType dtype, const Call& call) {
     call(float());
 }
 
-enum class Elements { kFloat, kAlsoShort };  // float32, or bfloat16 and float16 as well
+// The dtypes that an op accepts: only float32, or also bfloat16 and float16.
+enum class Elements { kFloat, kAlsoShort };
 
 inline void check_elements(const at::Tensor& t, const char* name, Elements allowed) {
   const at::ScalarType dtype = t.scalar_type();
@@ -56,7 +57,8 @@ inline void check_elements(const at::Tensor& t, const char* name, Elements allow
   }
 }
 
-// `d`: the expected length of a row, or kAny.
+// Checks and collects rows. `tensors` is any mixture of tensors [n, d] and [d].
+//   d   // the expected length of a row, or kAny
 inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
                        const at::Device& device, Elements allowed = Elements::kFloat) {
   Rows rows;
@@ -83,7 +85,7 @@ inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
   return rows;
 }
 
-// Distinct positions of S rows, in the CPU's memory: `changed` of gram_rows.
+// Checks `changed` of gram_rows, int64 [C] in CPU memory: distinct positions in [0, S).
 inline std::vector<int64_t> check_positions(const at::Tensor& changed, int64_t S) {
   check_tensor(changed, "changed", at::kLong, {changed.numel()});
   check_same_device(changed, "changed", at::kCPU);
@@ -98,7 +100,8 @@ inline std::vector<int64_t> check_positions(const at::Tensor& changed, int64_t S
   return positions;
 }
 
-// Distinct ids in [0, K), one per row, or of any size if K is kAny; returns them.
+// Checks `clients`: int64 [S], distinct ids in [0, K), or only non-negative if K is kAny. Returns
+// them.
 inline const int64_t* check_clients(const at::Tensor& clients, int64_t S, int64_t K) {
   check_tensor(clients, "clients", at::kLong, {S});
   const auto* ids = clients.const_data_ptr<int64_t>();
@@ -114,9 +117,10 @@ inline const int64_t* check_clients(const at::Tensor& clients, int64_t S, int64_
   return ids;
 }
 
-// What is remembered of the clients of S rows: the rows `clients` of one [K, d] tensor, or S
-// tensors [d], those of clients[0], clients[1], … Returns them in that order, and checks the ids.
-//   d, dtype   // of a row
+// The memory rows of the clients of S updates: the rows `clients` of one tensor [K, d], or S
+// tensors [d], those of clients[0], clients[1], and so on. They are returned in that order; the ids
+// are checked too.
+//   d, dtype   // of a memory row
 struct ClientRows {
   std::vector<char*> addresses;
   const int64_t* ids;
@@ -148,7 +152,8 @@ inline ClientRows check_client_rows(at::TensorList tensors, const char* name,
   return rows;
 }
 
-// [] or S entries, each absent or [d]: S pointers, null where absent.
+// Checks `references`: empty, or S entries, each None or float32 [d]. Returns S pointers, null for
+// None.
 inline std::vector<const float*> check_references(
     const c10::List<std::optional<at::Tensor>>& tensors, int64_t S, int64_t d,
     const at::Device& device) {
@@ -166,7 +171,7 @@ inline std::vector<const float*> check_references(
   return pointers;
 }
 
-// The rows' positions in the order of their client ids.
+// The positions of the rows in ascending order of their client ids.
 inline std::vector<int64_t> order_by_client(const int64_t* ids, int64_t S) {
   std::vector<int64_t> order(S);
   std::iota(order.begin(), order.end(), 0);

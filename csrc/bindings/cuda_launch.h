@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every CUDA binding does: choose device and stream, send small tables, report errors.
+// Shared by the CUDA bindings: the choice of device and stream, small tables, and errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +20,8 @@
 
 namespace fastagg {
 
-// The device of an operator's main argument: it becomes the current one, and the work goes to its
-// current stream.
+// The device of an op's main argument. It is the current device for the lifetime of this object,
+// and the work is enqueued on its current stream.
 class OnDevice {
  public:
   OnDevice(const at::Tensor& tensor, const char* name) : OnDevice(tensor.device(), name) {}
@@ -50,9 +50,10 @@ void check_launch(cudaError_t error, const char* op, const Sizes&... sizes) {
               cudaGetErrorString(error));
 }
 
-// Tables of 64-bit words (addresses, doubles, ids) that go to the device together.
+// Tables of 64-bit words (addresses, doubles, ids), which are copied to the device together.
 class Tables {
  public:
+  // Adds a table; returns where it begins.
   template <class T>
   int64_t add(const std::vector<T>& items) {
     static_assert(sizeof(T) == sizeof(uint64_t));
@@ -67,7 +68,7 @@ class Tables {
     auto* to = reinterpret_cast<uint64_t*>(memory_.mutable_data_ptr<int64_t>());
     check_launch(cuda::store_words(words_.data(), n, to, on.stream()), "store_words", n, " words");
   }
-  // The table that began at `begin`, on the device.
+  // The table at `begin`, on the device.
   template <class T>
   T* at(int64_t begin) const {
     return reinterpret_cast<T*>(memory_.mutable_data_ptr<int64_t>() + begin);
@@ -79,7 +80,7 @@ class Tables {
   at::Tensor memory_;
 };
 
-// How many elements all the addresses given allow to be had at a time.
+// The number of elements that one access may take, given the alignment of all addresses added.
 class Width {
  public:
   void add(const void* address, int64_t element_bytes = sizeof(float)) {
@@ -99,8 +100,9 @@ class Width {
   std::uintptr_t floats_ = 0, shorts_ = 0;
 };
 
-// Rows of clients in the order of their ids, and what belongs to each of them, on the device.
-//   own_dtype   // of what is remembered; none: that of the updates
+// Updates, their memory rows, weights and references, all in ascending order of client ids, on the
+// device.
+//   own_dtype   // of the memory rows; none: the dtype of the updates
 class OrderedRows {
  public:
   OrderedRows(const OnDevice& on, at::TensorList tensors, at::TensorList remembered,
@@ -149,7 +151,7 @@ class OrderedRows {
   }
   const double* weights() const { return tables_.at<double>(weights_at_); }
 
-  // Peaks come in the order of clients and are given in that of the rows.
+  // peaks[s] = the peak of row s, from peaks in ascending order of client ids.
   void write_peaks(const at::Tensor& peaks, const at::Tensor& ordered) const {
     peaks.index_copy_(0, tables_.ids(order_at_, S()), ordered);
   }

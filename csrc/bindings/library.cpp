@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of contents: every operator of fastagg, once. Implementations register themselves in
-// ops_cpu.cpp (and its CUDA sibling); fake kernels and documentation are in fastagg/ops.py.
+// The schema of every op. The bindings in ops_cpu.cpp, ops_cuda.cpp and ops_policy.cpp register the
+// implementations; Python wraps each op, with its documentation, and registers its fake kernel.
 //
-// `Tensor[]` arguments named updates or rows hold S rows of d float32 (in the one-pass updates also
-// bfloat16 or float16): one [S, d] tensor, or S tensors [d], or any mixture, read where they are.
+// `Tensor[]` arguments named updates or rows are S rows of d float32 (in the one-pass updates also
+// bfloat16 or float16): one tensor [S, d], S tensors [d], or a mixture. They are read in place.
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
@@ -33,8 +33,8 @@ TORCH_LIBRARY(fastagg, m) {
   m.def("weiszfeld(Tensor gram, Tensor weights, Tensor start, float nu, int iterations) -> Tensor");
   m.def("clip_towards(Tensor gram, Tensor weights, float tau, int iterations) -> Tensor");
 
-  // One-pass updates of [d] and of remembered rows. Memory and corrections are one [K, d] tensor,
-  // or a tensor [d] for each of the S updates.
+  // One-pass updates of vectors [d] and of memory rows. `memory` and `corrections` are one tensor
+  // [K, d], or a tensor [d] for each of the S updates.
   m.def(
       "weighted_sum_(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0, "
       "Tensor? when=None) -> ()");
@@ -48,8 +48,8 @@ TORCH_LIBRARY(fastagg, m) {
       "memory_update_(Tensor(a!) params, Tensor(b!) total, Tensor(c!)[] memory, Tensor[] updates, "
       "Tensor clients, Tensor weights, float lr, float norm, bool models=False) -> ()");
 
-  // The same rounds for a server that keeps the received rows themselves: nothing but new vectors
-  // is written, and add_total_ applies them.
+  // The same rounds for rules that take ownership of the received rows: these ops write only new
+  // vectors, which add_total_ then applies.
   m.def(
       "mimic_mean_(Tensor(a!) out, Tensor(b!) rounded, Tensor(c!) peaks, Tensor[] updates, "
       "Tensor[] corrections, Tensor clients, Tensor?[] references) -> ()");
@@ -61,8 +61,8 @@ TORCH_LIBRARY(fastagg, m) {
       "add_total_(Tensor(a!) params, Tensor total, float lr, float norm, bool models=False) -> ()");
 }
 
-// Aggregation is not differentiated through. The fallback makes that an error instead of a wrong
-// gradient, and refuses to change a Parameter in place outside torch.no_grad().
+// The ops are not differentiable. The fallback raises an error where autograd would otherwise
+// compute a wrong gradient, and refuses to change a Parameter in place outside torch.no_grad().
 TORCH_LIBRARY_IMPL(fastagg, Autograd, m) {
   for (const char* op :
        {"gram", "gram_rows", "abs_max", "cosine_scores", "distance_scores", "update_scores_",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python module fastagg._C. Importing it registers the operators; it offers what they cannot:
-// how this build was made, and the choice of instruction set.
+// The Python module fastagg._C. Importing it registers the ops. Its functions describe this build,
+// choose the instruction set, and report temporary memory.
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>

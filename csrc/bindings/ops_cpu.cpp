@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CPU implementations: check, allocate, and hand raw pointers and threads to fastagg::cpu.
+// The CPU bindings: check arguments, allocate results, and call fastagg::cpu with raw pointers and
+// threads.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +23,7 @@
 namespace fastagg {
 namespace {
 
-// torch's own threads (torch.set_num_threads), so that no second pool competes with them.
+// The threads of torch (torch.set_num_threads), so that no second pool competes with them.
 cpu::Parallel torch_threads() {
   return {at::get_num_threads(), [](int workers, void (*entry)(void*, int), void* context) {
             at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -38,7 +39,7 @@ bool called_off(const std::optional<at::Tensor>& when, const at::Device& device)
   return flag && !*flag;
 }
 
-// Products of float32 are as exact as any precision asks.
+// `precision` is checked and ignored: float32 products are as precise as either value requires.
 at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
                 c10::string_view precision) {
   check_precision(precision);
@@ -226,7 +227,7 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   });
 }
 
-// Peaks come in the order of clients and are given in that of the rows.
+// peaks[s] = the peak of row s; `ordered` are the peaks in ascending order of client ids.
 void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
                  const std::vector<int64_t>& order) {
   auto* out = peaks.mutable_data_ptr<float>();

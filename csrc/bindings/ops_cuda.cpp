@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA implementations: check, put small tables on the device, and hand raw pointers and the
-// current stream to fastagg::cuda. Plain C++: nvcc never sees torch, and this file never a kernel.
+// The CUDA bindings: check arguments, copy small tables to the device, and call fastagg::cuda with
+// raw pointers and the current stream. This file is plain C++: nvcc compiles no torch header, and
+// this file includes no kernel.
 //
-// Large tensors, and those of [S, S] and [K, K], live on one GPU. Client ids, and weights of rows,
-// may be on the CPU or there. Row addresses are made on the CPU, so ids on a GPU have to be
-// fetched, which waits for them, where they choose or order rows. Nothing else here waits; memory
-// comes from torch's caching allocator, which makes no system call once it has seen these sizes.
+// Tensors of rows, [d], [S, S] and [K, K] are on one GPU. Client ids and weights of rows may be on
+// the CPU or on that GPU. The addresses of rows are tabulated on the CPU, so ids on a GPU that
+// choose or order rows are fetched first, and that waits for them. Nothing else here waits. Memory
+// comes from torch's caching allocator, which makes no system call after the first call with these
+// sizes.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -16,7 +18,7 @@
 namespace fastagg {
 namespace {
 
-// A Gram matrix whose memory is there: launching it cannot fail for lack of any.
+// A Gram matrix whose workspace is allocated, so that its launch cannot run out of memory.
 class GramLaunch {
  public:
   GramLaunch(const OnDevice& on, const Rows& rows, c10::string_view precision)
@@ -101,7 +103,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   const ChangedMemory changed = changed_scores(scores, counts, round_scores, pairs);
   Tables tables;
   const int64_t* ids = nullptr;
-  if (clients.is_cuda()) {  // their values are the kernel's to check
+  if (clients.is_cuda()) {  // the kernel checks their values
     check_tensor(clients, "clients", at::kLong, {S});
     check_same_device(clients, "clients", on.device());
     changed.check(clients, "clients");  // they are read in place
@@ -172,7 +174,7 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   const uint8_t* flag = check_when(when, on.device());
   Tables tables;
   const int64_t rows_at = tables.add(rows.addresses);
-  at::Tensor wide;  // weights that are there already
+  at::Tensor wide;  // weights that are on the device already
   int64_t numbers = 0;
   if (weights.is_cuda()) {
     check_weight_shape(weights, S);
@@ -196,8 +198,8 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   });
 }
 
-// Two passes: one kernel for both would have to hold the columns of all rows. All that can fail
-// comes before the first of them writes.
+// Two passes over the rows: one kernel for both results would have to hold the columns of all rows.
+// Everything that can fail is done before the first kernel writes.
 void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList tensors,
                    const at::Tensor& weights, c10::string_view precision) {
   const OnDevice on(out, "out");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// memory: rules that use the last update (or model) of every client seen so far.
+// memory: the pass of rules that remember the last update (or model) of each client (MIFA, stale).
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,27 @@ namespace fastagg::cpu {
 //   total += sum_s weights[s] * (m[s] - memory[s]);  memory[s] = m[s]
 //   params += lr * norm * total              if not models
 //   params += lr * (norm * total - params)   if models
-// One pass: two reads and a write per element of updates. The running total is float64 and each
-// difference is taken in float64, so that it does not drift from a fresh sum.
+// One pass: two reads and one write per element of updates. The running total and each difference
+// are float64, so the total does not drift from a fresh sum of the memory rows.
 //   params    // [d]
 //   total     // [d]
 //   updates   // [S] pointers to d contiguous elements each
-//   memory    // [S] pointers to the d floats of the same clients; distinct, changed
+//   memory    // [S] pointers to the memory rows of the same clients, d floats each; changed
 //   weights   // [S]
 template <class T>  // float, Bfloat16 or Half
 void memory_update(float* params, double* total, const T* const* updates, float* const* memory,
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel);
 
-// The same total, written beside the old one; two reads per element of updates and no write:
+// The total of memory_update, written to `out`; neither `total` nor memory changes. Two reads per
+// element of updates and no write:
 //   out = total + sum_s weights[s] * (m[s] - old[s])
 // with m[s] = updates[s], or params + updates[s] if params is given, and old[s] = memory[s], or
-// references[s] + memory[s] where that is given. Sums and their order are those of memory_update.
+// references[s] + memory[s] where references[s] is given. The bits are those of memory_update.
 //   out          // [d]
 //   peaks        // [S] max |updates[s]|, NaN if the row holds a NaN
 //   total        // [d]
-//   memory       // [S] pointers to the d elements of the same clients
+//   memory       // [S] pointers to the memory rows of the same clients, d elements each
 //   references   // [S] pointers to d floats each, or nullptr
 //   params       // [d] or nullptr
 template <class T>  // float, Bfloat16 or Half
@@ -40,7 +41,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
                   const double* weights, const float* params, const Parallel& parallel);
 
-// params += lr * norm * total, or lr * (norm * total - params) if `models`: the end of a round.
+// params += lr * norm * total, or lr * (norm * total - params) if `models`.
 //   params   // [d]
 //   total    // [d]
 void add_total(float* params, const double* total, int64_t d, double lr, double norm, bool models,

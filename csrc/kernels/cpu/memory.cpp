@@ -11,11 +11,12 @@
 namespace fastagg::cpu {
 namespace {
 
-constexpr int kRows = 4;  // updates worked on at a time, each with its memory
+constexpr int kRows = 4;  // updates taken together, each with its memory row
 
-// sums += weight * (row - old) for n columns of G rows, in their order, and memory = row if memory
-// is not const. A model is rounded to float32 before it is remembered and counted, and so is an old
-// one that is put together here: sums stay those of what memory holds. No two of these overlap.
+// sums += weight * (row - old) for n columns of G rows, in ascending order of rows, and memory =
+// row if memory is not const. A row or old row that is computed here (params + update, reference +
+// memory) is rounded to float32 before it is used, so `sums` stay the sums of what memory holds. No
+// two arguments overlap.
 template <int G, bool kModels, bool kReference, class Memory>
 FASTAGG_INLINE void remember_step(double* sums, const float* params,
                                   const float* const (&update)[G], Memory* const (&memory)[G],
@@ -34,11 +35,12 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
   }
 }
 
-// Stands in for the references of rows that have none: adding it changes no sum.
+// The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
-// The same for n columns from `column`. With `peaks`, it raises them to the magnitudes of updates.
-//   params       // [d] or nullptr: remember updates
+// remember_step for n columns from `column`. If `peaks` is given, raises each of them to the
+// largest magnitude of its update.
+//   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   peaks        // [G] or nullptr
 template <int W, int G, class T, class Memory>

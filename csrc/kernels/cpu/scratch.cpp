@@ -33,13 +33,14 @@ class Pool {
     return block;
   }
 
-  // Keeps a block that was taken for `asked` bytes; the ones unused for longest make room for it.
-  void put(Block block, int64_t asked) {
+  // Keeps a block that was taken for `requested` bytes; frees the ones used least recently to make
+  // room.
+  void put(Block block, int64_t requested) {
     Block freed[kBlocks + 1];
     int count = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      use_.used -= asked;
+      use_.used -= requested;
       if (block.bytes > kScratchLimit) {
         freed[count++] = block;
       } else if (block.data) {
@@ -81,17 +82,18 @@ Pool& pool() {
 
 }  // namespace
 
-Scratch::Scratch(int64_t bytes) : asked_(std::max<int64_t>(bytes, 1)), block_(pool().take(asked_)) {
+Scratch::Scratch(int64_t bytes)
+    : requested_(std::max<int64_t>(bytes, 1)), block_(pool().take(requested_)) {
   if (block_.data) return;
-  const int64_t rounded = ceil_div(asked_, 64) * 64;
+  const int64_t rounded = ceil_div(requested_, 64) * 64;
   block_ = {std::aligned_alloc(64, static_cast<std::size_t>(rounded)), rounded};
   if (block_.data) return;
-  pool().put({}, asked_);
+  pool().put({}, requested_);
   throw std::bad_alloc();
 }
 
 Scratch::~Scratch() {
-  pool().put(block_, asked_);
+  pool().put(block_, requested_);
 }
 
 ScratchUse scratch_use() {

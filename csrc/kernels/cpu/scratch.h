@@ -9,8 +9,8 @@ namespace fastagg::cpu {
 // Uninitialised memory, aligned to cache lines, for the lifetime of this object.
 //
 // A freed block goes to a pool that all threads share, because fresh memory costs a page fault for
-// every 4 KB, which would be a tenth of a gram. The pool keeps the blocks used last, at most 8 and
-// at most kScratchLimit bytes in all, and returns others to the system.
+// every 4 KB, which would be a tenth of a gram. The pool keeps the blocks used last, at most 8 of
+// them and at most kScratchLimit bytes in total, and returns the others to the system.
 class Scratch {
  public:
   // Throws std::bad_alloc. Kernels make their scratch before the parallel part: a task that throws
@@ -30,7 +30,7 @@ class Scratch {
   };
 
  private:
-  int64_t asked_;  // bytes; a block from the pool may be larger
+  int64_t requested_;  // bytes; a block from the pool may be larger
   Block block_;
 };
 
@@ -38,7 +38,7 @@ constexpr int64_t kScratchLimit = int64_t{128} << 20;
 
 struct ScratchUse {
   int64_t kept;  // bytes in the pool
-  int64_t used;  // bytes that kernels have asked for and not freed yet, in all threads
+  int64_t used;  // bytes that kernels of all threads have requested and not freed yet
   int64_t peak;  // the largest `used` since the last reset
 };
 ScratchUse scratch_use();

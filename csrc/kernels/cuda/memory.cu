@@ -7,10 +7,10 @@
 namespace fastagg::cuda {
 namespace {
 
-// sums += weight * (row - old) for the rows of batch b, in float64, and memory = row if it is not
-// const. A model is rounded to float32 before it is remembered and counted, and so is an old one
-// that is put together here: sums stay those of what memory holds.
-//   params       // of this thread's columns, if `models`
+// sums += weight * (row - old) for the rows of batch b, in float64, and memory = row if memory is
+// not const. A row or old row that is computed here (params + update, reference + memory) is
+// rounded to float32 before it is used, so `sums` stay the sums of what memory holds.
+//   params       // this thread's columns; used if `models`
 //   references   // [S], entries may be null, or nullptr
 template <class T, int V, class Memory>
 __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& updates,
@@ -41,16 +41,16 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& u
   }
 }
 
-// total += the changes, params moves, memory follows.
+// memory_update in kernels.h.
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    memory_update_kernel(int64_t tiles, float* params, double* total, const T* const* updates,
+    memory_update_kernel(int64_t tasks, float* params, double* total, const T* const* updates,
                          float* const* memory, int64_t S, int64_t d, const double* weights,
                          double lr, double norm, bool models) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto columns = Columns<V>::of(tile, d);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
     const Floats<V> p = load<V>(params + columns.begin, columns.count);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
@@ -71,15 +71,15 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    memory_total_kernel(int64_t tiles, double* out, int32_t* peaks, const double* total,
+    memory_total_kernel(int64_t tasks, double* out, int32_t* peaks, const double* total,
                         const T* const* updates, const T* const* memory,
                         const float* const* references, int64_t S, int64_t d, const double* weights,
                         const float* params) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto columns = Columns<V>::of(tile, d);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
     Floats<V> p{};
     if (params) p = load<V>(params + columns.begin, columns.count);
     double sums[V] = {};
