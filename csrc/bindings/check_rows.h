@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks of rows: S updates, and what is remembered of their clients, wherever they are.
+// Checks of rows: S updates, and the memory rows of their clients.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,9 +21,10 @@ struct Rows {
   int64_t d = 0;
   int64_t size() const { return static_cast<int64_t>(addresses.size()); }
   int64_t element_bytes() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
+  int64_t row_bytes() const { return d * element_bytes(); }
 };
 
-// The addresses as pointers to T.
+// The same addresses as pointers to T.
 template <class T, class Byte>
 std::vector<T*> pointers(const std::vector<Byte*>& addresses) {
   std::vector<T*> result;
@@ -43,7 +44,8 @@ void with_element(at::ScalarType dtype, const Call& call) {
     call(float());
 }
 
-enum class Elements { kFloat, kAlsoShort };  // float32, or bfloat16 and float16 as well
+// The dtypes that an op accepts: only float32, or also bfloat16 and float16.
+enum class Elements { kFloat, kAlsoShort };
 
 inline void check_elements(const at::Tensor& t, const char* name, Elements allowed) {
   const at::ScalarType dtype = t.scalar_type();
@@ -55,7 +57,8 @@ inline void check_elements(const at::Tensor& t, const char* name, Elements allow
   }
 }
 
-// `d`: the expected length of a row, or kAny.
+// Checks and collects rows. `tensors` is any mixture of tensors [n, d] and [d].
+//   d   // the expected length of a row, or kAny
 inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
                        const at::Device& device, Elements allowed = Elements::kFloat) {
   Rows rows;
@@ -82,38 +85,7 @@ inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
   return rows;
 }
 
-// Rows are only read: none may lie in memory that the same call writes.
-inline void check_no_overlap(const Rows& rows, const char* name, const at::Tensor& written,
-                             const char* written_name) {
-  const auto* begin = static_cast<const char*>(written.const_data_ptr());
-  const auto* end = begin + written.nbytes();
-  for (const char* row : rows.addresses) {
-    const char* last = row + rows.d * rows.element_bytes();
-    TORCH_CHECK_VALUE(last <= begin || end <= row, name, ": a row shares memory with ",
-                      written_name, ", which this call changes");
-  }
-}
-
-// The same for rows of d floats that are written: they must also be disjoint.
-inline void check_no_overlap(const Rows& rows, const char* name, const std::vector<char*>& written,
-                             const char* written_name) {
-  std::vector<const char*> starts(written.begin(), written.end());
-  std::sort(starts.begin(), starts.end());
-  const int64_t read = rows.d * rows.element_bytes();
-  const int64_t changed = rows.d * static_cast<int64_t>(sizeof(float));
-  for (std::size_t s = 1; s < starts.size(); ++s)
-    TORCH_CHECK_VALUE(starts[s - 1] + changed <= starts[s], written_name,
-                      ": expected rows that share no memory with each other");
-  for (const char* row : rows.addresses) {
-    const auto after = std::upper_bound(starts.begin(), starts.end(), row);
-    const bool free_after = after == starts.end() || row + read <= *after;
-    const bool free_before = after == starts.begin() || *(after - 1) + changed <= row;
-    TORCH_CHECK_VALUE(free_after && free_before, name, ": a row shares memory with ", written_name,
-                      ", which this call changes");
-  }
-}
-
-// Distinct positions of S rows, in the CPU's memory: `changed` of gram_rows.
+// Checks `changed` of gram_rows, int64 [C] in CPU memory: distinct positions in [0, S).
 inline std::vector<int64_t> check_positions(const at::Tensor& changed, int64_t S) {
   check_tensor(changed, "changed", at::kLong, {changed.numel()});
   check_same_device(changed, "changed", at::kCPU);
@@ -128,7 +100,8 @@ inline std::vector<int64_t> check_positions(const at::Tensor& changed, int64_t S
   return positions;
 }
 
-// Distinct ids in [0, K), one per row, or of any size if K is kAny; returns them.
+// Checks `clients`: int64 [S], distinct ids in [0, K), or only non-negative if K is kAny. Returns
+// them.
 inline const int64_t* check_clients(const at::Tensor& clients, int64_t S, int64_t K) {
   check_tensor(clients, "clients", at::kLong, {S});
   const auto* ids = clients.const_data_ptr<int64_t>();
@@ -144,9 +117,10 @@ inline const int64_t* check_clients(const at::Tensor& clients, int64_t S, int64_
   return ids;
 }
 
-// What is remembered of the clients of S rows: the rows `clients` of one [K, d] tensor, or S
-// tensors [d], those of clients[0], clients[1], … Returns them in that order, and checks the ids.
-//   d, dtype   // of a row
+// The memory rows of the clients of S updates: the rows `clients` of one tensor [K, d], or S
+// tensors [d], those of clients[0], clients[1], and so on. They are returned in that order; the ids
+// are checked too.
+//   d, dtype   // of a memory row
 struct ClientRows {
   std::vector<char*> addresses;
   const int64_t* ids;
@@ -178,7 +152,8 @@ inline ClientRows check_client_rows(at::TensorList tensors, const char* name,
   return rows;
 }
 
-// [] or S entries, each absent or [d]: S pointers, null where absent.
+// Checks `references`: empty, or S entries, each None or float32 [d]. Returns S pointers, null for
+// None.
 inline std::vector<const float*> check_references(
     const c10::List<std::optional<at::Tensor>>& tensors, int64_t S, int64_t d,
     const at::Device& device) {
@@ -196,31 +171,23 @@ inline std::vector<const float*> check_references(
   return pointers;
 }
 
-// [] or S rows [d] float32 that the call writes, each in memory of its own. Returns their
-// addresses.
+// [] or S rows [d] float32 that the call writes. Returns their addresses.
 inline std::vector<char*> check_kept(at::TensorList kept, int64_t S, int64_t d,
-                                     const at::Device& device, const Rows& updates,
-                                     const ClientRows& own, at::ScalarType own_dtype) {
+                                     const at::Device& device) {
   const auto given = static_cast<int64_t>(kept.size());
   TORCH_CHECK_VALUE(given == 0 || given == S, "kept: expected one row for each of ", S,
                     " updates, got ", given);
   std::vector<char*> addresses;
-  if (given == 0) return addresses;
+  addresses.reserve(kept.size());
   for (const at::Tensor& row : kept) {
     check_tensor(row, "kept", at::kFloat, {d});
     check_same_device(row, "kept", device);
     addresses.push_back(static_cast<char*>(row.mutable_data_ptr()));
   }
-  check_no_overlap(updates, "updates", addresses, "kept");
-  Rows read;
-  read.addresses.assign(own.addresses.begin(), own.addresses.end());
-  read.dtype = own_dtype;
-  read.d = d;
-  check_no_overlap(read, "memory", addresses, "kept");
   return addresses;
 }
 
-// The rows' positions in the order of their client ids.
+// The positions of the rows in ascending order of their client ids.
 inline std::vector<int64_t> order_by_client(const int64_t* ids, int64_t S) {
   std::vector<int64_t> order(S);
   std::iota(order.begin(), order.end(), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Argument checks shared by the bindings: each failure names the argument, what was expected and
-// what came. TypeError for dtypes, IndexError for client ids, ValueError for the rest.
+// Argument checks shared by the bindings. Each error names the argument, what was expected and what
+// came: TypeError for dtypes, IndexError for client ids and positions, ValueError for the rest.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 
 namespace fastagg {
 
-// `size` standing for "any".
+// A size that is not checked.
 constexpr int64_t kAny = -1;
 
 inline void check_tensor(const at::Tensor& t, const char* name, at::ScalarType dtype,
@@ -49,7 +49,7 @@ inline void check_weight_shape(const at::Tensor& weights, int64_t S) {
   check_tensor(weights, "weights", weights.scalar_type(), {S});
 }
 
-// [S] float32 or float64 -> S doubles.
+// Checks `weights`, float32 or float64 [S] in CPU memory, and returns a copy in float64.
 inline std::vector<double> check_weights(const at::Tensor& weights, int64_t S,
                                          const at::Device& device) {
   check_weight_shape(weights, S);
@@ -62,7 +62,7 @@ inline std::vector<double> check_weights(const at::Tensor& weights, int64_t S,
   return {w, w + S};
 }
 
-// An optional [rows, rows] matrix of flags.
+// Checks an optional matrix of flags, bool [rows, rows].
 inline const uint8_t* check_flags(const std::optional<at::Tensor>& flags, const char* name,
                                   int64_t rows, const at::Device& device) {
   if (!flags) return nullptr;
@@ -71,7 +71,7 @@ inline const uint8_t* check_flags(const std::optional<at::Tensor>& flags, const 
   return reinterpret_cast<const uint8_t*>(flags->const_data_ptr<bool>());
 }
 
-// [K, K] float32 scores and int32 or int16 counts; returns K.
+// Checks scores, float32 [K, K], and counts, int32 or int16 [K, K]. Returns K.
 inline int64_t check_scores(const at::Tensor& scores, const at::Tensor& counts) {
   const int64_t K = scores.dim() == 2 ? scores.size(0) : 0;
   check_tensor(scores, "scores", at::kFloat, {K, K});
@@ -86,7 +86,8 @@ inline Counts read_counts(const at::Tensor& counts) {
   return {counts.const_data_ptr(), counts.scalar_type() == at::kShort};
 }
 
-// [K, K] bool or [K, ceil(K / 8)] packed bits; returns whether they are packed.
+// Checks `candidates`: bool [K, K] or packed bits, uint8 [K, ceil(K / 8)]. Returns whether they are
+// packed.
 inline bool check_candidates(const at::Tensor& candidates, int64_t K, const at::Device& device) {
   check_same_device(candidates, "candidates", device);
   const bool packed = candidates.scalar_type() == at::kByte;
@@ -101,8 +102,8 @@ inline void check_threshold(double threshold) {
   TORCH_CHECK_VALUE(threshold == threshold, "threshold: expected a number, got NaN");
 }
 
-// Whether the call is to change anything, if that is known: [] bool, or absent. On a GPU, an
-// address.
+// Checks `when`, an optional bool []: if it is false, the op changes nothing. Returns its address,
+// on a GPU a device address, or null.
 inline const uint8_t* check_when(const std::optional<at::Tensor>& when, const at::Device& device) {
   if (!when) return nullptr;
   check_tensor(*when, "when", at::kBool, {});
@@ -116,6 +117,7 @@ inline Precision check_precision(c10::string_view precision) {
   return precision == "tf32" ? Precision::kTf32 : Precision::kHighest;
 }
 
+// Checks `pairs` of gram in CPU memory: an optional symmetric bool [S, S].
 inline const uint8_t* check_pairs(const std::optional<at::Tensor>& pairs, int64_t S,
                                   const at::Device& device) {
   const uint8_t* flags = check_flags(pairs, "pairs", S, device);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every CUDA binding does: choose device and stream, send small tables, report errors.
+// Shared by the CUDA bindings: the choice of device and stream, small tables, and errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,13 +14,14 @@
 
 #include "../kernels/cuda/kernels.h"
 #include "../kernels/cuda/row_layout.h"
+#include "changed_memory.h"
 #include "check_rows.h"
 #include "checks.h"
 
 namespace fastagg {
 
-// The device of an operator's main argument: it becomes the current one, and the work goes to its
-// current stream.
+// The device of an op's main argument. It is the current device for the lifetime of this object,
+// and the work is enqueued on its current stream.
 class OnDevice {
  public:
   OnDevice(const at::Tensor& tensor, const char* name) : OnDevice(tensor.device(), name) {}
@@ -49,9 +50,10 @@ void check_launch(cudaError_t error, const char* op, const Sizes&... sizes) {
               cudaGetErrorString(error));
 }
 
-// Tables of 64-bit words (addresses, doubles, ids) that go to the device together.
+// Tables of 64-bit words (addresses, doubles, ids), which are copied to the device together.
 class Tables {
  public:
+  // Adds a table; returns where it begins.
   template <class T>
   int64_t add(const std::vector<T>& items) {
     static_assert(sizeof(T) == sizeof(uint64_t));
@@ -66,7 +68,7 @@ class Tables {
     auto* to = reinterpret_cast<uint64_t*>(memory_.mutable_data_ptr<int64_t>());
     check_launch(cuda::store_words(words_.data(), n, to, on.stream()), "store_words", n, " words");
   }
-  // The table that began at `begin`, on the device.
+  // The table at `begin`, on the device.
   template <class T>
   T* at(int64_t begin) const {
     return reinterpret_cast<T*>(memory_.mutable_data_ptr<int64_t>() + begin);
@@ -78,7 +80,7 @@ class Tables {
   at::Tensor memory_;
 };
 
-// How many elements all the addresses given allow to be had at a time.
+// The number of elements that one access may take, given the alignment of all addresses added.
 class Width {
  public:
   void add(const void* address, int64_t element_bytes = sizeof(float)) {
@@ -98,8 +100,9 @@ class Width {
   std::uintptr_t floats_ = 0, shorts_ = 0;
 };
 
-// Rows of clients in the order of their ids, and what belongs to each of them, on the device.
-//   own_dtype   // of what is remembered; none: that of the updates
+// Updates, their memory rows, weights and references, all in ascending order of client ids, on the
+// device.
+//   own_dtype   // of the memory rows; none: the dtype of the updates
 class OrderedRows {
  public:
   OrderedRows(const OnDevice& on, at::TensorList tensors, at::TensorList remembered,
@@ -124,20 +127,21 @@ class OrderedRows {
   }
   void add_references(const c10::List<std::optional<at::Tensor>>& references,
                       const at::Device& device) {
-    const auto bases = check_references(references, S(), d_, device);
-    width_.add(bases);
-    if (!references.empty()) references_at_ = tables_.add(reorder(bases, order_));
+    given_references_ = check_references(references, S(), d_, device);
+    width_.add(given_references_);
+    if (!references.empty()) references_at_ = tables_.add(reorder(given_references_, order_));
   }
   void add_kept(at::TensorList kept, const at::Device& device) {
-    const auto written = check_kept(kept, S(), d_, device, updates_, own_, own_dtype_);
-    width_.add(written);
-    if (!kept.empty()) kept_at_ = tables_.add(reorder(written, order_));
+    kept_ = check_kept(kept, S(), d_, device);
+    width_.add(kept_);
+    if (!kept.empty()) kept_at_ = tables_.add(reorder(kept_, order_));
   }
   void upload(const OnDevice& on) { tables_.upload(on); }
 
   int64_t S() const { return updates_.size(); }
   const Rows& given_updates() const { return updates_; }
   const std::vector<char*>& given_own() const { return own_.addresses; }
+  const std::vector<const float*>& given_references() const { return given_references_; }
   Width& width() { return width_; }
   template <class T>
   const T* const* updates() const {
@@ -150,10 +154,11 @@ class OrderedRows {
   const float* const* references() const {
     return references_at_ < 0 ? nullptr : tables_.at<const float*>(references_at_);
   }
+  const std::vector<char*>& given_kept() const { return kept_; }
   float* const* kept() const { return kept_at_ < 0 ? nullptr : tables_.at<float*>(kept_at_); }
   const double* weights() const { return tables_.at<double>(weights_at_); }
 
-  // Peaks come in the order of clients and are given in that of the rows.
+  // peaks[s] = the peak of row s, from peaks in ascending order of client ids.
   void write_peaks(const at::Tensor& peaks, const at::Tensor& ordered) const {
     peaks.index_copy_(0, tables_.ids(order_at_, S()), ordered);
   }
@@ -165,9 +170,11 @@ class OrderedRows {
   at::ScalarType own_dtype_;
   ClientRows own_;
   std::vector<int64_t> order_;
+  std::vector<const float*> given_references_;
   Width width_;
   Tables tables_;
   int64_t updates_at_ = 0, own_at_ = 0, order_at_ = 0, weights_at_ = 0, references_at_ = -1;
+  std::vector<char*> kept_;
   int64_t kept_at_ = -1;
 };
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Python module fastagg._C. Importing it registers the operators; it offers what they cannot:
-// how this build was made, and the choice of instruction set.
+// The Python module fastagg._C. Importing it registers the ops. Its functions describe this build,
+// choose the instruction set, and report temporary memory.
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>
 #include <string>
 
+#include "../kernels/cpu/scratch.h"
 #include "../kernels/cpu/simd.h"
+#include "../kernels/gram.h"
 
 namespace py = pybind11;
 using fastagg::cpu::Isa;
@@ -45,6 +47,17 @@ void set_isa(const std::string& name) {
   throw std::invalid_argument("isa: expected portable, avx2 or avx512, got " + name);
 }
 
+py::dict scratch(bool reset_peak) {
+  const fastagg::cpu::ScratchUse use = fastagg::cpu::scratch_use();
+  if (reset_peak) fastagg::cpu::reset_scratch_peak();
+  py::dict bytes;
+  bytes["limit"] = fastagg::cpu::kScratchLimit;
+  bytes["kept"] = use.kept;
+  bytes["used"] = use.used;
+  bytes["peak"] = use.peak;
+  return bytes;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -54,4 +67,10 @@ PYBIND11_MODULE(_C, m) {
       "isa", [] { return isa_name(fastagg::cpu::current_isa()); },
       "The instruction set in use: portable, avx2 or avx512.");
   m.def("set_isa", &set_isa, py::arg("name"), "Use another instruction set (for tests).");
+  m.def(
+      "scratch", &scratch, py::arg("reset_peak") = false,
+      "Bytes of temporary memory of the CPU kernels: the limit on what is kept between calls, what "
+      "is kept now, what is in use now, and its peak.");
+  m.def("gram_scratch", &fastagg::cpu::gram_scratch, py::arg("S"), py::arg("d"), py::arg("threads"),
+        "Bytes of temporary memory that gram and gram_and_sum_ of S rows use on the CPU.");
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CPU implementations: check, allocate, and hand raw pointers and threads to fastagg::cpu.
+// The CPU bindings: check arguments, allocate results, and call fastagg::cpu with raw pointers and
+// threads.
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -15,13 +16,14 @@
 #include "../kernels/pair_gram.h"
 #include "../kernels/scores.h"
 #include "../kernels/weighted_sum.h"
+#include "changed_memory.h"
 #include "check_rows.h"
 #include "checks.h"
 
 namespace fastagg {
 namespace {
 
-// torch's own threads (torch.set_num_threads), so that no second pool competes with them.
+// The threads of torch (torch.set_num_threads), so that no second pool competes with them.
 cpu::Parallel torch_threads() {
   return {at::get_num_threads(), [](int workers, void (*entry)(void*, int), void* context) {
             at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
@@ -37,7 +39,7 @@ bool called_off(const std::optional<at::Tensor>& when, const at::Device& device)
   return flag && !*flag;
 }
 
-// Products of float32 are as exact as any precision asks.
+// `precision` is checked and ignored: float32 products are as precise as either value requires.
 at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
                 c10::string_view precision) {
   check_precision(precision);
@@ -98,6 +100,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
       "round_scores: expected dtype Float or Double, got ", round_scores.scalar_type());
   check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
   const uint8_t* flags = check_flags(pairs, "pairs", S, scores.device());
+  changed_scores(scores, counts, round_scores, pairs).check(clients, "clients");
   if (called_off(when, scores.device())) return;
   const at::Tensor wide = round_scores.to(at::kDouble);
   const auto update = [&](auto* data) {
@@ -133,6 +136,7 @@ void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, scores.device());
   check_threshold(threshold);
+  check_apart(candidates, scores, counts);
   if (called_off(when, scores.device())) return;
   cpu::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                  scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
@@ -145,7 +149,9 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   check_tensor(out, "out", at::kFloat, {d});
   const Rows rows = check_rows(tensors, "rows", d, out.device(), Elements::kAlsoShort);
   const std::vector<double> w = check_weights(weights, rows.size(), out.device());
-  check_no_overlap(rows, "rows", out, "out");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   if (called_off(when, out.device())) return;
   with_element(rows.dtype, [&](auto element) {
     const auto x = pointers<const decltype(element)>(rows.addresses);
@@ -163,7 +169,10 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   const int64_t S = rows.size();
   check_tensor(gram, "gram", at::kDouble, {S, S});
   const std::vector<double> w = check_weights(weights, S, out.device());
-  check_no_overlap(rows, "rows", out, "out");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(gram, "gram");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   cpu::gram_and_sum(pointers<const float>(rows.addresses).data(), S, d, w.data(),
                     gram.mutable_data_ptr<double>(), out.mutable_data_ptr<float>(),
                     torch_threads());
@@ -177,8 +186,10 @@ void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList cor
   const int64_t S = updates.size();
   const ClientRows own =
       check_client_rows(corrections, "corrections", clients, S, d, at::kFloat, params.device());
-  check_no_overlap(updates, "updates", params, "params");
-  check_no_overlap(updates, "updates", own.addresses, "corrections");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add_rows(own.addresses, params.nbytes(), "corrections");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
   const auto order = order_by_client(own.ids, S);
   const auto corrected = pointers<float>(reorder(own.addresses, order));
   with_element(updates.dtype, [&](auto element) {
@@ -200,8 +211,11 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   const ClientRows own =
       check_client_rows(memory, "memory", clients, S, d, at::kFloat, params.device());
   const std::vector<double> w = check_weights(weights, S, params.device());
-  check_no_overlap(updates, "updates", params, "params");
-  check_no_overlap(updates, "updates", own.addresses, "memory");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(total, "total");
+  changed.add_rows(own.addresses, params.nbytes(), "memory");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
   const auto order = order_by_client(own.ids, S);
   const auto remembered = pointers<float>(reorder(own.addresses, order));
   const auto ordered_weights = reorder(w, order);
@@ -219,7 +233,7 @@ std::vector<float*> kept_pointers(const std::vector<char*>& addresses,
   return addresses.empty() ? std::vector<float*>() : pointers<float>(reorder(addresses, order));
 }
 
-// Peaks come in the order of clients and are given in that of the rows.
+// peaks[s] = the peak of row s; `ordered` are the peaks in ascending order of client ids.
 void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
                  const std::vector<int64_t>& order) {
   auto* out = peaks.mutable_data_ptr<float>();
@@ -243,8 +257,15 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   const ClientRows own =
       check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
   const auto bases = check_references(references, S, d, device);
-  check_no_overlap(updates, "updates", rounded, "rounded");
-  const auto written = check_kept(kept, S, d, device, updates, own, updates.dtype);
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(rounded, "rounded");
+  changed.add(peaks, "peaks");
+  const auto written = check_kept(kept, S, d, device);
+  changed.add_rows(written, rounded.nbytes(), "kept");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
+  changed.check_rows(own.addresses, updates.row_bytes(), "corrections");
+  changed.check_rows(bases, rounded.nbytes(), "references");
   const auto order = order_by_client(own.ids, S);
   const auto kept_rows = kept_pointers(written, order);
   const auto ordered_bases = reorder(bases, order);
@@ -270,7 +291,6 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_tensor(out, "out", at::kDouble, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", device);
-  TORCH_CHECK_VALUE(!out.is_alias_of(total), "out: shares memory with total");
   const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);
   const int64_t S = updates.size();
   check_tensor(peaks, "peaks", at::kFloat, {S});
@@ -282,10 +302,19 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     check_tensor(*params, "params", at::kFloat, {d});
     check_same_device(*params, "params", device);
   }
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(peaks, "peaks");
+  const auto written = check_kept(kept, S, d, device);
+  changed.add_rows(written, d * int64_t{sizeof(float)}, "kept");
+  changed.check(total, "total");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
+  changed.check_rows(own.addresses, updates.row_bytes(), "memory");
+  changed.check_rows(bases, d * int64_t{sizeof(float)}, "references");
+  if (params) changed.check(*params, "params");
   const auto order = order_by_client(own.ids, S);
   const auto ordered_bases = reorder(bases, order);
   const auto ordered_weights = reorder(w, order);
-  const auto written = check_kept(kept, S, d, device, updates, own, updates.dtype);
   const auto kept_rows = kept_pointers(written, order);
   const float* base = params ? params->const_data_ptr<float>() : nullptr;
   std::vector<float> largest(S);
@@ -307,6 +336,9 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
   check_tensor(params, "params", at::kFloat, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", params.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.check(total, "total");
   cpu::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d, lr, norm,
                  models, torch_threads());
 }

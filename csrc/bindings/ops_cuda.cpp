@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA implementations: check, put small tables on the device, and hand raw pointers and the
-// current stream to fastagg::cuda. Plain C++: nvcc never sees torch, and this file never a kernel.
+// The CUDA bindings: check arguments, copy small tables to the device, and call fastagg::cuda with
+// raw pointers and the current stream. This file is plain C++: nvcc compiles no torch header, and
+// this file includes no kernel.
 //
-// Large tensors, and those of [S, S] and [K, K], live on one GPU. Client ids, and weights of rows,
-// may be on the CPU or there. Row addresses are made on the CPU, so ids on a GPU have to be
-// fetched, which waits for them, where they choose or order rows. Nothing else here waits; memory
-// comes from torch's caching allocator, which makes no system call once it has seen these sizes.
+// Tensors of rows, [d], [S, S] and [K, K] are on one GPU. Client ids and weights of rows may be on
+// the CPU or on that GPU. The addresses of rows are tabulated on the CPU, so ids on a GPU that
+// choose or order rows are fetched first, and that waits for them. Nothing else here waits. Memory
+// comes from torch's caching allocator, which makes no system call after the first call with these
+// sizes.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -16,7 +18,7 @@
 namespace fastagg {
 namespace {
 
-// A Gram matrix whose memory is there: launching it cannot fail for lack of any.
+// A Gram matrix whose workspace is allocated, so that its launch cannot run out of memory.
 class GramLaunch {
  public:
   GramLaunch(const OnDevice& on, const Rows& rows, c10::string_view precision)
@@ -98,11 +100,13 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   check_same_device(round_scores, "round_scores", on.device());
   const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
   const uint8_t* flag = check_when(when, on.device());
+  const ChangedMemory changed = changed_scores(scores, counts, round_scores, pairs);
   Tables tables;
   const int64_t* ids = nullptr;
-  if (clients.is_cuda()) {  // their values are the kernel's to check
+  if (clients.is_cuda()) {  // the kernel checks their values
     check_tensor(clients, "clients", at::kLong, {S});
     check_same_device(clients, "clients", on.device());
+    changed.check(clients, "clients");  // they are read in place
     ids = clients.const_data_ptr<int64_t>();
   } else {
     const int64_t* given = check_clients(clients, S, K);
@@ -150,6 +154,7 @@ void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, on.device());
   check_threshold(threshold);
+  check_apart(candidates, scores, counts);
   check_launch(cuda::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                                scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
                                check_when(when, on.device()), on.stream()),
@@ -163,15 +168,18 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   check_tensor(out, "out", at::kFloat, {d});
   const Rows rows = check_rows(tensors, "rows", d, on.device(), Elements::kAlsoShort);
   const int64_t S = rows.size();
-  check_no_overlap(rows, "rows", out, "out");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   const uint8_t* flag = check_when(when, on.device());
   Tables tables;
   const int64_t rows_at = tables.add(rows.addresses);
-  at::Tensor wide;  // weights that are there already
+  at::Tensor wide;  // weights that are on the device already
   int64_t numbers = 0;
   if (weights.is_cuda()) {
     check_weight_shape(weights, S);
     check_same_device(weights, "weights", on.device());
+    changed.check(weights, "weights");  // float64 weights are read in place
     wide = weights.to(at::kDouble);
   } else {
     numbers = tables.add(check_weights(weights, S, weights.device()));
@@ -190,8 +198,8 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   });
 }
 
-// Two passes: one kernel for both would have to hold the columns of all rows. All that can fail
-// comes before the first of them writes.
+// Two passes over the rows: one kernel for both results would have to hold the columns of all rows.
+// Everything that can fail is done before the first kernel writes.
 void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList tensors,
                    const at::Tensor& weights, c10::string_view precision) {
   const OnDevice on(out, "out");
@@ -199,6 +207,11 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   const int64_t S = rows.size();
   check_tensor(gram, "gram", at::kDouble, {S, S});
   check_same_device(gram, "gram", on.device());
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(gram, "gram");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
+  changed.check(weights, "weights");
   const GramLaunch launch(on, rows, precision);
   weighted_sum_(out, tensors, weights, 0.0, std::nullopt);
   launch.run(on, nullptr, gram);
@@ -210,8 +223,10 @@ void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList cor
   const int64_t d = params.numel();
   check_tensor(params, "params", at::kFloat, {d});
   OrderedRows rows(on, tensors, corrections, "corrections", clients, d, at::kFloat);
-  check_no_overlap(rows.given_updates(), "updates", params, "params");
-  check_no_overlap(rows.given_updates(), "updates", rows.given_own(), "corrections");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add_rows(rows.given_own(), params.nbytes(), "corrections");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
   rows.width().add(params.const_data_ptr());
   rows.upload(on);
   with_element(rows.given_updates().dtype, [&](auto element) {
@@ -232,8 +247,11 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   check_same_device(total, "total", on.device());
   OrderedRows rows(on, tensors, memory, "memory", clients, d, at::kFloat);
   rows.add_weights(weights);
-  check_no_overlap(rows.given_updates(), "updates", params, "params");
-  check_no_overlap(rows.given_updates(), "updates", rows.given_own(), "memory");
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(total, "total");
+  changed.add_rows(rows.given_own(), params.nbytes(), "memory");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
   rows.width().add(params.const_data_ptr());
   rows.upload(on);
   with_element(rows.given_updates().dtype, [&](auto element) {
@@ -259,8 +277,15 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
   rows.add_references(references, on.device());
-  check_no_overlap(rows.given_updates(), "updates", rounded, "rounded");
   rows.add_kept(kept, on.device());
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(rounded, "rounded");
+  changed.add(peaks, "peaks");
+  changed.add_rows(rows.given_kept(), rounded.nbytes(), "kept");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
+  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "corrections");
+  changed.check_rows(rows.given_references(), rounded.nbytes(), "references");
   rows.width().add(rounded.const_data_ptr());
   rows.upload(on);
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
@@ -285,7 +310,6 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_tensor(out, "out", at::kDouble, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", on.device());
-  TORCH_CHECK_VALUE(!out.is_alias_of(total), "out: shares memory with total");
   OrderedRows rows(on, tensors, memory, "memory", clients, d, {});
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
@@ -297,6 +321,15 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     check_same_device(*params, "params", on.device());
     rows.width().add(params->const_data_ptr());
   }
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(peaks, "peaks");
+  changed.add_rows(rows.given_kept(), d * int64_t{sizeof(float)}, "kept");
+  changed.check(total, "total");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
+  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "memory");
+  changed.check_rows(rows.given_references(), d * int64_t{sizeof(float)}, "references");
+  if (params) changed.check(*params, "params");
   rows.upload(on);
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
   with_element(rows.given_updates().dtype, [&](auto element) {
@@ -319,6 +352,9 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
   check_tensor(params, "params", at::kFloat, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", on.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.check(total, "total");
   check_launch(cuda::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d,
                                lr, norm, models, on.stream()),
                "add_total_", "params [", d, "]");

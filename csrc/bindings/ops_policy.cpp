@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators of the robust rules, for tensors on any device: rows of a Gram matrix by `gram` itself,
-// and iterations on S x S numbers, which are the CPU's business wherever the rows are.
+// The ops of the robust rules, for tensors on any device: gram_rows calls `gram`, and the others
+// compute with S x S numbers on the CPU, wherever the rows are.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -40,7 +40,7 @@ at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
     rows.insert(rows.end(), parts.begin(), parts.end());
   }
   const auto S = static_cast<int64_t>(rows.size());
-  // Changed rows first: then the pairs needed fill whole tiles of the kernel.
+  // The changed rows are placed first, so that the needed pairs fill whole tiles of the kernel.
   std::vector<int64_t> order = check_positions(changed, S);
   const auto C = static_cast<int64_t>(order.size());
   std::vector<uint8_t> is_first(S, 0);
@@ -56,7 +56,8 @@ at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
   return at::index_select(gram.slice(0, 0, C), 1, place.to(device));
 }
 
-// Sums of n terms in a fixed order, by one thread: eight partial sums, which vectors can hold.
+// The sum of term(0), ..., term(n - 1) in a fixed order, on one thread: in eight partial sums, so
+// that the compiler can vectorize it.
 template <class Term>
 double sum_of(int64_t n, const Term& term) {
   constexpr int kLanes = 8;
@@ -70,7 +71,7 @@ double sum_of(int64_t n, const Term& term) {
   return lanes[0];
 }
 
-// Distances |x_i - z| of n rows to combinations z of them, by their Gram matrix.
+// The distances |x_i - z| of n rows to a linear combination z of them, from their Gram matrix.
 class Distances {
  public:
   explicit Distances(const at::Tensor& gram)
@@ -86,7 +87,7 @@ class Distances {
     const double square = sum_of(n_, [&](int64_t i) { return factors[i] * products_[i]; });
     for (int64_t i = 0; i < n_; ++i) {
       const double distance2 = gram[i * n_ + i] - 2.0 * products_[i] + square;
-      out[i] = std::sqrt(distance2 < 0.0 ? 0.0 : distance2);  // a NaN stays one
+      out[i] = std::sqrt(distance2 < 0.0 ? 0.0 : distance2);  // a NaN stays NaN
     }
   }
 
@@ -96,7 +97,7 @@ class Distances {
   std::vector<double> products_;
 };
 
-// [n, n] float64, in the CPU's memory.
+// Checks a Gram matrix, float64 [n, n], and returns it in CPU memory.
 at::Tensor check_gram(const at::Tensor& gram) {
   TORCH_CHECK_TYPE(gram.scalar_type() == at::kDouble, "gram: expected dtype Double, got ",
                    gram.scalar_type());
@@ -151,7 +152,7 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
       const double ratio = tau / clipped[i];
       clipped[i] = ratio > 1.0 ? 1.0 : ratio;
     }
-    // What is left of the last row is written so as to be 0 if all ratios are 1.
+    // The factor of the last row is computed in a form that is exactly 0 if all ratios are 1.
     const double rest = sum_of(n, [&](int64_t i) { return w[i] * (1.0 - clipped[i]); });
     for (int64_t i = 0; i <= n; ++i) factors[i] *= rest;
     for (int64_t i = 0; i < n; ++i) factors[i] += w[i] * clipped[i];
@@ -159,8 +160,8 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
   return result.to(gram.device());
 }
 
-// `gram` with the rows and columns `changed` replaced by `rows`, which may be longer: then all that
-// `gram` does not have is among them.
+// `gram` with the rows and columns `changed` replaced by `rows`. If `rows` are longer than those of
+// `gram`, the result is larger, and `changed` must have all positions that `gram` lacks.
 at::Tensor replace_rows(const at::Tensor& gram, const at::Tensor& changed, const at::Tensor& rows) {
   const at::Tensor known = check_gram(gram).contiguous();
   const int64_t m = known.size(0), C = changed.numel();
@@ -189,27 +190,28 @@ at::Tensor replace_rows(const at::Tensor& gram, const at::Tensor& changed, const
   return out.to(gram.device());
 }
 
-// The bucket of each row: buckets are pieces of `order`, numbered by their lowest row.
+// The bucket of each row: every bucket_size rows of `order` are a bucket, and buckets are numbered
+// by their lowest row.
 std::vector<int64_t> number_buckets(const at::Tensor& order, int64_t bucket_size) {
   const at::Tensor own = order.cpu();
   const int64_t n = own.numel();
-  std::vector<int64_t> piece(n, -1), number(ceil_div(n, bucket_size), -1);
+  std::vector<int64_t> bucket_of(n, -1), number(ceil_div(n, bucket_size), -1);
   const auto* row = own.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < n; ++i) {
-    TORCH_CHECK_VALUE(row[i] >= 0 && row[i] < n && piece[row[i]] < 0,
+    TORCH_CHECK_VALUE(row[i] >= 0 && row[i] < n && bucket_of[row[i]] < 0,
                       "order: expected a permutation of [0, ", n, "), got ", row[i],
                       " at position ", i);
-    piece[row[i]] = i / bucket_size;
+    bucket_of[row[i]] = i / bucket_size;
   }
   int64_t count = 0;
-  for (int64_t& bucket : piece) {
+  for (int64_t& bucket : bucket_of) {
     if (number[bucket] < 0) number[bucket] = count++;
     bucket = number[bucket];
   }
-  return piece;
+  return bucket_of;
 }
 
-// The Gram matrix of weighted means of buckets; rows beyond `order` are buckets of their own.
+// The Gram matrix of the weighted means of buckets. Each row beyond `order` is a bucket of one row.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const at::Tensor& gram,
                                                                          const at::Tensor& order,
                                                                          const at::Tensor& weights,

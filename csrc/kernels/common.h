@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one copy of the helpers that the CPU kernels share. No torch here.
+// Helpers that the contracts of all CPU kernels use. No torch header is included in kernels/.
 #pragma once
 
 #include <algorithm>
@@ -15,16 +15,19 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 namespace cpu {
 
 // How a kernel runs its tasks. The binding supplies `launch`, which calls entry(context, worker)
-// once for each worker in [0, workers), concurrently, and returns when all are done. The CPU
-// launchers take a `Parallel` where the CUDA ones take a stream.
+// once for each worker in [0, workers), concurrently, and returns when all calls have returned. A
+// CPU kernel takes a `Parallel` where a CUDA launcher takes a stream.
 //
-// Tasks are pulled from a shared counter, so which worker runs a task is not fixed: a kernel must
-// make its result depend on the tasks alone (fixed blocks, partial results reduced in task order).
+// Workers take tasks from a shared counter, in ascending order, so any worker may run any task. The
+// result must depend on the tasks alone: tasks follow from the sizes, and partial results are
+// reduced in the order of tasks.
+//
+// A task must not throw: other workers may wait for its result. Allocate before for_each.
 struct Parallel {
   int workers;
   void (*launch)(int workers, void (*entry)(void* context, int worker), void* context);
 
-  // Calls body(task, worker) for every task in [0, tasks).
+  // Calls body(task, worker) for each task in [0, tasks). With one worker, no thread is started.
   template <class Body>
   void for_each(int64_t tasks, const Body& body) const {
     const int used = static_cast<int>(std::min<int64_t>(workers, tasks));

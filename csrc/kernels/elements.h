@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an element of a row may be. The two short types are only read: every one of their numbers is
-// a float, as which it is added up.
+// The types of the elements of a row: float, Bfloat16 and Half. Kernels only read the two short
+// types. Each of their numbers is exactly a float, and kernels compute with that float.
 #pragma once
 
 #include <cstdint>
@@ -37,12 +37,12 @@ FASTAGG_HD float widened(Half x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x.bits));
   return wide;
 #else
-  // Selections by masks, not branches, which would keep loops from becoming vectors. No number here
-  // is a subnormal float, so it does not matter whether the processor flushes these.
+  // Masks select the result, because a branch would prevent vectorization. No value here is a
+  // subnormal float, so it does not matter whether the processor flushes subnormals to zero.
   const uint32_t magnitude = x.bits & 0x7fffu, sign = uint32_t{x.bits & 0x8000u} << 16;
   const uint32_t subnormal = 0u - static_cast<uint32_t>(magnitude < 0x400u);  // or zero
   const uint32_t special = 0u - static_cast<uint32_t>(magnitude >= 0x7c00u);  // infinity, NaN
-  const uint32_t rebias = 112u << 23;  // exponents are 15 more, and become 127 more; 31, 255
+  const uint32_t rebias = 112u << 23;  // exponent bias 15 becomes 127, and exponent 31 becomes 255
   const uint32_t normal = (magnitude << 13) + rebias + (rebias & special);
   const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f;
   uint32_t small_bits;

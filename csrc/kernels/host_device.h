@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions that run on a GPU and, for tests on machines without one, on a CPU.
+// Functions that run on a GPU and, for the tests on machines without one, on a CPU.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ FASTAGG_HD constexpr int64_t at_least(int64_t a, int64_t limit) {
   return a > limit ? a : limit;
 }
 
-// A number of the lower triangle, rows first: (0, 0), (1, 0), (1, 1), (2, 0), ...
+// The index of entry (i, j) of the lower triangle, row by row: (0, 0), (1, 0), (1, 1), (2, 0), ...
 FASTAGG_HD constexpr int64_t triangle_index(int64_t i, int64_t j) {
   return i * (i + 1) / 2 + j;
 }

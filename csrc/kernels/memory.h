@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// memory: rules that use the last update (or model) of every client seen so far.
+// memory: the pass of rules that remember the last update (or model) of each client (MIFA, stale).
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@ namespace fastagg::cpu {
 //   total += sum_s weights[s] * (m[s] - memory[s]);  memory[s] = m[s]
 //   params += lr * norm * total              if not models
 //   params += lr * (norm * total - params)   if models
-// One pass: two reads and a write per element of updates. The running total is float64 and each
-// difference is taken in float64, so that it does not drift from a fresh sum.
+// One pass: two reads and one write per element of updates. The running total and each difference
+// are float64, so the total does not drift from a fresh sum of the memory rows.
 //   params    // [d]
 //   total     // [d]
 //   updates   // [S] pointers to d contiguous elements each
-//   memory    // [S] pointers to the d floats of the same clients; distinct, changed
+//   memory    // [S] pointers to the memory rows of the same clients, d floats each; changed
 //   weights   // [S]
 template <class T>  // float, Bfloat16 or Half
 void memory_update(float* params, double* total, const T* const* updates, float* const* memory,
@@ -34,7 +34,7 @@ void memory_update(float* params, double* total, const T* const* updates, float*
 //   out          // [d]
 //   peaks        // [S] max |updates[s]|, NaN if the row holds a NaN
 //   total        // [d]
-//   memory       // [S] pointers to the d elements of the same clients
+//   memory       // [S] pointers to the memory rows of the same clients, d elements each
 //   references   // [S] pointers to d floats each, or nullptr
 //   params       // [d] or nullptr
 //   kept         // [S] pointers to d floats each, written, or nullptr
@@ -44,7 +44,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const double* weights, const float* params, float* const* kept,
                   const Parallel& parallel);
 
-// params += lr * norm * total, or lr * (norm * total - params) if `models`: the end of a round.
+// params += lr * norm * total, or lr * (norm * total - params) if `models`.
 //   params   // [d]
 //   total    // [d]
 void add_total(float* params, const double* total, int64_t d, double lr, double norm, bool models,

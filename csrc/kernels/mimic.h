@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// mimic: the server's part of MimiC in one pass.
+// mimic: the server's part of a MimiC round.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace fastagg::cpu {
 
-// Algorithm 1 of the MimiC paper, lines 5 to 10, with the sign of updates (model differences):
+// Algorithm 1 of the MimiC paper, lines 5 to 10, for updates (local model - global model):
 //   v = 1/S sum_s (updates[s] + corrections[s]);  params += lr * v;
 //   corrections[s] = v - updates[s]
-// Each of the three arrays is read once from memory (12 bytes per element of updates in all: two
-// reads and a write). Sums are as in weighted_sum, in the order of s.
+// Updates and corrections are read from memory once and corrections are written once: 12 bytes per
+// element of float updates. Rows are summed as in weighted_sum, in the order of s.
 //   params        // [d]
 //   updates       // [S] pointers to d contiguous elements each
-//   corrections   // [S] pointers to the d floats of the same clients; distinct, changed
+//   corrections   // [S] pointers to the memory rows of the same clients, d floats each; changed
 template <class T>  // float, Bfloat16 or Half
 void mimic(float* params, const T* const* updates, float* const* corrections, int64_t S, int64_t d,
            double lr, const Parallel& parallel);
@@ -29,7 +29,7 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 //   rounded       // [d] v in float32
 //   peaks         // [S] max |updates[s]|, NaN if the row holds a NaN
 //   updates       // [S] pointers to d contiguous elements each
-//   corrections   // [S] pointers to the d elements of the same clients
+//   corrections   // [S] pointers to the memory rows of the same clients, d elements each
 //   references    // [S] pointers to d floats each, or nullptr
 //   kept          // [S] pointers to d floats each, written, or nullptr
 template <class T>  // float, Bfloat16 or Half

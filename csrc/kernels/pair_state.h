@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the server knows about every pair of clients, in the types it may be stored in.
+// The state of FL-FDMS for each pair of clients, in the types in which it may be stored.
 #pragma once
 
 #include <cstdint>

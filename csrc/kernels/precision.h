@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How exactly a Gram matrix multiplies.
+// The precision of the products of a Gram matrix.
 #pragma once
 
 namespace fastagg {
 
-// An element x is off by at most 2^-17 |x| (kHighest) or 2^-11 |x| (kTf32) before it is multiplied.
-// Products and sums are treated alike. The CPU multiplies float32, which is as exact as either.
+// The CUDA kernels round each element x before they multiply it: by at most 2^-17 |x| (kHighest:
+// two bfloat16, 16 bits of mantissa, less than the 24 bits of float32) or 2^-11 |x| (kTf32).
+// Everything after that is the same for both. The CPU multiplies float32 numbers, which is at least
+// as precise as either.
 enum class Precision { kHighest, kTf32 };
 
 }  // namespace fastagg

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// scores: similarities out of a Gram matrix, and their running means over the rounds.
+// scores: similarities of rows, from their Gram matrix, and their running means over rounds.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace fastagg::cpu {
 
-// out[i][j] = (cos(i, j) + 1) / 2, in [0, 1] (FL-FDMS eq. 14); 0.5 where a row is zero.
+// out[i][j] = (cos(x_i, x_j) + 1) / 2, in [0, 1] (FL-FDMS eq. 14); 0.5 where a row is zero.
 //   gram, out   // [S, S]
 void cosine_scores(const double* gram, int64_t S, double* out, const Parallel& parallel);
 
@@ -16,9 +16,10 @@ void cosine_scores(const double* gram, int64_t S, double* out, const Parallel& p
 //   gram, out   // [S, S]
 void distance_scores(const double* gram, int64_t S, double* out, const Parallel& parallel);
 
-// The running mean of eq. 15 for the pairs i != j of this round's clients (of `pairs`, if given):
+// The running means of FL-FDMS eq. 15, for the pairs i != j of this round's cohort (only those in
+// `pairs`, if given):
 //   counts[a][b] += 1;  scores[a][b] += (round_scores[i][j] - scores[a][b]) / counts[a][b]
-// A count stops at the largest value of its type; the mean then moves on with that weight.
+// A count stops at the largest value of its type, c; later scores then have the weight 1 / c.
 //   scores, counts   // [K, K], changed
 //   round_scores     // [S, S]
 //   clients          // [S] distinct ids in [0, K): a = clients[i], b = clients[j]

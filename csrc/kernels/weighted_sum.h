@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// weighted_sum: what every aggregation rule without memory ends with.
+// weighted_sum: the weighted sum of rows, which is the last step of rules without memory rows.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,10 @@
 
 namespace fastagg::cpu {
 
-// out = beta * out + sum_s weights[s] * rows[s], one pass, in the order of s: float32 in groups of
-// 8 rows, float64 across groups. With beta = 0 the old content of out is not read (it may be NaN).
+// out = beta * out + sum_s weights[s] * rows[s], in one pass, in the order of s: float32 inside
+// groups of 8 rows, float64 across groups. With beta = 0 the old content of out is not read (it may
+// be NaN). Weights are rounded to float32 before they are multiplied; memory_update and
+// memory_total multiply float64 weights.
 //   out       // [d]
 //   rows      // [S] pointers to d contiguous elements each
 //   weights   // [S]

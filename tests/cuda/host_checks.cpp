@@ -69,11 +69,11 @@ void plans() {
     for (int64_t d : {1LL, 600LL, 1'000'000LL, 1'000'000'000LL}) {
       const GramPlan plan = plan_gram(S, d);
       EXPECT(plan.few == (S <= 64));
-      EXPECT(plan.wave % kSegment == 0 && plan.wave >= kSegment);
-      EXPECT(plan.wave * plan.slots * 8 <= kPartialBytes || plan.wave == kSegment);
-      EXPECT(plan.slots % 32 == 0);                           // whole warps of the reduction
-      EXPECT(!plan.few || plan.wave >= plan.part.chunks);     // one wave
-      EXPECT(plan.wave / kSegment <= kMaxChunks / kSegment);  // its shared memory
+      EXPECT(plan.wave % kChunkGroup == 0 && plan.wave >= kChunkGroup);
+      EXPECT(plan.wave * plan.slots * 8 <= kPartialBytes || plan.wave == kChunkGroup);
+      EXPECT(plan.slots % 32 == 0);                                 // whole warps of the reduction
+      EXPECT(!plan.few || plan.wave >= plan.part.chunks);           // one wave
+      EXPECT(plan.wave / kChunkGroup <= kMaxChunks / kChunkGroup);  // its shared memory
       const GramWorkspace at = gram_workspace_of(plan, S);
       EXPECT(at.partials == 0 && at.totals >= plan.wave * plan.slots * 8);
       EXPECT(at.totals % 8 == 0 && at.suspects % 4 == 0 && at.peaks % 4 == 0 && at.found % 4 == 0);
@@ -232,10 +232,10 @@ std::vector<double> warp_sums(const Matrix& rows, int64_t begin, int64_t end,
 // The sum of partial sums [chunks, slots] in the order of reduce_kernel.
 std::vector<double> reduced(const std::vector<std::vector<double>>& partials) {
   std::vector<double> totals(partials[0].size(), 0.0);
-  for (std::size_t first = 0; first < partials.size(); first += kSegment)
+  for (std::size_t first = 0; first < partials.size(); first += kChunkGroup)
     for (std::size_t slot = 0; slot < totals.size(); ++slot) {
       double sum = partials[first][slot];
-      for (std::size_t c = first + 1; c < std::min(first + kSegment, partials.size()); ++c)
+      for (std::size_t c = first + 1; c < std::min(first + kChunkGroup, partials.size()); ++c)
         sum += partials[c][slot];
       totals[slot] += sum;
     }
@@ -371,9 +371,9 @@ void cosines() {
 void row_blocks() {
   for (int64_t S = 0; S <= 1'500; ++S) {
     const RowBlock block = row_block(S);
-    const int threads = block.lanes * block.splits;
+    const int threads = block.vectors * block.splits;
     EXPECT(threads % 32 == 0 && threads <= kBlockThreads);
-    EXPECT(block.lanes >= 8 && (block.lanes & (block.lanes - 1)) == 0);
+    EXPECT(block.vectors >= 8 && (block.vectors & (block.vectors - 1)) == 0);
     EXPECT((block.splits & (block.splits - 1)) == 0);  // for the tree
     EXPECT(S > 512 || row_batches(S, block.splits) <= 1);
     std::vector<int> taken(S, 0);

@@ -6,9 +6,12 @@
 // results are compared with plain loops, so that a result made from memory that was never written
 // is seen. valgrind has no AVX-512: it sees the portable and the AVX2 instances of the templates
 // (`make sanitize` runs the AVX-512 ones).
+#include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
+#include <new>
 #include <random>
 #include <thread>
 #include <vector>
@@ -37,10 +40,20 @@ void expect(double got, double right, double scale, const char* what) {
   std::printf("FAILED: %s: expected %.9g, got %.9g\n", what, right, got);
 }
 
+// A task must not allocate: if that failed, workers could wait for ever for what the task owes
+// them. (valgrind replaces operator new, so only the run without it counts.)
+thread_local bool in_task = false;
+std::atomic<int64_t> allocations_in_tasks{0};
+
 void launch(int workers, void (*entry)(void*, int), void* context) {
+  const auto run = [&](int worker) {
+    in_task = true;
+    entry(context, worker);
+    in_task = false;
+  };
   std::vector<std::thread> threads;
-  for (int worker = 1; worker < workers; ++worker) threads.emplace_back(entry, context, worker);
-  entry(context, 0);
+  for (int worker = 1; worker < workers; ++worker) threads.emplace_back(run, worker);
+  run(0);
   for (auto& thread : threads) thread.join();
 }
 
@@ -204,6 +217,20 @@ void check_all(const cpu::Parallel& parallel) {
 
 }  // namespace
 
+__attribute__((noinline)) void* operator new(std::size_t bytes) {
+  if (in_task) ++allocations_in_tasks;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+
+__attribute__((noinline)) void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+
+__attribute__((noinline)) void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
 int main() {
   for (const cpu::Isa isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
     if (!cpu::set_isa(isa)) {
@@ -212,6 +239,11 @@ int main() {
     }
     for (const int workers : {1, 3}) check_all({workers, launch});
     std::printf("%s: %d failures\n", cpu::isa_name(isa), failures);
+  }
+  if (allocations_in_tasks > 0) {
+    ++failures;
+    std::printf("FAILED: tasks allocated memory %lld times\n",
+                static_cast<long long>(allocations_in_tasks));
   }
   return failures == 0 ? 0 : 1;
 }

@@ -206,7 +206,7 @@ def test_rows_that_are_written_must_be_separate() -> None:
             server.params, server.total, list(server.updates.unbind()), server.updates,
             server.clients, server.weights, 1.0, 1.0,
         )  # fmt: skip
-    with pytest.raises(ValueError, match="out: shares memory with total"):
+    with pytest.raises(ValueError, match="total: shares memory with out"):
         ops.memory_total_(
             server.total, torch.zeros(3), server.total, server.rows, server.updates,
             server.clients, server.weights,

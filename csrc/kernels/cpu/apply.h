@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the parameters move at the end of a round, the same to the bit in every kernel that does it.
+// The last step of a round: move the parameters. All kernels share it, so their bits agree.
 #pragma once
 
 #include <cstdint>

@@ -38,7 +38,7 @@ void unpack(const uint8_t* bits, int64_t n, uint8_t* flags) {
   for (int64_t i = 0; i < n; ++i) flags[i] = bit(bits, i);
 }
 
-// Row k of a set of pairs as bits; without data, everybody.
+// bits = row k of a set of pairs; all clients if the set has no data.
 void read_row(Flags flags, int64_t k, int64_t K, uint8_t* bits) {
   if (!flags.data)
     std::fill_n(bits, packed_bytes(K), uint8_t{0xff});
@@ -50,7 +50,8 @@ void read_row(Flags flags, int64_t k, int64_t K, uint8_t* bits) {
 
 // --- one row ----------------------------------------------------------------------------------
 
-// Rows are read in steps of at most a byte of flags. (GCC 12 takes vectors of 16 lanes apart here.)
+// Rows are read in steps of at most 8 lanes, one byte of flags. (GCC 12 splits vectors of 16 lanes
+// here.)
 template <int W>
 constexpr int kLanes = std::min(W, 8);
 
@@ -69,7 +70,8 @@ FASTAGG_INLINE Vec<int32_t, W> lane_flags() {
   return flags;
 }
 
-// -1 in the lanes of clients i to i + W that are in the set and have been scored, 0 elsewhere.
+// -1 in the lanes of those clients in [i, i + W) that are in the set and have been scored, 0 in the
+// others.
 template <int W, class Count>
 FASTAGG_INLINE Vec<int32_t, W> scored_lanes(const Count* counts, const uint8_t* bits, int64_t i) {
   const Vec<int32_t, W> n = __builtin_convertvector(load<W>(counts + i), Vec<int32_t, W>);
@@ -84,20 +86,22 @@ FASTAGG_INLINE int32_t any_bits(Vec<int32_t, W> lanes) {
   return all;
 }
 
-// The i of the highest score among those in the set that have been scored, the lowest on ties; -1
-// if there is none.
+// *result = the client of the highest score among those in the set that have been scored, the
+// lowest on ties; -1 if there is none.
 struct BestScored {
   template <int kVector, class Count>
   FASTAGG_INLINE static void run(const float* scores, const Count* counts, const uint8_t* bits,
                                  int64_t K, int64_t* result) {
     constexpr int W = kLanes<kVector>;
-    constexpr int64_t kChunk = 256;  // columns searched again for the maximum seen in them
+    // The loop finds the maximum of each block; only the first block that has the largest maximum
+    // is searched for its position.
+    constexpr int64_t kBlock = 256;
     const auto scored = [&](int64_t i) { return counts[i] > 0 && bit(bits, i); };
     float best = -INFINITY;
-    int64_t chunk = -1;  // the first that holds the best
+    int64_t block = -1;  // where the first block with the best begins
     int64_t begin = 0;
-    for (; begin + W <= K; begin += kChunk) {
-      const int64_t end = std::min(begin + kChunk, K);
+    for (; begin + W <= K; begin += kBlock) {
+      const int64_t end = std::min(begin + kBlock, K);
       Vec<float, W> highest = Vec<float, W>{} - INFINITY;
       Vec<int32_t, W> found = {};
       int64_t i = begin;
@@ -117,19 +121,19 @@ struct BestScored {
           some = true;
           top = scores[i] > top ? scores[i] : top;
         }
-      if (some && (chunk < 0 || top > best)) {
+      if (some && (block < 0 || top > best)) {
         best = top;
-        chunk = begin;
+        block = begin;
       }
     }
     for (; begin < K; ++begin)  // fewer than W
-      if (scored(begin) && (chunk < 0 || scores[begin] > best)) {
+      if (scored(begin) && (block < 0 || scores[begin] > best)) {
         best = scores[begin];
-        chunk = begin;
+        block = begin;
       }
     *result = -1;
-    if (chunk < 0) return;
-    for (int64_t i = chunk; i < std::min(chunk + kChunk, K); ++i)
+    if (block < 0) return;
+    for (int64_t i = block; i < std::min(block + kBlock, K); ++i)
       if (scores[i] == best && scored(i)) {
         *result = i;
         return;
@@ -137,7 +141,7 @@ struct BestScored {
   }
 };
 
-// Clears the bits of those that have been scored, `threshold` or more below the best.
+// Clears the bits of the clients that have been scored and are `threshold` or more below `highest`.
 struct Remove {
   template <int kVector, class Count>
   FASTAGG_INLINE static void run(uint8_t* bits, const float* scores, const Count* counts, int64_t K,
@@ -158,7 +162,8 @@ struct Remove {
 
 // --- all rows ---------------------------------------------------------------------------------
 
-// Calls body(k, row of scores, row of counts in their type, bits of this worker) for every client.
+// Calls body(k, row k of scores, row k of counts in their type, scratch bits of this worker) for
+// each client k.
 template <class Body>
 void for_rows(const float* scores, Counts counts, int64_t K, const Parallel& parallel,
               const Body& body) {
@@ -196,7 +201,7 @@ void select_friends(const float* scores, Counts counts, const uint8_t* active, F
     for (int64_t b = 0; b < packed_bytes(K); ++b) bits[b] &= active_bits[b];
     int64_t nearest = -1;
     dispatch<BestScored>(isa, r, n, bits, K, &nearest);
-    // If the nearest of the active would be eliminated, all of them would.
+    // If the best active candidate would be eliminated, so would all other active candidates.
     if (eliminating && nearest >= 0 && nearest != best &&
         static_cast<double>(r[best]) - static_cast<double>(r[nearest]) >= threshold)
       nearest = -1;

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiling, top down (docs/kernels.md has a figure):
+// The tiling, from the outside in (docs/kernels.md has a figure; csrc/README.md defines the terms):
 //
-//   d is cut into chunks (parallel tasks) of blocks of up to kMaxBlock columns. Inside a block, S
-//   is cut into strips of R rows, and each pair of strips I >= J is one tile of R x R dot products,
-//   held in registers. With few rows, tiles read them where they are. With more, the diagonal tile
-//   of a strip does and, while it computes, packs them into a contiguous panel; all other tiles
-//   read panels, which live in the L2 cache. Every tile also prefetches a little of the next
-//   block's rows, and the last ones of a strip the rows of the next strip.
+//   The d columns are cut into chunks, and chunks into blocks of up to kMaxBlock columns. The S
+//   rows are cut into strips of R rows. A task is one chunk, of all strips or of one group of
+//   strips.
 //
-//   A tile's vector accumulators are summed over their lanes at the end of the block and added to
-//   float64 partial sums. Blocks and chunks depend on d alone and partial sums are added in chunk
-//   order, so an entry of the result depends on nothing but its two rows.
+//   In each block, each pair of strips I >= J is one tile: R x R dot products, held in registers.
+//   With few rows, tiles read the rows where they are. With more rows, the diagonal tile (I, I)
+//   reads its rows where they are and also packs them into a contiguous panel; the other tiles read
+//   panels, which stay in the L2 cache. Every tile prefetches a part of the next block's rows, and
+//   the last tiles of a strip prefetch what the next strip reads first.
+//
+//   At the end of the block, a tile adds up the lanes of its accumulators and adds the results to
+//   float64 partial sums. Blocks and chunks depend on d alone, and the partial sums of chunks are
+//   added in ascending order, so an entry of the result depends on its two rows alone.
 #include <cmath>
 #include <deque>
 #include <vector>
@@ -18,6 +21,7 @@
 #include "../abs_max.h"
 #include "../gram.h"
 #include "gram_columns.h"
+#include "gram_memory.h"
 #include "gram_tiles.h"
 #include "ordered_sum.h"
 #include "pair_order.h"
@@ -28,19 +32,18 @@
 namespace fastagg::cpu {
 namespace {
 
-// Strips whose products with up to so many rows are needed, on average, are read in place: packing
+// If a strip is multiplied with at most this many rows, on average, rows are read in place: packing
 // them would cost more than it saves.
 constexpr int64_t kInPlaceRows = 20;
-// The panels of so many rows are 480 KB, half of a 1 MB L2 cache.
+// Rows of a super-strip. Their panels are 480 KB, half of a 1 MB L2 cache.
 constexpr int64_t kSuperRows = 160;
-// More rows than this are split over tasks, each of which packs all the rows before its own too.
+// Rows of a group of strips, at most. More rows are split over several tasks, although each of
+// these packs the rows before its own group again.
 constexpr int64_t kGroupRows = 2040;
-// Cap on the partial sums of the chunks in flight.
-constexpr int64_t kPartialBytes = 64 << 20;
 
-// ---- one task: some rows, one chunk of columns -------------------------------------------------
+// ---- one task: a group of strips, one chunk ----------------------------------------------------
 
-// A weighted sum of the rows to be made on the way.
+// A weighted sum of the rows, computed in the same pass.
 struct RowSum {
   const float* weights;  // [S]
   float* out;            // [d]
@@ -49,10 +52,10 @@ struct RowSum {
 struct Problem {
   const float* const* rows;  // [S]
   const float* scales;       // [S]
-  const int64_t* place;      // [strips * (strips + 1) / 2] rank among the tiles computed, or -1
+  const int64_t* place;      // [strips * (strips + 1) / 2] number of each computed tile, or -1
   int64_t S, d;
   int64_t block;  // columns summed in float32
-  bool pack;      // or read all rows in place
+  bool pack;      // pack rows into panels; else read them in place
   Isa isa;
   const RowSum* also;  // or nullptr
 };
@@ -61,13 +64,13 @@ constexpr int64_t tile_index(int64_t I, int64_t J) {
   return I * (I + 1) / 2 + J;
 }
 
-// Hands the rows of the next block to this block's tiles, evenly, for prefetching: a tile earns one
-// credit a row, and a row costs one credit a tile. Without credit, a line that is in cache stands
-// in.
+// Distributes the rows of the next block evenly over the tiles of this block, for prefetching. Each
+// tile adds `count` credits, and each row costs `tiles` credits. A tile without enough credit
+// prefetches `idle`, which is in cache.
 struct Ahead {
   const float* const* rows;
   int64_t column;  // of the next block
-  int64_t count;   // rows to fetch; 0 at the end of d
+  int64_t count;   // rows to prefetch; 0 at the end of d
   int64_t tiles;
   const float* idle;
   int64_t row = 0, credit = 0;
@@ -79,8 +82,7 @@ struct Ahead {
   }
 };
 
-// Adds to sums[place][slot] the tiles of strips [first, last) with all strips up to themselves,
-// over one block of columns.
+// Adds the tiles (I, J) with I in [first, last) and J <= I, over one block, to sums[place][slot].
 template <int W, bool pack>
 struct Block {
   using T = Shape<W>;
@@ -92,7 +94,8 @@ struct Block {
   double* sums;
   Ahead ahead;
 
-  // Strips in groups whose rows stay in the L2 cache while all strips below pass by.
+  // Super-strips: the panels of one stay in the L2 cache while all later strips are multiplied with
+  // it.
   FASTAGG_INLINE void run() {
     constexpr int64_t kSuper = kSuperRows / R;
     for (int64_t super = 0; super < last; super += kSuper)
@@ -100,13 +103,14 @@ struct Block {
         strip_of<R>(std::min<int64_t>(R, p.S - I * R), I, super, std::min(super + kSuper, I));
   }
 
-  template <int rows>  // the number of rows as a constant: only the last strip has less than R
+  template <int rows>  // the number of rows as a constant; only the last strip has fewer than R
   FASTAGG_INLINE void strip_of(int64_t wanted, int64_t I, int64_t begin, int64_t end) {
     if (rows == wanted) return strip<rows>(I, begin, end);
     if constexpr (rows > 1) strip_of<rows - 1>(wanted, I, begin, end);
   }
 
-  // Strip I with strips [begin, end), and with itself when it is new in this block.
+  // The tiles of strip I with strips [begin, end), and the diagonal tile if this is the first time
+  // that strip I is used in this block.
   template <int rows>
   FASTAGG_INLINE void strip(int64_t I, int64_t begin, int64_t end) {
     const InPlace<W, rows> a(p.rows + I * R, column);
@@ -135,9 +139,9 @@ struct Block {
     }
   }
 
-  // What to prefetch in a tile of strip I that is followed by `more` others: rows of the next
-  // block, and in the last tiles of the strip what the next strip will read, into the L1 cache: its
-  // rows, or its panel, which by then may be as far as L3.
+  // What a tile of strip I prefetches if `more` other tiles of the strip follow it: rows of the
+  // next block; and, in the last tiles of the strip, what the next strip reads first, into L1. That
+  // is its rows, or its panel, which may have been evicted to L3 by then.
   FASTAGG_INLINE Prefetch prefetch_in(int64_t I, int64_t begin, int64_t more) {
     const float* soon = ahead.idle;
     const int64_t row = (I + 1) * R + more;
@@ -149,14 +153,15 @@ struct Block {
   }
 };
 
-// Adds to sums[place][slot] the tiles of strips [first, last) with all strips up to themselves,
-// over columns [begin, end). panels: [last, kPanel] floats of scratch.
+// Adds the tiles (I, J) with I in [first, last) and J <= I, over columns [begin, end), to
+// sums[place][slot].
+//   panels   // [last, kPanel] scratch
 struct ChunkKernel {
   template <int W>
   FASTAGG_INLINE static void run(const Problem* problem, int64_t first, int64_t last, int64_t begin,
                                  int64_t end, float* panels, double* sums) {
     const Problem& p = *problem;
-    const RowSum* also = last * Shape<W>::R >= p.S ? p.also : nullptr;  // only one group makes it
+    const RowSum* also = last * Shape<W>::R >= p.S ? p.also : nullptr;  // only the last group
     int64_t tiles = 0;
     for (int64_t I = 0; I < last; ++I)
       for (int64_t J = (I < first ? I : 0); J <= I; ++J) tiles += p.place[tile_index(I, J)] >= 0;
@@ -175,9 +180,9 @@ struct ChunkKernel {
   }
 };
 
-// ---- the whole ---------------------------------------------------------------------------------
+// ---- all tasks ---------------------------------------------------------------------------------
 
-// Where tiles of `rows` x R keep the product of rows i and j: [diagonal][i][j].
+// The slots in which tiles of `rows` x R keep the product of rows i and j: [diagonal][i][j].
 template <int W>
 struct SlotTable {
   static constexpr int R = Shape<W>::R;
@@ -201,7 +206,7 @@ struct SlotTable {
   }
 };
 
-// Whether a pair of rows of two strips of R is wanted; those of a row with itself always are.
+// Whether any pair of a row of strip I and a row of strip J is wanted. A row with itself always is.
 template <int R>
 bool any_wanted(const uint8_t* pairs, int64_t S, int64_t I, int64_t J) {
   if (I == J) return true;
@@ -211,7 +216,7 @@ bool any_wanted(const uint8_t* pairs, int64_t S, int64_t I, int64_t J) {
   return false;
 }
 
-// The sums of all tiles as a symmetric matrix, with zeros for pairs that are not wanted.
+// Writes the sums of all tiles as a symmetric matrix, with zeros for pairs that are not wanted.
 template <int W>
 void unpack(const double* sums, const int64_t* places, const uint8_t* pairs, int64_t S,
             double* out) {
@@ -233,8 +238,8 @@ void unpack(const double* sums, const int64_t* places, const uint8_t* pairs, int
   }
 }
 
-// Whether the blocks of the rows would compete for the same sets of an L1 cache (64 sets of 64
-// bytes, 8 to 12 ways), as rows a multiple of 4 KB apart do.
+// Whether one block of all rows would compete for the same sets of an L1 cache (64 sets of 64-byte
+// lines, 8 to 12 ways), as it does if rows are a multiple of 4 KB apart.
 bool crowd_few_sets(const std::vector<const float*>& rows) {
   constexpr int64_t kSets = 64, kLine = 64, kLines = kMaxBlock * 4 / kLine;
   int64_t occupancy[kSets] = {};
@@ -255,7 +260,7 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
 
   std::vector<int64_t> places(strips * (strips + 1) / 2, -1);
   int64_t tiles = 0;
-  std::vector<int64_t> first_place;  // of the tiles of each strip, and the end
+  std::vector<int64_t> first_place;  // the number of each strip's first tile, and the end
   for (int64_t I = 0; I < strips; ++I) {
     first_place.push_back(tiles);
     for (int64_t J = 0; J <= I; ++J)
@@ -268,24 +273,24 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const Problem problem{rows.data(), scales.data(), places.data(), S,   d,
                         cut.block,   pack,          isa,           also};
 
-  const int64_t slots = tiles * T::kSlots;
-  const int64_t window = std::clamp<int64_t>(kPartialBytes / (slots * 8), 1,
-                                             std::min(cut.chunks, int64_t{2} * parallel.workers));
-  // Few chunks at once for many threads: rows are split as well.
+  const GramMemory<W> memory(tiles, strips, cut.chunks, parallel.workers);
+  const int64_t slots = memory.slots, window = memory.window;
+  // If fewer chunks are in flight than workers need, the strips are split as well.
   const int64_t wanted = ceil_div(2 * parallel.workers, window);
   const int64_t group = std::min(ceil_div(kGroupRows, T::R), ceil_div(strips, wanted));
   const int64_t groups = ceil_div(strips, group);
 
   const Scratch sums_memory(slots * 8), partial_memory(window * slots * 8);
-  const Scratch panel_memory(parallel.workers * strips * T::kPanel * 4);
+  const Scratch panel_memory(memory.panels * 4);
   auto* sums = sums_memory.as<double>();
-  std::deque<OrderedSum> totals;  // of the groups of strips
+  std::deque<OrderedSum> totals;  // one for each group of strips
   for (int64_t g = 0; g < groups; ++g)
     totals.emplace_back(sums, first_place[g * group] * T::kSlots,
                         first_place[std::min(strips, (g + 1) * group)] * T::kSlots,
                         partial_memory.as<double>(), slots, window);
   parallel.for_each(cut.chunks * groups, [&](int64_t task, int worker) {
-    const int64_t c = task / groups, g = groups - 1 - task % groups;  // the longest first
+    const int64_t c = task / groups,
+                  g = groups - 1 - task % groups;  // the group with most tiles first
     double* partial = totals[g].start(c);
     dispatch<ChunkKernel>(isa, &problem, g * group, std::min(strips, (g + 1) * group),
                           c * cut.chunk, std::min(d, (c + 1) * cut.chunk),
@@ -308,15 +313,16 @@ void gram_scaled(const std::vector<const float*>& rows, const std::vector<float>
   }
 }
 
-// The scale 2^-e that brings a row's largest magnitude into [1, 2); 1 where no scaling can help.
+// The power of two that scales a row's largest magnitude into [1, 2); 1 if no scale helps.
 float power_of_two_scale(float largest) {
   if (!std::isfinite(largest) || largest == 0.0f) return 1.0f;
   return std::ldexp(1.0f, std::clamp(-std::ilogb(largest), -126, 126));
 }
 
-// Squares overflow float32 from about 1e18 and lose bits below about 1e-18. Rows where that may
-// have happened (or that hold a NaN, or zeros only) are looked at again: the scales of all rows, or
-// nothing if no scaling helps. squares: that of row i at i * stride.
+// Squares of elements overflow float32 from about 1e19 and lose bits below about 1e-19. Returns the
+// scales of all rows if that may have happened in some row and scaling helps; else returns nothing.
+// (Rows with a NaN, or with zeros only, are examined too.)
+//   squares   // the squared norm of row i, at i * stride
 std::vector<float> scales_for(const std::vector<const float*>& rows, int64_t d,
                               const double* squares, int64_t stride, const Parallel& parallel) {
   const double tiny = 1e-34 * static_cast<double>(d);
@@ -337,7 +343,8 @@ std::vector<float> scales_for(const std::vector<const float*>& rows, int64_t d,
   return any ? scales : std::vector<float>();
 }
 
-// In the order of `rows`, of which neighbours share tiles. Of `pairs` the lower triangle counts.
+// gram without reordering: neighbours in `rows` share tiles. Only the lower triangle of `pairs` is
+// read.
 void gram_in_order(const std::vector<const float*>& rows, int64_t d, const uint8_t* pairs,
                    double* result, const RowSum* also, const Parallel& parallel) {
   const auto S = static_cast<int64_t>(rows.size());
@@ -354,7 +361,7 @@ void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pair
              const RowSum* also, const Parallel& parallel) {
   if (S == 0) return;
   std::vector<const float*> ordered(rows, rows + S);
-  // Rows that share pairs become neighbours, so that whole tiles are needed or not.
+  // Reorder the rows so that rows that share pairs are neighbours: then fewer tiles are needed.
   const std::vector<int64_t> order = pairs ? component_order(pairs, S) : std::vector<int64_t>();
   if (std::is_sorted(order.begin(), order.end()))
     return gram_in_order(ordered, d, pairs, out, also, parallel);
@@ -384,11 +391,11 @@ void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* ch
   if (gram_rows_streamed(rows, S, d, changed, C, out, squares.data(), parallel) &&
       scales_for(all, d, squares.data(), 1, parallel).empty())
     return;
-  // Changed rows come last, in strips of their own: of these the last may be short, and then has
-  // fewer products with each of the others. A row more fills the strip before them up.
+  // The changed rows are placed last, in separate strips. The last strip may be short, and then has
+  // fewer products with each of the others. A repeated row fills the strip before them.
   const int64_t R = current_isa() == Isa::kAvx512 ? Shape<16>::R : Shape<8>::R;
   const int64_t kept = S - C, filled = ceil_div(kept, R) * R, n = filled + C;
-  std::vector<int64_t> place(S, -1);  // in the order of tiles
+  std::vector<int64_t> place(S, -1);  // of row s in `ordered`
   for (int64_t c = 0; c < C; ++c) place[changed[c]] = filled + c;
   std::vector<const float*> ordered(n, rows[changed[0]]);
   int64_t next = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Few rows with all: the rows come from memory once, for a handful of products each, and that is
-// what it takes. So nothing is packed or reordered: a strip of R rows is read from one end of a
-// span of columns to the other, in R long streams, while the changed rows' span stays in cache.
-// Chunks and blocks of columns are those of `gram`, each with sums of its own, and so are the bits.
+// gram_rows for few changed rows: their products with all rows. It is bound by reading the rows, so
+// nothing is packed or reordered. A span of columns of the changed rows stays in cache while strips
+// of R rows are read from one end of the span to the other, in R long streams. Chunks and blocks
+// are those of `gram`, with separate partial sums, so the bits are those of `gram` too.
 #include <vector>
 
 #include "../gram.h"
@@ -15,36 +15,37 @@
 namespace fastagg::cpu {
 namespace {
 
-// Changed rows that a tile takes: with R squares, R * (kTogether + 1) sums fit the registers.
+// Changed rows of a tile: R squares and R * kTogether products fit the registers.
 constexpr int together(int W) {
   if (W == 16) return 4;
   return W == 8 ? 3 : 2;
 }
 template <int W>
 constexpr int kTogether = together(W);
-// With more groups of them, tiles of more rows do the same in less time than it takes here.
+// Groups of kTogether changed rows, at most. With more, the tiles of `gram` are faster.
 constexpr int64_t kMostGroups = 3;
 
-// The squares of R rows, and their products with C others.
+// The sums of a tile: the squares of R rows, and their products with C others.
 template <int W, int C>
 using Sums = LaneSums<W, Shape<W>::R*(C + 1)>;
 
 template <int W>
 constexpr int kTileSlots = Sums<W, kTogether<W>>::kSlots;
 
-// Of so many bytes, the changed rows stay in an L2 cache while all rows pass by.
+// Keep the span of the changed rows below this many bytes, so that it stays in L2 while all rows
+// are streamed.
 constexpr int64_t kSpanBytes = 256 << 10;
 
 struct Problem {
-  const float* const* rows;     // [strips * R], the last ones perhaps repeated
+  const float* const* rows;     // [strips * R]; the last row may be repeated
   const float* const* changed;  // [C]
   int64_t strips, C, d;
   GramColumns cut;
-  int64_t span;  // columns that are read of one strip after another, whole blocks
+  int64_t span;  // columns that are read of one strip after another: whole blocks
 };
 
-// sums += squares of `strip`, and products with `others`, over `columns` columns. Prefetches as
-// many columns of `soon`.
+// sums += the squares of `strip` and its products with `others`, over `columns` columns. Prefetches
+// as many columns of `soon`.
 template <int W, int C>
 FASTAGG_INLINE void tile(const float* const* strip, const float* const* others,
                          const float* const* soon, int64_t column, int64_t soon_column,
@@ -69,7 +70,7 @@ FASTAGG_INLINE void tile(const float* const* strip, const float* const* others,
     unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(next.row[i] + k * W); });
     add(a, b, k);
   }
-  if (k * W < columns) {  // zeros up to a whole vector
+  if (k * W < columns) {  // the last columns, with zeros up to a whole vector
     float tail[R + C][W] = {};
     const float* ends[R + C];
     for (int i = 0; i < R + C; ++i) {
@@ -91,7 +92,7 @@ FASTAGG_INLINE void tile_of(int64_t wanted, const float* const* strip, const flo
     tile_of<W, C - 1>(wanted, strip, others, soon, column, soon_column, columns, sums);
 }
 
-// Adds to sums[chunk - first][strip][group of changed rows] their tiles over chunks [first, last).
+// Adds the tiles over chunks [first, last) to sums[chunk - first][strip][group of changed rows].
 struct RowsKernel {
   template <int W>
   FASTAGG_INLINE static void run(const Problem* problem, int64_t first, int64_t last,
@@ -104,8 +105,8 @@ struct RowsKernel {
   }
 
  private:
-  // One strip over columns [begin, end). Tiles prefetch what comes next, a block of the strip or
-  // the first one of the next strip.
+  // One strip over columns [begin, end). A tile prefetches the next block of the strip, or the
+  // first block of the next strip.
   template <int W>
   FASTAGG_INLINE static void strip(const Problem& p, int64_t I, int64_t begin, int64_t end,
                                    int64_t first, double* const* sums) {
@@ -124,7 +125,8 @@ struct RowsKernel {
   }
 };
 
-// Where a tile with `wanted` changed rows keeps its sums: [changed + 1][R], squares first.
+// The slots in which a tile with `wanted` changed rows keeps its sums: [changed + 1][R], squares
+// first.
 template <int W, int C>
 void fill_slots(int64_t wanted, int* slots) {
   if (wanted == C) {
@@ -148,7 +150,7 @@ bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* chang
   const int64_t span = std::max<int64_t>(kSpanBytes / 4 / C / cut.block, 1) * cut.block;
   const Problem problem{all.data(), few.data(), strips, C, d, cut, span};
 
-  // A task is as many chunks as a span, if that leaves some for everybody.
+  // A task is as many chunks as a span has, but few enough that each worker gets four tasks.
   const int64_t share = parallel.workers == 1 ? cut.chunks : cut.chunks / (4 * parallel.workers);
   const int64_t step = std::clamp<int64_t>(span / cut.chunk, 1, std::max<int64_t>(share, 1));
   const int64_t slots = strips * groups * kTileSlots<W>;
@@ -156,11 +158,13 @@ bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* chang
   const Scratch memory((1 + window) * slots * 8);
   auto* sums = memory.as<double>();
   OrderedSum total(sums, 0, slots, sums + slots, slots, window);
-  parallel.for_each(ceil_div(cut.chunks, step), [&](int64_t task, int) {
+  // Allocated here, not in a task: other workers wait for each task, so none may throw.
+  std::vector<double*> buffers(parallel.workers * step);
+  parallel.for_each(ceil_div(cut.chunks, step), [&](int64_t task, int worker) {
     const int64_t first = task * step, last = std::min(cut.chunks, first + step);
-    std::vector<double*> partial;
-    for (int64_t c = first; c < last; ++c) partial.push_back(total.start(c));
-    dispatch<RowsKernel>(isa, &problem, first, last, partial.data());
+    double** partial = buffers.data() + worker * step;
+    for (int64_t c = first; c < last; ++c) partial[c - first] = total.start(c);
+    dispatch<RowsKernel>(isa, &problem, first, last, partial);
     for (int64_t c = first; c < last; ++c) total.finish(c);
   });
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of `gram`: dot products of a few rows with a few others over one block of columns, in
+// The tiles of `gram`: the dot products of the rows of two strips over one block of columns, in
 // registers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "gram_columns.h"
@@ -13,18 +14,20 @@ namespace fastagg::cpu {
 
 template <int W>
 struct Shape {
-  static constexpr int R = W == 16 ? 5 : 3;  // R*R accumulators + R + 1 operands fit the registers
-  // Sums of a tile of `rows` x R products, and of the lower triangle of `rows` x `rows`.
+  // Rows of a strip: R * R accumulators and R + 1 operands fit the registers.
+  static constexpr int R = W == 16 ? 5 : 3;
+  // The sums of an off-diagonal tile, `rows` x R, and of a diagonal tile, the lower triangle of
+  // `rows` x `rows`.
   template <int rows>
   using OffSums = LaneSums<W, rows * R>;
   template <int rows>
   using DiagonalSums = LaneSums<W, rows*(rows + 1) / 2>;
-  static constexpr int kSlots = OffSums<R>::kSlots;  // of every tile
+  static constexpr int kSlots = OffSums<R>::kSlots;  // float64 sums kept for every tile
   static_assert(DiagonalSums<R>::kSlots <= kSlots);
   static constexpr int64_t kPanel = R * kMaxBlock;  // floats of a packed strip: [block / W, R, W]
 };
 
-// Where a tile finds the rows of a strip: packed into a panel, [block / W, R, W] ...
+// The rows of a strip, packed into a panel [block / W, R, W] ...
 template <int W>
 struct Panel {
   const float* data;
@@ -32,7 +35,7 @@ struct Panel {
     return load<W>(data + (k * Shape<W>::R + i) * W);
   }
 };
-// ... or where the caller has them.
+// ... or in place.
 template <int W, int rows>
 struct InPlace {
   const float* row[rows];
@@ -42,7 +45,7 @@ struct InPlace {
   FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const { return load<W>(row[i] + k * W); }
 };
 
-// What a tile prefetches while it computes: a line of each for every vector ...
+// What a tile prefetches while it computes: one cache line of each for every vector ...
 struct Prefetch {
   const float *soon, *later, *later_too;
   FASTAGG_INLINE void at(int64_t k) const {
@@ -52,13 +55,13 @@ struct Prefetch {
   }
 };
 
-// ... and at its start the sums that it will add to: those of many tiles do not stay in L2.
+// ... and at its start, the sums to which it will add: the sums of many tiles do not stay in L2.
 template <int W>
 FASTAGG_INLINE void prefetch_sums(double* sums) {
   for (int k = 0; k < Shape<W>::kSlots; k += 8) __builtin_prefetch(sums + k, 1, 3);
 }
 
-// sums += the `rows` x R products of two strips, `steps` vectors long.
+// sums += the `rows` x R products of two strips over `steps` vectors.
 template <int W, int rows, class A, class B>
 FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, double* sums,
                                       const Prefetch& next) {
@@ -84,7 +87,7 @@ FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
   });
 }
 
-// The same for a strip with itself: the lower triangle.
+// sums += the products of a strip with itself over `steps` vectors: the lower triangle.
 template <int W, int rows>
 FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, double* sums,
                                   const Prefetch& next) {
@@ -98,27 +101,33 @@ FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, doub
   Shape<W>::template DiagonalSums<rows>::add(sum, sums);
 }
 
-// The same, while it packs the rows (each times its scale) into `panel`, with zeros up to a whole
-// vector; for any number of columns.
+// diagonal_tile for any number of columns, which also packs the rows, each times its scale, into
+// `panel`, with zeros up to a whole vector.
 template <int W, int rows>
-FASTAGG_INLINE void packing_tile(InPlace<W, rows> a, const float* scales, int64_t columns,
+FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales, int64_t columns,
                                  float* panel, double* sums, const Prefetch& next) {
   constexpr int R = Shape<W>::R;
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
-  float tail[rows][W] = {};
-  for (int64_t k = 0; k * W < columns; ++k) {
+  // Vector k of the panel, from vector `from` of `source`.
+  const auto add = [&](int64_t k, const auto& source, int64_t from) FASTAGG_INLINE_LAMBDA {
     next.at(k * W);
-    if ((k + 1) * W > columns)
-      for (int i = 0; i < rows; ++i) {
-        for (int64_t p = k * W; p < columns; ++p) tail[i][p - k * W] = a.row[i][p];
-        a.row[i] = tail[i] - k * W;
-      }
     Vec<float, W> x[rows];
     unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
-      x[i] = a.at(k, i) * scales[i];
+      x[i] = source.at(from, i) * scales[i];
       store<W>(panel + (k * R + i) * W, x[i]);
     });
     add_triangle<W, rows>(x, sum);
+  };
+  int64_t k = 0;
+  for (; (k + 1) * W <= columns; ++k) add(k, a, k);
+  if (k * W < columns) {
+    float tail[rows][W] = {};
+    const float* ends[rows];
+    for (int i = 0; i < rows; ++i) {
+      std::copy(a.row[i] + k * W, a.row[i] + columns, tail[i]);
+      ends[i] = tail[i];
+    }
+    add(k, InPlace<W, rows>(ends, 0), 0);
   }
   Shape<W>::template DiagonalSums<rows>::add(sum, sums);
 }

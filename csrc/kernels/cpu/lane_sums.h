@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums over the lanes of many vectors at once.
+// Adds up the lanes of many vectors together.
 #pragma once
 
 #include <array>
@@ -8,23 +8,24 @@
 
 namespace fastagg::cpu {
 
-// A tree that sums the lanes of many vectors at once: every level folds each vector's lanes in half
-// and puts the halves of two vectors side by side. Both are treated alike, so that a dot product
-// has the same bits wherever it stands in its tile. Levels down to four lanes a sum are in float32;
-// the last two, whose rounding would be the largest, in float64. All shuffles are of 128-bit parts
-// or inside of them, which take one cycle.
+// A tree adds up the lanes of many vectors together. Each level takes two vectors, adds the two
+// halves of each, and puts the two results side by side into one vector. Every vector goes through
+// the same additions, so a dot product has the same bits at every position in its tile. Levels down
+// to four lanes for each sum are float32; the last two levels, whose rounding would be the largest,
+// are float64. All shuffles move 128-bit parts or stay inside them, which takes one cycle.
 //
-// The indices into (a, b) that position p of a level takes; its other operand is so many further.
+// Level `half` of the tree: position p of the result of two vectors (a, b) of W lanes is the sum of
+// the elements of (a, b) at fold_index and at fold_index + half.
 constexpr int fold_index(int W, int half, int p) {
-  const int segments = W / (2 * half), segment = p / half;
-  const int source = segment < segments ? 0 : W;
-  return source + segment % segments * 2 * half + p % half;
+  const int parts = W / (2 * half), part = p / half;
+  const int source = part < parts ? 0 : W;
+  return source + part % parts * 2 * half + p % half;
 }
-// From the lower and the upper half of a vector of W floats: neighbours.
+// First float64 level: sums of neighbours in the lower and the upper half of a vector of W floats.
 constexpr int pair_index(int W, int p) {
   return p % 2 == 0 ? p : W / 2 + p - 1;
 }
-// From two vectors of N such sums of pairs: neighbouring parts, or elements if that is all.
+// Last level: sums in two vectors of N such sums, at last_index and last_distance further.
 constexpr int last_index(int N, int p) {
   if (N == 2) return p * N;
   const int part = p / 2, parts = N / 4;
@@ -41,7 +42,7 @@ FASTAGG_INLINE Vec<float, W> fold(Vec<float, W> a, Vec<float, W> b,
          __builtin_shufflevector(a, b, (fold_index(W, kHalf, P) + kHalf)...);
 }
 
-// W vectors -> four, with four lanes of each.
+// W vectors become four, in which each of the W sums has four lanes left.
 template <int W, int kHalf>
 FASTAGG_INLINE void fold_to_four(Vec<float, W>* v) {
   if constexpr (kHalf >= 4) {
@@ -68,7 +69,7 @@ FASTAGG_INLINE Vec<double, N> add_last(Vec<double, N> a, Vec<double, N> b,
          __builtin_shufflevector(a, b, (last_index(N, P) + last_distance(N))...);
 }
 
-// N accumulators of W lanes -> kSlots running float64 sums (N of them used), in the tree's order.
+// Adds N accumulators of W lanes to kSlots float64 sums, of which N are used, in the tree's order.
 template <int W, int N>
 struct LaneSums {
   static constexpr int kGroups = (N + W - 1) / W;
@@ -95,7 +96,7 @@ struct LaneSums {
     });
   }
 
-  // The slot that holds accumulator n: the tree is run on names.
+  // The slot of each accumulator: runs the tree on their numbers instead of their values.
   static constexpr std::array<int, N> slots() {
     std::array<int, N> slot{};
     for (int g = 0; g < kGroups; ++g) {

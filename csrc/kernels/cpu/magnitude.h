@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The largest magnitude in a row, NaN and infinity included.
+// The largest magnitude in a row, with NaN above infinity and infinity above all numbers.
 //
-// The bit patterns of magnitudes are ordered like the magnitudes, with infinity above all numbers
-// and NaN above infinity: an integer maximum needs no special cases, in any order.
+// The bit patterns of magnitudes, as integers, have the same order. So an integer maximum needs no
+// special cases and is the same in any order.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ FASTAGG_INLINE int32_t magnitude_bits(float x) {
   return bits & 0x7fffffff;
 }
 
-// The bits of max |x| over all that was added.
+// The bits of max |x| over all elements added.
 template <int W>
 class Magnitude {
  public:

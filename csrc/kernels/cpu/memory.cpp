@@ -11,7 +11,7 @@
 namespace fastagg::cpu {
 namespace {
 
-constexpr int kRows = 4;  // updates worked on at a time, each with its memory
+constexpr int kRows = 4;  // updates taken together, each with its memory row
 
 // sums += weight * (row - old) for n columns of G rows, in their order, and kept = row. A model is
 // rounded to float32 before it is kept and counted, and so is an old one that is reconstructed from
@@ -35,11 +35,12 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
   }
 }
 
-// Stands in for the references of rows that have none: adding it changes no sum.
+// The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
-// The same for n columns from `column`. With `peaks`, it raises them to the magnitudes of updates.
-//   params       // [d] or nullptr: remember updates
+// remember_step for n columns from `column`. If `peaks` is given, raises each of them to the
+// largest magnitude of its update.
+//   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
 //   peaks        // [G] or nullptr

@@ -9,19 +9,20 @@
 namespace fastagg::cpu {
 namespace {
 
-constexpr int64_t kCacheBytes = 1 << 20;  // of L2, for a block's updates and corrections
+constexpr int64_t kCacheBytes = 1 << 20;  // of L2, for the updates and corrections of a block
 
-// The second pass over a block should find it in L2: 2 S rows of so many floats. Not less than 2 KB
-// a row, though: shorter bursts cost more than finding it in L3.
+// Columns of a block: few enough that the second pass finds the block's 2 S rows in L2, but at
+// least 2 KB of each row, because shorter streams cost more than reading from L3.
 int64_t cached_columns(int64_t S, int64_t d) {
   const int64_t fitting = kCacheBytes / (8 * S) / kStep * kStep;
   return std::min(std::max<int64_t>(fitting, 512), block_columns(d));
 }
 
-// sums[k] += sum_g mean * x[g][k] for G rows, in float32, and peaks raised to the magnitudes of
-// rows.
-//   rows         // [G] pointers to whole rows, `column` columns in; x[g] = rows[g], or
-//   references   // [G] references[g] - rows[g] where that is given, or nullptr
+// sums[k] += sum_g mean * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
+// references[g] - rows[g] where references[g] is given. If `peaks` is given, raises each of them to
+// the largest magnitude of its row.
+//   rows         // [G] pointers to whole rows
+//   references   // [G], each may be nullptr, or nullptr
 //   peaks        // [G] or nullptr
 template <int W, int G, class T>
 FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
@@ -62,7 +63,7 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
 }
 
-// The same for S rows, in groups of kGroup; float64 across groups.
+// add_group for S rows, in groups of at most kGroup; float64 across groups.
 template <int W, class T>
 FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* const* references,
                             int32_t* peaks, int64_t S, float mean, int64_t column, int64_t n) {
@@ -78,8 +79,9 @@ FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* con
     add_group<W, 1>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
 }
 
-// v[k] = 1/S sum_s (updates[s][k] + c[s][k]) for n columns, and in float32. The updates come last:
-// `mimic` needs them again, and so they are nearer.
+// v[k] = 1/S sum_s (updates[s][column + k] + c[s][column + k]) for n columns, and v rounded to
+// float32. The updates are read last, because `mimic` reads them again and then finds them in a
+// nearer cache.
 template <int W, class T, class Own>
 FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                Own* const* corrections, const float* const* references, int64_t S,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial sums that are computed in any order and added in one.
+// Adds partial sums in a fixed order, whichever worker computes them when.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,17 @@
 
 namespace fastagg::cpu {
 
-// Adds the partial sums of parts 0, 1, 2, ... to `sums`, in this order, whichever worker has them
-// when. Those of part p wait in buffer p % window for all parts before; a worker that is a whole
-// window ahead waits too. No barrier, and no more memory than the window.
+// Adds the partial sums of chunks 0, 1, 2, ... to `sums`, in this order. The partial sums of chunk
+// c wait in buffer c % window until all chunks before c have been added; a worker that is a whole
+// window ahead waits. There is no barrier, and no more memory than the window.
 //
-// Parts must be started in order (`Parallel::for_each` does) and finished without waiting for
-// others, so that the next part to be added is always in the hands of somebody who works on it.
+// Chunks must be started in ascending order, as Parallel::for_each does, and a task may hold at
+// most `window` chunks that are not finished. Between start and finish, a task must neither throw
+// nor wait for other tasks. Then some worker is always computing the chunk to be added next, so no
+// worker waits for ever.
 class OrderedSum {
  public:
-  // Entries [begin, end) of sums, and of each buffer, of which part p has `buffers + (p % window) *
-  // stride`.
+  // Adds entries [begin, end). Chunk c uses the buffer at buffers + (c % window) * stride.
   OrderedSum(double* sums, int64_t begin, int64_t end, double* buffers, int64_t stride,
              int64_t window)
       : sums_(sums),
@@ -32,20 +33,20 @@ class OrderedSum {
     std::fill(sums_ + begin_, sums_ + end_, 0.0);
   }
 
-  // The buffer of part p, with zeros in [begin, end).
-  double* start(int64_t p) {
+  // Returns the buffer of chunk c, with zeros in [begin, end).
+  double* start(int64_t c) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      has_room_.wait(lock, [&] { return p < next_ + window_; });
+      has_room_.wait(lock, [&] { return c < next_ + window_; });
     }
-    std::fill(buffer(p) + begin_, buffer(p) + end_, 0.0);
-    return buffer(p);
+    std::fill(buffer(c) + begin_, buffer(c) + end_, 0.0);
+    return buffer(c);
   }
 
-  // The sums of part p are in its buffer.
-  void finish(int64_t p) {
+  // The buffer of chunk c has its sums.
+  void finish(int64_t c) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    done_[p % window_] = true;
+    done_[c % window_] = true;
     const int64_t before = next_;
     for (; done_[next_ % window_]; ++next_) {
       const double* partial = buffer(next_);
@@ -56,7 +57,7 @@ class OrderedSum {
   }
 
  private:
-  double* buffer(int64_t p) { return buffers_ + p % window_ * stride_; }
+  double* buffer(int64_t c) { return buffers_ + c % window_ * stride_; }
 
   double* const sums_;
   const int64_t begin_, end_;
@@ -64,8 +65,8 @@ class OrderedSum {
   const int64_t stride_, window_;
   std::mutex mutex_;
   std::condition_variable has_room_;
-  std::vector<bool> done_;  // by part % window: finished, not yet added
-  int64_t next_ = 0;        // the part to be added next
+  std::vector<bool> done_;  // by chunk % window: finished, not yet added
+  int64_t next_ = 0;        // the chunk to add next
 };
 
 }  // namespace fastagg::cpu

@@ -10,8 +10,8 @@
 namespace fastagg::cpu {
 namespace {
 
-// Components are taken together until they have this many rows. One pass over few rows would leave
-// threads idle; from here on, a pass is bound by arithmetic.
+// Small components are computed together until they have this many rows: a pass over fewer rows is
+// bound by memory and would leave threads idle.
 constexpr int64_t kRunRows = 48;
 
 // Whether every pair of different rows is wanted.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of rows that makes a symmetric set of pairs dense in tiles.
+// Orders rows so that a symmetric set of pairs fills few tiles.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace fastagg {
 
 // Rows connected by pairs, directly or through others.
 struct Components {
-  std::vector<int64_t> order;  // [S] a permutation of [0, S): the rows of each, one after the other
-  std::vector<int64_t> ends;   // of each in `order`
+  std::vector<int64_t> order;  // [S] a permutation of [0, S): the rows of component 0, of 1, ...
+  std::vector<int64_t> ends;   // where each component ends in `order`
 };
 
 // The components of [0, S) under `pairs`, in the order of their lowest row, each by breadth-first
@@ -40,7 +40,7 @@ inline Components components(const uint8_t* pairs, int64_t S) {
   return found;
 }
 
-// The order alone.
+// components(pairs, S).order
 inline std::vector<int64_t> component_order(const uint8_t* pairs, int64_t S) {
   return components(pairs, S).order;
 }

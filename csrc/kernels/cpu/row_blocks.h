@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the one-pass row operations go through memory: in blocks of columns, a group of rows at a
-// time.
+// How the one-pass row operations read memory: one block of columns at a time, and in it one group
+// of rows at a time.
 //
-// There is no software prefetch here, on purpose. A group is a handful of streams that run for many
-// KB each, which is what hardware prefetchers are made for; prefetch instructions on top of them
-// only made these loops slower, at any distance and in any order that we tried.
+// There is no software prefetch here, on purpose. A group is a few streams of many KB each, which
+// hardware prefetchers handle well. Additional prefetch instructions made these loops slower, at
+// every distance and in every order that was tried.
 #pragma once
 
 #include <algorithm>
@@ -17,22 +17,24 @@
 
 namespace fastagg::cpu {
 
-// Columns of a block at most: 64 KB of each row in one go, 128 KB of float64 sums, which stay in
-// L2. Streams of 16 KB were 5 % slower, of 128 KB no faster.
+// Columns of a block, at most: streams of 64 KB of each row, and 128 KB of float64 sums, which stay
+// in L2. Streams of 16 KB were 5 % slower; streams of 128 KB were no faster.
 constexpr int64_t kRowColumns = 16384;
 
-// Rows that are added in float32; groups are added in float64. A sum over any number of rows has
-// the error of a sum of kGroup numbers, at the cost of float32 arithmetic.
+// Rows of a group, which are added in float32; groups are added in float64. So a sum over any
+// number of rows has the error of a sum of kGroup numbers, at the cost of float32 arithmetic.
 constexpr int kGroup = 8;
 
-constexpr int64_t kStep = 64;  // floats of a row that are handled in one unrolled step
+constexpr int64_t kStep = 64;  // elements of a row in one unrolled step
 
-// Columns of a block where nothing else limits it: at least 32 blocks, if each gets 4 KB of a row.
+// Columns of a block if nothing else limits it: there are at least 32 blocks, for 32 workers,
+// unless they would have less than 4 KB of a row.
 inline int64_t block_columns(int64_t d) {
   return std::clamp<int64_t>(ceil_div(d, 32 * kStep) * kStep, 1024, kRowColumns);
 }
 
-// Calls body(column, n, worker) for blocks of up to `columns` columns [column, column + n) of d.
+// Calls body(column, n, worker) for each block [column, column + n) of at most `columns` of d
+// columns.
 template <class Body>
 void for_blocks(int64_t d, int64_t columns, const Parallel& parallel, const Body& body) {
   parallel.for_each(ceil_div(d, columns), [&](int64_t task, int worker) {
@@ -41,8 +43,8 @@ void for_blocks(int64_t d, int64_t columns, const Parallel& parallel, const Body
   });
 }
 
-// Calls body(begin, count) for the steps of [0, n): a constant count, which the compiler unrolls,
-// and one remainder.
+// Calls body(begin, count) for the steps of [0, n): with a constant count, so that the compiler
+// unrolls the loop in body, and once for the remainder.
 template <class Body>
 FASTAGG_INLINE void for_steps(int64_t n, const Body& body) {
   int64_t begin = 0;
@@ -50,11 +52,11 @@ FASTAGG_INLINE void for_steps(int64_t n, const Body& body) {
   body(begin, n - begin);
 }
 
-// A row's element as arithmetic takes it: rows of float are used where they are, const or not.
+// The float elements of a row of T: rows of float are used in place, const or not.
 template <class T>
 using Widened = std::conditional_t<std::is_same_v<T, float>, float, const float>;
 
-// x[g] = `count` elements of row g from `begin` as floats: a copy in room[g] if they are shorter.
+// x[g] = elements [begin, begin + count) of row g as floats: in place, or converted into room[g].
 template <int G, class T, class Count>
 FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t begin, Count count,
                                float (&room)[G][kStep]) {

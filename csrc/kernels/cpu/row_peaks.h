@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Largest magnitudes of rows, found while a kernel passes over them for another reason.
+// The largest magnitudes of rows, computed along with something else.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace fastagg::cpu {
 
-// One maximum per worker and row. Which worker saw what does not matter: a maximum of magnitudes
-// is the same in any order.
+// One maximum for each worker and row. It does not matter which worker took which columns: a
+// maximum of magnitudes is the same in any order.
 class RowPeaks {
  public:
   RowPeaks(int64_t S, const Parallel& parallel)
       : S_(S), workers_(parallel.workers), scratch_(S * workers_ * int64_t{sizeof(int32_t)}) {
     std::fill_n(scratch_.as<int32_t>(), S * workers_, 0);
   }
-  // [S] magnitude bits, for this worker alone
+  // [S] magnitude bits that only this worker changes
   int32_t* of(int worker) const { return scratch_.as<int32_t>() + worker * S_; }
 
   void write(float* out) const {

@@ -35,7 +35,7 @@ struct DistanceRow {
   }
 };
 
-// Rows of out from rows of gram and, for each of them, one number from the diagonal.
+// Computes each row of `out` from the row of `gram` and of_square(entry) of the whole diagonal.
 template <class Row, class OfSquare>
 void for_rows(const double* gram, int64_t S, double* out, const Parallel& parallel,
               const OfSquare& of_square) {
@@ -60,9 +60,9 @@ void distance_scores(const double* gram, int64_t S, double* out, const Parallel&
 
 namespace {
 
-constexpr int64_t kPairs = 256;  // pairs gathered at a time: 8 KB, and divisions in vectors
+constexpr int64_t kPairs = 256;  // pairs gathered together, 8 KB, so that divisions are vectorized
 
-// Row i of this round against row a = clients[i] of the state.
+// Row i of round_scores updates row clients[i] of scores and counts.
 struct UpdateRow {
   template <int W, class Count>
   FASTAGG_INLINE static void run(float* score_row, Count* count_row, const double* round_row,

@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scratch memory of the CPU kernels.
+// Temporary memory of the CPU kernels, reused from one call to the next.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <iterator>
-#include <new>
-#include <utility>
-
-#include "../common.h"
 
 namespace fastagg::cpu {
 
-// Uninitialised, cache-line-aligned scratch memory. The thread that frees a block keeps it for its
-// next one: fresh memory costs a page fault for every 4 KB, which would be a tenth of a gram.
+// Uninitialised memory, aligned to cache lines, for the lifetime of this object.
+//
+// A freed block goes to a pool that all threads share, because fresh memory costs a page fault for
+// every 4 KB, which would be a tenth of a gram. The pool keeps the blocks used last, at most 8 of
+// them and at most kScratchLimit bytes in total, and returns the others to the system.
 class Scratch {
  public:
-  explicit Scratch(int64_t bytes) : block_(kept().take(std::max<int64_t>(bytes, 1))) {}
-  ~Scratch() { kept().put(block_); }
+  // Throws std::bad_alloc. Kernels make their scratch before the parallel part: a task that throws
+  // could leave others waiting for it.
+  explicit Scratch(int64_t bytes);
+  ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   template <class T>
@@ -27,44 +24,24 @@ class Scratch {
     return static_cast<T*>(block_.data);
   }
 
- private:
   struct Block {
     void* data = nullptr;
     int64_t bytes = 0;
   };
 
-  struct Kept {
-    static constexpr int64_t kLargest = 128 << 20;  // larger ones go back to the system
-    Block blocks[4];
-
-    // The smallest block that is large enough, or a new one.
-    Block take(int64_t bytes) {
-      Block* best = nullptr;
-      for (Block& block : blocks)
-        if (block.bytes >= bytes && (!best || block.bytes < best->bytes)) best = &block;
-      if (best) return std::exchange(*best, Block());
-      const int64_t rounded = ceil_div(bytes, 64) * 64;
-      void* data = std::aligned_alloc(64, static_cast<std::size_t>(rounded));
-      if (!data) throw std::bad_alloc();
-      return {data, rounded};
-    }
-    // Keeps the block in the place of the smallest one, which is freed.
-    void put(Block block) {
-      Block* least = std::min_element(std::begin(blocks), std::end(blocks),
-                                      [](auto& x, auto& y) { return x.bytes < y.bytes; });
-      if (block.bytes <= kLargest && block.bytes > least->bytes) std::swap(block, *least);
-      std::free(block.data);
-    }
-    ~Kept() {
-      for (Block& block : blocks) std::free(block.data);
-    }
-  };
-  static Kept& kept() {
-    static thread_local Kept kept;
-    return kept;
-  }
-
+ private:
+  int64_t requested_;  // bytes; a block from the pool may be larger
   Block block_;
 };
+
+constexpr int64_t kScratchLimit = int64_t{128} << 20;
+
+struct ScratchUse {
+  int64_t kept;  // bytes in the pool
+  int64_t used;  // bytes that kernels of all threads have requested and not freed yet
+  int64_t peak;  // the largest `used` since the last reset
+};
+ScratchUse scratch_use();
+void reset_scratch_peak();
 
 }  // namespace fastagg::cpu

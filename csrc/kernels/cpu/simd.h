@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vectors and run-time dispatch. A kernel body is written once, as an always-inlined template over
-// the number of float lanes W, in terms of the compiler's generic vectors (GCC and Clang). It is
-// instantiated inside functions compiled for AVX-512 (W = 16), AVX2 (W = 8) and the baseline of the
-// target (W = 4: SSE2 or NEON); `dispatch` picks one of them at run time. No intrinsics, no flags
-// per file.
+// Vectors, and the choice of an instruction set at run time. A kernel body is written once, as an
+// always-inlined template over W, the number of float lanes of a vector, with the compiler's
+// generic vectors (GCC and Clang). It is instantiated in functions that are compiled for AVX-512 (W
+// = 16), AVX2 (W = 8) and the baseline of the target (W = 4: SSE2 or NEON); `dispatch` calls one of
+// them. There are no intrinsics and no compiler flags for single files.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 #define FASTAGG_INLINE __attribute__((always_inline)) inline
 #define FASTAGG_INLINE_LAMBDA __attribute__((always_inline))
 
-// Passing wide vectors by value has no stable ABI without -mavx; nothing here is ever called, only
-// inlined.
+// GCC warns that passing wide vectors by value has no stable ABI without -mavx. That does not
+// matter here, because all such functions are inlined.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -30,9 +30,9 @@ namespace fastagg::cpu {
 
 enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
 
-Isa detected_isa();     // the best one this processor has
-Isa current_isa();      // the one in use: the detected one unless set_isa said less
-bool set_isa(Isa isa);  // false, and nothing changed, if the processor lacks it
+Isa detected_isa();     // the best one of this processor
+Isa current_isa();      // the one in use: the detected one, unless set_isa chose another
+bool set_isa(Isa isa);  // returns false and changes nothing if the processor lacks it
 const char* isa_name(Isa isa);
 
 // clang-format off
@@ -52,8 +52,8 @@ template <int N, class T>
 FASTAGG_INLINE void store(T* p, Vec<T, N> v) {
   *reinterpret_cast<typename VecType<T, N>::unaligned*>(p) = v;
 }
-// N floats at p, widened.
-// (Element by element: this form, not __builtin_convertvector, becomes one instruction.)
+// N floats at p as doubles. Written element by element, because GCC compiles this form, unlike
+// __builtin_convertvector, to one instruction.
 template <int N, int... I>
 FASTAGG_INLINE Vec<double, N> load_double(const float* p, std::integer_sequence<int, I...>) {
   return Vec<double, N>{p[I]...};
@@ -62,13 +62,9 @@ template <int N>
 FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
-template <int N>
-FASTAGG_INLINE void store_float(float* p, Vec<double, N> v) {
-  store<N>(p, __builtin_convertvector(v, Vec<float, N>));
-}
 
-// body(0), ..., body(N - 1) with constants for arguments, so that arrays of vectors indexed by them
-// live in registers.
+// Calls body(0), ..., body(N - 1) with constants, so that arrays of vectors that are indexed by
+// them stay in registers.
 template <class Body, int... I>
 FASTAGG_INLINE void unrolled(const Body& body, std::integer_sequence<int, I...>) {
   (body(std::integral_constant<int, I>()), ...);
@@ -97,8 +93,8 @@ void run_portable(Args... args) {
   Kernel::template run<4>(args...);
 }
 
-// Kernel::run<W>(args...) with the instruction set `isa`. Kernel::run must be FASTAGG_INLINE, as
-// must be all it calls: code that is not inlined would be compiled for the baseline.
+// Calls Kernel::run<W>(args...), compiled for the instruction set `isa`. Kernel::run and everything
+// that it calls must be FASTAGG_INLINE: code that is not inlined is compiled for the baseline.
 template <class Kernel, class... Args>
 void dispatch(Isa isa, Args... args) {
 #ifdef FASTAGG_X86

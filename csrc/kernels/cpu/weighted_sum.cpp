@@ -9,8 +9,8 @@
 namespace fastagg::cpu {
 namespace {
 
-// sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n). A plain loop: inside a
-// dispatched kernel the compiler turns it into the vectors of its target.
+// sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n). Inside a dispatched kernel,
+// the compiler vectorizes this plain loop for the kernel's instruction set.
 template <int G, class T>
 FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_t column, int64_t n,
                               double* __restrict sums) {
@@ -59,8 +59,8 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
                   double beta, const Parallel& parallel) {
   const Isa isa = current_isa();
   const std::vector<float> factors(weights, weights + S);
-  // From the end: rows are often summed right after their Gram matrix was computed, from the start,
-  // and what was read last is what a cache still has.
+  // Start at the end of d: rows are often summed right after their Gram matrix, which starts at the
+  // beginning, so a cache still holds the last columns.
   const int64_t columns = block_columns(d), blocks = ceil_div(d, columns);
   parallel.for_each(blocks, [&](int64_t task, int) {
     const int64_t column = (blocks - 1 - task) * columns;

@@ -6,16 +6,16 @@ namespace fastagg::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVectors = 8;  // in flight per thread
+constexpr int kVectors = 8;  // loads in flight for each thread
 
-// One piece of kThreads * kVectors * V columns of one row at a time.
+// A task is one chunk of kThreads * kVectors * V columns of one row.
 template <int V>
 __global__ void __launch_bounds__(kThreads)
-    abs_max_kernel(const float* const* rows, int64_t d, int64_t pieces, int64_t tasks,
+    abs_max_kernel(const float* const* rows, int64_t d, int64_t chunks, int64_t tasks,
                    int32_t* out) {
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t s = task / pieces;
-    const int64_t begin = (task % pieces) * kVectors * kThreads * V;
+    const int64_t s = task / chunks;
+    const int64_t begin = (task % chunks) * kVectors * kThreads * V;
     const float* row = rows[s];
     Floats<V> x[kVectors];
 #pragma unroll
@@ -43,11 +43,11 @@ cudaError_t abs_max(const float* const* rows, int64_t S, int64_t d, float* out, 
   if (S == 0 || d == 0) return cudaSuccess;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    const int64_t pieces = ceil_div(d, int64_t{kVectors} * kThreads * V);
+    const int64_t chunks = ceil_div(d, int64_t{kVectors} * kThreads * V);
     int blocks = 0;
-    if (cudaError_t error = resident_blocks(abs_max_kernel<V>, kThreads, S * pieces, &blocks))
+    if (cudaError_t error = resident_blocks(abs_max_kernel<V>, kThreads, S * chunks, &blocks))
       return error;
-    abs_max_kernel<V><<<blocks, kThreads, 0, stream>>>(rows, d, pieces, S * pieces, bits);
+    abs_max_kernel<V><<<blocks, kThreads, 0, stream>>>(rows, d, chunks, S * chunks, bits);
     return cudaGetLastError();
   });
 }

@@ -12,7 +12,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kByte = 8;  // clients in a byte of packed flags
 
-// Flag i of a row of pairs; without data, everybody.
+// Flag (k, i) of a set of pairs; set if there is no data.
 __device__ __forceinline__ bool flag(Flags flags, int64_t K, int64_t k, int64_t i) {
   if (!flags.data) return true;
   if (!flags.packed) return flags.data[k * K + i] != 0;
@@ -28,15 +28,15 @@ __device__ __forceinline__ Ranked best_of_warp(Ranked mine) {
   return mine;
 }
 
-// The best in row k among the candidates that have been scored and for which `counts_too` holds.
+// The best of the candidates of client k that have been scored and for which `eligible` holds.
 template <class Count, class Condition>
 __device__ __forceinline__ Ranked best_scored(const float* scores, const Count* counts,
                                               Flags candidates, int64_t K, int64_t k, int lane,
-                                              const Condition& counts_too) {
+                                              const Condition& eligible) {
   Ranked best{0.0f, -1};
 #pragma unroll 1
   for (int64_t i = lane; i < K; i += kWarp)
-    if (counts[k * K + i] > 0 && counts_too(i) && flag(candidates, K, k, i))
+    if (counts[k * K + i] > 0 && eligible(i) && flag(candidates, K, k, i))
       best = better(best, {scores[k * K + i], i});
   return best_of_warp(best);
 }
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
                                          [&](int64_t i) { return active[i] != 0; });
       chosen = nearest.client;
       if (eliminating && chosen >= 0) {
-        // If the nearest of the active would be eliminated, all of them would.
+        // If the best active candidate would be eliminated, so would all other active candidates.
         const Ranked best =
             best_scored(scores, counts, candidates, K, k, lane, [&](int64_t i) { return i != k; });
         if (chosen != best.client && far_below(best.score, nearest.score, threshold)) chosen = -1;

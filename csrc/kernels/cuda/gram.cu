@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of things: which tiles are needed (with pairs); partial sums, by gram_few or gram_many;
-// their sum, in a fixed order; and for rows whose squares leave the range of float32, their entries
-// again, in float64. The last two kernels end at once if there is no such row: nothing here waits
-// for a number to reach the host.
+// A Gram matrix takes these kernels: needed_kernel finds the tiles that are needed (with pairs);
+// gram_few or gram_many computes partial sums; reduce_kernel adds them in a fixed order; and for
+// rows whose squares leave the range of float32, peaks_kernel and rescue_kernel compute their
+// entries again, in float64. The last two return immediately if there is no such row, so the host
+// does not have to wait for that information.
 #include "gram_parts.h"
 #include "kernels.h"
 #include "launch.cuh"
@@ -26,11 +27,11 @@ struct Matrix {
   }
 };
 
-// Rows whose squares may have left the range of float32, or that hold a NaN, or zeros only.
+// Suspects: rows whose squares may have left the range of float32, or with a NaN, or zeros only.
 struct Suspects {
   int32_t* suspect;  // [S]
   int32_t* peaks;    // [S] magnitude bits
-  int32_t* found;    // whether there is one
+  int32_t* found;    // whether there is a suspect
 
   __device__ bool rescuable(int64_t i) const {
     return suspect[i] && peaks[i] > 0 && peaks[i] < 0x7f800000;
@@ -49,36 +50,36 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) needed[blockIdx.x] = any;
 }
 
-// Adds up the partial sums of `count` chunks: those of a segment in order, then the segments in
-// order, after those of earlier waves. 32 slots a block; its threads share the segments.
+// Adds up the partial sums of `count` chunks: in ascending order inside each group of kChunkGroup
+// chunks, then the sums of the groups in ascending order, after those of earlier waves. A thread
+// block takes 32 slots, and its threads share the groups.
 //   totals   // [slots], read unless this is the first wave, written unless it is the last
 template <bool kFew>
 __global__ void __launch_bounds__(512)
     reduce_kernel(const double* partials, int64_t slots, int64_t count, double* totals, bool first,
                   bool last, const uint8_t* needed, Matrix matrix, Suspects rows, double tiny) {
-  __shared__ double sums[kMaxChunks / kSegment][kWarp];
+  __shared__ double sums[kMaxChunks / kChunkGroup][kWarp];
   const int64_t slot = int64_t{blockIdx.x} * kWarp + threadIdx.x;
   const Entry e = kFew ? few_entry(slot) : many_entry(slot);
   const bool there = e.i < matrix.S && e.j <= e.i;
   const bool computed = there && (!needed || needed[slot / kTileSlots]);
-  const int segments = static_cast<int>(ceil_div(count, kSegment));
-  for (int segment = threadIdx.y; segment < segments; segment += blockDim.y) {
-    double values[kSegment];
+  const int groups = static_cast<int>(ceil_div(count, kChunkGroup));
+  for (int group = threadIdx.y; group < groups; group += blockDim.y) {
+    double values[kChunkGroup];
 #pragma unroll
-    for (int c = 0; c < kSegment; ++c) {
-      const int64_t chunk = int64_t{segment} * kSegment + c;
+    for (int c = 0; c < kChunkGroup; ++c) {
+      const int64_t chunk = int64_t{group} * kChunkGroup + c;
       values[c] = computed && chunk < count ? partials[chunk * slots + slot] : 0.0;
     }
     double sum = values[0];
 #pragma unroll
-    for (int c = 1; c < kSegment; ++c) sum = __dadd_rn(sum, values[c]);
-    sums[segment][threadIdx.x] = sum;
+    for (int c = 1; c < kChunkGroup; ++c) sum = __dadd_rn(sum, values[c]);
+    sums[group][threadIdx.x] = sum;
   }
   __syncthreads();
   if (threadIdx.y > 0 || !there) return;
   double total = first ? 0.0 : totals[slot];
-  for (int segment = 0; segment < segments; ++segment)
-    total = __dadd_rn(total, sums[segment][threadIdx.x]);
+  for (int group = 0; group < groups; ++group) total = __dadd_rn(total, sums[group][threadIdx.x]);
   if (!last) {
     totals[slot] = total;
     return;
@@ -91,17 +92,17 @@ __global__ void __launch_bounds__(512)
   if (suspect) atomicMax(rows.found, 1);
 }
 
-// peaks[s] = the largest magnitude of each suspect, pieces of rows in turn.
+// peaks[s] = the largest magnitude of each suspect s. A task is one chunk of a row.
 __global__ void __launch_bounds__(kThreads)
     peaks_kernel(const float* const* rows, int64_t S, int64_t d, Suspects suspects) {
   if (*suspects.found == 0) return;
-  constexpr int64_t kPiece = 1 << 16;
-  const int64_t pieces = ceil_div(d, kPiece);
-  for (int64_t task = blockIdx.x; task < S * pieces; task += gridDim.x) {
-    const int64_t s = task / pieces, begin = task % pieces * kPiece;
+  constexpr int64_t kChunk = 1 << 16;
+  const int64_t chunks = ceil_div(d, kChunk);
+  for (int64_t task = blockIdx.x; task < S * chunks; task += gridDim.x) {
+    const int64_t s = task / chunks, begin = task % chunks * kChunk;
     if (!suspects.suspect[s]) continue;
     int32_t bits = 0;
-    for (int64_t k = begin + threadIdx.x; k < at_most(begin + kPiece, d); k += blockDim.x)
+    for (int64_t k = begin + threadIdx.x; k < at_most(begin + kChunk, d); k += blockDim.x)
       bits = max(bits, magnitude_bits(rows[s][k]));
     for (int offset = kWarp / 2; offset > 0; offset /= 2)
       bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
@@ -109,9 +110,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Entries of suspects that are finite and not zero, with products and sums in float64, which has
-// the range for them. A block takes a pair at a time. Slow, but such rows are rare: their elements
-// are below 1e-17 or above 1e19, and training stopped before that.
+// Computes the entries of finite, non-zero suspects again, with products and sums in float64, whose
+// range suffices. A thread block takes one pair at a time. This is slow, but such rows are rare:
+// their elements are below 1e-17 or above 1e19, which no working training produces.
 __global__ void __launch_bounds__(kThreads)
     rescue_kernel(const float* const* rows, int64_t d, Matrix matrix, Suspects suspects) {
   if (*suspects.found == 0) return;

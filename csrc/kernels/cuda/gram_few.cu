@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Few rows: bound by memory. Every warp owns a chunk of columns and the whole triangle of products,
-// so warps share nothing and never wait for each other. A lane copies exactly the 16 bytes of each
-// row group that it will consume into a ring in shared memory that belongs to it alone
-// (asynchronously, several steps ahead), and as the A operand of a row tile is the B operand of two
-// column tiles, nothing is loaded twice.
+// The Gram kernel for few rows, which is bound by memory. Each warp has one chunk and the whole
+// triangle of products, so warps share nothing and never wait for each other. A lane copies exactly
+// the 16 bytes of each row group that it will use, asynchronously and several steps ahead, into a
+// ring in shared memory that no other lane uses. The A operand of 16 rows is also the B operand of
+// two tiles, so nothing is loaded twice.
 #include "gram_mma.cuh"
 #include "gram_parts.h"
 
@@ -12,29 +12,29 @@ namespace {
 
 constexpr int kWarps = 4;
 
-template <int M>  // row tiles of 16
+template <int M>  // strips of 16 rows
 struct Few {
-  static constexpr int kSums = few_tiles(M) * 4;              // of a lane
-  static constexpr int kSteps = M == 1 ? 4 : M == 2 ? 2 : 1;  // of a stage: 3 to 4 KB of rows
-  static constexpr int kStages = M == 3 ? 6 : 5;              // in the ring: 18 or 20 KB
-  static constexpr int kStageVectors = kSteps * 2 * M;        // of a lane
+  static constexpr int kSums = few_tiles(M) * 4;              // accumulators of a lane
+  static constexpr int kSteps = M == 1 ? 4 : M == 2 ? 2 : 1;  // of a stage, 3 to 4 KB of rows
+  static constexpr int kStages = M == 3 ? 6 : 5;              // of the ring, 18 or 20 KB
+  static constexpr int kStageVectors = kSteps * 2 * M;        // that a lane loads
   static constexpr int kRingBytes = kStages * kStageVectors * kWarp * int{sizeof(float4)};
   static constexpr int kSumBytes = kSums * kWarp * int{sizeof(double)};
   static constexpr int kTableBytes = 16 * M * int{sizeof(const float*)};
   static constexpr int kSharedBytes = kTableBytes + kWarps * (kRingBytes + kSumBytes);
   static_assert(kBlockSteps % kSteps == 0 && kTableBytes % 16 == 0);
-  static_assert(kSharedBytes <= 163 << 10);  // of sm_80
+  static_assert(kSharedBytes <= 163 << 10);  // limit of sm_80
 };
 
-// Copies 4 floats in accesses of kBytes; floats from `valid` on become 0. `from` must be an address
-// in the row even if valid <= 0.
+// Copies 4 floats in accesses of kBytes bytes. Only the first `valid` floats are read; the others
+// become 0. `from` must be an address in a row even if valid <= 0.
 template <int kBytes>
 __device__ __forceinline__ void copy_async(float4* to, const float* from, int64_t valid) {
   const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
 #pragma unroll
   for (int part = 0; part < 16; part += kBytes) {
     const int there = static_cast<int>(
-        at_least(at_most(valid * 4 - part, kBytes), 0));  // bytes to read, the rest is zeros
+        at_least(at_most(valid * 4 - part, kBytes), 0));  // bytes to read; the others become 0
     const float* address = there > 0 ? from + part / 4 : from;
     if constexpr (kBytes == 16)
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(address),
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
       reinterpret_cast<double*>(shared) +
       (T::kTableBytes + kWarps * T::kRingBytes + warp * T::kSumBytes) / int{sizeof(double)} + lane;
 
-  // Vector v of a stage: step v / 2M, row group v % 2M. An empty group keeps the count of groups
-  // right at the end.
+  // Vector v of a stage is step v / 2M, row group v % 2M. Past the last stage, an empty group of
+  // copies is committed, so that wait_group still counts correctly.
   const auto fetch = [&](int64_t stage, int place) {
     if (stage < stages)
 #pragma unroll
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   int steps = 0;  // since the last flush
   for (int64_t stage = 0; stage < stages; ++stage) {
     asm volatile("cp.async.wait_group %0;" ::"n"(T::kStages - 2) : "memory");
-    // Into the place of the stage before this one, which has been read.
+    // This overwrites the stage before this one, which has been read.
     fetch(stage + T::kStages - 1, place == 0 ? T::kStages - 1 : place - 1);
 #pragma unroll
     for (int step = 0; step < T::kSteps; ++step) {

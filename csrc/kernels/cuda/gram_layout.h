@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where everything is in the CUDA Gram kernels: which part of d a partial sum covers, which
-// elements a lane of a warp holds, and which entry of the result an accumulator belongs to. All of
-// it is plain arithmetic, and tested on the CPU with an emulated tensor core (tests/cuda).
+// The index arithmetic of the CUDA Gram kernels: which columns a partial sum covers, which elements
+// a lane of a warp holds, and to which entry of the result an accumulator belongs. It is tested on
+// the CPU with an emulated tensor core (tests/cuda).
 #pragma once
 
 #include "../host_device.h"
@@ -10,20 +10,20 @@ namespace fastagg::cuda {
 
 // ---- d -----------------------------------------------------------------------------------------
 
-// Columns of one chain of tensor-core products, which the hardware adds up with truncation ...
+// Columns of a step: one chain of tensor-core products, which the hardware adds with truncation.
 constexpr int kStep = 16;
-// ... and columns that are summed in float32; float64 beyond.
+// Columns of a block: steps are added in float32, blocks in float64.
 constexpr int kBlockColumns = 512;
 constexpr int kBlockSteps = kBlockColumns / kStep;
-// At most so many chunks of whole blocks, each summed by one warp (few rows) or thread block. They
-// depend on d alone, and so does an entry, apart from its two rows.
+// Chunks, at most. A chunk has whole blocks; one warp (gram_few) or thread block (gram_many) sums
+// it. Chunks depend on d alone, so an entry depends on its two rows alone.
 constexpr int64_t kMaxChunks = 512;
-// Partial sums of so many chunks are added up first, then these sums.
-constexpr int kSegment = 8;
+// Chunks of a group: the partial sums of a group are added first, then the sums of all groups.
+constexpr int kChunkGroup = 8;
 
 struct Partition {
   int64_t chunk;   // columns, a multiple of kBlockColumns
-  int64_t chunks;  // 0 if d is
+  int64_t chunks;  // 0 if d is 0
 };
 
 FASTAGG_HD constexpr Partition partition(int64_t d) {
@@ -33,8 +33,8 @@ FASTAGG_HD constexpr Partition partition(int64_t d) {
 
 // ---- one step of a warp ------------------------------------------------------------------------
 
-// Rows are taken in groups of 8, kStep columns at a time. A lane holds four neighbouring columns of
-// one row of each group: 16 bytes of the row.
+// Rows are taken in groups of 8, one step of columns at a time. A lane holds four neighbouring
+// columns of one row of each group: 16 bytes of the row.
 FASTAGG_HD constexpr int lane_row(int lane) {
   return lane / 4;
 }
@@ -42,25 +42,25 @@ FASTAGG_HD constexpr int lane_column(int lane) {
   return lane % 4 * 4;
 }
 
-// Each element becomes a word of two bfloat16: its leading 8 bits (upper half) and the next 8
-// (lower half). Products of words, half by half, are the sum of the upper and of the lower product;
-// with the halves of one operand swapped, of the two mixed ones: all four products of (h + l) (h' +
-// l'). (Or a word is one number in TF32, and a product is one of words.)
+// Each element becomes a word of two bfloat16: h, its leading 8 bits (upper half), and l, the next
+// 8 (lower half). Multiplying two words half by half gives h h' + l l'; with the halves of one
+// operand swapped, h l' + l h'. Together these are the four products of (h + l) (h' + l'). (With
+// kTf32, a word is one TF32 number.)
 FASTAGG_HD constexpr uint32_t swapped(uint32_t word) {
   return word >> 16 | word << 16;
 }
 
-// mma.m16n8k16 multiplies 16 rows with 8 rows over 16 halves, 8 words: a step takes two of them
-// (`half` 0 and 1), and two more with swapped operands. The sum over columns may be taken in any
-// order if both operands have the same one, so lanes use the words that they hold: register r of
-// operand A is this word of row group 2a + a_group(r), ...
+// One mma.m16n8k16 multiplies 16 rows with 8 rows over 16 halves, which are 8 words. A step takes
+// two of them (`half` 0 and 1), and two more with swapped operands. The columns may be summed in
+// any order that is the same for both operands, so each lane uses the words that it holds: register
+// r of operand A is word a_word(half, r) of row group 2a + a_group(r), ...
 FASTAGG_HD constexpr int a_group(int r) {
   return r % 2;
 }
 FASTAGG_HD constexpr int a_word(int half, int r) {
   return 2 * half + r / 2;
 }
-// ... and register r of operand B is this word of row group b.
+// ... and register r of operand B is word b_word(half, r) of row group b.
 FASTAGG_HD constexpr int b_word(int half, int r) {
   return 2 * half + r;
 }
@@ -74,8 +74,7 @@ FASTAGG_HD constexpr Entry tile_entry(int lane, int r) {
   return {lane / 4 + r / 2 * 8, lane % 4 * 2 + r % 2};
 }
 
-// ---- few rows: S <= 64, a warp has the whole triangle
-// --------------------------------------------
+// ---- gram_few: S <= 64, a warp has the whole triangle ------------------------------------------
 
 constexpr int64_t kFewRows = 64;
 
@@ -96,8 +95,7 @@ FASTAGG_HD constexpr Entry few_entry(int64_t slot) {
   return {16 * a + e.i, 8 * (tile - few_tile(a, 0)) + e.j};
 }
 
-// ---- more rows: a thread block has a tile of 128 x 128
-// -------------------------------------------
+// ---- gram_many: a thread block has a tile of 128 x 128 -----------------------------------------
 
 constexpr int kTileRows = 128;
 constexpr int kTileThreads = 256;  // 8 warps of 64 x 32 entries, in 2 rows
@@ -124,18 +122,18 @@ FASTAGG_HD constexpr Entry many_entry(int64_t slot) {
           J * kTileRows + warp_column(thread / 32) + sum / 4 % 4 * 8 + e.j};
 }
 
-// ---- the whole
-// -----------------------------------------------------------------------------------
+// ---- all chunks --------------------------------------------------------------------------------
 
+// Limit on the partial sums of the chunks in flight; kChunkGroup chunks may exceed it.
 constexpr int64_t kPartialBytes = int64_t{256} << 20;
 
 struct GramPlan {
   bool few;
-  int row_tiles;  // of 16 rows, if few
-  int64_t tiles;  // of 128 x 128 on and below the diagonal, if not few
-  int64_t slots;  // of partial sums of a chunk
+  int row_tiles;  // strips of 16 rows, if few
+  int64_t tiles;  // of 128 x 128, on and below the diagonal, if not few
+  int64_t slots;  // partial sums of a chunk
   Partition part;
-  int64_t wave;  // chunks whose partial sums are kept at a time, a multiple of kSegment
+  int64_t wave;  // chunks in flight: their partial sums are kept; a multiple of kChunkGroup
 };
 
 FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d) {
@@ -146,9 +144,9 @@ FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d) {
     plan.tiles = triangle_index(ceil_div(S, kTileRows), 0);
     plan.slots = plan.tiles * kTileSlots;
   }
-  const int64_t fitting = kPartialBytes / 8 / at_least(plan.slots, 1) / kSegment * kSegment;
-  const int64_t all = ceil_div(plan.part.chunks, kSegment) * kSegment;
-  plan.wave = at_least(at_most(fitting, all), kSegment);
+  const int64_t fitting = kPartialBytes / 8 / at_least(plan.slots, 1) / kChunkGroup * kChunkGroup;
+  const int64_t all = ceil_div(plan.part.chunks, kChunkGroup) * kChunkGroup;
+  plan.wave = at_least(at_most(fitting, all), kChunkGroup);
   return plan;
 }
 
@@ -158,9 +156,9 @@ struct GramWorkspace {
   int64_t totals;    // [slots] double, if there is more than one wave
   int64_t suspects;  // [S] int32: whether squares may have left the range of float32
   int64_t peaks;     // [S] int32: magnitude bits of suspects
-  int64_t found;     // [1] int32: whether there is a suspect
-  int64_t needed;    // [tiles] bytes: whether a tile has a pair that is wanted
-  int64_t bytes;     // of all
+  int64_t found;     // [1] int32: whether any row is a suspect
+  int64_t needed;    // [tiles] bytes: whether a tile has a wanted pair
+  int64_t bytes;     // of the whole workspace
 };
 
 FASTAGG_HD constexpr GramWorkspace gram_workspace_of(const GramPlan& plan, int64_t S) {

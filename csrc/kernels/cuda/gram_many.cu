@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// More rows: bound by arithmetic. A thread block has one tile of 128 x 128 entries and one chunk of
-// columns. While its warps multiply one step, the next one is on its way from memory into
-// registers; it is split into words once and put into shared memory in the order in which lanes
-// read it.
+// The Gram kernel for more rows, which is bound by arithmetic. A thread block has one tile of
+// 128 x 128 entries and one chunk. While its warps multiply one step, the next step is loaded from
+// memory into registers. It is converted to words once and stored in shared memory in the order in
+// which lanes read it.
 #include "gram_mma.cuh"
 #include "gram_parts.h"
 
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const bool diagonal = I == J;
   const int used = diagonal ? kLoads / 2 : kLoads;
 
-  // Vector threadIdx.x + n * kTileThreads of a stage: strip I first, then J.
+  // The rows of vectors threadIdx.x + n * kTileThreads of a stage: strip I first, then J.
   const float* source[kLoads];
 #pragma unroll
   for (int n = 0; n < kLoads; ++n) {
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   };
 
   const int row = warp_row(warp), column = warp_column(warp);
-  const bool busy = !diagonal || column < row + 64;  // or all above the diagonal
+  const bool busy = !diagonal || column < row + 64;  // else all entries are above the diagonal
   float sums[kTileSums] = {};
 #pragma unroll
   for (int n = 0; n < kTileSums; ++n) wide[n * kTileThreads] = 0.0;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       }
       if (step % kBlockSteps == kBlockSteps - 1) flush(sums, wide, kTileThreads);
     }
-    // Into the other half of the stage, which everybody finished reading before the last barrier.
+    // This writes the other half of the stage, which all warps have read before the last barrier.
     if (step + 1 < steps) put((step + 1) % 2);
     __syncthreads();
   }

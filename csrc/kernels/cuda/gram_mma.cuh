@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensor-core arithmetic that both Gram kernels share. An entry goes through the same
-// operations in both, so it does not depend on which of them computed it, nor where in a tile it
-// stood.
+// The tensor-core arithmetic of both Gram kernels. Both do the same operations for an entry, so its
+// bits depend neither on the kernel nor on its position in a tile.
 #pragma once
 
 #include <type_traits>
@@ -17,7 +16,7 @@ struct Words4 {
   uint32_t at[4];
 };
 
-// bfloat16 of both, x in the lower half; rounded to nearest.
+// x (lower half) and y (upper half) as bfloat16, rounded to nearest.
 __device__ __forceinline__ uint32_t round_pair(float x, float y) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(y), "f"(x));
@@ -32,8 +31,8 @@ __device__ __forceinline__ void split_pair(float x, float y, uint32_t& word_x, u
   word_y = __byte_perm(low, high, 0x7632);
 }
 
-// 10 bits of mantissa, rounded to nearest, away from zero on ties. An instruction, since an
-// addition to the bits would turn some NaN into zero.
+// x with 10 bits of mantissa, rounded to nearest, ties away from zero. An integer addition to the
+// bits would turn some NaN into zero; this instruction does not.
 __device__ __forceinline__ uint32_t round_tf32(float x) {
   uint32_t word;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(x));
@@ -56,8 +55,9 @@ __device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// What an element becomes, and the products of 8 words of 16 rows with those of 8 rows. A word is
-// in the same register of the same lane in both: m16n8k8 of words is m16n8k16 of their halves.
+// For each precision: `words` converts the elements of a lane, and `add` adds the products of 8
+// words of 16 rows with 8 words of 8 rows. Both precisions hold a word in the same register of the
+// same lane: m16n8k8 multiplies words where m16n8k16 multiplies their halves.
 template <Precision>
 struct Products;
 
@@ -87,10 +87,11 @@ struct Products<Precision::kTf32> {
   }
 };
 
-// sums += the products of one step of a 16 x 8 tile. The chain starts from zero and is added with
-// rounding to nearest: tensor cores truncate, and a long chain of sums of one sign would be biased.
-//   a0, a1   // of row groups 2a and 2a + 1
-//   b        // of row group b
+// sums += the products of one step of a 16 x 8 tile. Tensor cores truncate, which would bias a long
+// chain of sums of one sign. So each step's chain starts from zero, and its result is added with
+// rounding to nearest.
+//   a0, a1   // words of row groups 2a and 2a + 1
+//   b        // words of row group b
 template <Precision kPrecision>
 __device__ __forceinline__ void add_step(float* sums, const Words4& a0, const Words4& a1,
                                          const Words4& b) {
@@ -106,8 +107,8 @@ __device__ __forceinline__ void add_step(float* sums, const Words4& a0, const Wo
   for (int r = 0; r < 4; ++r) sums[r] = __fadd_rn(sums[r], chain[r]);
 }
 
-// wide[n * stride] += sums[n], and sums = 0. Volatile: the compiler must not load all of `wide` at
-// once, which would take two registers for each.
+// wide[n * stride] += sums[n], and sums = 0. `wide` is volatile so that the compiler does not load
+// all of it before the additions, which would take two registers for each element.
 template <int N>
 __device__ __forceinline__ void flush(float (&sums)[N], volatile double* wide, int stride) {
 #pragma unroll

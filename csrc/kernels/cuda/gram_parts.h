@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two kernels of gram.cu that read the rows. Both write the partial sums of some chunks of
-// d in slots (gram_layout.h), and *found = 0.
+// The two kernels that read the rows for gram.cu. Both write the partial sums of some chunks into
+// slots (gram_layout.h), and 0 to *found.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,15 +10,15 @@
 
 namespace fastagg::cuda {
 
-// S <= kFewRows; all chunks.
+// For S <= kFewRows: all chunks.
 //   partials   // [chunks, slots]
 cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
                      double* partials, int32_t* found, Precision precision, int width,
                      cudaStream_t stream);
 
-// Any S; chunks [first, first + count).
-//   needed     // [tiles] or nullptr: all
-//   partials   // [count, slots]; tiles that are not needed are left as they are
+// For any S: chunks [first, first + count).
+//   needed     // [tiles] flags, or nullptr: all tiles
+//   partials   // [count, slots]; tiles that are not needed do not change
 cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
                       int64_t first, int64_t count, const uint8_t* needed, double* partials,
                       int32_t* found, Precision precision, int width, cudaStream_t stream);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA side of every kernel. What is computed stands in the header of the same name (gram.h,
-// mimic.h, ...); names and arguments are those of fastagg::cpu, with two differences:
+// The launchers of all CUDA kernels. The contracts are in the headers of the same names (../gram.h,
+// ../mimic.h, ...). Names and arguments are those of fastagg::cpu, with two differences:
 //
-//   * Pointers point into device memory, and so do lists of pointers and numbers (`store_words`
-//     puts them there). Tensors are contiguous; `width` is how many elements, 8, 4, 2 or 1, all the
-//     addresses of rows and vectors allow to be had at a time (vector_width in row_layout.h).
-//   * Launchers enqueue work on `stream` and return: they do not wait, allocate or copy from host
-//     memory, so that they can be captured in a CUDA graph. Scratch memory comes from the caller.
+//   * Pointers, and lists of pointers and numbers, are in device memory (`store_words` copies lists
+//     there). Tensors are contiguous. `width` is the number of elements, 8, 4, 2 or 1, that one
+//     access may take, given the alignment of all rows and vectors (vector_width in row_layout.h).
+//   * Launchers enqueue work on `stream` and return. They do not wait, allocate or copy from host
+//     memory, so a CUDA graph can capture them. The caller provides scratch memory.
 //
-// `when`, a byte on the device or null: 0 calls the work off; nothing is changed then.
+// `when` is a byte on the device, or null. If it is 0 when the kernel runs, nothing is changed.
 //
-// Results are the same to the bit from run to run on one kind of GPU, and for any order of clients
-// where the CPU's are; the last bits differ from the CPU's.
+// Results have the same bits from run to run on one model of GPU, and are invariant to the order of
+// clients where those of the CPU are. Their last bits differ from the CPU's.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@
 
 namespace fastagg::cuda {
 
-// out[n] = words[n]: 64-bit words (pointers, doubles, ids), from host memory that may change as
+// out[k] = words[k] for n 64-bit words (pointers, doubles, ids) in host memory, which may change as
 // soon as this returns.
 cudaError_t store_words(const uint64_t* words, int64_t n, uint64_t* out, cudaStream_t stream);
 
@@ -42,8 +42,7 @@ template <class T>
 cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
                   int64_t d, double lr, int width, cudaStream_t stream);
 
-// `references` may be null, and so may its entries; `kept` may be null. `peaks` is in the order of
-// rows.
+// `references` and its entries may be null, and so may `kept`.
 template <class T>
 cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                        const T* const* corrections, const float* const* references,
@@ -65,11 +64,11 @@ cudaError_t add_total(float* params, const double* total, int64_t d, double lr, 
 
 // --- Gram ---------------------------------------------------------------------------------------
 
-// Bytes of `workspace` that gram needs; it is aligned to 256.
+// The size of the `workspace` of gram, in bytes. It must be aligned to 256.
 int64_t gram_workspace(int64_t S, int64_t d);
 
-// `pairs` is symmetric; tiles of 128 rows that nobody wants are skipped, in the order of rows
-// given.
+// `pairs` must be symmetric. Tiles of 128 x 128 entries without any wanted pair are skipped; rows
+// are not reordered.
 cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
                  Precision precision, void* workspace, int width, cudaStream_t stream);
 
@@ -79,7 +78,7 @@ cudaError_t cosine_scores(const double* gram, int64_t S, double* out, cudaStream
 
 cudaError_t distance_scores(const double* gram, int64_t S, double* out, cudaStream_t stream);
 
-// An id outside [0, K) stops the kernel by an assertion.
+// An id outside [0, K) fails an assertion in the kernel.
 template <class Count>  // int16_t or int32_t
 cudaError_t update_scores(float* scores, Count* counts, int64_t K, const double* round_scores,
                           const int64_t* clients, int64_t S, const uint8_t* pairs,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all CUDA kernels share: vectors of elements, magnitudes, and the size of a grid.
+// Shared by all CUDA kernels: vectors of elements, magnitudes, and the size of a grid.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,7 @@ namespace fastagg::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// V elements of an address that is aligned to them, or to the 16 bytes of the widest access.
+// V elements that one access loads: aligned to their size, or to 16 bytes, the widest access.
 template <class T, int V>
 struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector {
   T at[V];
@@ -22,8 +22,8 @@ struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Vector {
 template <int V>
 using Floats = Vector<float, V>;
 
-// V elements from `from`, of which the first n are there (n may be 0 or less, or more than V); the
-// others become 0.
+// The V elements from `from` on, of which only the first n exist (n may be negative, or more than
+// V); the others become 0.
 template <int V, class T>
 __device__ __forceinline__ Vector<T, V> load(const T* from, int64_t n) {
   if (n >= V) return *reinterpret_cast<const Vector<T, V>*>(from);
@@ -44,18 +44,18 @@ __device__ __forceinline__ void store(float* to, const Floats<V>& x, int64_t n) 
     if (v < n) to[v] = x.at[v];
 }
 
-// Whether a kernel is called off, by a flag that an earlier one may have written.
+// Whether the kernel must not change anything (`when` in kernels.h).
 __device__ __forceinline__ bool called_off(const uint8_t* when) {
   return when && !*when;
 }
 
-// Magnitudes as integers are ordered like the magnitudes, infinity and NaN above all numbers.
+// |x| as an integer: ordered like |x|, with NaN above infinity and infinity above all numbers.
 __device__ __forceinline__ int32_t magnitude_bits(float x) {
   return __float_as_int(x) & 0x7fffffff;
 }
 
-// Blocks of a kernel whose blocks take tasks in turn: as many as run at the same time, and few
-// enough to keep what each of them sets up.
+// *blocks = the number of thread blocks of a kernel whose thread blocks take tasks in turn: as many
+// as the GPU runs at the same time, at most `tasks`.
 template <class Kernel>
 cudaError_t resident_blocks(Kernel kernel, int threads, int64_t tasks, int* blocks) {
   int device = 0, processors = 0, per_processor = 0;
@@ -68,7 +68,7 @@ cudaError_t resident_blocks(Kernel kernel, int threads, int64_t tasks, int* bloc
   return error;
 }
 
-// call(Width<width>()): the template for a width that is known at run time, at most kMost.
+// call(Width<width>()), for a width that is known at run time, at most kMost.
 template <int V>
 struct Width {
   static constexpr int value = V;

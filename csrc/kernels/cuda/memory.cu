@@ -41,16 +41,16 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& u
   }
 }
 
-// total += the changes, params moves, memory follows.
+// memory_update in kernels.h.
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    memory_update_kernel(int64_t tiles, float* params, double* total, const T* const* updates,
+    memory_update_kernel(int64_t tasks, float* params, double* total, const T* const* updates,
                          float* const* memory, int64_t S, int64_t d, const double* weights,
                          double lr, double norm, bool models) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto columns = Columns<V>::of(tile, d);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
     const Floats<V> p = load<V>(params + columns.begin, columns.count);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
@@ -72,15 +72,15 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    memory_total_kernel(int64_t tiles, double* out, int32_t* peaks, const double* total,
+    memory_total_kernel(int64_t tasks, double* out, int32_t* peaks, const double* total,
                         const T* const* updates, const T* const* memory,
                         const float* const* references, int64_t S, int64_t d, const double* weights,
                         const float* params, float* const* kept) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto columns = Columns<V>::of(tile, d);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
     Floats<V> p{};
     if (params) p = load<V>(params + columns.begin, columns.count);
     double sums[V] = {};

@@ -7,7 +7,8 @@
 namespace fastagg::cuda {
 namespace {
 
-// sums += mean * sum over the rows of batch b of (update + correction). Updates stay in `updates`.
+// sums += mean * (update + correction), summed over the rows of batch b, whose updates stay in
+// `updates`.
 //   references   // [S], entries may be null, or nullptr
 template <class T, int V, class Own>
 __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& updates,
@@ -54,12 +55,12 @@ __device__ __forceinline__ void write_corrections(float* const* corrections, con
 
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    mimic_kernel(int64_t tiles, float* params, const T* const* updates, float* const* corrections,
+    mimic_kernel(int64_t tasks, float* params, const T* const* updates, float* const* corrections,
                  int64_t S, int64_t d, float mean, double lr) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto columns = Columns<V>::of(tile, d);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
     double sums[V] = {};
     Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b)
@@ -75,15 +76,15 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    mimic_mean_kernel(int64_t tiles, double* v_out, float* rounded, int32_t* peaks,
+    mimic_mean_kernel(int64_t tasks, double* v_out, float* rounded, int32_t* peaks,
                       const T* const* updates, const T* const* corrections,
                       const float* const* references, float* const* kept, int64_t S, int64_t d,
                       float mean) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto columns = Columns<V>::of(tile, d);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
     double sums[V] = {};
     Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b) {

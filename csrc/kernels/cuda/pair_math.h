@@ -9,7 +9,7 @@
 
 namespace fastagg::cuda {
 
-// (cos + 1) / 2 out of an inner product and two squares; 0.5 where one of them is zero.
+// (cos + 1) / 2, from an inner product and two squared norms; 0.5 if one of the norms is zero.
 FASTAGG_HD double cosine_score(double product, double square_a, double square_b, bool same) {
   const double norms = std::sqrt(square_a) * std::sqrt(square_b);
   if (same && square_a > 0.0) return 1.0;
@@ -17,19 +17,19 @@ FASTAGG_HD double cosine_score(double product, double square_a, double square_b,
   return ((cosine < -1.0 ? -1.0 : cosine > 1.0 ? 1.0 : cosine) + 1.0) / 2.0;
 }
 
-// -|a - b|
+// -|a - b|, from the inner product and the squared norms of a and b.
 FASTAGG_HD double distance_score(double product, double square_a, double square_b, bool same) {
   const double square = square_a + square_b - 2.0 * product;
   return same || square < 0.0 ? 0.0 : -std::sqrt(square);
 }
 
-// The mean of `count` values, the newest of which is `fresh` (FL-FDMS eq. 15).
+// The mean of `count` values: `fresh` and count - 1 values whose mean is `mean` (FL-FDMS eq. 15).
 FASTAGG_HD float moved_mean(float mean, double fresh, int64_t count) {
   const double old = mean;
   return static_cast<float>(old + (fresh - old) / static_cast<double>(count));
 }
 
-// A client and its score, for finding the best: higher scores first, then lower ids.
+// A client and its score. The better of two has the higher score; on ties, the lower id.
 struct Ranked {
   float score;
   int64_t client;  // -1: none
@@ -42,7 +42,7 @@ FASTAGG_HD Ranked better(Ranked a, Ranked b) {
   return a.client < b.client ? a : b;
 }
 
-// Whether elimination removes a client of this score: `threshold` or more below the best.
+// Whether elimination removes a candidate with this score: `threshold` or more below the best.
 FASTAGG_HD bool far_below(float best, float score, double threshold) {
   return static_cast<double>(best) - static_cast<double>(score) >= threshold;
 }

@@ -6,20 +6,20 @@
 
 namespace fastagg::cuda {
 
-// Rows that a thread reads at a time, all of their loads in flight at once: 128 bytes of 16-byte
-// accesses. They are added in float32; everything else in float64.
+// Rows of a batch: a thread loads them together, 128 bytes in 16-byte accesses, and adds them in
+// float32. Everything else is added in float64.
 constexpr int kHeldRows = 8;
-constexpr int kBlockThreads = 512;  // at most
+constexpr int kBlockThreads = 512;  // threads of a thread block, at most
 
-// A block of threads takes `lanes` neighbouring vectors of columns, and `splits` threads share the
-// rows of each: thread (x, y) those with s = y, y + splits, ...
+// The shape of a thread block. It takes `vectors` neighbouring vectors of columns, and `splits`
+// threads share the rows of each: thread (x, y) takes rows y, y + splits, ... of vector x.
 struct RowBlock {
-  int lanes, splits;
+  int vectors, splits;
 };
 
 // As few splits as let a thread hold all its rows in registers (up to 512 rows), so that a kernel
-// that needs them twice reads memory once; and at least 8 lanes, 128 bytes of each row. It depends
-// on S alone: so does the order of sums.
+// that needs them twice reads memory once; and at least 8 vectors, 128 bytes of each row. The shape
+// depends on S alone, and so does the order of sums.
 FASTAGG_HD constexpr RowBlock row_block(int64_t S) {
   int splits = 1;
   while (splits < 64 && splits * kHeldRows < S) splits *= 2;
@@ -35,7 +35,7 @@ FASTAGG_HD constexpr int64_t row_batches(int64_t S, int splits) {
   return ceil_div(S, int64_t{splits} * kHeldRows);
 }
 
-// Elements of `bytes` bytes, 8 at most, that can be had at a time, in accesses of up to 16 bytes,
+// The number of elements of `bytes` bytes each, at most 8, that accesses of up to 16 bytes may take
 // from addresses whose bitwise or is `bits`.
 FASTAGG_HD constexpr int vector_width(std::uintptr_t bits, int bytes) {
   if (bits % 16 == 0) return 8;

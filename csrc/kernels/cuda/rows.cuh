@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the one-pass row operations share: how a block of threads passes over its columns of S rows.
-// The arithmetic is spelled out (fmaf, __fsub_rn, ...), so that two kernels that must agree to the
-// bit do.
+// Shared by the one-pass row operations: how a thread block passes over its columns of S rows. The
+// arithmetic is written with intrinsics (fmaf, __fsub_rn, ...), because two kernels must have the
+// same bits.
 #pragma once
 
 #include "launch.cuh"
@@ -9,18 +9,19 @@
 
 namespace fastagg::cuda {
 
-// The columns of one thread in one tile, a tile being what a block takes at a time.
+// The columns of one thread in one task. A task is the columns that a thread block takes at a time.
 template <int V>
 struct Columns {
   int64_t begin;
-  int64_t count;  // V, or less at the end of d (0 and below: none)
+  int64_t count;  // of them that exist: V or more, or less at the end of d (0 and below: none)
 
-  __device__ static Columns of(int64_t tile, int64_t d) {
-    const int64_t begin = (tile * blockDim.x + threadIdx.x) * V;
+  __device__ static Columns of(int64_t task, int64_t d) {
+    const int64_t begin = (task * blockDim.x + threadIdx.x) * V;
     return {begin, d - begin};
   }
 };
 
+// The rows of a thread in one batch (row_layout.h), in its columns.
 template <class T, int V>
 struct Batch {
   Vector<T, V> x[kHeldRows];
@@ -32,7 +33,7 @@ struct Batch {
     return wide;
   }
 
-  // Rows of batch b of this thread; zeros past S. Addresses first, then all loads.
+  // Loads batch `batch`, with zeros past S: all addresses first, then all loads.
   template <class Row>  // T or const T
   __device__ __forceinline__ void load_rows(Row* const* rows, int64_t S, int64_t batch,
                                             Columns<V> columns) {
@@ -54,7 +55,7 @@ struct Batch {
     }
   }
 
-  // sums += sum_j factor(s) * x[j], added in float32, then in float64.
+  // sums += sum_j factor(s) * x[j], with s the row of x[j]. The sum over j is float32.
   template <class Factor>
   __device__ __forceinline__ void add_to(double (&sums)[V], int64_t S, int64_t batch,
                                          const Factor& factor) const {
@@ -72,9 +73,9 @@ struct Batch {
   }
 };
 
-// Adds up the sums of all splits of a column by a tree; every thread gets the result. All threads
-// of a block must call it.
-//   scratch   // [V * threads of the block] in shared memory
+// Adds up the sums of all splits by a tree; every thread gets the result. All threads of a thread
+// block must call it.
+//   scratch   // [V * threads of the thread block] in shared memory
 template <int V>
 __device__ __forceinline__ void sum_over_splits(double (&sums)[V], double* scratch) {
   if (blockDim.y == 1) return;
@@ -96,7 +97,7 @@ __device__ __forceinline__ void sum_over_splits(double (&sums)[V], double* scrat
   __syncthreads();
 }
 
-// Raises peaks[s] to the largest of `bits` over the lanes of this thread's row. A maximum of
+// Raises peaks[s] to the largest `bits` of the threads of this warp that have row s. A maximum of
 // integers is the same in any order. All threads of a warp must call it.
 __device__ __forceinline__ void raise_peak(int32_t* peaks, int64_t s, int64_t S, int32_t bits) {
   const int lanes = min(static_cast<int>(blockDim.x), kWarp);  // a power of two
@@ -113,8 +114,8 @@ __device__ __forceinline__ int32_t magnitude_bits(const Floats<V>& x) {
   return bits;
 }
 
-// Magnitudes of a thread's rows, over all its columns. The rows of one batch are kept until the
-// end; with more batches, they are written at once.
+// The largest magnitudes of a thread's rows over all its columns. With one batch, they are written
+// at the end; with more batches, after each.
 struct PeaksOfRows {
   int32_t bits[kHeldRows] = {};
 
@@ -134,7 +135,7 @@ struct PeaksOfRows {
   }
 };
 
-// The end of a round, the same to the bit in every kernel: p + lr * norm * total, or
+// The last step of a round, with the same bits in every kernel: p + lr * norm * total, or
 // p + lr * (norm * total - p) if `models`.
 __device__ __forceinline__ float apply_total(float p, double total, double lr, double norm,
                                              bool models) {
@@ -152,7 +153,7 @@ __device__ __forceinline__ void apply_total(float* params, const double (&total)
   store<V>(params + columns.begin, p, columns.count);
 }
 
-// V doubles; only the first `columns.count` are touched.
+// Load and store V doubles; only the first `columns.count` are accessed.
 template <int V>
 __device__ __forceinline__ void load_doubles(double (&x)[V], const double* from,
                                              Columns<V> columns) {
@@ -167,17 +168,17 @@ __device__ __forceinline__ void store_doubles(double* to, const double (&x)[V],
     if (v < columns.count) to[columns.begin + v] = x[v];
 }
 
-// Launches kernel(tiles, args...) over d columns of S rows.
+// Launches kernel(tasks, args...) over d columns of S rows.
 template <int V, class... Parameters, class... Args>
 cudaError_t launch_rows(void (*kernel)(int64_t, Parameters...), int64_t S, int64_t d,
                         cudaStream_t stream, Args... args) {
   const RowBlock block = row_block(S);
-  const int64_t tiles = ceil_div(d, int64_t{block.lanes} * V);
-  if (tiles == 0) return cudaSuccess;
+  const int64_t tasks = ceil_div(d, int64_t{block.vectors} * V);
+  if (tasks == 0) return cudaSuccess;
   int blocks = 0;
-  if (cudaError_t error = resident_blocks(kernel, block.lanes * block.splits, tiles, &blocks))
+  if (cudaError_t error = resident_blocks(kernel, block.vectors * block.splits, tasks, &blocks))
     return error;
-  kernel<<<blocks, dim3(block.lanes, block.splits), 0, stream>>>(tiles, args...);
+  kernel<<<blocks, dim3(block.vectors, block.splits), 0, stream>>>(tasks, args...);
   return cudaGetLastError();
 }
 

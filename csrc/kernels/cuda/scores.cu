@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Blocks take rows of the matrix, threads its columns.
+// Thread blocks take rows of the matrix, threads take its columns.
 template <bool kCosine>
 __global__ void __launch_bounds__(kThreads)
     scores_kernel(const double* gram, int64_t S, double* out) {

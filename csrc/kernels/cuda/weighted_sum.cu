@@ -7,13 +7,13 @@ namespace {
 
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
-    weighted_sum_kernel(int64_t tiles, float* out, const T* const* rows, int64_t S, int64_t d,
+    weighted_sum_kernel(int64_t tasks, float* out, const T* const* rows, int64_t S, int64_t d,
                         const double* weights, double beta, const uint8_t* when) {
   if (called_off(when)) return;
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const auto columns = Columns<V>::of(tile, d);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
       Batch<T, V> batch;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small tables for kernels travel as kernel arguments: no pinned memory that must outlive the call,
-// no wait, and a captured graph keeps its own copy.
+// Copies small tables to the device as kernel arguments. This needs no pinned memory that must
+// outlive the call and no wait, and a captured CUDA graph keeps its own copy.
 #include <cstring>
 
 #include "kernels.h"
@@ -9,7 +9,8 @@
 namespace fastagg::cuda {
 namespace {
 
-constexpr int kWords = 500;  // 4,000 of the 4,096 bytes of arguments that every version allows
+constexpr int kWords =
+    500;  // 4,000 bytes of the 4,096 that every CUDA version allows for arguments
 
 struct Words {
   uint64_t at[kWords];

@@ -126,7 +126,9 @@ def build(folder: Path) -> None:
     # The largest first.
     sources = [binding, *(bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy"))]
     sources += [HERE / "tensors.cpp", *checked]
-    sources += [kernels.parent / "cpu/simd.cpp", *(HERE / name for name in RUNTIME)]
+    for_module = ("simd.cpp", "scratch.cpp", "gram_memory.cpp")  # module.cpp calls them
+    sources += [kernels.parent / "cpu" / name for name in for_module]
+    sources += [HERE / name for name in RUNTIME]
     objects = _compile(
         folder, sources, lambda path: COMMON + (CHECKED if path in checked else with_torch)
     )
