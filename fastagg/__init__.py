@@ -59,7 +59,7 @@ from fastagg.rules import (
     Theorem2Threshold,
 )
 from fastagg.rules.enqueued_fdms import EnqueuedFDMS
-from fastagg.updates import files, streams
+from fastagg.updates import columns, files, streams
 from fastagg.updates.buffer import UpdateBuffer
 from fastagg.updates.files import ClientFiles
 from fastagg.updates.layout import FlatLayout
@@ -109,11 +109,12 @@ __all__ = [
 for _old, _module in {
     "bits": bits,
     "reference": reference,
+    "robust_ops": ops,
+    "columns": columns,
     "streaming": streams,
     "client_files": files,
 }.items():
-    sys.modules[f"{__name__}.{_old}"] = _module
-streaming, client_files = streams, files
+    sys.modules[f"{__name__}.{_old}"] = globals()[_old] = _module
 
 try:
     __version__ = version("fastagg")
