@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client weights: read once, divided by an exact sum where a rule takes a mean."""
+"""Read the option ``client_weights``, and divide weights by their sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from fastagg.options import FLOAT32_LIMIT
 
 
 def read_client_weights(value: object, num_clients: int) -> Tensor:
-    """Client weights as a float64 tensor [K]: finite, >= 0, not all zero. None: 1/K each."""
+    """Return client weights as a new float64 tensor [K] on the CPU.
+
+    Args:
+        value: K finite numbers >= 0, at least one of them > 0; None: 1/K each.
+        num_clients: K.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not as described.
+    """
     if value is None:
         return torch.full((num_clients,), 1.0 / num_clients, dtype=torch.float64)
     try:
@@ -36,10 +44,14 @@ def read_client_weights(value: object, num_clients: int) -> Tensor:
 
 
 def relative(weights: Tensor, clients: str) -> Tensor:
-    """Weights divided by their sum, which is taken exactly: [n] float64 -> [n] float64.
+    """Return ``weights`` divided by their correctly rounded sum: [n] float64 -> [n] float64.
+
+    Args:
+        weights: [n] float64, >= 0.
+        clients: whose weights these are, for the error message.
 
     Raises:
-        ValueError: they are all zero; ``clients`` says whose they are.
+        ValueError: all weights are zero.
     """
     whole = math.fsum(weights.tolist())
     if whole == 0.0:

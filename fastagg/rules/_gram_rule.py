@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the rules that weigh rows by what their Gram matrix says about them."""
+"""Base of the rules whose factors are a function of the Gram matrix of the rows."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 _ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder")
 
 _SQUARES = 8
-"""How many S x S float64 matrices a policy has at a time, about; wrapped ones have more."""
+"""Estimated number of S x S float64 matrices in a policy at a time; wrapped ones have more."""
 
 
 class ReuseOptions(CommonOptions, total=False):
-    """The options that every rule on the Gram matrix has; :class:`GramRule` describes them."""
+    """Options of a Gram rule that subclasses pass on; :class:`GramRule` describes them."""
 
     memory_dtype: str
     memory_folder: str | os.PathLike[str] | None
@@ -41,43 +41,45 @@ class ReuseOptions(CommonOptions, total=False):
 
 @dataclass
 class GramPlan(Plan):
-    """The shares of the rows that take part, [n] float64 of sum 1, as ``weights``."""
+    """The plan of a Gram rule; ``weights`` holds the shares of all n rows, of sum 1."""
 
-    active: list[int] = field(kw_only=True)  # positions of the S active clients' rows among them
+    active: list[int] = field(kw_only=True)  # positions of the S active clients' rows
 
 
 @dataclass
 class Judged(Reading):
-    """What the policy decided; the aggregate is in scratch."""
+    """The factors of the active clients' rows as ``weights``; the aggregate is in scratch."""
 
-    gram: Tensor  # [n + e, n + e] float64, of all rows that take part
+    gram: Tensor  # [n + e, n + e] float64, of all rows
 
 
 class GramRule(Aggregator[GramPlan, Judged]):
     """``params += server_lr * factors @ rows``, with factors from a policy on the Gram matrix.
 
-    A step reads the rows twice: once for their Gram matrix, once for the aggregate, of which rows
-    with factor 0 are left out. Everything between works on S x S numbers
-    on the CPU.
+    A step reads the rows twice: once for their Gram matrix and once for the aggregate, where rows
+    with factor 0 are not read. Between the two, the policy computes on the CPU with n x n matrices.
 
-    With ``reuse``, absent clients take part with their last row (Su et al., eq. 43, which sums
-    over all clients), clients never seen with a row of zeros. Rows are kept as they were given: to
-    reuse momentum, clients send their momentum. Rows that are handed over are kept as they are.
+    The n rows are those of the active clients. With ``reuse`` they are the last rows of all K
+    clients (Su et al., eq. 43, which sums over all clients); a client that was never active has a
+    row of zeros. The rule remembers exactly the rows that clients send: to reuse momentum, clients
+    send their momentum. The rule may take ownership of rows instead of copying them.
 
     Args:
-        policy: the rule itself.
-        reuse: remember the last row of every client and use it again.
+        policy: computes the factors.
+        reuse: use the last updates of absent clients as well.
         client_weights: [K] relative weights, for instance sample counts; None: equal. A client of
-            weight 0 has no say, as if it were absent.
-        memory_dtype, memory_folder: see :class:`fastagg.rules._memory.MemoryRule`; with ``reuse``.
-        **options: those of :class:`fastagg.Aggregator`.
+            weight 0 is left out, as if it were absent.
+        memory_dtype, memory_folder: where and how rows are remembered, with ``reuse`` only; see
+            :class:`fastagg.rules._memory_rule.MemoryRule`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
-        previous: [d] float32, the previous aggregate, zeros at first; None if the rule does not
-            start from it.
-        memory: [K, d] float32, the last row of every client (``memory[k]`` is a copy of one,
-            ``memory.clone()`` a tensor); None without ``reuse``.
-        rounds: [] int64, steps so far, skipped ones included; only kept by rules that draw lots.
+        previous: [d] float32, the previous aggregate, zeros at first; None if the policy does not
+            use it.
+        memory: [K, d] in ``memory_dtype``, the last row of every client; None without ``reuse``.
+            ``memory[k]`` returns a copy of row k, ``memory.clone()`` a copy of all rows.
+        rounds: [] int64, steps so far, skipped ones included. It is part of the state only if the
+            policy uses the round number.
     """
 
     column_state = frozenset({"previous", "memory"})
@@ -112,7 +114,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
             store = read_store(memory_dtype, memory_folder)
             self._reused = ReusedRows(self.num_clients, self.num_params, self.device, store)
         elif memory_dtype != "float32" or memory_folder is not None:
-            raise ValueError("memory_dtype, memory_folder: expected reuse=True, there is no memory")
+            raise ValueError("memory_dtype, memory_folder: expected reuse=True with these options")
 
     @property
     def memory(self) -> RowMemory | None:
@@ -153,7 +155,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         self.rounds += 1
 
     def _sum(self, rows: AnyRows, factors: Tensor, found: list[float]) -> None:
-        """Compute the aggregate in the scratch vector; rows with factor 0 are not read."""
+        """Write the aggregate into the scratch vector; rows with factor 0 are not read."""
         if 0.0 in found:
             positions = [i for i, factor in enumerate(found) if factor != 0.0]
             listed = list(rows)
@@ -166,7 +168,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         return self._reused.gram(rows, cohort.ids, self.columns)
 
     def _factors(self, gram: Tensor, shares: Tensor) -> Tensor:
-        """One factor per row of ``gram`` [n + e, n + e], for clients' shares [n] of sum 1."""
+        """Return the factors [n + e] for ``gram`` [n + e, n + e] and the clients' shares [n]."""
         t = int(self.rounds)
         if 0.0 not in shares.tolist():
             return self.policy(gram, shares, t)
@@ -191,7 +193,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     def options(self) -> dict[str, Any]:
         options = super().options()
-        if not self.reuse:  # without a memory there is nothing to say about it
+        if not self.reuse:  # without reuse, no memory
             del options["memory_dtype"]
         return options
 
@@ -201,16 +203,16 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # The Gram matrix reads the rows, the aggregate reads them again and writes the scratch
-        # vector; abs_max of params and of that; it goes to params. What policies read and write is
-        # S x S and not counted; they have a few such matrices at a time.
+        # The Gram matrix reads the rows. The aggregate reads them again and writes the scratch
+        # vector. abs_max reads params and the scratch vector, which is then added to params. The
+        # traffic of policies is S x S and not counted; their scratch is.
         S, d, reuse = sizes.S, sizes.d, bool(options.get("reuse", False))
         members = sizes.K if reuse else S
         own = {key: value for key, value in options.items() if key not in _ROW_OPTIONS}
         policy = cls(num_clients=1, num_params=1, **own).policy
         extra = int(policy.uses_previous)
         n, changed = members + extra, S + extra
-        kept = n - changed  # of their inner products only squares are computed again
+        kept = n - changed  # only the squared norms of these are computed again
         products = changed * (changed + 1) // 2 + changed * kept + kept
         size = element_bytes(options)
         state = 4 * d * extra + (size * sizes.K * d if reuse else 0)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MemoryOptions(CommonOptions, total=False):
-    """The options that every rule with a memory has; :class:`MemoryRule` describes them."""
+    """Options of every memory rule; :class:`MemoryRule` describes them."""
 
     client_weights: Any
     memory_dtype: str
@@ -35,43 +35,46 @@ class MemoryOptions(CommonOptions, total=False):
 
 @dataclass
 class MemoryPlan(Plan):
-    """How the new rows count in the total."""
+    """The plan of a memory rule: how the new rows enter the total."""
 
     shares: Tensor = field(kw_only=True)  # [S] float64, the clients' shares of the total
-    norm: float = field(kw_only=True)  # makes the new total a mean
+    norm: float = field(kw_only=True)  # factor that makes the new total a mean
 
 
 @dataclass
 class Remembered(Reading):
-    """What follows from the rows; the new total and the new memory rows are in scratch."""
+    """Results of the pass over the rows; the new total and memory rows are in scratch."""
 
     peaks: Tensor  # [K] float64, >= |memory[k]| after the step
-    reference: Tensor | None  # [d], of rows whose ownership the rule takes as models
+    reference: Tensor | None  # [d], of the new rows, if they are owned and models
 
 
 class MemoryRule(Aggregator[MemoryPlan, Remembered]):
-    """``params += server_lr * mean of the remembered updates``, or towards that of the models.
+    """``params += server_lr * (weighted mean of the memory rows)``.
 
-    The weighted total of the memory is kept in float64 and moves with the rows that change, so a
-    step reads S rows of the memory, not K. One pass over the received rows computes the new total
-    and writes the new memory rows into spare rows. If the rule may take ownership of the received
-    rows, they become the memory as they are, and nothing is copied; a model is then remembered as
-    its update and the parameters of its round.
+    If memory rows are local models (``remembers_models``), the step is
+    ``params += server_lr * (weighted mean of the memory rows - params)``.
+
+    The rule keeps the weighted total of the memory rows in float64. A step changes the total by the
+    S rows that change, so it reads S memory rows, not K. One pass over the received rows computes
+    the new total and writes the new memory rows into spare rows. If the rule may take ownership of
+    the received rows, they become memory rows without a copy; a model is then remembered as its
+    update with the parameters of its round as the reference.
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        memory_dtype: "float32", or "bfloat16" for half the memory: the rule then computes what it
-            would compute in float32 from updates rounded to bfloat16, bit for bit. An element is
-            off by up to 2^-8 of its magnitude, and errors do not add up over rounds.
-        memory_folder: keep the rows in a file in this folder, mapped into memory; the file is
-            deleted with the process. Not part of a checkpoint: name it again in
-            :func:`fastagg.load`. None: in memory.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        memory_dtype: "float32", or "bfloat16" for half the memory. With "bfloat16", results are
+            bit for bit those of a float32 memory for updates rounded to bfloat16. The relative
+            error of an element is at most 2^-8, and errors do not accumulate over rounds.
+        memory_folder: folder for a memory-mapped file that holds the rows and that is deleted when
+            the process ends; None: rows are in memory. Checkpoints do not store this option: pass
+            it to :func:`fastagg.load` again.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
-        memory: [K, d] float32, the last row of every client, zeros for those never seen;
-            ``memory[k]`` is a copy of one, ``memory.clone()`` a tensor.
-        total: [d] float64, ``shares @ memory`` with the weights divided by their sum.
+        memory: [K, d] in ``memory_dtype``, the last update (or model) of every client, zeros for
+            clients never active. ``memory[k]`` returns a copy of row k, ``memory.clone()`` of all.
+        total: [d] float64, ``shares @ memory``; shares are the weights divided by their sum.
     """
 
     column_state = frozenset({"memory", "total"})
@@ -94,8 +97,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         self.memory_dtype = memory_dtype
         if self.remembers_models and store.dtype != torch.float32:
             raise ValueError(
-                "memory_dtype: expected 'float32', since models are remembered relative to the "
-                f"global one, got {memory_dtype!r}"
+                "memory_dtype: expected 'float32', because models are remembered relative to the "
+                f"global model, got {memory_dtype!r}"
             )
         self.memory = RowMemory(self.num_clients, self.num_params, self.device, store=store)
         self.total = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
@@ -103,7 +106,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |memory[k]|
 
     def _norm(self, clients: Tensor) -> float:
-        """Return the factor that makes ``total`` a mean once ``clients`` have been seen."""
+        """Return the factor that makes the total a mean after a round with ``clients`` active."""
         return 1.0  # the mean over all K clients
 
     def _receive(self, cohort: Cohort) -> Cohort:
@@ -118,7 +121,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         return self._remember(params, peak, cohort, plan, self._read_rows(params, cohort, plan))
 
     def _read_rows(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Tensor:
-        """Compute the new total and write the new memory rows; return the rows' peaks [S]."""
+        """Compute the new total and memory rows in scratch; return the rows' peaks [S] float64."""
         ids, own = cohort.ids, self.memory.of(cohort.ids)
         kept: list[Tensor] = []
         if cohort.owner is None:
@@ -142,14 +145,14 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _remember(
         self, params: Tensor, peak: float, cohort: Cohort, plan: MemoryPlan, row_peaks: Tensor
     ) -> Remembered:
-        """Check that memory and parameters stay in range, for a bound ``peak`` of the latter."""
+        """Check that memory and parameters stay in range; ``peak`` is a bound of |params|."""
         clients, reference = cohort.clients, None
         if self.remembers_models:
             row_peaks = row_peaks + peak
             if cohort.owner is not None:
                 reference = self.memory.new_reference().copy_(params)
         if not bool((row_peaks + self._peaks[clients] <= FLOAT32_LIMIT).all()):
-            raise ValueError("updates: too large to be remembered in float32")
+            raise ValueError("updates: too large, memory rows would leave the range of float32")
         peaks = self._peaks.index_copy(0, clients, row_peaks)
         aggregate = plan.norm * float(self._shares @ peaks)
         self._check_range(peak, aggregate + peak if self.remembers_models else aggregate)
@@ -174,13 +177,14 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         K, S, d = sizes.K, sizes.S, sizes.d
         state = element_bytes(options) * K * d + 8 * d
         flops = (4 if cls.remembers_models else 3) * S * d + 3 * d
-        # abs_max of params; rows, memory, total read, its successor written; total to params
+        # abs_max reads params; rows, memory rows and total are read and the new total is written;
+        # the total is added to params
         moved = 8 * S * d + 36 * d
         if not sizes.adopting:  # the new memory rows are written into spare rows
             spares = element_bytes(options) * S * d
             return Cost(state, 8 * d + spares, moved + spares, flops)
         if not cls.remembers_models:
             return Cost(state, 8 * d, moved, flops)
-        # params read by the sum and copied to a reference, an earlier reference read
+        # the sum reads params and an earlier reference; params are copied to a new reference
         references = 4 * (K - S + 1) * d
         return Cost(state + references, 12 * d, moved + 16 * d, flops + S * d)

@@ -31,7 +31,7 @@ class WeightedRule(Aggregator[P, R]):
 
     Args:
         client_weights: [K] finite numbers >= 0, not all zero; None: 1/K each.
-        **options: those of :class:`fastagg.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
     collects_streams = False

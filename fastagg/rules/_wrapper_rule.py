@@ -28,7 +28,7 @@ class WrapperRule(GramRule):
         rule: name of the rule inside: any that works on the Gram matrix, also another wrapper.
         rule_options: its own options, by name.
         reuse, client_weights: see :class:`GramRule`.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Amplified(AveragingRule[Plan]):
         beta: amplification, finite, >= 0; M/K (clients over clients sampled) in the paper.
         sequential: move the model client by client.
         client_weights: [K], taken as they stand, not divided by their sum; None: 1/K each.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
     def __init__(

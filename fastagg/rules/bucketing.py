@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 
 def draw_order(num_rows: int, seed: int, t: int) -> Tensor:
-    """A random permutation of the rows, int64 [n], a function of its arguments alone, on every
-    platform: Python promises the numbers of ``Random(str).random()``."""
+    """Return a random permutation of the rows, [n] int64.
+
+    It depends on the arguments only, on every platform: Python guarantees that
+    ``Random(str).random()`` yields the same numbers everywhere.
+    """
     draw = random.Random(f"fastagg bucketing {seed} {t}").random
     keys = [draw() for _ in range(num_rows)]
     return torch.frombuffer(
@@ -33,8 +36,11 @@ def draw_order(num_rows: int, seed: int, t: int) -> Tensor:
 
 
 def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[list[int]]:
-    """A random partition of the rows into ``ceil(num_rows / bucket_size)`` buckets, pieces of
-    :func:`draw_order`. Rows ascend within a bucket and buckets by their first row."""
+    """Return a random partition of the rows into ``ceil(num_rows / bucket_size)`` buckets.
+
+    Buckets are consecutive parts of :func:`draw_order`. Rows are sorted within a bucket, and
+    buckets are sorted by their first row.
+    """
     order = draw_order(num_rows, seed, t).tolist()
     return sorted(
         sorted(order[start : start + bucket_size]) for start in range(0, num_rows, bucket_size)
@@ -42,7 +48,7 @@ def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[lis
 
 
 class BucketMixing(Around):
-    """Rows in random buckets become their weighted means, with the weights of the buckets."""
+    """Replace rows by the weighted means of random buckets; a mean has the weight of its bucket."""
 
     def __init__(self, policy: Policy, bucket_size: int, seed: int) -> None:
         super().__init__(policy)
@@ -52,28 +58,30 @@ class BucketMixing(Around):
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         order = draw_order(len(weights), self.seed, t)
-        # The previous aggregate, if there is one, stays as it is.
+        # The previous aggregate, if the policy uses it, is in no bucket.
         means, buckets, shares, sums = ops.bucketed_gram(gram, order, weights, self.bucket_size)
         return shares * self.policy(means, sums, t)[buckets]
 
 
 @register("bucketing")
 class Bucketing(WrapperRule):
-    """Random buckets of updates are averaged, then ``rule`` aggregates the averages.
+    """Average the updates of random buckets, then aggregate the averages with ``rule``.
 
-    The updates of a round are put into buckets of ``bucket_size``, the last one perhaps smaller;
-    an average has the weight of all its members. Each round draws anew, from ``seed`` and the
-    number of the round, not from the order in which updates arrive. ``bucket_size=1`` is the rule
-    itself, a bucket for all the weighted mean. Only Gram matrices are averaged, never updates.
+    Each bucket has ``bucket_size`` updates; one bucket of a round may have fewer. An average has
+    the sum of the weights of its updates. The buckets of a round depend on ``seed`` and the round
+    number, and are invariant to arrival order. ``bucket_size=1`` gives ``rule`` itself; a single
+    bucket gives the weighted mean. The rule averages only the Gram matrix, never the updates.
+    Source: Karimireddy, He and Jaggi 2022.
 
     Args:
-        bucket_size: >= 1; what Su et al. call "2 buckets" are buckets of 2.
-        seed: >= 0.
-        rule: the rule that aggregates the averages, by name.
-        rule_options: its own options, by name. A ``num_byzantine`` in it counts buckets.
-        reuse: remember the last update of every client and use it again (:class:`GramRule`).
+        bucket_size: number of updates in a bucket, >= 1. "2 buckets" of Su et al. means 2 here.
+        seed: of the random buckets, >= 0.
+        rule: name of the rule that aggregates the averages.
+        rule_options: options of that rule, by name. Its ``num_byzantine`` counts buckets.
+        reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights, in the averages and in the rule; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
     """
 
     def __init__(

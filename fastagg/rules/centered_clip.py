@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ClippingPolicy(Policy):
-    """``iterations`` steps of eq. 43 from the last row, the previous aggregate."""
+    """Iterate eq. 43 of Su et al., starting from the last row, which is the previous aggregate."""
 
     uses_previous = True
 
@@ -33,21 +33,23 @@ class ClippingPolicy(Policy):
 
 @register("centered-clip")
 class CenteredClip(GramRule):
-    """``params += server_lr * v_L``, with v_0 the previous aggregate (Su et al. eq. 43)::
+    """``params += server_lr * v_L``, where v_0 is the previous aggregate (Su et al. eq. 43)::
 
         v_{l+1} = v_l + sum_s w_s (u_s - v_l) min(1, tau / |u_s - v_l|),   l = 0 ... L - 1
 
-    over the active clients s, with w_s the client's relative weight among them (1/S each by
-    default), and over all clients with ``reuse``, as eq. 43 has it. Vectors are clipped whole, not
-    layer by layer. v_0 is zero in the first round.
+    The sum is over the active clients s, and w_s is the weight of client s divided by the sum of
+    their weights (1/S by default). With ``reuse`` the sum is over all clients, as in eq. 43. Vectors
+    are clipped as a whole, not layer by layer. v_0 is zero in the first round.
 
     Args:
-        tau: clipping radius, > 0, in units of the updates, or infinity ("inf" is the same). The
-            default is 10 / (1 - momentum) of Su et al. for momentum 0.9, sent as it is.
-        iterations: L, >= 1; each touches S x S numbers only.
-        reuse: remember the last update of every client and use it again (:class:`GramRule`).
+        tau: clipping radius, > 0, in units of the updates; ``math.inf`` or "inf": no clipping. The
+            default is 10 / (1 - momentum) of Su et al. for momentum 0.9, where clients send their
+            momentum without the factor 1 - momentum.
+        iterations: L, >= 1. An iteration takes O(S^2) operations, whatever d is.
+        reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
 
     Attributes:
         previous: [d] float32, v_0 of the next round.

@@ -71,7 +71,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
             :func:`fastagg.ops.gram`. "tf32" goes with "cosine" alone: short distances, being
             differences of large products, would be lost.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         scores: [K, K] float32, R.

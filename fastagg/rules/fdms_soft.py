@@ -42,7 +42,7 @@ class FDMSSoft(FDMS):
         similarity: "cosine" or "distance".
         precision: "highest" or, with "cosine", "tf32"; see :class:`fastagg.FDMS`.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
     not_saved = FDMS.not_saved | {"elimination"}

@@ -41,7 +41,7 @@ class FedAU(AveragingRule[_Counted]):
     Args:
         cutoff: longest interval, >= 1; the paper's K, which is 50 in its experiments.
         client_weights: [K] relative weights p; None: 1/K each.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         factors: [K] float64, omega.

@@ -18,7 +18,7 @@ class FedAvg(AveragingRule[Plan]):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     A step raises ValueError if all active clients have weight 0.
     """

@@ -30,7 +30,8 @@ class FedVARP(MemoryRule):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`MemoryRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
 
     A step raises ValueError if all active clients have weight 0.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WeiszfeldPolicy(Policy):
-    """``iterations`` steps of the smoothed Weiszfeld algorithm from the weighted mean or zero."""
+    """Run the smoothed Weiszfeld algorithm, starting from the weighted mean or from zero."""
 
     def __init__(self, nu: float, iterations: int, start: str) -> None:
         self.nu = read_positive("nu", nu)
@@ -35,26 +35,28 @@ class WeiszfeldPolicy(Policy):
 
 @register("geometric-median")
 class GeometricMedian(GramRule):
-    """``params += server_lr * z``, z near the minimum of ``sum_s w_s |u_s - z|`` (RFA).
+    """``params += server_lr * z``, where z approximately minimises ``sum_s w_s |u_s - z|`` (RFA).
 
-    The smoothed Weiszfeld algorithm of Pillutla, Kakade and Harchaoui, from the weighted mean::
+    Source: the smoothed Weiszfeld algorithm of Pillutla, Kakade and Harchaoui::
 
         z = sum_s a_s u_s,   a_s = w_s / sum w
         repeat:  a_s = w_s / max(nu, |u_s - z|), divided by their sum;  z = sum_s a_s u_s
 
-    z stays in the convex hull of the updates, and updates with less than half of the weight cannot
-    take the median away from the others. Where they try, an iteration divides what is left of
-    their pull by the ratio of the two weights: a mean pulled very far away takes more iterations.
-    From ``start="zero"``, as in Su et al., it comes from the other side, and does not move with a
-    translation of the updates before it has converged.
+    z stays in the convex hull of the updates. Outliers with less than half of the weight can move
+    the median only by a bounded distance. They can move the starting mean arbitrarily far; an
+    iteration divides that displacement by the ratio of the two weights (inliers to outliers), so a
+    mean that is very far away needs more iterations. ``start="zero"``, as in Su et al., avoids
+    this, but a result that has not converged is then not equivariant to translation of the updates.
 
     Args:
         nu: smoothing, > 0, in units of the updates.
-        iterations: >= 0; each touches S x S numbers only. 0 gives the mean (and needs it as start).
-        start: the first z: ``"mean"``, the weighted mean, or ``"zero"``.
-        reuse: remember the last update of every client and use it again (:class:`GramRule`).
+        iterations: >= 0; 0 gives the weighted mean and requires ``start="mean"``. An iteration
+            takes O(S^2) operations, whatever d is.
+        start: the first z: ``"mean"`` (the weighted mean) or ``"zero"``.
+        reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
     """
 
     def __init__(

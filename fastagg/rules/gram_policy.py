@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Robust aggregation as a function of the Gram matrix: who gets which factor.
+"""Robust aggregation as a function of the Gram matrix: compute the factor of each row.
 
-Every robust rule here is a combination of the rows it is given, and what it needs to know about
-them are their distances. So a policy maps the Gram matrix [n, n] of n rows to one factor per row,
-and a policy that first averages rows (buckets, neighbours) wraps another: the averages' Gram
-matrix is ``W G W^T``. Nothing of size d is touched until the factors are known.
+The aggregate of every robust rule here is a linear combination of the rows, and its factors depend
+only on norms and distances. So a policy maps the Gram matrix [n, n] of n rows to one factor per
+row. A policy that first averages rows (bucketing, nearest-neighbour mixing) wraps another one: with
+averages ``W @ rows``, their Gram matrix is ``W G W^T``. No vector of length d is read before the
+factors are known.
 
-Sums are float64 and along rows of a matrix: torch adds each row in one thread, so the result does
-not depend on the number of threads, as that of a matrix product could.
+Sums are in float64 along rows of a matrix. torch adds each row in one thread, so the result is
+invariant to the thread count; that of a matrix product need not be.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Policy(ABC):
     """A pure function from the Gram matrix of rows to their factors in the aggregate.
 
     Attributes:
-        uses_previous: whether the last row is the aggregate of the round before.
-        uses_round: whether the result depends on the round.
+        uses_previous: whether the Gram matrix must include the previous aggregate, as its last row.
+        uses_round: whether the result depends on the round number.
     """
 
     uses_previous: bool = False
@@ -32,32 +33,36 @@ class Policy(ABC):
 
     @abstractmethod
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        """The factors, >= 0, of sum 1 up to rounding.
+        """Return the factors, >= 0, of sum 1 up to rounding.
 
         Args:
-            gram: [n + e, n + e] float64 of n rows and, if ``uses_previous``, of e = 1 further
-                one, the previous aggregate.
-            weights: [n] float64, > 0, of sum 1: the say of each row.
+            gram: [n + e, n + e] float64, of n rows and, if ``uses_previous``, of the previous
+                aggregate as the last row (e = 1, otherwise 0).
+            weights: [n] float64, > 0, of sum 1: the weight of each row.
             t: the round, 0, 1, ...
 
         Returns:
             [n + e] float64.
 
         Raises:
-            ValueError: the policy is not defined for so few rows.
+            ValueError: the policy needs more rows.
         """
 
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """``matrix @ vector``: [m, n], [n] -> [m], with the same bits for any number of threads."""
+    """Return ``matrix @ vector``, invariant to the thread count: [m, n], [n] -> [m]."""
     return (matrix * vector).sum(dim=1)
 
 
 def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
-    """``|x_i - x_j|^2`` for all pairs: [n, n] -> [n, n]. Copies of a row are exactly 0 apart.
+    """Return ``|x_i - x_j|^2`` of all pairs of rows, >= 0: exactly 0 for identical rows.
 
     Args:
-        own: what a row's distance to itself is set to.
+        gram: [n, n] float64.
+        own: value for the diagonal, the distance of a row to itself.
+
+    Returns:
+        [n, n] float64.
     """
     squares = gram.diagonal()
     distances = (squares[:, None] + squares).sub_(gram, alpha=2.0).clamp_min_(0.0)
@@ -65,9 +70,9 @@ def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
 
 
 def nearest(distances: Tensor, count: int) -> Tensor:
-    """The ``count`` smallest of each row, the first ones on ties: [n, n] -> [n, n] bool."""
+    """Mark the ``count`` smallest entries of each row, the first ones on ties: [n, n] bool."""
     numbers = distances.numpy()
-    bounds = np.partition(numbers, count - 1, axis=1)[:, count - 1 : count]  # [n, 1], the largest
+    bounds = np.partition(numbers, count - 1, axis=1)[:, count - 1 : count]  # [n, 1]
     chosen, last = numbers < bounds, numbers == bounds
     missing = count - chosen.sum(axis=1, keepdims=True)
     chosen |= last & (last.cumsum(axis=1) <= missing)
@@ -75,8 +80,8 @@ def nearest(distances: Tensor, count: int) -> Tensor:
 
 
 def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
-    """``matrix @ v`` for each of k vectors, as :func:`times`: [m, n], [k, n] -> [k, m]."""
-    products = torch.empty_like(matrix)  # one for all: fresh memory would cost more than the sums
+    """Return ``times(matrix, v)`` for each of k vectors v: [m, n], [k, n] -> [k, m]."""
+    products = torch.empty_like(matrix)  # reused: allocating it each time costs more than the sums
     result = matrix.new_empty(len(vectors), len(matrix))
     for vector, sums in zip(vectors, result, strict=True):
         torch.sum(torch.mul(matrix, vector, out=products), dim=1, out=sums)
@@ -84,10 +89,10 @@ def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
 
 
 class Around(Policy):
-    """A policy that averages rows before another one judges the averages.
+    """Base of the policies that average rows and apply another policy to the averages.
 
     Args:
-        policy: the other one.
+        policy: applied to the Gram matrix of the averages.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -97,7 +102,7 @@ class Around(Policy):
 
 
 def check_majority(num_rows: int, num_byzantine: int) -> None:
-    """Refuse rounds in which the rows not to be trusted are half of all or more."""
+    """Raise ValueError if half of the rows or more may be Byzantine (faulty or malicious)."""
     if num_rows <= 2 * num_byzantine:
         raise ValueError(
             f"updates: expected more than {2 * num_byzantine} rows, twice num_byzantine, "

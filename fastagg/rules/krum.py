@@ -18,17 +18,30 @@ if TYPE_CHECKING:
 
 
 def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
-    """Sums of squared distances to the n - f - 2 nearest others (at least one): [n, n] -> [n]."""
+    """Return the Krum score of each row, given the Gram matrix of n rows.
+
+    The score is the sum of the squared distances to the max(1, n - f - 2) nearest other rows.
+
+    Args:
+        gram: [n, n] float64.
+        num_byzantine: f.
+
+    Returns:
+        [n] float64.
+
+    Raises:
+        ValueError: n <= 2f.
+    """
     size = len(gram)
     check_majority(size, num_byzantine)
     neighbours = max(1, size - num_byzantine - 2)
-    distances = square_distances(gram, own=-1.0).numpy()  # a row itself comes first, also
-    distances.sort(axis=1)  # before its copies
+    distances = square_distances(gram, own=-1.0).numpy()
+    distances.sort(axis=1)  # -1 puts each row first in its own list, before identical rows
     return torch.from_numpy(distances)[:, 1 : 1 + neighbours].sum(dim=1)
 
 
 class KrumPolicy(Policy):
-    """All weight on the row with the lowest score, the first one on ties."""
+    """Give factor 1 to the row with the lowest Krum score, the first one on ties; 0 to others."""
 
     def __init__(self, num_byzantine: int) -> None:
         self.num_byzantine = read_count("num_byzantine", num_byzantine, least=0)
@@ -44,17 +57,19 @@ class KrumPolicy(Policy):
 class Krum(GramRule):
     """``params += server_lr * u_k``, k the client closest to its n - f - 2 nearest neighbours.
 
-    The score of a client is the sum of squared distances to its n - f - 2 nearest other active
-    clients (to its nearest one if that is less than one), f of the n active clients being out to
-    do harm; the lowest id wins a tie. Blanchard et al. prove resilience for n >= 2f + 3.
+    n is the number of active clients, and at most f of them are assumed to be Byzantine (faulty or
+    malicious). The score of a client is the sum of the squared distances from its update to the
+    max(1, n - f - 2) nearest other ones. The aggregate is the update with the lowest score; the
+    lowest id wins a tie. Source: Blanchard et al. 2017, who prove resilience for n >= 2f + 3.
 
     Args:
-        num_byzantine: f, >= 0.
-        reuse: remember the last update of every client and use it again (:class:`GramRule`).
-        client_weights: [K]; clients of weight 0 have no say. Otherwise Krum knows no weights.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        num_byzantine: f, the largest number of Byzantine clients among the active ones, >= 0.
+        reuse: use the last updates of absent clients as well; see :class:`GramRule`.
+        client_weights: [K]; a client of weight 0 is left out. Other values make no difference.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
 
-    A step raises ValueError with 2f active clients or fewer.
+    A step raises ValueError if n <= 2f.
     """
 
     def __init__(

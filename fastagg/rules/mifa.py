@@ -15,5 +15,6 @@ class MIFA(MemoryRule):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`MemoryRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
     """

@@ -62,7 +62,7 @@ class MimiC(Aggregator[Plan, Corrected]):
         mode: "server" or "client": who keeps the corrections.
         memory_folder: keep the corrections in a file in this folder, mapped into memory; see
             :class:`fastagg.rules._memory_rule.MemoryRule`. Mode "server" only.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` is a copy

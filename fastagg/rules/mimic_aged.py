@@ -48,7 +48,7 @@ class MimiCAged(Aggregator[AgedPlan, Reading]):
 
     Args:
         fading: in [0, 1].
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` is a copy

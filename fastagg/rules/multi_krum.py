@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MultiKrumPolicy(Policy):
-    """The weighted mean of the ``keep`` rows with the lowest scores, the first ones on ties."""
+    """Return the factors of the weighted mean of the ``keep`` rows with the lowest Krum scores."""
 
     def __init__(self, num_byzantine: int, keep: int | None) -> None:
         self.num_byzantine = read_count("num_byzantine", num_byzantine, least=0)
@@ -38,17 +38,17 @@ class MultiKrumPolicy(Policy):
 class MultiKrum(GramRule):
     """``params += server_lr * (weighted mean of the updates with the lowest Krum scores)``.
 
-    Scores as in :class:`fastagg.rules.krum.Krum`.
+    Scores are those of :class:`fastagg.Krum`; the lowest ids win ties (Blanchard et al. 2017).
 
     Args:
-        num_byzantine: f, >= 0.
-        keep: how many updates are averaged, >= 1 (all, if fewer are there); None: n - f of the n
-            active ones.
-        reuse: remember the last update of every client and use it again (:class:`GramRule`).
+        num_byzantine: f, the largest number of Byzantine clients among the n active ones, >= 0.
+        keep: the number of updates in the mean, >= 1; all n if ``keep`` is larger. None: n - f.
+        reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights in the mean; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
 
-    A step raises ValueError with 2f active clients or fewer.
+    A step raises ValueError if n <= 2f.
     """
 
     def __init__(

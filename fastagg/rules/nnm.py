@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
 
 class NeighbourMixing(Around):
-    """Every row becomes the weighted mean of its n - f nearest rows, itself included: with W [n, n]
-    of rows of sum 1, ``policy(W G W^T) @ W``."""
+    """Replace each of n rows by the weighted mean of its n - f nearest rows, itself included.
+
+    Row i of W [n, n] holds the weights of mean i, of sum 1. The factors of the original rows are
+    ``policy(W G W^T) @ W``.
+    """
 
     def __init__(self, policy: Policy, num_byzantine: int) -> None:
         super().__init__(policy)
@@ -38,10 +41,10 @@ class NeighbourMixing(Around):
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         size = len(weights)
         check_majority(size, self.num_byzantine)
-        distances = square_distances(gram[:size, :size], own=-1.0)  # itself comes first
+        distances = square_distances(gram[:size, :size], own=-1.0)  # each is its own nearest
         mixing = nearest(distances, size - self.num_byzantine) * weights
         mixing /= mixing.sum(dim=1, keepdim=True)
-        # The previous aggregate, if there is one, stays as it is.
+        # The previous aggregate, if the policy uses it, is not mixed.
         further = len(gram) - size
         if further:
             mixing = torch.block_diag(mixing, torch.eye(further, dtype=torch.float64))
@@ -52,20 +55,22 @@ class NeighbourMixing(Around):
 
 @register("nnm")
 class NNM(WrapperRule):
-    """Each update becomes the mean of its n - f nearest ones, then ``rule`` aggregates those.
+    """Replace each update by the mean of its n - f nearest ones, then aggregate with ``rule``.
 
-    Of the n active clients f are out to do harm; an update is among its own nearest, and the
-    lowest ids win ties. Only Gram matrices are mixed, never updates: ``W G W^T``.
+    n is the number of active clients, and at most f of them are assumed to be Byzantine (faulty or
+    malicious). An update is one of its own nearest ones; the lowest ids win ties. The rule mixes
+    only the Gram matrix (``W G W^T``), never the updates. Source: Allouah et al. 2023.
 
     Args:
-        num_byzantine: f, >= 0. With 0 every update becomes the mean.
-        rule: the rule that aggregates the means, by name.
-        rule_options: its own options, by name; ``num_byzantine`` is not passed on.
-        reuse: remember the last update of every client and use it again (:class:`GramRule`).
+        num_byzantine: f, >= 0. With 0, every update is replaced by the mean of all.
+        rule: name of the rule that aggregates the means.
+        rule_options: options of that rule, by name. ``num_byzantine`` is not passed on to it.
+        reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights, in the means and in the rule; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
 
-    A step raises ValueError with 2f active clients or fewer.
+    A step raises ValueError if n <= 2f.
     """
 
     def __init__(

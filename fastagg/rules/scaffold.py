@@ -59,7 +59,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
         local_work: K_i eta_l > 0, the number of local steps times the local learning rate (the sum
             of the rates, if they change within the round): one number, or [K] of them. May be
             changed between steps, and has to be where the learning rate decays.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         controls: [K, d] float32, c_i; ``controls[k]`` is a copy of one, ``controls.clone()`` a

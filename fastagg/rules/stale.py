@@ -34,7 +34,8 @@ class Stale(MemoryRule):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        **options: those of :class:`fastagg.aggregator.Aggregator`.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`MemoryRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
 
     Attributes:
         seen: [K] bool.
