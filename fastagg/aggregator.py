@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of every aggregation rule: its step in three phases, and the step's report."""
+"""The base class of all rules: a step in three phases, its report, and checks for rules."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 
 
 State = Mapping[str, Tensor | RowMemory]
-"""The state of a rule by name, not copied: tensors and row memories."""
+"""The state of a rule: tensors and row memories by name, not copied."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """What one server step did. All tensors are on the CPU and sorted by client id.
+    """The report of one step. All tensors are on the CPU and sorted by client id.
 
     Attributes:
         active: [S] int64, ids of the clients whose rows were used, ascending.
         rejected: [R] int64, ids of the clients whose rows were left out, ascending.
-        weights: [S] float32, the factor of each row of ``active`` in this round's aggregate,
-            before ``server_lr``. Rules with a memory add remembered rows to it.
-        friends: [K] int64, the client whose row counted for each client: its own id if it is
-            active, -1 if it has no friend and the mean of the active rows counts for it. None for
-            rules without substitution.
+        weights: [S] float32, the factor of the row of each client in ``active`` in the aggregate,
+            before ``server_lr``. In rules with a memory, the aggregate also contains memory rows.
+        friends: [K] int64, the client whose row was used for each client: its own id if it was
+            active; -1 if it was absent and has no friend (the mean of the active rows was used).
+            None for rules without substitution.
         pairs: number of ordered pairs (i, j) of active clients whose similarity the rule needed.
-        skipped: True if no client was active; the parameters are then as before.
-        reasons: why each client in ``rejected`` was left out, by id.
+        skipped: True if no client was active; the parameters have not changed.
+        reasons: for each client id in ``rejected``, why its row was left out.
     """
 
     active: Tensor
@@ -68,10 +68,10 @@ class StepReport:
 
 @dataclass
 class Plan:
-    """The first phase of a step: who counts how much, from the state alone.
+    """The result of the first phase of a step: how much each row counts, from the state alone.
 
     Attributes:
-        weights: [S] float64, by client.
+        weights: [S] float64, the weight of each active client's row.
         friends: ``StepReport.friends``.
         pairs: ``StepReport.pairs``.
     """
@@ -83,7 +83,7 @@ class Plan:
 
 @dataclass
 class Reading:
-    """The second phase of a step: results of the pass over the rows. None of it is state yet.
+    """The result of the second phase of a step, the pass over the rows. It is not yet state.
 
     Attributes:
         weights: [S] float64, ``StepReport.weights``.
@@ -97,7 +97,12 @@ R = TypeVar("R", bound=Reading)
 
 
 class RefusedUpdates(Exception):
-    """Raised inside a step to leave out rows; ``reasons`` says why, by client id."""
+    """Raised within a step to reject rows.
+
+    Args:
+        reasons: why each row is rejected, by client id.
+        message: for the exception; empty: a list of the reasons.
+    """
 
     def __init__(self, reasons: Mapping[int, str], message: str = "") -> None:
         listed = "; ".join(f"client {client}: {reason}" for client, reason in reasons.items())
@@ -106,11 +111,11 @@ class RefusedUpdates(Exception):
 
 
 class BrokenUpdates(RefusedUpdates):
-    """Raised inside a step if rows are damaged, not only unwanted."""
+    """Raised within a step if rows are damaged; ``nonfinite`` decides whether the step fails."""
 
 
 class NonFiniteUpdates(BrokenUpdates):
-    """Raised inside a step if rows hold NaN or Inf; ``clients`` [R] int64 names them."""
+    """Raised within a step if the rows of ``clients`` [R] int64 hold NaN or Inf."""
 
     def __init__(self, clients: Tensor) -> None:
         ids = clients.tolist()
@@ -119,7 +124,7 @@ class NonFiniteUpdates(BrokenUpdates):
 
 
 class CommonOptions(TypedDict, total=False):
-    """The options that every rule has; :class:`Aggregator` describes them."""
+    """Options of every rule; :class:`Aggregator` describes them."""
 
     num_clients: Required[int]
     num_params: Required[int]
@@ -130,46 +135,48 @@ class CommonOptions(TypedDict, total=False):
 
 
 class Aggregator(ABC, Generic[P, R]):
-    """A server-side aggregation rule with its state.
+    """Base class of all rules: a server-side aggregation rule with its state.
 
-    A step has three phases, each one method of the rule:
+    A step has three phases. Each is one method of the rule:
 
-    1. ``_plan`` decides from the state alone who counts how much. It reads no row.
-    2. ``_read`` passes over the rows and makes every check. It writes scratch and spare rows only.
-    3. ``_commit`` exchanges rows and writes parameters and state. It cannot fail, and a signal that
-       arrives meanwhile is delivered after it.
+    1. ``_plan`` decides from the state alone how much each row counts. It reads no row.
+    2. ``_read`` passes over the rows and makes every check that can fail. It writes only to scratch
+       and spare rows.
+    3. ``_commit`` exchanges rows and writes parameters and state. It cannot fail. A signal that
+       arrives during it is delivered after it.
 
-    So after any exception parameters and state are bit-identical to before the step.
+    So after any exception, parameters and state have the same bits as before the step.
 
     Args:
         num_clients: K; client ids are in [0, K).
         num_params: d, the length of the flat parameter vector.
-        server_lr: finite, >= 0; may be changed between steps.
-        device: where parameters, updates and state live: "cpu", or "cuda" where
-            :func:`fastagg.ops.devices` has it.
-        nonfinite: what to do with an update that holds NaN or Inf, or whose file cannot be read:
-            "raise" a ValueError, or "drop" it: its client then counts as inactive and is listed in
-            ``rejected``.
-        max_norm: > 0, or None; may be changed between steps. A finite row whose Euclidean norm, in
-            units of the updates, is larger is left out, whatever ``nonfinite`` says: its client
-            counts as inactive and is listed in ``rejected`` (norm thresholding). Rules that compute
-            the Gram matrix of the rows read the norms there; others read the rows once more.
+        server_lr: server learning rate, finite, >= 0; may be changed between steps.
+        device: where parameters, updates and state live: "cpu", or "cuda" if
+            :func:`fastagg.ops.devices` lists it.
+        nonfinite: what to do with an update that holds NaN or Inf or cannot be read. "raise": raise
+            a ValueError. "drop": treat its client as absent and list it in ``rejected``.
+        max_norm: largest Euclidean norm of an update, > 0, in units of the updates; None: no limit.
+            May be changed between steps. The client of a longer finite update is treated as absent
+            and listed in ``rejected``, with either value of ``nonfinite`` (norm thresholding).
+            Rules that compute the Gram matrix take the norms from it; others read the rows once
+            more.
 
     Attributes:
-        columns: applies ops to rows, wherever their columns are; all in this process by default.
+        columns: applies ops to rows; :mod:`fastagg.distributed` replaces it if the columns are
+            spread over processes.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
+        TypeError, ValueError: the message names the argument, what was expected and what came.
     """
 
     name: ClassVar[str]
     """The name under which the rule is registered."""
     column_state: ClassVar[frozenset[str]] = frozenset()
-    """Names of the state whose last dimension is d; all other state is the same for any d."""
+    """Names of the state whose last dimension is d; other state does not depend on d."""
     norms_known: ClassVar[bool] = False
-    """Whether ``_read`` gets the norms of all rows anyway and calls ``_check_squares`` itself."""
+    """Whether ``_read`` computes the norms of all rows and calls ``_check_squares``."""
     collects_streams: ClassVar[bool] = True
-    """Whether ``_receive`` reads streamed rows into S rows of its own, which are scratch."""
+    """Whether ``_receive`` reads streamed rows into S scratch rows (for :func:`fastagg.plan`)."""
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
     """Names of constructor arguments that :meth:`options` leaves out."""
 
@@ -205,7 +212,7 @@ class Aggregator(ABC, Generic[P, R]):
 
     @property
     def max_norm(self) -> float | None:
-        """The largest norm that a row may have; None: any."""
+        """The largest norm that a row may have; None: no limit."""
         return self._max_norm
 
     @max_norm.setter
@@ -214,33 +221,34 @@ class Aggregator(ABC, Generic[P, R]):
 
     @torch.no_grad()
     def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
-        """Move ``params`` by one round of updates, in place.
+        """Apply one round of updates to ``params``, in place.
 
-        The order of the rows does not matter: any permutation of (updates, clients) gives the
-        same bits. With no active client the round is skipped and ``params`` stay as they are.
+        The result is invariant to arrival order: any permutation of (updates, clients) gives the
+        same bits. If no client is active, the round is skipped and ``params`` do not change.
 
-        If ``updates`` is an :class:`fastagg.UpdateBuffer`, the rule may take ownership of its rows
-        of ``clients``: a rule with a memory keeps them and gives the buffer other rows in exchange,
-        instead of copying. Results are the same to the bit. After the step the content of these
-        rows is undefined, and views of them taken before must not be used (call ``buffer.row`` and
-        ``FlatLayout.bind`` again in every round). After an exception, and for rejected clients, the
-        rows are as before.
+        If ``updates`` is an :class:`fastagg.UpdateBuffer`, a rule with a memory may take ownership
+        of its rows of ``clients``: it keeps them and gives the buffer other rows in exchange,
+        instead of copying. Results have the same bits. After the step, the content of these rows of
+        the buffer is undefined, and earlier views of them must not be used: call ``buffer.row`` and
+        ``FlatLayout.bind`` again in every round. After an exception, and for rejected clients, the
+        rows are unchanged.
 
         Args:
             params: [d] float32, contiguous, finite; changed in place.
-            updates: [S, d] float32 (any row stride), or S tensors [d]; row s is
-                ``local_model - global_model`` of client ``clients[s]``. Never changed. Or an
-                ``UpdateBuffer`` whose row k is that of client k. Or a source of S rows that need
-                not fit into memory, see :mod:`fastagg.streaming`.
+            updates: the updates ``local_model - global_model``, in one of these forms. A tensor
+                [S, d] float32 with any row stride, or a sequence of S tensors [d] float32, whose
+                row s is that of client ``clients[s]``; never changed. An ``UpdateBuffer``, whose
+                row k is that of client k. Or a stream of S rows that need not fit into memory, see
+                :mod:`fastagg.updates.streams`.
             clients: S distinct ids in [0, K): an int64 tensor or a sequence of ints.
 
         Returns:
-            A report of what was done.
+            The report of the step.
 
         Raises:
             TypeError, ValueError, IndexError: an argument is not as described, an update is
                 not finite (unless dropped), or the step would leave the range of float32.
-                Parameters and state are then bit-identical to before.
+                Parameters and state then have the same bits as before.
         """
         cohort = read_cohort(
             params,
@@ -264,8 +272,8 @@ class Aggregator(ABC, Generic[P, R]):
                 break
             except RefusedUpdates as found:
                 if isinstance(found, BrokenUpdates) and self.nonfinite == "raise":
-                    self._params_peak(params)  # the cause may be parameters that are not finite
-                    raise ValueError(f'{found}; nonfinite="drop" would leave them out') from None
+                    self._params_peak(params)  # raises if non-finite parameters are the cause
+                    raise ValueError(f'{found}; use nonfinite="drop" to leave them out') from None
                 reasons |= found.reasons
                 cohort = cohort.without(found.reasons)
         else:
@@ -287,7 +295,7 @@ class Aggregator(ABC, Generic[P, R]):
 
     @abstractmethod
     def _plan(self, cohort: Cohort) -> P:
-        """Decide who counts how much. Reads the state and the ids; neither rows nor writes.
+        """Decide how much each row counts. Reads the state and the ids, no row; writes nothing.
 
         Args:
             cohort: S >= 1 active clients.
@@ -301,13 +309,13 @@ class Aggregator(ABC, Generic[P, R]):
         """Pass over the rows into scratch, and check everything that could fail.
 
         Args:
-            params: [d] float32; read only. The rule checks that they are finite with
-                ``_params_peak`` or ``_peaks_with``, whichever is cheaper.
-            cohort: S >= 1 active clients and their rows, as ``_receive`` gave them.
-            plan: of this step.
+            params: [d] float32, not changed. The rule must check that they are finite, with
+                ``_params_peak`` or ``_peaks_with``.
+            cohort: S >= 1 active clients and their rows, as returned by ``_receive``.
+            plan: the result of ``_plan``.
 
         Raises:
-            NonFiniteUpdates: rows hold NaN or Inf; names all of them.
+            NonFiniteUpdates: rows hold NaN or Inf; the exception names all of them.
             ValueError: parameters are not finite, or the step would leave the range of float32.
         """
 
@@ -317,13 +325,14 @@ class Aggregator(ABC, Generic[P, R]):
 
         Args:
             params: [d] float32; changed in place.
-            cohort, plan, reading: of this step.
+            cohort, plan: as for ``_read``.
+            reading: the result of ``_read``.
         """
 
-    # --- what a rule may override besides -----------------------------------------------------
+    # --- further methods that a rule may override ---------------------------------------------
 
     def _receive(self, cohort: Cohort) -> Cohort:
-        """Return the cohort with rows that ``_read`` can use; by default, all in memory.
+        """Return the cohort with rows that ``_read`` can use. By default, all are in memory.
 
         Raises:
             ValueError: a row cannot be read.
@@ -335,11 +344,11 @@ class Aggregator(ABC, Generic[P, R]):
         return cohort.with_rows(RowList(rows))
 
     def _skip(self) -> Tensor | None:
-        """Account for a round without active clients; return ``StepReport.friends``."""
+        """Update the state for a round without active clients; return ``StepReport.friends``."""
         return None
 
     def _state_loaded(self) -> None:
-        """Rebuild what is derived from the state, after new state was copied in."""
+        """Recompute attributes that are derived from the state, after the state was replaced."""
 
     @abstractmethod
     def _state(self) -> State:
@@ -348,21 +357,21 @@ class Aggregator(ABC, Generic[P, R]):
     @classmethod
     @abstractmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        """Return the memory and the work of the rule, for :func:`fastagg.plan`.
+        """Return memory in bytes and work of a step, for :func:`fastagg.plan`.
 
         Args:
             sizes: K, S, d, and whether the rule may take ownership of rows.
-            options: given to the constructor; those with a default may be missing.
+            options: the arguments of the constructor; those with a default may be missing.
         """
 
     def options(self) -> dict[str, Any]:
-        """Return the constructor's arguments; ``make(name, **options)`` makes a twin.
+        """Return the constructor's arguments: ``make(name, **options)`` makes an equal aggregator.
 
-        They follow from the constructor's signature: a rule keeps each argument as an attribute of
-        the same name. Values are tensors, or such as JSON holds.
+        Names are those of the constructor's signature, less ``not_saved``. A rule keeps each
+        argument as an attribute of the same name. Values are tensors or JSON values.
 
         Raises:
-            ValueError: an option cannot be written (a custom threshold function).
+            ValueError: an option cannot be saved (a custom threshold function).
         """
         names = [name for name in option_names(type(self)) if name not in self.not_saved]
         return {name: to_saved(name, getattr(self, name)) for name in names}
@@ -381,10 +390,10 @@ class Aggregator(ABC, Generic[P, R]):
         )
 
     def _check_readable(self, cohort: Cohort) -> None:
-        """Refuse streamed rows that cannot be read, here or on another rank.
+        """Refuse streamed rows that cannot be read by this process or another rank.
 
         Raises:
-            BrokenUpdates: names all of them.
+            BrokenUpdates: such rows exist; the exception names all of them.
         """
         problems = cohort.problems()
         flags = torch.zeros(len(cohort), dtype=torch.bool)
@@ -400,11 +409,11 @@ class Aggregator(ABC, Generic[P, R]):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the state."""
+        """Size of the state in bytes."""
         return sum(value.nbytes for value in self._state().values())
 
     def live_state(self) -> dict[str, Tensor | RowMemory]:
-        """Return the state itself, not copied: what a checkpoint holds."""
+        """Return the state that a checkpoint holds, not copied."""
         return dict(self._state())
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -412,11 +421,11 @@ class Aggregator(ABC, Generic[P, R]):
         return {name: value.clone() for name, value in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the state by a copy of ``state``, as ``state_dict`` of the same rule gave it.
+        """Replace the state by a copy of ``state``, the ``state_dict`` of an equal aggregator.
 
         Raises:
-            TypeError, ValueError: names, shapes or dtypes do not fit, or values are not
-                finite. The state is then as before.
+            TypeError, ValueError: a name, shape or dtype is wrong, or a value is not finite. The
+                state has then not changed.
         """
         own = self._state()
         if set(state) != set(own):
@@ -431,11 +440,12 @@ class Aggregator(ABC, Generic[P, R]):
         self._state_loaded()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write options and state to one file, replacing an older one atomically.
+        """Write options and state to one file, and replace an existing file atomically.
 
         Raises:
-            ValueError: an option cannot be written (a custom threshold function).
-            OSError: the folder is missing or not writable; an older file is then intact.
+            ValueError: an option cannot be saved (a custom threshold function).
+            OSError: the file cannot be written, for example because its folder is missing. An
+                existing file is then intact.
         """
         checkpoint.write(path, self.name, self.options(), self._state())
 
@@ -445,20 +455,20 @@ class Aggregator(ABC, Generic[P, R]):
             f"num_params={self.num_params}, server_lr={self.server_lr})"
         )
 
-    # --- checks for the rules: what keeps parameters and state finite, and rows short ---------
+    # --- checks for rules: finite values, range of float32, norms of rows ---------------------
 
     def _params_peak(self, params: Tensor) -> float:
-        """The largest magnitude in the parameters.
+        """Return the largest magnitude in the parameters.
 
         Raises:
-            ValueError: they hold NaN or Inf.
+            ValueError: the parameters hold NaN or Inf.
         """
         return self._peaks_with(params, [])[0]
 
     def _peaks_with(self, params: Tensor, vectors: list[Tensor]) -> list[float]:
-        """The largest magnitudes in the parameters, and in each of ``vectors`` [d], in one pass.
+        """Return the largest magnitudes in the parameters and in each of ``vectors`` [d].
 
-        Just before a commit, this also brings the parameters into the cache for it.
+        All are read in one pass. Just before a commit, it also loads the parameters into the cache.
 
         Raises:
             ValueError: the parameters hold NaN or Inf.
@@ -469,7 +479,7 @@ class Aggregator(ABC, Generic[P, R]):
         return peaks
 
     def _row_peaks(self, cohort: Cohort) -> Tensor:
-        """The largest magnitude of each row, [S] float64.
+        """Return the largest magnitude in each row, [S] float64.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
@@ -477,7 +487,7 @@ class Aggregator(ABC, Generic[P, R]):
         return self._check_peaks(cohort, self.columns.abs_max(cohort.rows))
 
     def _check_peaks(self, cohort: Cohort, peaks: Tensor) -> Tensor:
-        """``peaks`` [S], the largest magnitude of each whole row, as float64.
+        """Return ``peaks`` [S], the largest magnitudes in the rows, as float64 on the CPU.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
@@ -489,11 +499,15 @@ class Aggregator(ABC, Generic[P, R]):
         return peaks
 
     def _check_squares(self, cohort: Cohort, squares: Sequence[float]) -> None:
-        """Refuse rows by their squared norms, one for each of the cohort.
+        """Refuse rows by their squared Euclidean norms.
+
+        Args:
+            cohort: S clients.
+            squares: the squared norms of their rows, S values.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
-            RefusedUpdates: rows are longer than ``max_norm``.
+            RefusedUpdates: norms are above ``max_norm``.
         """
         if not all(map(math.isfinite, squares)):
             broken = [not math.isfinite(square) for square in squares]
@@ -514,6 +528,9 @@ class Aggregator(ABC, Generic[P, R]):
         Args:
             peak: the largest magnitude in the parameters.
             aggregate: an upper bound of the magnitudes in the aggregate.
+
+        Raises:
+            ValueError: |params| + server_lr * |aggregate| could exceed the range.
         """
         if not peak + self.server_lr * aggregate <= FLOAT32_LIMIT:
             raise ValueError(

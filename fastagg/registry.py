@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules by name: registering, making, loading and planning them."""
+"""Register rules by name; find, make and load them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ Rule = TypeVar("Rule", bound=type[Aggregator])
 
 
 def register(name: str) -> Callable[[Rule], Rule]:
-    """Class decorator: make a rule known to :func:`make` under ``name``."""
+    """Return a class decorator that registers a rule under ``name``, for :func:`make`.
+
+    Raises:
+        ValueError: another rule has this name (raised when the decorator is applied).
+    """
 
     def add(rule: Rule) -> Rule:
         if name in _RULES:
-            raise ValueError(f"name: a rule {name!r} is registered already, {_RULES[name]!r}")
+            raise ValueError(f"name: expected a new name, but {name!r} is {_RULES[name]!r}")
         rule.name = name
         _RULES[name] = rule
         return rule
@@ -31,12 +35,12 @@ def register(name: str) -> Callable[[Rule], Rule]:
 
 
 def available() -> list[str]:
-    """The names of all registered rules, sorted."""
+    """Return the names of all registered rules, sorted."""
     return sorted(_RULES)
 
 
 def find(name: str, options: list[str]) -> type[Aggregator]:
-    """The rule ``name``, which must have these options.
+    """Return the class of the rule ``name``, and check that it has these options.
 
     Raises:
         ValueError: there is no such rule.
@@ -55,31 +59,35 @@ def find(name: str, options: list[str]) -> type[Aggregator]:
 
 
 def make(name: str, **options: Any) -> Aggregator:
-    """Make an aggregator by the name of its rule.
+    """Make an aggregator of the rule ``name``.
 
     Args:
         name: one of :func:`available`.
         **options: ``num_clients``, ``num_params``, ``server_lr``, ``device``, ``nonfinite``,
-            ``max_norm``, and those of the rule.
+            ``max_norm`` (see :class:`fastagg.Aggregator`), and the options of the rule.
 
     Raises:
-        ValueError: there is no such rule, or an option has a bad value.
+        ValueError: there is no such rule, or the value of an option is invalid.
         TypeError: the rule has no such option, or a required one is missing.
     """
     return find(name, list(options))(**options)
 
 
 def load(path: str | os.PathLike[str], **options: Any) -> Aggregator:
-    """Recreate the aggregator that ``save`` wrote; it goes on bit-identically.
+    """Recreate an aggregator from a file that ``Aggregator.save`` wrote.
+
+    Its further steps give the same bits as those of the saved aggregator.
 
     Args:
         path: the file.
-        **options: to be other than they were, such as ``memory_folder``, ``nonfinite`` or
-            ``device`` (on another one it goes on from the same state, with other last bits).
+        **options: options to change, for example ``memory_folder``, ``nonfinite`` or ``device``.
+            On another device the state is the same, but further steps may differ in the last bits.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is truncated, foreign, or written by another version of the format.
+        ValueError: the file is truncated, is not a checkpoint of this library, or has another
+            format version; or the value of an option is invalid.
+        TypeError: the rule has no such option.
     """
     with checkpoint.opened(path) as saved:
         aggregator = make(saved.rule, **(saved.options | options))

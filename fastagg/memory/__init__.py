@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rules remember of their clients: rows, and where these are stored."""
+"""The memory rows of rules, and where they are stored."""

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows that a rule remembers, and how a step exchanges them for new ones.
+"""Memory rows, and how a commit exchanges them for new rows.
 
-A step never writes a memory row. It writes new rows into spare rows, or finds them in a buffer
-whose rows it may take, and its commit exchanges the two: pointers move, numbers do not.
+The read phase of a step never writes a memory row. New rows are spare rows that it has written, or
+rows of the caller's buffer whose ownership the rule may take. The commit exchanges memory rows and
+new rows by swapping pointers; it copies no numbers.
 
-Some rules remember a vector that follows from the update and from a vector that all clients of the
-round share: MimiC's correction is v - update, a local model is params + update. If the rule takes
-the update itself, it keeps the shared vector beside it as a *reference*. The remembered vector is
-then reconstructed when it is needed, in float32, with the bits that storing it would give.
+Some rules remember a vector that is computed from the update and a vector shared by all clients of
+the round: MimiC's correction is v - update, a local model is params + update. If such a rule takes
+ownership of the update, it keeps the shared vector as the *reference* of the memory row. The
+remembered vector is reconstructed when it is needed, in float32, with the same bits as if it had
+been stored.
 """
 
 from __future__ import annotations
@@ -30,20 +32,23 @@ class RowMemory:
     """K remembered vectors [d], zeros at first.
 
     The vector of client k is ``rows[k]``, or ``references[k] + sign * rows[k]`` if it has a
-    reference. To checkpoints the memory looks like a tensor [K, d]: it has ``shape``, ``dtype``,
+    reference. Checkpoints use the memory like a tensor [K, d]: it has ``shape``, ``dtype``,
     ``nbytes``, :meth:`clone` and :meth:`copy_`.
 
     Args:
         num_clients: K.
         num_params: d.
         device: where the rows live.
-        sign: +1.0 or -1.0.
+        sign: +1.0 or -1.0, the factor of a row that has a reference.
         store: where rows are stored, and their dtype. Only float32 rows can have references.
+
+    Raises:
+        ValueError, OSError: the store cannot allocate the rows; see :meth:`RowStore.allocate`.
 
     Attributes:
         rows: K tensors [d] that do not overlap.
         references: K entries, each a tensor [d] that clients may share, or None.
-        spares: rows to write new memory rows into.
+        spares: spare rows, into which a step writes new memory rows.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class RowMemory:
         self.spares = SpareRows(store, num_params, device)
         self._device = device
         self._referring = False  # whether some client may have a reference
-        self._unused: Tensor | None = None  # a reference that no client has any more
+        self._unused: Tensor | None = None  # a reference that no client uses now
 
     @property
     def nbytes(self) -> int:
@@ -75,7 +80,7 @@ class RowMemory:
         return self.shape[0]
 
     def __getitem__(self, client: int) -> Tensor:
-        """Return a copy [d] of the remembered vector of a client."""
+        """Return a copy [d] of the remembered vector of client ``client``."""
         value = self.rows[client].clone()
         _settle_(value, self.references[client], self.sign)
         return value
@@ -89,35 +94,39 @@ class RowMemory:
         return matrix
 
     def copy_(self, values: Tensor) -> None:
-        """Remember copies of ``values`` [K, d]."""
+        """Replace the remembered vectors by copies of ``values`` [K, d]."""
         self.references, self._referring = [None] * len(self), False
         for row, value in zip(self.rows, values, strict=True):
             row.copy_(value)
 
     def of(self, clients: Sequence[int]) -> list[Tensor]:
-        """Return the rows of ``clients``."""
+        """Return the memory rows of ``clients``, not copied."""
         return [self.rows[client] for client in clients]
 
     def references_of(self, clients: Sequence[int]) -> list[Tensor | None]:
-        """Return the references of ``clients``; none at all if no client has one."""
+        """Return the references of ``clients``; an empty list if no client has a reference."""
         return [self.references[client] for client in clients] if self._referring else []
 
     # --- before the commit --------------------------------------------------------------------
 
     def receive(self, cohort: Cohort, columns: Columns, *, copy: bool = False) -> Cohort:
-        """Return the cohort with rows that the commit can exchange for memory rows, if need be.
+        """Return the cohort with rows in memory whose dtype is that of the memory rows.
 
-        Streamed rows, and all rows if the memory has another dtype than float32, are copied into
-        spare rows. Rows of a caller's buffer are taken only into a memory that is plain itself.
+        Streamed rows are copied into spare rows, and so are all rows if memory rows are not
+        float32. The rule may take ownership of rows of a buffer only if the store is plain.
 
         Args:
             cohort: the active clients and their rows.
             columns: reads the rows.
-            copy: copy all rows whose ownership the rule may not take.
+            copy: also copy the rows whose ownership the rule may not take.
+
+        Returns:
+            The cohort. Its ``owner`` is the buffer, ``spares``, or None if rows were not copied and
+            the rule may not take ownership.
 
         Raises:
             ValueError: a row cannot be read.
-            OSError: there is no room for more rows.
+            OSError: there is no room for more spare rows.
         """
         fitting = not cohort.streamed and self.dtype == torch.float32
         if fitting and not self.store.plain:
@@ -130,13 +139,13 @@ class RowMemory:
         return cohort.with_rows(known, owner=self.spares)
 
     def settle_(self) -> None:
-        """Store every remembered vector in its row, without a reference; no vector changes."""
+        """Write every remembered vector into its row and drop all references; no vector changes."""
         for row, reference in zip(self.rows, self.references, strict=True):
             _settle_(row, reference, self.sign)
         self.references, self._referring = [None] * len(self), False
 
     def new_reference(self) -> Tensor:
-        """Return a vector [d] of any content that no client refers to."""
+        """Return a vector [d] with undefined content, for use as a new reference."""
         if self._unused is None:
             self._unused = allocate_rows(1, self.shape[1], self._device)[0]
         return self._unused
@@ -150,9 +159,9 @@ class RowMemory:
 
         Args:
             clients: distinct ids.
-            owner: has the new rows of ``clients`` and receives the old ones; None: ``spares``.
-            reference: [d], shared by the new rows, which the caller must not change afterwards;
-                None: the new rows are the remembered vectors themselves.
+            owner: gives the new rows of ``clients`` and receives the old ones; None: ``spares``.
+            reference: [d], the reference of the new rows; the caller must not change it afterwards.
+                None: the new rows are the remembered vectors.
         """
         new = (owner or self.spares).exchange(clients, self.of(clients))
         for client, row in zip(clients, new, strict=True):
@@ -161,7 +170,7 @@ class RowMemory:
             self._refer(clients, reference)
 
     def _refer(self, clients: Sequence[int], reference: Tensor | None) -> None:
-        """Set the reference of ``clients``, and keep an old one that no client has any more."""
+        """Set the reference of ``clients``; keep one that no client uses now, for reuse."""
         self._referring = True
         left = {id(r): r for r in self.references_of(clients) if r is not None}
         for client in clients:
@@ -174,10 +183,10 @@ class RowMemory:
 
 
 def _settle_(row: Tensor, reference: Tensor | None, sign: float) -> None:
-    """Set ``row = reference + sign * row``, if there is a reference.
+    """Set ``row = reference + sign * row`` in place, if there is a reference.
 
-    The op adds in float64 and rounds once to float32. That equals a float32 sum: float64 has more
-    than twice its digits.
+    The op adds in float64 and then rounds to float32. The result equals a float32 sum, because
+    float64 has more than twice the precision of float32.
     """
     if reference is not None:
         ops.weighted_sum_(row, [reference], torch.ones(1), beta=sign)

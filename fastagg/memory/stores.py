@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where memory rows are stored: in memory or in a mapped file, as float32 or bfloat16."""
+"""Allocate memory rows: in memory or in a memory-mapped file, as float32 or bfloat16."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PAGE = 4096  # bytes
 
 @dataclass(frozen=True)
 class RowStore:
-    """How rows are allocated.
+    """Where rows are allocated, and their dtype.
 
     Attributes:
-        dtype: of the rows.
-        folder: folder of the file that holds them, which is deleted with the process; None: they
-            are in memory.
+        dtype: torch.float32 or torch.bfloat16.
+        folder: folder for a memory-mapped file that holds the rows and that is deleted when the
+            process ends; None: rows are in memory.
     """
 
     dtype: torch.dtype = torch.float32
@@ -41,8 +41,8 @@ class RowStore:
         """Return ``count`` rows [num_params] of zeros.
 
         Raises:
-            ValueError: rows in a file would have to be on another device than the CPU.
-            OSError: there is no room on the disk.
+            ValueError: there is a folder, but ``device`` is not the CPU.
+            OSError: the file cannot be created, or the disk has no room for it.
         """
         if self.folder is not None:
             if device.type != "cpu":
@@ -54,9 +54,10 @@ class RowStore:
             return [torch.zeros(num_params, dtype=self.dtype, device=device) for _ in range(count)]
 
     def _map(self, count: int, num_params: int) -> list[Tensor]:
-        """Map rows from a file that has no name.
+        """Return rows in a new memory-mapped file, which is unlinked at once.
 
-        Its blocks are reserved, so that a disk that fills up later cannot end the process.
+        Its blocks are reserved: a write to a mapped page without a block would kill the process
+        (SIGBUS) if the disk were full by then.
         """
         size = self.dtype.itemsize
         stride = -(-num_params * size // _PAGE) * _PAGE
@@ -74,10 +75,10 @@ class RowStore:
 
 
 def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore:
-    """Return the store that the options of a rule ask for.
+    """Return the store for the options ``memory_dtype`` and ``memory_folder``.
 
     Raises:
-        ValueError: there is no such dtype or folder.
+        ValueError: the dtype is not supported, or the folder does not exist.
     """
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"memory_dtype: expected one of {[*_DTYPES]}, got {dtype!r}")
@@ -87,20 +88,20 @@ def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore
 
 
 def element_bytes(options: Mapping[str, Any]) -> int:
-    """Return the bytes of a number in a memory row, for the options of a rule."""
+    """Return the size in bytes of an element of a memory row, for the options of a rule."""
     return _DTYPES[options.get("memory_dtype", "float32")].itemsize
 
 
 def dtype_name(store: RowStore) -> str:
-    """Return the ``memory_dtype`` option of a store."""
+    """Return the value of the option ``memory_dtype`` for a store."""
     return next(name for name, dtype in _DTYPES.items() if dtype == store.dtype)
 
 
 class SpareRows:
-    """Rows of a store that a step may write, to be exchanged for memory rows by its commit.
+    """Spare rows: a step writes them, and its commit exchanges them for memory rows.
 
     Args:
-        store: allocates rows when a cohort needs more than there are.
+        store: allocates further rows when a cohort has more clients than all before.
         num_params: d.
         device: where the rows live.
     """
@@ -110,7 +111,9 @@ class SpareRows:
         self._rows: list[Tensor] = []
 
     def rows(self, clients: Sequence[int]) -> list[Tensor]:
-        """Return a row of any content for each of ``clients``, which replace the last call's.
+        """Return one spare row with undefined content for each of ``clients``.
+
+        Further calls return the same rows until :meth:`exchange`.
 
         Raises:
             OSError, MemoryError: there is no room for more rows.
@@ -121,11 +124,11 @@ class SpareRows:
         return self._rows[: len(clients)]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
-        """Give the rows of ``clients`` away and take ``rows`` in their place. Copies nothing.
+        """Return the rows of the last :meth:`rows`, and keep ``rows`` instead. Copies nothing.
 
         Args:
-            clients: as in the last call of :meth:`rows`.
-            rows: one for each of them.
+            clients: those of the last call of :meth:`rows`.
+            rows: the new spare rows, one for each client.
         """
         given = self._rows[: len(clients)]
         self._rows[: len(clients)] = rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse updates that are views of a rule's own state."""
+"""Refuse updates that share memory with the state of a rule."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fastagg.updates.cohort import Cohort
 
 
 def refuse_shared_memory(cohort: Cohort, state: Sequence[Tensor]) -> None:
-    """Refuse rows that share memory with the rule's own ``state``, which the step may write.
+    """Refuse rows that share memory with tensors that the step may write.
 
     Args:
-        cohort: the rows of this step.
-        state: contiguous tensors [d] of one dtype.
+        cohort: the active clients and their rows; streamed rows are not checked.
+        state: tensors of the rule, contiguous [d], all of one dtype.
 
     Raises:
-        ValueError: names the client.
+        ValueError: a row shares memory with one of them; the message names the client.
     """
     if not state:
         return
     length, starts = state[0].nbytes, [tensor.data_ptr() for tensor in state]
     rows = cohort.rows
-    if isinstance(rows, Tensor):  # all of them lie before or after the state, as a rule
+    if isinstance(rows, Tensor):  # usually the whole matrix lies before or after the state
         begin = rows.data_ptr()
         end = begin + rows.itemsize * ((len(rows) - 1) * rows.stride(0) + rows.shape[1])
         if end <= min(starts) or max(starts) + length <= begin:
@@ -35,9 +35,9 @@ def refuse_shared_memory(cohort: Cohort, state: Sequence[Tensor]) -> None:
         if not isinstance(row, Tensor):
             continue
         begin = row.data_ptr()
-        before = bisect_left(starts, begin + row.nbytes) - 1  # the last that begins before its end
+        before = bisect_left(starts, begin + row.nbytes) - 1  # last start before the row's end
         if before >= 0 and starts[before] + length > begin:
             raise ValueError(
-                "updates: must not share memory with the aggregator's, but client "
-                f"{client}'s does; pass a separate tensor, such as row.clone()"
+                "updates: must not share memory with the state of the aggregator, but the row of "
+                f"client {client} does; pass a separate tensor, such as row.clone()"
             )

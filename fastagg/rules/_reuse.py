@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last row of every client, and a Gram matrix of which only what changed is computed."""
+"""Remember the last row of every client, and update their Gram matrix incrementally."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from fastagg.updates.columns import AnyRow, AnyRows, Columns, alike
 
 
 class ReusedRows:
-    """The rows of absent clients stay the same, and so do their inner products.
+    """The last row of every client, and the Gram matrix of these rows.
 
-    A round with S of K clients needs the inner products of S rows with K, not of K with K. Entries
-    of ``ops.gram`` depend on their two rows alone, so the matrix is bit for bit that of a full
-    recomputation, at about ``2S/K - (S/K)^2`` of its arithmetic. All K rows are still read once for
-    it, and once more for the aggregate.
+    In a round with S active clients, S rows change, so only their inner products with all K rows
+    are computed. An entry of ``ops.gram`` depends on its two rows only, so the matrix equals a full
+    recomputation bit for bit, at about ``2S/K - (S/K)^2`` of the arithmetic. All K rows are still
+    read once for it, and once more for the aggregate.
+
+    Args:
+        num_clients: K.
+        num_params: d.
+        device: where the rows live.
+        store: where the rows are stored, and their dtype.
 
     Attributes:
-        memory: [K, d], the last row of every client, zeros for those never seen.
+        memory: [K, d], the last row of every client, zeros for clients never active.
     """
 
     def __init__(
@@ -33,25 +39,36 @@ class ReusedRows:
         self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64)
 
     def receive(self, cohort: Cohort, columns: Columns) -> Cohort:
-        """Return the cohort with rows that become memory rows: the caller's, or spare rows.
+        """Return the cohort with rows that the commit can make memory rows.
+
+        These are the caller's rows if the rule may take ownership of them, otherwise spare rows.
 
         Raises:
-            ValueError: a row cannot be read, or lies in the memory itself.
+            ValueError: a row cannot be read, or shares memory with a memory row.
         """
         if cohort.owner is None:
             refuse_shared_memory(cohort, self.memory.rows)
         return self.memory.receive(cohort, columns, copy=True)
 
     def rows(self, cohort: Cohort) -> AnyRows:
-        """Return the rows of all clients, the new ones of ``cohort`` included: K tensors [d]."""
+        """Return K rows [d]: the new ones of ``cohort``, and memory rows of absent clients."""
         rows: list[AnyRow] = list(self.memory.rows)
         for client, row in zip(cohort.ids, cohort.rows, strict=True):
             rows[client] = row
-        # A float32 memory has only float32 rows, and is given no others to remember.
+        # After `receive`, the rows of the cohort have the dtype of the memory.
         return rows if self.memory.dtype != torch.float32 else alike(cohort.rows, rows)
 
     def gram(self, rows: AnyRows, clients: list[int], columns: Columns) -> Tensor:
-        """Return [n, n] float64 of ``rows``, n >= K; rows of ``clients`` and from K on are new."""
+        """Return the Gram matrix of n >= K rows; only those of absent clients are unchanged.
+
+        Args:
+            rows: n rows; row k < K is that of client k.
+            clients: ids of the active clients. Their rows, and the rows from K on, have changed.
+            columns: reads the rows.
+
+        Returns:
+            [n, n] float64 on the CPU.
+        """
         size, num_clients = len(rows), len(self._gram)
         changed = [*clients, *range(num_clients, size)]
         if len(changed) == size:
@@ -60,11 +77,11 @@ class ReusedRows:
         return ops.replace_rows(self._gram, places, columns.gram_rows(rows, places).cpu())
 
     def commit(self, cohort: Cohort, gram: Tensor) -> None:
-        """Remember the rows of ``cohort``, and the ``gram`` that :meth:`gram` returned for them."""
+        """Make the rows of ``cohort`` memory rows, and keep the result ``gram`` of :meth:`gram`."""
         self.memory.exchange(cohort.ids, cohort.owner)
         num_clients = len(self._gram)
         self._gram = gram[:num_clients, :num_clients]
 
     def recompute(self, columns: Columns) -> None:
-        """Recompute the Gram matrix of a memory that was replaced."""
+        """Recompute the Gram matrix after the memory was replaced."""
         self._gram = columns.gram(self.memory.rows).cpu()

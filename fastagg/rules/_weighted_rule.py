@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the rules whose aggregate is one weight per received row."""
+"""Base of the rules whose aggregate is a weighted sum of the received rows."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ P = TypeVar("P", bound=Plan)
 class WeightedRule(Aggregator[P, R]):
     """``params += server_lr * weights @ rows``, with the weights of ``_plan``.
 
-    The aggregate is computed in a scratch vector. If it is finite, so was every row (NaN and Inf
-    survive any weight, 0 included). The rows are therefore read once, and checking that they are
-    finite costs nothing.
+    The aggregate is computed in a scratch vector. NaN and Inf propagate through any weight, 0
+    included, so a finite aggregate shows that every row is finite. Rows are therefore read only
+    once, and the check needs no pass of its own.
 
     Args:
         client_weights: [K] finite numbers >= 0, not all zero; None: 1/K each.
@@ -45,7 +45,9 @@ class WeightedRule(Aggregator[P, R]):
         return cohort  # rows need not be in memory
 
     def _check_aggregate(self, params: Tensor, cohort: Cohort) -> None:
-        """Check that the step stays finite, once the aggregate is in the scratch vector.
+        """Check that rows, parameters and the result of the step are finite.
+
+        The aggregate must be in the scratch vector.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
@@ -64,13 +66,13 @@ class WeightedRule(Aggregator[P, R]):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # rows read, scratch written; abs_max of both params and scratch; scratch to params
+        # reads rows, writes scratch; abs_max reads params and scratch; adds scratch to params
         S, d = sizes.S, sizes.d
         return Cost(state=0, scratch=4 * d, moved=4 * S * d + 24 * d, flops=2 * S * d)
 
 
 class AveragingRule(WeightedRule[P, Reading]):
-    """A weighted rule that needs to know nothing about the rows: only their weighted sum."""
+    """A weighted rule whose weights do not depend on the rows."""
 
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> Reading:
         self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of the rules that average rows before another robust rule judges the averages."""
+"""Base of the rules that average rows and apply another robust rule to the averages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OWN = (
 
 
 class WrapperRule(GramRule):
-    """A rule with another robust rule inside.
+    """A rule that applies another robust rule, the inner rule, to averages of rows.
 
     Args:
-        wrap: the policy inside -> the policy of this rule.
-        rule: name of the rule inside: any that works on the Gram matrix, also another wrapper.
-        rule_options: its own options, by name.
+        wrap: maps the policy of the inner rule to the policy of this rule.
+        rule: name of the inner rule, a :class:`GramRule`; it may be a wrapper as well.
+        rule_options: options of the inner rule, by name, except those in ``_OWN``.
         reuse, client_weights: see :class:`GramRule`.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
@@ -49,10 +49,15 @@ class WrapperRule(GramRule):
 
 
 def _rule_inside(name: str, options: Mapping[str, Any]) -> GramRule:
-    """The rule ``make(name, **options)``, of which only the policy is used."""
+    """Return the inner rule ``name``; only its policy is used.
+
+    Raises:
+        ValueError: the rule does not exist or is no Gram rule, or an option belongs to the wrapper.
+        TypeError: the rule has no such option.
+    """
     own = [option for option in options if option in _OWN]
     if own:
-        raise ValueError(f"rule_options: {own} belong to the rule around it, not into rule_options")
+        raise ValueError(f"rule_options: expected no {own}; pass these to the wrapper rule itself")
     rule = find(name, list(options))
     if not issubclass(rule, GramRule):
         fitting = [other for other in available() if issubclass(find(other, []), GramRule)]

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 class Amplified(AveragingRule[Plan]):
     """``params += server_lr * beta * sum_s w_s u_s`` over the active clients s (Su et al. eq. 2).
 
-    The absent clients' weight is not given to the others: with few active clients the step is
-    small, and ``beta`` makes up for it on average. With ``sequential`` the model is moved within
-    the loop over the active clients, in the order of their ids, as in the paper's released code:
-    ``params = (1 - beta w_s) params + beta w_s (local model of s)``, which weighs update s by
-    ``beta w_s prod_j (1 - beta w_j)`` over the clients j that come after s.
+    The weights of the active clients are not divided by their sum, so a step with few active
+    clients is small; ``beta`` compensates for this on average.
+
+    With ``sequential``, the aggregate is that of the paper's released code, which changes the model
+    once per active client s, ascending by id:
+    ``params = (1 - beta w_s) params + beta w_s (local model of s)``. So the factor of u_s is
+    ``beta w_s prod_j (1 - beta w_j)``, with j over the active clients that come after s.
 
     Args:
-        beta: amplification, finite, >= 0; M/K (clients over clients sampled) in the paper.
-        sequential: move the model client by client.
-        client_weights: [K], taken as they stand, not divided by their sum; None: 1/K each.
+        beta: amplification, finite, >= 0. In the paper: all clients / clients sampled in a round.
+        sequential: use the factors of the released code.
+        client_weights: [K], not divided by their sum; None: 1/K each.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
@@ -49,6 +51,6 @@ class Amplified(AveragingRule[Plan]):
     def _plan(self, cohort: Cohort) -> Plan:
         weights = self.beta * self.client_weights[cohort.clients]  # [S], ids ascending
         if self.sequential:
-            left = (1.0 - weights).flip(0).cumprod(0).flip(0)  # of 1, from s to the last
+            left = (1.0 - weights).flip(0).cumprod(0).flip(0)  # product of 1 - w_j, j >= s
             weights[:-1] *= left[1:]
         return Plan(weights)

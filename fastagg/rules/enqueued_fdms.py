@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of FDMS that a GPU is given in advance.
+"""FDMS rounds on a GPU without waiting for the GPU (experimental).
 
-``FDMS.step`` waits for the GPU, since it raises where a round must not happen and reports what it
-did. Here the GPU finds out, and calls off what would change anything (``when=`` of the ops). So
-nobody waits, nothing but memory of known sizes is taken, and a round can be captured in a CUDA
-graph.
+``FDMS.step`` waits for the GPU because it returns a report, and because it raises an exception if
+an update must be refused. Here the GPU itself decides whether the round takes effect: the ops that
+change state take that decision as ``when=``. So the CPU never waits, every allocation has a size
+that the CPU knows, and a round can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from fastagg.updates.columns import Columns
 
 
 class EnqueuedFDMS:
-    """Rounds of an FDMS aggregator that wait for nobody, on its state and some parameters.
+    """Experimental: enqueue rounds of an FDMS aggregator on a GPU without waiting for the GPU.
 
-    A round is what ``aggregator.step`` does, but for the report: where that would raise or leave
-    a row out (NaN, Inf, a norm above ``max_norm``, a step out of the range of float32), the whole
-    round is called off, and nothing changes. Each client's weight is added in another order,
-    so parameters may differ from those of ``step`` in their last bits.
+    Experimental because it has not run on a GPU so far; its tests run on the CPU.
 
-    In a CUDA graph, a captured round is repeated with what ``rows`` and ``clients`` then hold, for
-    the same server learning rate and threshold.
+    A round does what ``aggregator.step`` does, with two differences. It returns no report. And if
+    ``step`` would raise or reject a row (NaN, Inf, a norm above ``max_norm``, parameters out of the
+    range of float32), the whole round is cancelled: parameters and state do not change. Client
+    shares are added in another order, so parameters may differ from those of ``step`` in their last
+    bits.
+
+    A CUDA graph that captured a round uses the values that ``rows`` and ``clients`` hold at each
+    replay. Server learning rate and threshold are those of the capture.
 
     Args:
-        aggregator: with similarity "cosine"; its ``scores``, ``counts`` and ``candidates`` are
-            changed in place, and its ``rounds`` by :meth:`settle`.
+        aggregator: an FDMS rule with similarity "cosine". A round changes its ``scores``,
+            ``counts`` and ``candidates`` in place; :meth:`settle` changes its ``rounds``.
         params: [d] float32, contiguous, on the aggregator's device; changed in place.
 
     Raises:
-        TypeError, ValueError: one of them is not as described.
+        TypeError, ValueError: an argument is not as described.
     """
 
     def __init__(self, aggregator: FDMS, params: Tensor) -> None:
@@ -64,24 +67,24 @@ class EnqueuedFDMS:
         self._server_lr = aggregator.server_lr
         self._rate = torch.full((1,), self._server_lr, dtype=torch.float64, device=params.device)
         self._happened = torch.zeros((), dtype=torch.int64, device=params.device)
-        self._enqueued = 0  # since the last time that somebody waited
+        self._enqueued = 0  # rounds since the last call of settle
 
     @torch.no_grad()
     def enqueue(self, rows: Rows, clients: Tensor, threshold: float | None = None) -> Tensor:
         """Enqueue a round.
 
         Args:
-            rows: S rows of d float32 on the device, row s being that of ``clients[s]``.
-            clients: [S] int64 on the device, distinct and ascending ids in [0, K). What they hold
-                cannot be checked without waiting.
-            threshold: Theta_t of an aggregator with ``elimination``; None: its own, of a round
-                that counts those enqueued so far.
+            rows: [S, d] float32, or S tensors [d], on the device; row s is that of ``clients[s]``.
+            clients: [S] int64 on the device: distinct ids in [0, K), ascending. The values are not
+                checked, because that would wait for the GPU.
+            threshold: Theta_t, for an aggregator with ``elimination``; None: the aggregator's own,
+                for t = 1 + its rounds + the rounds enqueued since :meth:`settle`.
 
         Returns:
-            Whether the round happens: [] bool on the device. To read it is to wait.
+            [] bool on the device, whether the round takes effect. Reading it waits for the GPU.
 
         Raises:
-            TypeError, ValueError: shapes, dtypes or devices do not fit. Nothing has changed.
+            TypeError, ValueError: a shape, dtype or device is wrong. Nothing has changed.
         """
         agg = self.aggregator
         if clients.dtype != torch.int64 or clients.ndim != 1:
@@ -109,7 +112,7 @@ class EnqueuedFDMS:
         gram = agg.columns.gram(rows, pairs=wanted, precision=agg.precision)
         fresh = ops.cosine_scores(gram)
         peaks = ops.abs_max([self.params, self._aggregate]).double()
-        # False for a NaN anywhere, as comparisons with one are.
+        # False if any value is NaN: comparisons with NaN are false.
         happens = peaks[0] + self._server_lr * peaks[1] <= FLOAT32_LIMIT
         squares = gram.diagonal()
         happens &= squares.isfinite().all()
@@ -124,11 +127,10 @@ class EnqueuedFDMS:
         return happens
 
     def settle(self) -> int:
-        """Wait for the rounds enqueued so far, and add those that happened to
-        ``aggregator.rounds``, as a checkpoint wants it.
+        """Wait for the enqueued rounds, and update ``aggregator.rounds``; call it before a save.
 
         Returns:
-            How many have happened since the last call, replays of a graph included.
+            Number of rounds that took effect since the last call, replays of a graph included.
         """
         happened = int(self._happened)
         self._happened.zero_()
@@ -137,8 +139,8 @@ class EnqueuedFDMS:
         return happened
 
     def _weights(self, friends: Tensor, clients: Tensor) -> Tensor:
-        """[S] float64: each client's share on its friend's row, orphans' on all rows evenly."""
+        """Return factors [S] float64; shares of clients without a friend go to all rows evenly."""
         zero = self._shares.new_zeros(())
-        stands_in = clients[:, None] == friends  # [S, K]
+        substitutes = clients[:, None] == friends  # [S, K]
         orphans = torch.where(friends < 0, self._shares, zero).sum() / len(clients)
-        return torch.where(stands_in, self._shares, zero).sum(dim=1) + orphans
+        return torch.where(substitutes, self._shares, zero).sum(dim=1) + orphans

@@ -31,10 +31,10 @@ _PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
 
 @dataclass
 class Substitution(Plan):
-    """Who substitutes for whom, which pairs are scored, and the threshold of the elimination."""
+    """The plan of FDMS: friends, the pairs to score, and the elimination threshold."""
 
     wanted: Tensor | None = field(kw_only=True)  # [S, S] bool, symmetric; None: all pairs
-    threshold: float = field(kw_only=True)
+    threshold: float = field(kw_only=True)  # Theta_t
 
 
 @dataclass
@@ -48,18 +48,18 @@ class Scored(Reading):
 class FDMS(WeightedRule[Substitution, Scored]):
     """The most similar active client substitutes for an absent one (FL-FDMS section 5).
 
-    The server keeps, for every pair of clients, the mean similarity R of their updates over the N
-    rounds in which both were active (eq. 15). The row of an absent client's best active friend
-    counts once more, with the absent client's weight; no row is copied. For an absent client
-    without a scored active candidate the mean of the active updates counts, which is what leaving
-    it out does (eq. 5): early rounds degrade to FedAvg.
+    For every pair of clients, the rule keeps the mean similarity R of their updates over the N
+    rounds in which both were active (eq. 15). The friend of an absent client is the active client
+    with the highest R. The client weight of the absent client is added to that of its friend's row;
+    no row is copied. An absent client without a scored friend is replaced by the mean of the active
+    updates, as in eq. 5; so early rounds equal FedAvg.
 
-    With ``elimination``, clients whose score is Theta_t or more below the best leave client k's
-    candidate set for good (section 5.3). Only pairs that at least one of the two clients needs are
-    scored, and friends come from the candidate set.
+    With ``elimination``, client k's candidates are those whose score is less than Theta_t below the
+    best; others are removed permanently (section 5.3). Friends are candidates, and a pair is scored
+    only if one of its clients is a candidate of the other.
 
-    A pair of clients takes 6 bytes, and one bit more with elimination. Counts stop at 32767: from
-    then on the mean similarity moves with weight 1/32767.
+    A pair of clients takes 6 bytes, and one more bit with elimination. Counts stop at 32767: from
+    then on a new similarity has weight 1/32767 in the mean.
 
     Args:
         similarity: "cosine", (cos + 1) / 2 in [0, 1] (eq. 14), or "distance", -|u_i - u_j|.
@@ -67,18 +67,18 @@ class FDMS(WeightedRule[Substitution, Scored]):
             :func:`fastagg.rules.thresholds.named_threshold`); or a callable t -> Theta_t such
             as :class:`fastagg.Theorem2Threshold`. t = 1, 2, ... counts the rounds so far,
             skipped ones included.
-        precision: "highest" or "tf32", of the products that similarities are made of, on a GPU; see
-            :func:`fastagg.ops.gram`. "tf32" goes with "cosine" alone: short distances, being
-            differences of large products, would be lost.
+        precision: of the Gram matrix on a GPU, "highest" or "tf32"; see :func:`fastagg.ops.gram`.
+            "tf32" requires "cosine": a short distance is the difference of large products, which
+            tf32 would lose.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         scores: [K, K] float32, R.
         counts: [K, K] int16, N.
-        candidates: [K, ceil(K / 8)] uint8, row k is the candidate set of client k, as
-            :func:`fastagg.bits.pack` gives it and ``unpack`` reads it; None without elimination.
-        rounds: [] int64, steps so far.
+        candidates: [K, ceil(K / 8)] uint8, row k is the candidate set of client k in the format of
+            :func:`fastagg.bits.pack`; None without elimination.
+        rounds: [] int64, steps so far, skipped ones included.
     """
 
     norms_known = True
@@ -114,8 +114,8 @@ class FDMS(WeightedRule[Substitution, Scored]):
         self.rounds = torch.zeros((), dtype=torch.int64)
 
     def _plan(self, cohort: Cohort) -> Substitution:
-        # A round changes only pairs of active clients, and friends of absent clients do not depend
-        # on these. So friends are chosen before the state changes: no copy of size [K, K].
+        # A round changes only scores of pairs of active clients, and friends of absent clients do
+        # not depend on these. So friends can be chosen here, before the state changes.
         size, clients = len(cohort), cohort.clients
         needed = None  # [S, S] bool: j is a candidate of i, and another client
         if self.candidates is not None:
@@ -160,9 +160,9 @@ class FDMS(WeightedRule[Substitution, Scored]):
         return math.inf if self._threshold is None else value_at(self._threshold, t)
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
-        """Return [S] float64: every client's share, on the row of its friend or on all rows."""
-        # A plain loop over K numbers costs less than calls that are cold after a pass over the rows
-        by_friend = [0.0] * (self.num_clients + 1)  # the last one is for -1, no friend
+        """Return factors [S] float64: a client's share goes to its friend's row, or all rows."""
+        # A plain loop: torch calls take longer just after a pass over the rows, with cold caches.
+        by_friend = [0.0] * (self.num_clients + 1)  # the last entry: -1, no friend
         for friend, share in zip(friends.tolist(), self._share_list, strict=True):
             by_friend[friend] += share
         weights = torch.tensor([by_friend[client] for client in cohort.ids], dtype=torch.float64)
@@ -189,9 +189,8 @@ class FDMS(WeightedRule[Substitution, Scored]):
         scratch = base.scratch + 16 * S * S
         moved = base.moved + 6 * K * (K - S) + 52 * S * S  # one pass for the sum and all pairs
         if options.get("elimination") is not None:
-            # Another pass over the rows;
-            # eliminate_ reads all pairs and their bits, which it writes; select_friends reads the
-            # bits of absent clients; the pairs needed are S x S bool, twice
+            # Another pass over the rows. eliminate_ reads all pairs, and reads and writes their
+            # bits. select_friends reads bits of absent clients. Needed pairs: S x S bool, twice.
             state += K * bits.packed_bytes(K)
             scratch += 2 * S * S
             moved += 4 * S * d + 6 * K * K + (3 * K - S) * bits.packed_bytes(K) + 6 * S * S

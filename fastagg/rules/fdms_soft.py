@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FDMS with several friends that share the substitution. Ours: no paper has it."""
+"""FDMS with several friends per absent client. Not from a paper."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _BLOCK = 256
-"""Number of absent clients whose scores are sorted at a time: 256 x S numbers."""
+"""Number of absent clients whose scores (256 x S numbers) are sorted at a time."""
 
 
 @register("fdms-soft")
 class FDMSSoft(FDMS):
-    """The ``friends`` most similar active clients together substitute for an absent one.
+    """The m most similar active clients together substitute for an absent one.
 
-    **Not from a paper.** FL-FDMS takes the single best friend, whose update then counts twice or
-    more, noise included. Here the absent client's weight is spread over the best m active clients
-    that have been scored with it, in proportion to ``exp(score / temperature)``. Scores, and the
-    treatment of clients without any friend, are those of :class:`fastagg.FDMS`; ``friends=1`` is
-    that rule. ``StepReport.friends`` names the best one. There is no candidate elimination, because
-    it would remove the clients that share the substitution.
+    **Not from a paper.** FL-FDMS uses the single best friend, so the noise of one update is counted
+    twice or more. Here the share of an absent client is divided among the m best active clients
+    that have a score with it, in proportion to ``exp(score / temperature)``. Scores and the
+    treatment of clients without a friend are those of :class:`fastagg.FDMS`; ``friends=1`` equals
+    FDMS. ``StepReport.friends`` holds the best friend. There is no candidate elimination, because
+    it would remove the other m - 1 friends.
 
     Args:
         friends: m, >= 1.
-        temperature: > 0, in units of the scores: how much worse a friend may be. Small: FDMS.
+        temperature: > 0, in units of the scores. Large: friends have similar parts. Small: FDMS.
         similarity: "cosine" or "distance".
         precision: "highest" or, with "cosine", "tf32"; see :class:`fastagg.FDMS`.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
@@ -58,7 +58,7 @@ class FDMSSoft(FDMS):
         **options: Unpack[CommonOptions],
     ) -> None:
         if "elimination" in options:
-            raise TypeError("elimination: fdms-soft has no candidate elimination; fdms has")
+            raise TypeError("elimination: not an option of fdms-soft; use the rule fdms")
         super().__init__(
             similarity=similarity, precision=precision, client_weights=client_weights, **options
         )
@@ -66,7 +66,7 @@ class FDMSSoft(FDMS):
         self.temperature = read_positive("temperature", temperature)
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
-        """Return [S] float64: own shares, absent clients' spread over friends, others' on all."""
+        """Return factors [S] float64: own shares, and those of absent clients, divided."""
         clients, active = cohort.clients, flags_of(cohort.ids, self.num_clients)
         befriended = ((friends >= 0) & ~active).nonzero().flatten()
         orphans = self._shares[friends < 0]
@@ -78,18 +78,22 @@ class FDMSSoft(FDMS):
         return weights
 
     def _spread(self, absent: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the best m of ``clients`` for each of A ``absent``: positions and parts [A, m]."""
+        """Return the best m of ``clients`` for each of A ``absent``.
+
+        Returns:
+            Positions in ``clients`` [A, m] int64, and parts [A, m] float64, of sum 1 per row.
+        """
         pairs = absent[:, None], clients  # [A, S]
         unscored = (self.counts[pairs] <= 0).cpu()
         scores = self.scores[pairs].cpu().double().masked_fill(unscored, -math.inf)
-        best = scores.sort(dim=1, descending=True, stable=True)  # the lowest id on ties
+        best = scores.sort(dim=1, descending=True, stable=True)  # on ties the lowest id first
         m = min(self.friends, len(clients))
         parts = torch.exp((best.values[:, :m] - best.values[:, :1]) / self.temperature)
         return best.indices[:, :m], parts / parts.sum(dim=1, keepdim=True)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # besides FDMS's: scores and counts of blocks of absent clients with the active ones
+        # that of FDMS, plus scores and counts of blocks of absent clients with the active ones
         K, S = sizes.K, sizes.S
         base = super().cost(sizes, options)
         scratch = 48 * min(_BLOCK, K - S) * S

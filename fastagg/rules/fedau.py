@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedAU: weights from how often clients have taken part (Wang and Ji 2024)."""
+"""FedAU: weights from the participation intervals of clients (Wang and Ji 2024)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Counted(Plan):
-    """A plan with the state after the round."""
+    """The plan of FedAU, with the state after the round."""
 
     state: tuple[Tensor, Tensor, Tensor] = field(kw_only=True)  # factors, intervals, waiting
 
@@ -33,19 +33,19 @@ class _Counted(Plan):
 class FedAU(AveragingRule[_Counted]):
     """``params += server_lr * sum_s p_s omega_s u_s`` over the active clients s (Algorithm 2).
 
-    omega_k estimates 1 / (client k's rate of participation): the mean of the intervals, in rounds,
-    between its participations so far, each cut off at ``cutoff``, and 1 before the first. A client
-    that is absent for longer starts a new interval. So rarely seen clients count for more, without
-    any memory of updates. Rounds without anybody count too.
+    omega_k estimates 1 / (participation rate of client k). It is the mean length in rounds of the
+    client's intervals so far, and 1 before the first one ends. An interval ends when the client is
+    active, or after ``cutoff`` rounds. So rarely active clients have large weights, and no update
+    needs to be remembered. Skipped rounds (without active clients) count too.
 
     Args:
-        cutoff: longest interval, >= 1; the paper's K, which is 50 in its experiments.
+        cutoff: length of the longest interval in rounds, >= 1; K in the paper, which uses 50.
         client_weights: [K] relative weights p; None: 1/K each.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         factors: [K] float64, omega.
-        intervals: [K] int64, how many intervals omega is the mean of.
+        intervals: [K] int64, number of intervals that have ended.
         waiting: [K] int64, rounds since the last interval ended.
     """
 
@@ -64,7 +64,7 @@ class FedAU(AveragingRule[_Counted]):
         return _Counted(weights, state=self._counted(cohort.clients))
 
     def _counted(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the state after one round more, with ``clients`` active."""
+        """Return the state after another round, with ``clients`` [S] int64 active."""
         waiting = self.waiting + 1
         ended = waiting == self.cutoff
         ended[clients] = True
@@ -78,13 +78,12 @@ class FedAU(AveragingRule[_Counted]):
         self.factors, self.intervals, self.waiting = plan.state
 
     def _skip(self) -> None:
-        nobody = torch.zeros(0, dtype=torch.int64)
-        self.factors, self.intervals, self.waiting = self._counted(nobody)
+        none = torch.zeros(0, dtype=torch.int64)
+        self.factors, self.intervals, self.waiting = self._counted(none)
 
     def _state(self) -> State:
         return {"factors": self.factors, "intervals": self.intervals, "waiting": self.waiting}
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        base = super().cost(sizes, options)
-        return Cost(24 * sizes.K, base.scratch, base.moved, base.flops)
+        return replace(super().cost(sizes, options), state=24 * sizes.K)

@@ -14,7 +14,7 @@ from fastagg.updates.cohort import Cohort
 class FedAvg(AveragingRule[Plan]):
     """``params += server_lr * sum_s w_s u_s / sum_s w_s`` over the active clients s.
 
-    With everybody active this is "Full" of FL-FDMS (eq. 4), otherwise "Dropout" (eq. 5).
+    If all clients are active, this is "Full" of FL-FDMS (eq. 4), otherwise "Dropout" (eq. 5).
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 class FedVARP(MemoryRule):
     """``params += server_lr * (sum_s a_s (u_s - m_s) + sum_k w_k m_k)``, then ``m_s = u_s``.
 
-    m_k is client k's last update, zero as long as it was never active; a_s are the weights of the
-    active clients divided by their sum, 1/S by default, and w_k those of all. Where MIFA gives a
-    new update the weight w_s, here its difference to the old one counts for all clients: unbiased
-    if the active clients are drawn evenly, at the price of more variance.
+    m_k is client k's last update, and zero before its first one. a_s are the weights of the active
+    clients divided by their sum (1/S by default); w_k are those of all clients divided by theirs.
+    MIFA gives the difference u_s - m_s the weight w_s. Here it has the larger weight a_s, so that
+    the active clients represent all clients: unbiased if they are sampled uniformly, but with more
+    variance. Source: Jhunjhunwala et al. 2022.
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.
@@ -45,11 +46,11 @@ class FedVARP(MemoryRule):
         return MemoryPlan(weights, shares=self._shares[cohort.clients], norm=1.0)
 
     def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
-        # The memory's part of a step is MIFA's: params += server_lr * (new total). It contains the
-        # differences u_s - m_s with weight w_s; the rest of them, a_s - w_s, is added before it.
+        # params += server_lr * (new total), as in MIFA, already contains the differences u_s - m_s
+        # with weight w_s. The remaining weight, a_s - w_s, is added before, in the scratch vector.
         rest = self.server_lr * (plan.weights - plan.shares)  # [S], >= 0
         row_peaks = self._read_rows(params, cohort, plan)
-        peaks = row_peaks + self._peaks[cohort.clients]  # [S], of the differences
+        peaks = row_peaks + self._peaks[cohort.clients]  # [S], >= |u_s - m_s|
         reach = self._params_peak(params) + float(rest @ peaks)
         self._check_range(reach, 0.0)
         reading = self._remember(params, reach, cohort, plan, row_peaks)
@@ -66,7 +67,7 @@ class FedVARP(MemoryRule):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # MIFA's, and rows and memory to a copy of params, which is then copied back
+        # that of MIFA, plus rows and memory rows added to a copy of params, which is copied back
         base = super().cost(sizes, options)
         S, d = sizes.S, sizes.d
         moved = base.moved + 8 * S * d + 24 * d

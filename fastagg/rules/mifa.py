@@ -11,7 +11,7 @@ from fastagg.rules._memory_rule import MemoryRule
 class MIFA(MemoryRule):
     """``params += server_lr * sum_k w_k m_k`` over all K clients (Su et al. eq. 44).
 
-    m_k is client k's last update, zero as long as it was never active.
+    m_k is client k's last update, and zero before its first one.
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.

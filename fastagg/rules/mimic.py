@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MimiC: every client's update is corrected towards the global one (Sun, Mao and Zhang)."""
+"""MimiC: correct each update towards the aggregate of earlier rounds (Sun, Mao and Zhang)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ROUNDING = 1.0 + 2.0**-22
-"""Covers the float32 rounding of v and c: two roundings of relative size 2^-24 each."""
+"""Margin for the float32 rounding of v and c: two roundings of relative size 2^-24."""
 
 
 @dataclass
 class Corrected(Reading):
-    """What follows from the rows; v and the new corrections are in scratch and spare rows."""
+    """Results of the pass over the rows; v and corrections are in scratch and spare rows."""
 
     peaks: Tensor | None = None  # [K] float64, >= |corrections[k]| after the step
-    reference: Tensor | None = None  # [d], v, of rows whose ownership the rule takes
+    reference: Tensor | None = None  # [d], v, if the rule takes ownership of rows
 
 
 @register("mimic")
@@ -43,32 +43,32 @@ class MimiC(Aggregator[Plan, Corrected]):
     The mean is over the active clients s; an absent client's correction stays as it is.
 
     In mode "client" the clients keep their corrections (:class:`fastagg.MimiCClient`) and send
-    u_s + c_s. The server needs only the sum of these, which secure aggregation can compute, and has
-    no state; it sends v back to the clients of the round. Both modes move the parameters alike, up
-    to the rounding of u_s + c_s to float32.
+    u_s + c_s. The server has no state: it needs only the sum of the received rows, which secure
+    aggregation can compute, and sends v back to the clients of the round. Parameters are those of
+    mode "server", up to the rounding of u_s + c_s to float32.
 
-    In mode "server", if the rule may take ownership of the received rows, it keeps them instead of
-    corrections: c_s = v - u_s is then computed again from the update and the v of its round, with
-    the same bits. The server then also holds one v for each round in which some client was last
-    active, at most K - S + 1 vectors.
+    In mode "server", if the rule may take ownership of the received rows, they become memory rows.
+    c_s = v - u_s is then reconstructed from the update and its reference, the v of its round, with
+    the same bits. The server also keeps these references: at most K - S + 1 vectors, one for each
+    round in which some client was last active.
 
-    Before the commit, a bound shows that nothing leaves the range of float32:
-    |v| <= mean_s(|u_s| + |c_s|) and |c_s| <= |v| + |u_s|, with the largest magnitudes in place of
-    the vectors. As |c_s| <= |v_old| + |u_old|, the bound of |v| grows by at most 2 max|u| a round:
-    linearly, to 2e6 max|u| after a million rounds. If it ever refuses a step, the corrections are
-    measured and the bound starts again from there.
+    Before the commit, the rule checks with bounds that no value leaves the range of float32:
+    |v| <= mean_s(|u_s| + |c_s|) and |c_s| <= |v| + |u_s|, where |x| is the largest magnitude in x.
+    As |c_s| <= |v_old| + |u_old|, the bound of |v| grows by at most 2 max|u| per round, to
+    2e6 max|u| after a million rounds. If the bounds would refuse a step, the rule first replaces
+    the bounds of all |c| by their exact values and checks again.
 
     Args:
-        mode: "server" or "client": who keeps the corrections.
-        memory_folder: keep the corrections in a file in this folder, mapped into memory; see
+        mode: "server" or "client": where corrections are kept.
+        memory_folder: folder for a memory-mapped file that holds the corrections; see
             :class:`fastagg.rules._memory_rule.MemoryRule`. Mode "server" only.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
-        corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` is a copy
-            of one, ``corrections.clone()`` a tensor. Mode "server" only.
-        aggregate: [d] float32, v of the last step with active clients, until the next one; zeros
-            at first. Mode "client" only.
+        corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` returns
+            a copy of row k, ``corrections.clone()`` of all. Mode "server" only.
+        aggregate: [d] float32, v of the last step that had active clients; zeros at first. Valid
+            until the next step. Mode "client" only.
     """
 
     column_state = frozenset({"corrections"})
@@ -88,7 +88,7 @@ class MimiC(Aggregator[Plan, Corrected]):
         if mode == "client":
             if memory_folder is not None:
                 raise ValueError(
-                    'memory_folder: expected None with mode "client", where the server remembers '
+                    'memory_folder: expected None with mode "client", where the server keeps '
                     f"no rows, got {memory_folder!r}"
                 )
             self.aggregate = torch.zeros(self.num_params, device=self.device)
@@ -139,7 +139,7 @@ class MimiC(Aggregator[Plan, Corrected]):
         self._peaks = reading.peaks
 
     def _bound(self, peak: float, clients: Tensor, row_peaks: Tensor) -> float:
-        """Return a bound of |v|, after checking that everything stays in the range of float32."""
+        """Return a bound of |v|; check that corrections and parameters stay in range."""
         if not self._fits(peak, clients, row_peaks):
             self._measure()
             if not self._fits(peak, clients, row_peaks):
@@ -158,7 +158,7 @@ class MimiC(Aggregator[Plan, Corrected]):
         return float((row_peaks + self._peaks[clients]).mean()) * _ROUNDING
 
     def _fits(self, peak: float, clients: Tensor, row_peaks: Tensor) -> bool:
-        """Return whether the sum behind v, new corrections and parameters fit into float32."""
+        """Return whether the sum of v, new corrections and new parameters fit into float32."""
         aggregate = self._aggregate_bound(clients, row_peaks)
         largest = max(
             aggregate * len(clients),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MimiC with corrections that fade with age. Ours: no paper has it."""
+"""MimiC with corrections that fade with age. Not from a paper."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ROUNDING = 1.0 + 2.0**-20
-"""Covers the float32 roundings of v and c."""
+"""Margin for the float32 rounding of v and c."""
 
 
 @dataclass
 class AgedPlan(Plan):
-    """What is left of the corrections, by their age."""
+    """The plan of MimiCAged: how much each correction has faded."""
 
     faded: Tensor = field(kw_only=True)  # [S] float64, their weights in v
     last: Tensor = field(kw_only=True)  # [K] int64, ``MimiCAged.last`` after the round
@@ -40,19 +40,19 @@ class AgedPlan(Plan):
 class MimiCAged(Aggregator[AgedPlan, Reading]):
     """``v = mean_s(u_s + fading^(age_s - 1) c_s)``, ``params += server_lr * v``, ``c_s = v - u_s``.
 
-    **Not from a paper.** MimiC's authors name corrections that know their staleness as future work;
-    this is one way. age_s is the number of rounds since client s was last active, skipped rounds
-    included: 1 if it was active in the round before. The older a correction is, the smaller is its
-    factor, down to FedAvg's plain update. ``fading=1`` is MimiC; ``fading=0`` corrects only clients
-    that are active twice in a row.
+    **Not from a paper.** MimiC's authors name corrections that depend on staleness as future work;
+    this rule is one choice. age_s is the number of rounds since client s was last active, skipped
+    rounds included: 1 if it was active in the previous round. An old correction has a small factor,
+    so the update is then used almost as in FedAvg. ``fading=1`` equals MimiC; ``fading=0`` corrects
+    only clients that were also active in the previous round.
 
     Args:
         fading: in [0, 1].
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
-        corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` is a copy
-            of one, ``corrections.clone()`` a tensor.
+        corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` returns
+            a copy of row k, ``corrections.clone()`` of all.
         last: [K] int64, the round in which the client was last active; -1: never.
         rounds: [] int64, rounds so far, skipped ones included.
     """
@@ -106,8 +106,8 @@ class MimiCAged(Aggregator[AgedPlan, Reading]):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # abs_max of params and rows; rows and corrections to v, abs_max of v, v to params; rows and
-        # v to corrections
+        # abs_max reads params, rows and v; rows and corrections are added to v, v is added to
+        # params; rows and v give the new corrections
         K, S, d = sizes.K, sizes.S, sizes.d
         scratch = 4 * d + 4 * S * d  # v, and spare rows
         return Cost(4 * K * d + 8 * K + 8, scratch, 24 * S * d + 24 * d, 6 * S * d + 2 * d)

@@ -10,11 +10,11 @@ from fastagg import ops
 
 
 class MimiCClient:
-    """A client that keeps its correction itself (``MimiC(mode="client")``).
+    """Keep and apply the correction of one client, for a server with ``MimiC(mode="client")``.
 
-    In a round in which it takes part, the client sends ``correct_(update)``. When the server has
-    sent v back, the client calls ``learn(sent, v)``. If v does not arrive, the client keeps the
-    correction of the last round in which it did.
+    In each round in which it is active, the client sends ``correct_(update)``. When the server has
+    sent v back, the client calls ``learn(sent, v)``. If v does not arrive, the client does not call
+    it and keeps its present correction.
 
     Args:
         num_params: d.
@@ -29,17 +29,17 @@ class MimiCClient:
 
     @torch.no_grad()
     def correct_(self, update: Tensor) -> Tensor:
-        """Add the correction to ``update`` [d] float32, in place, and return it: u + c, to send."""
+        """Add the correction to ``update`` [d] float32 in place; return it, to be sent."""
         return ops.weighted_sum_(update, [self.correction], torch.ones(1))
 
     @torch.no_grad()
     def learn(self, sent: Tensor, aggregate: Tensor) -> None:
-        """Replace the correction by ``v - u``, that is, by ``c + v - sent``.
+        """Replace the correction by ``v - u``, computed as ``c + v - sent``.
 
-        The rounding of ``sent`` enters both c and ``sent``, so roundings do not add up over rounds.
+        The error of c is the rounding of this ``sent`` only: errors do not accumulate over rounds.
 
         Args:
-            sent: [d] float32, what :meth:`correct_` returned in this round; not changed.
+            sent: [d] float32, the result of :meth:`correct_` in this round; not changed.
             aggregate: [d] float32, v, the server's ``aggregate``; not changed.
         """
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ROUNDING = 1.0 + 2.0**-20
-"""Covers the float32 roundings of one round's control variates, a few of relative size 2^-24."""
+"""Margin for the float32 roundings of a round's control variates, each of relative size 2^-24."""
 
 
 @dataclass
 class Controlled(Reading):
-    """What follows from the rows; new parameters and control variates are in scratch."""
+    """Results of the pass over the rows; new parameters and control variates are in scratch."""
 
     peaks: Tensor  # [K] float64, >= |controls[k]| after the step
     mean_peak: float  # >= |mean_control| after the step
@@ -40,36 +40,36 @@ class Controlled(Reading):
 class Scaffold(Aggregator[Plan, Controlled]):
     """The server's part of SCAFFOLD (Algorithm 1, option II), in one pass over the updates.
 
-    Every client i has a control variate c_i, the server has their mean c; all are zero at first.
-    An active client adds ``control(i) = c - c_i`` to each of the gradients of its K_i local steps
-    at rate eta_l, and the server does, for the active clients i::
+    Every client i has a control variate c_i, and the server their mean c; all are zero at first.
+    In its K_i local steps at learning rate eta_l, an active client adds ``control(i) = c - c_i`` to
+    each gradient. The server then computes, with i over the active clients::
 
         params += server_lr * mean_i u_i
         c_i    += d_i,   d_i = -c - u_i / (K_i eta_l)      # the mean of its local gradients
         c      += 1/K sum_i d_i
 
-    In the paper a client keeps its c_i and uploads d_i besides u_i. Since d_i follows from u_i,
-    the server here does that for the clients: they need no state, but the server must know
-    K_i eta_l. Uploads are still to be counted as the paper's, two for a client and round.
+    In the paper, client i keeps c_i and uploads both u_i and d_i. Here the server computes d_i from
+    u_i, so clients have no state and upload one vector, but the server must know K_i eta_l. To
+    compare communication with the paper, count two uploads per client and round.
 
-    Option I of the paper, c_i = the gradient at the global model, is not offered: it takes a
-    further pass over the clients' data and a second row from each of them.
+    Option I of the paper, where c_i is the gradient at the global model, is not available: it needs
+    another pass over the clients' data and a second row from each of them.
 
     Args:
-        local_work: K_i eta_l > 0, the number of local steps times the local learning rate (the sum
-            of the rates, if they change within the round): one number, or [K] of them. May be
-            changed between steps, and has to be where the learning rate decays.
+        local_work: K_i eta_l > 0, the number of local steps times the local learning rate, or the
+            sum of the rates if they change within the round: one number for all clients, or [K].
+            May be changed between steps; change it whenever the learning rate changes.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
-        controls: [K, d] float32, c_i; ``controls[k]`` is a copy of one, ``controls.clone()`` a
-            tensor.
+        controls: [K, d] float32, c_i; ``controls[k]`` returns a copy of row k,
+            ``controls.clone()`` of all.
         mean_control: [d] float32, c.
     """
 
     column_state = frozenset({"controls", "mean_control"})
     uploads_per_client: ClassVar[int] = 2
-    """Vectors of size d that the paper's clients send in a round."""
+    """Number of vectors [d] that a client sends per round in the paper."""
 
     def __init__(
         self, *, local_work: float | Sequence[float] | Tensor, **options: Unpack[CommonOptions]
@@ -85,7 +85,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @property
     def local_work(self) -> Tensor:
-        """K_i eta_l of every client: [K] float64, > 0. A number sets all of them."""
+        """K_i eta_l of every client, [K] float64, > 0. Assigning one number sets all of them."""
         return self._local_work
 
     @local_work.setter
@@ -95,11 +95,11 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @torch.no_grad()
     def control(self, client: int, out: Tensor | None = None) -> Tensor:
-        """c - c_i, what the client adds to each of its gradients in the coming round.
+        """Return c - c_i, which client i adds to each gradient in the next round.
 
         Args:
-            client: its id.
-            out: [d] float32, contiguous, to be overwritten; None: a new tensor.
+            client: its id i.
+            out: [d] float32, contiguous, overwritten; None: a new tensor.
 
         Returns:
             ``out``.
@@ -156,11 +156,11 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self._peaks, self._mean_peak = reading.peaks, reading.mean_peak
 
     def _bounds(self, clients: Tensor, gradients: Tensor) -> Tensor:
-        """Bounds of the new control variates of ``clients``, [S]: old, mean, and new part."""
+        """Return bounds [S] of the new |c_i| of ``clients``: |c_i| + |c| + |u_i / (K_i eta_l)|."""
         return (self._peaks[clients] + self._mean_peak + gradients) * _ROUNDING
 
     def _fits(self, clients: Tensor, gradients: Tensor) -> bool:
-        """Whether the new control variates, and differences of any two, fit into float32."""
+        """Return whether the new control variates, and differences of any two, fit into float32."""
         bounds = self._bounds(clients, gradients)
         mean = self._mean_peak + gradients.sum().item() / self.num_clients
         return bool((2.0 * (bounds + mean) <= FLOAT32_LIMIT).all())
@@ -177,8 +177,8 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # abs_max of params and rows; rows to a copy of params, which is copied back; c_i copied,
-        # and each row with c added to the copy; rows to a copy of c
+        # abs_max reads params and rows; rows are added to a copy of params, which is copied back;
+        # each row and c are added to a copy of c_i; rows are added to a copy of c
         K, S, d = sizes.K, sizes.S, sizes.d
         scratch = 8 * d + 4 * S * d  # spare rows, new parameters, the next c
         return Cost(4 * K * d + 4 * d, scratch, 36 * S * d + 44 * d, 8 * S * d + d)
@@ -191,16 +191,16 @@ def _pairs(inverse: Tensor) -> list[Tensor]:
 
 def _read_work(value: object, num_clients: int) -> Tensor:
     if isinstance(value, bool):
-        raise TypeError(f"local_work: expected a number or {num_clients} of them, got {value}")
+        raise TypeError(f"local_work: expected one number or {num_clients} numbers, got {value}")
     try:
         work = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"local_work: expected a number or {num_clients} of them, got {value!r}: {error}"
+            f"local_work: expected one number or {num_clients} numbers, got {value!r}: {error}"
         ) from error
     if work.shape not in ((), (num_clients,)):
         raise ValueError(
-            f"local_work: expected a number or shape [{num_clients}], got {list(work.shape)}"
+            f"local_work: expected one number or shape [{num_clients}], got {list(work.shape)}"
         )
     if not bool(((work > 0) & torch.isfinite(work)).all()):
         raise ValueError(f"local_work: expected finite numbers > 0, got {work.tolist()}")

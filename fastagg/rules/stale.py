@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stale: an absent client's last update is used again (FL-FDMS)."""
+"""Stale: use the last update of an absent client again (FL-FDMS)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 _SMALLEST_SHARE = 1e-30
-"""Below it the mean over the clients seen would be rounding error."""
+"""Minimum share of the clients seen; below it rounding errors would dominate the mean."""
 
 
 @register("stale")
 class Stale(MemoryRule):
     """``params += server_lr * (weighted mean of m_k over the clients k seen so far)``.
 
-    m_k is client k's last update. A client never seen counts as absent, so the mean is over
-    the clients seen (FL-FDMS section 6.1.3, "Stale").
+    m_k is client k's last update. A client is seen once it has been active; others are left out of
+    the mean (FL-FDMS section 6.1.3, "Stale").
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
@@ -38,7 +38,7 @@ class Stale(MemoryRule):
             every rule (:class:`fastagg.Aggregator`).
 
     Attributes:
-        seen: [K] bool.
+        seen: [K] bool, whether the client has been active.
 
     A step raises ValueError if all clients seen so far have weight 0.
     """
@@ -52,8 +52,8 @@ class Stale(MemoryRule):
         share = math.fsum(self._shares[seen].tolist())
         if share < _SMALLEST_SHARE:
             raise ValueError(
-                "client_weights: expected a weight > 0 among the clients seen, which share "
-                f"{share:.3g} of all weight"
+                "client_weights: expected a weight > 0 among the clients seen so far, got "
+                f"{share:.3g} of the sum of all weights"
             )
         return 1.0 / share
 

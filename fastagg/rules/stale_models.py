@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stale models: an absent client's last local model is used again (released FL-FDMS code)."""
+"""Stale models: use the last local model of an absent client again (released FL-FDMS code)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastagg.rules.stale import Stale
 class StaleModels(Stale):
     """``params += server_lr * (weighted mean of m_k over the clients seen - params)``.
 
-    m_k is client k's last local model, the global model of its last active round plus its
-    update. With ``server_lr=1`` the new model is the mean of the last local models, as in the
-    released FL-FDMS code: old global models are mixed back in, which makes progress
-    slower and smoother than :class:`fastagg.Stale`.
+    m_k is client k's last local model: the global model of its last active round plus its update.
+    With ``server_lr=1`` the new model is the mean of the last local models, as in the released
+    FL-FDMS code. This mean contains old global models, so progress is slower and smoother than with
+    :class:`fastagg.Stale`.
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.

@@ -14,11 +14,11 @@ Threshold = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Theorem2Threshold:
-    """Theta_t of FL-FDMS, Theorem 2 (eq. 58).
+    """Compute Theta_t of FL-FDMS, Theorem 2 (eq. 58).
 
     ``factor * (sqrt((2 ln(2 K^2 T B_max) - 2 ln p) / (beta t)) + delta_f)``
 
-    ``factor`` multiplies the whole threshold, as "0.5 Theta_t" (Case 2 of section 6.4) says.
+    ``factor`` multiplies the whole threshold, as in "0.5 Theta_t" (Case 2 of section 6.4).
 
     Args:
         num_clients: K.
@@ -27,10 +27,10 @@ class Theorem2Threshold:
         p: failure probability, in (0, 1).
         b_max: largest number of friends of any client.
         delta_f: largest score gap among friends, >= 0.
-        factor: of the whole threshold, > 0.
+        factor: multiplies the whole threshold, > 0.
 
     Raises:
-        ValueError: an argument is out of its range.
+        ValueError: an argument is out of range.
     """
 
     num_clients: int
@@ -43,17 +43,17 @@ class Theorem2Threshold:
 
     def __post_init__(self) -> None:
         ranges = {
-            "num_clients": self.num_clients >= 1,
-            "rounds": self.rounds >= 1,
-            "beta": 0.0 < self.beta <= 1.0,
-            "p": 0.0 < self.p < 1.0,
-            "b_max": self.b_max >= 1,
-            "delta_f": 0.0 <= self.delta_f < math.inf,
-            "factor": 0.0 < self.factor < math.inf,
+            "num_clients": (self.num_clients >= 1, "at least 1"),
+            "rounds": (self.rounds >= 1, "at least 1"),
+            "beta": (0.0 < self.beta <= 1.0, "a number in (0, 1]"),
+            "p": (0.0 < self.p < 1.0, "a number in (0, 1)"),
+            "b_max": (self.b_max >= 1, "at least 1"),
+            "delta_f": (0.0 <= self.delta_f < math.inf, "a finite number >= 0"),
+            "factor": (0.0 < self.factor < math.inf, "a finite number > 0"),
         }
-        for name, valid in ranges.items():
+        for name, (valid, expected) in ranges.items():
             if not valid:
-                raise ValueError(f"{name}: out of range, got {getattr(self, name)}")
+                raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)}")
 
     def __call__(self, t: int) -> float:
         logs = math.log(2 * self.num_clients**2 * self.rounds * self.b_max) - math.log(self.p)
@@ -62,12 +62,13 @@ class Theorem2Threshold:
 
 @dataclass(frozen=True)
 class ReleasedThreshold:
-    """Theta_t of the released FL-FDMS code.
+    """Compute Theta_t as the released FL-FDMS code does.
 
     ``factor * sqrt(37.2 / (2 beta t)) + delta_f`` with beta = 0.5 and delta_f = 0.01.
 
-    37.2 is 2 ln(2 K^2 T B_max) - 2 ln p for K = 20, T = 500, B_max = 3, p = 0.01. Against
-    Theorem 2 there is another 2 under the root, and ``factor`` multiplies the root alone.
+    37.2 is 2 ln(2 K^2 T B_max) - 2 ln p for K = 20, T = 500, B_max = 3, p = 0.01. This differs from
+    Theorem 2 in two points: there is a factor 2 in the denominator under the root, and ``factor``
+    multiplies the root only.
 
     Args:
         factor: 1 for case 1, 0.5 for case 2.
@@ -80,13 +81,14 @@ class ReleasedThreshold:
 
 
 def named_threshold(name: str, num_clients: int) -> Threshold:
-    """Return the threshold sequence of a name.
+    """Return the threshold sequence ``name``, for K = ``num_clients``.
 
-    "theorem2" is Theorem 2 with the constants of the released code (T = 500, beta = 0.5,
-    p = 0.01, B_max = 3, delta_f = 0.01) and the given K.
+    "theorem2" is Theorem 2 with K and the constants of the released code (T = 500, beta = 0.5,
+    p = 0.01, B_max = 3, delta_f = 0.01). "released_case1" and "released_case2" are
+    :class:`ReleasedThreshold` with factor 1 and 0.5; they do not depend on K.
 
     Raises:
-        ValueError: there is no such name.
+        ValueError: ``name`` is none of these.
     """
     if name == "theorem2":
         return Theorem2Threshold(num_clients, rounds=500, beta=0.5, p=0.01, b_max=3, delta_f=0.01)
@@ -107,24 +109,33 @@ _KINDS: dict[str, type[Theorem2Threshold] | type[ReleasedThreshold]] = {
 
 
 def from_option(option: Mapping[str, Any]) -> Threshold:
-    """Return the threshold that ``Aggregator.options`` wrote as a mapping.
+    """Return the threshold that ``Aggregator.options`` represents as a mapping.
 
     Raises:
-        ValueError: there is no such kind of threshold.
+        ValueError: ``option["kind"]`` is not the name of a threshold class.
     """
     kind = option.get("kind")
     if kind not in _KINDS:
-        raise ValueError(f"elimination: expected a kind of {sorted(_KINDS)}, got {kind!r}")
+        raise ValueError(f"elimination: expected kind to be one of {sorted(_KINDS)}, got {kind!r}")
     return _KINDS[kind](**{k: v for k, v in option.items() if k != "kind"})
 
 
 def read_threshold(
     elimination: str | Threshold | Mapping[str, Any] | None, num_clients: int
 ) -> tuple[str | Threshold | None, Threshold | None]:
-    """Read an ``elimination`` option: return it, and its threshold sequence (None: no elimination).
+    """Read the option ``elimination`` of FDMS.
+
+    Args:
+        elimination: None, a name of :func:`named_threshold`, a callable t -> Theta_t, or a mapping
+            from ``Aggregator.options``.
+        num_clients: K.
+
+    Returns:
+        The option, with a mapping replaced by its threshold; and the threshold sequence, or None
+        without elimination.
 
     Raises:
-        TypeError, ValueError: it is none of: None, a name, a callable, what ``options()`` wrote.
+        TypeError, ValueError: ``elimination`` is not as described.
     """
     if elimination is None:
         return None, None
@@ -144,7 +155,7 @@ def value_at(threshold: Threshold, t: int) -> float:
     """Return Theta_t of a threshold sequence, for t = 1, 2, ...
 
     Raises:
-        TypeError, ValueError: the function returns no number.
+        TypeError, ValueError: the callable returned NaN or something that is not a number.
     """
     value: object = threshold(t)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the arguments of one server step and sort them by client id.
+"""Check the arguments of a step and sort the rows by client id.
 
-Everything downstream sees rows sorted by client id, so no result can depend on arrival order.
-Sorting moves views of rows, never their data.
+All later code gets rows sorted by client id, so results are invariant to arrival order. Sorting
+reorders views of rows and does not copy data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastagg.updates.columns import AnyRow, AnyRows, StreamedRow, alike, in_memo
 from fastagg.updates.streams import ColumnSource
 
 Updates = Rows | UpdateBuffer | ColumnSource
-"""What a step takes as updates."""
+"""The types that a step accepts as updates."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Cohort:
         ids: S ids, ascending.
         clients: the same ids, [S] int64.
         rows: [S, d] float32, or S tensors [d], or S rows that are read piece by piece.
-        owner: holds the rows, if the rule may take ownership of them in exchange for other rows;
-            None: the rule may only read them.
+        owner: exchanges the rows for other ones, if the rule may take ownership of them; None: the
+            rule may only read the rows.
     """
 
     ids: list[int]
@@ -46,7 +46,7 @@ class Cohort:
         return len(self.ids)
 
     def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
-        """Return the same clients with other rows."""
+        """Return a cohort of the same clients with other rows."""
         return Cohort(self.ids, self.clients, rows, owner)
 
     def tensors(self) -> list[Tensor]:
@@ -98,7 +98,7 @@ def read_cohort(
     Args:
         params: [d] float32, contiguous.
         updates: [S, d] float32 with a contiguous last dimension, or S contiguous tensors [d], or a
-            buffer whose rows of ``clients`` the rule may take, or a source to read S rows from.
+            buffer (the rule may take ownership of its rows of ``clients``), or a stream of S rows.
         clients: S distinct ids in [0, K).
         num_clients: K.
         num_params: d.
@@ -108,7 +108,8 @@ def read_cohort(
         The cohort; its rows are views of ``updates``.
 
     Raises:
-        TypeError, ValueError, IndexError: naming the argument, what was expected and what came.
+        TypeError, ValueError, IndexError: an argument is not as described; the message names the
+            argument, what was expected and what came.
     """
     _check_vector("params", params, num_params, device)
     ids = _read_ids(clients, num_clients)
@@ -162,7 +163,7 @@ def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
 
 
 def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuard[Tensor]:
-    """Return whether the value is a valid vector [d]."""
+    """Return whether the value is a contiguous float32 vector [d] on ``device``."""
     return (
         isinstance(value, Tensor)
         and value.dtype == torch.float32

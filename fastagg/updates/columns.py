@@ -2,9 +2,9 @@
 """Apply ops to rows of any kind: in memory, streamed, of another dtype, or spread over ranks.
 
 Most ops work column by column, so they can run on any part of the columns. Two results need all
-columns: the Gram matrix and the largest magnitudes. Rules ask a :class:`Columns` for both kinds.
-The class here has all columns in this process. :mod:`fastagg.distributed` has a subclass whose
-columns are spread over ranks. No other code knows where the columns are.
+columns: the Gram matrix and the largest magnitudes. Rules call a :class:`Columns` for both kinds.
+This class has all columns in this process. :mod:`fastagg.distributed` has a subclass whose columns
+are spread over ranks. No other code depends on where the columns are.
 
 Rows need not be float32 tensors in memory. A :class:`StreamedRow` is read piece by piece, and a row
 of another dtype is converted piece by piece.
@@ -31,7 +31,7 @@ from fastagg.ops.row_lists import RowList
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
 SCRATCH_BYTES = 64 << 20
-"""Budget for rows that are converted, if no streamed row sets one."""
+"""Budget in bytes for converting rows of another dtype, if no streamed row sets a budget."""
 MIN_PIECE = 1024
 """Minimum number of columns per piece; the budget must cover this many columns of every row."""
 
@@ -64,7 +64,7 @@ class StreamedRow(ABC):
 
 AnyRow = Tensor | StreamedRow
 AnyRows = Tensor | Sequence[AnyRow]
-"""S rows, in memory or not: [S, d] float32, or S of: tensor [d] of any dtype, streamed row."""
+"""S rows: [S, d] float32, or S items, each a tensor [d] of any dtype or a streamed row."""
 
 
 def segment_columns(num_params: int) -> int:
@@ -76,7 +76,7 @@ def segment_columns(num_params: int) -> int:
 
 
 def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
-    """Return whether all rows are float32 tensors, which ops take directly."""
+    """Return whether all rows are float32 tensors, which can be passed to any op."""
     if isinstance(rows, Tensor | RowList):
         return True
     for row in rows:  # noqa: SIM110 (all() takes twice as long for some hundred rows)
@@ -86,14 +86,14 @@ def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
 
 
 def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
-    """Return ``some`` of ``rows``, marked as float32 tensors in memory if all ``rows`` are."""
+    """Return ``some``, as a :class:`RowList` (known to be in memory) if all ``rows`` are."""
     return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
 
 
 class Columns:
     """Ops on rows of any kind, with all d columns in this process.
 
-    Results are those of ``fastagg.ops`` on whole rows.
+    Results are those of ``fastagg.ops`` on whole rows; :meth:`gram` adds those of segments.
 
     Args:
         segment: number of columns of a segment.
@@ -190,7 +190,7 @@ class Columns:
         return out
 
     def copy_(self, out: Sequence[Tensor], rows: AnyRows) -> None:
-        """Copy rows into tensors [d], rounding to their dtype."""
+        """Copy S rows into S tensors ``out`` [d], rounded to the dtype of ``out``."""
         if in_memory(rows):
             for target, row in zip(out, rows, strict=True):
                 target.copy_(row)
@@ -261,8 +261,8 @@ class Columns:
     def _pieces(self, operands: Sequence[AnyRows]) -> Iterator[tuple[int, int, list[Rows]]]:
         """Yield begin, end, and columns [begin, end) of each operand as float32 tensors.
 
-        A piece is a segment, or the largest power of two of columns that fits into the budget of
-        the rows that are read or converted.
+        The width of a piece is that of a segment, or the largest power of two for which the rows
+        that are read or converted fit into the budget.
         """
         num_params = _width(operands[0])
         readers = [_Reader(rows) for rows in operands]
@@ -278,7 +278,7 @@ class Columns:
 
 
 class _Reader:
-    """Read S rows piece by piece; some may have to be copied into scratch first."""
+    """Read S rows piece by piece; streamed and converted rows are copied into scratch."""
 
     def __init__(self, rows: AnyRows) -> None:
         self.rows = rows
@@ -291,7 +291,11 @@ class _Reader:
         self.budget = min(budgets, default=SCRATCH_BYTES)
 
     def widest(self) -> int:
-        """Return the largest power of two of columns that the budget allows."""
+        """Return the largest power of two of columns that fits into the budget.
+
+        Raises:
+            ValueError: the budget is too small for a piece of ``MIN_PIECE`` columns.
+        """
         if not self.copied:
             return 1 << 62
         columns = self.budget // (4 * self.copied)
@@ -324,8 +328,8 @@ class _Reader:
 def _squares(rows: Rows) -> Tensor:
     """Return the diagonal of ``ops.gram``, [S] float64.
 
-    Works on few rows at a time. The kernel also computes their other products, which are not used;
-    the time for them is hidden behind the reading.
+    Calls the kernel with four rows at a time. It also computes their other products, which are not
+    used; they take no extra time, because reading the rows takes longer.
     """
     together = 4
     parts = []
