@@ -23,7 +23,7 @@ SOURCES := setup.py pyproject.toml $(foreach ext,h cpp cuh cu,$(wildcard csrc/*/
 CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp tests/*/*/*.cpp tests/*/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
+.PHONY: help demo test test-quick test-pages test-emulator test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check docs emulate
 
 help:  ## list the targets
@@ -32,8 +32,21 @@ help:  ## list the targets
 demo: build  ## set up, then compare five rules under client dropout on digits (< 3 minutes)
 	$(VENV)/bin/fastagg-sim demo $(ARGS)
 
-test: build-dev  ## set up, then run all tests
-	$(PY) -m pytest -q $(ARGS)
+# One process a core; ARGS="-n 0" runs the tests in one process, as --pdb needs it.
+PARALLEL := -n auto --maxprocesses=8 --dist worksteal
+PAGES := tests/pages
+EMULATOR := tests/cuda/test_emulated.py
+test: build-dev  ## set up, then run all tests but those of the pages and the emulator (4 minutes)
+	$(PY) -m pytest -q $(PARALLEL) --ignore=$(PAGES) --ignore=$(EMULATOR) $(ARGS)
+
+test-quick: build-dev  ## the tests to run before each commit: all that are not marked slow (45 s)
+	HYPOTHESIS_PROFILE=quick $(PY) -m pytest -q $(PARALLEL) --ignore=$(PAGES) --ignore=$(EMULATOR) -m "not slow" $(ARGS)
+
+test-pages: build-dev  ## run the code, and check the commands, links and tables, of all pages
+	$(PY) -m pytest -q $(PARALLEL) $(PAGES) $(ARGS)
+
+test-emulator: build-dev  ## run the CUDA kernels on the CPU, their accesses to memory checked (minutes)
+	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)
 
 # Flower and pfl-research want other versions of what the tools use: an environment of their own, in
 # which everything else is that of $(VENV).
@@ -73,7 +86,7 @@ gpu-check:  ## on a machine with a GPU: build with its torch, test, measure, san
 EMULATED := build/emulated
 emulate: build-dev  ## run the op tests, and rounds of FDMS, on the CUDA kernels, emulated on the CPU, memory checked
 	$(PY) tests/cuda/emulator/build.py $(EMULATED)
-	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q -o pythonpath=$(EMULATED) tests/ops \
+	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(EMULATED) tests/ops \
 	  -k "cuda and not test_registration" $(ARGS)
 	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q -o pythonpath=$(EMULATED) tests/rules/test_enqueued.py
 
@@ -84,7 +97,7 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 	FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
-	  $(PY) -m pytest -q -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py $(ARGS)
+	  $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py $(ARGS)
 
 # The kernels alone, without Python and PyTorch: seconds instead of an hour. Row by row on the heap.
 MEMCHECK := build/memcheck/memcheck
@@ -96,7 +109,8 @@ valgrind: $(MEMCHECK)  ## run the kernels under valgrind, which must be installe
 	$(MEMCHECK)
 	valgrind --quiet --leak-check=full --error-exitcode=1 $(MEMCHECK)
 
-lint: build-dev  ## ruff, clang-format and mypy; changes nothing
+lint: build-dev  ## ruff, clang-format, mypy and licence headers; changes nothing
+	$(PY) .ci/check_sources.py
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)

@@ -8,10 +8,12 @@ c++filt, no GPU and no torch. Fails on any warning and on any spill.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -92,9 +94,10 @@ def readable(names: list[str]) -> list[str]:
 def main(archs: list[str]) -> int:
     if not archs or not all(re.fullmatch(r"sm_\d+a?", arch) for arch in archs):
         raise SystemExit("usage: ptxas_summary.py sm_80 [sm_90 ...]")
-    found = []
-    for source in sorted(ROOT.glob("csrc/kernels/cuda/*.cu")):
-        found += read_report(compile_kernels(source, archs))
+    sources = sorted(ROOT.glob("csrc/kernels/cuda/*.cu"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reports = pool.map(lambda source: compile_kernels(source, archs), sources)
+        found = [usage for report in reports for usage in read_report(report)]
     names = readable([usage.kernel for usage in found])
     found = [replace(usage, kernel=name) for usage, name in zip(found, names, strict=True)]
     found.sort(key=lambda usage: (usage.kernel, usage.arch))

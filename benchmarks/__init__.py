@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed and accuracy of fastagg beside what a user would write or pick instead.
+"""Speed and accuracy of fastagg, compared with the alternatives that a user has.
 
     python -m benchmarks --help
 
-How it measures, and what its columns mean: docs/benchmarks.md.
+docs/benchmarks.md explains how the measurements are made and what the columns mean.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one entry point: ``python -m benchmarks <subcommand>``."""
+"""The entry point: ``python -m benchmarks <subcommand>``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# One compiler process, which is gone when timing begins. Must be set before torch._inductor loads.
+# Use one compiler process, which has ended when timing begins. Must be set before torch._inductor
+# is imported.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-# OpenBLAS threads spin for 2**28 cycles after a call, 0.1 s in which they take a core from whoever
-# is timed next. 2**22 cycles are as long as OpenMP's. Must be set before numpy and scipy load.
+# By default OpenBLAS threads spin for 2**28 cycles (0.1 s) after a call and occupy cores that the
+# next contender needs. OpenMP's threads spin for about 2**22 cycles, so use the same. Must be set
+# before numpy and scipy are imported.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "22")
-# Some machines are set up to have OpenBLAS use the kernels of an older processor, at half the speed
-# of those that a user would get. Peers are compared with at their best.
+# On some machines these variables make OpenBLAS use the kernels of an older processor, at half the
+# speed that a user would get. Other libraries are measured at their best.
 os.environ.pop("OPENBLAS_CORETYPE", None)
 os.environ.pop("OPENBLAS_L2_SIZE", None)
 
@@ -39,24 +41,24 @@ from benchmarks.harness import Row
 RESULTS = Path(__file__).parent / "results"
 
 SUBCOMMANDS = {
-    "ops": "gram, weighted sum, MimiC, memory update against libraries, eager torch, torch.compile",
-    "steps": "whole server steps against eager torch, Flower and ByzFL",
-    "scaling": "time over S, d, K and threads",
-    "main": "ops and steps and the roofline picture, into a folder (what `make bench` runs)",
-    "sharded": "weak scaling in d, with columns spread over processes",
-    "accuracy": "errors against float64 up to d = 1e8, with a picture",
-    "simulation": "local training against a plain PyTorch loop, rounds against Flower's simulation",
-    "pictures": "draw the pictures of a folder again, from its CSV files",
+    "ops": "compare single ops with libraries, eager torch and torch.compile",
+    "steps": "compare whole server steps with eager torch, Flower and ByzFL",
+    "scaling": "measure time as a function of S, d, K and the number of threads",
+    "main": "run ops and steps, and draw the roofline picture (this is what `make bench` runs)",
+    "sharded": "measure weak scaling in d, with columns distributed over processes",
+    "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
+    "simulation": "compare local training with a plain PyTorch loop, and rounds with Flower's",
+    "pictures": "redraw the pictures of a results folder from its CSV files",
 }
 _TITLES = {"ops": "Ops", "steps": "Server steps", "scaling": "Scaling"}
 _CASES = {"ops": ops.cases, "steps": steps.cases, "scaling": scaling.cases}
 
 
 def parser() -> argparse.ArgumentParser:
-    """All subcommands and options."""
+    """Return the parser of all subcommands and options."""
     top = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Speed and accuracy of fastagg. How it measures: docs/benchmarks.md.",
+        description="Measure the speed and accuracy of fastagg. See docs/benchmarks.md.",
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="subcommand")
     for name, text in SUBCOMMANDS.items():
@@ -66,14 +68,29 @@ def parser() -> argparse.ArgumentParser:
         elif name == "sharded":
             sharded.add(sub)
         elif name == "accuracy":
-            sub.add_argument("--threads", type=int, default=torch.get_num_threads())
-            sub.add_argument("--quick", action="store_true", help="dry run: d = 1e3 and 1e4")
-            sub.add_argument("--max-d", type=int, default=10**8, help="1e8 needs 8 GB of memory")
+            sub.add_argument(
+                "--threads",
+                type=int,
+                default=torch.get_num_threads(),
+                help="number of threads; default: %(default)s",
+            )
+            sub.add_argument(
+                "--quick", action="store_true", help="dry run with d = 1e3 and d = 1e4 only"
+            )
+            sub.add_argument(
+                "--max-d", type=int, default=10**8, help="largest d; d = 1e8 needs 8 GB of memory"
+            )
             options.add_outputs(sub)
         elif name == "simulation":
             simulation.add_options(sub)
         else:
-            sub.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER")
+            sub.add_argument(
+                "--out",
+                type=Path,
+                default=RESULTS,
+                metavar="FOLDER",
+                help="results folder; default: %(default)s",
+            )
     return top
 
 
@@ -106,7 +123,7 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
         peers.announce(console)
     rows = options.run(_CASES[name](chosen), chosen, console)
     if not rows:
-        raise SystemExit(f"--only: no comparison of {name} has {chosen.only!r} in its name")
+        raise SystemExit(f"--only: no comparison of {name} contains {chosen.only!r} in its name")
     title = f"{_TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
     report.show(rows, title, console)
     report.show_headline(rows, console)
@@ -131,7 +148,7 @@ def _accuracy(namespace: argparse.Namespace, console: Console) -> None:
 
 
 def _draw(folder: Path, console: Console) -> None:
-    """Every picture whose table is in the folder."""
+    """Draw every picture whose CSV file is in the folder."""
     for table, picture, draw in (
         ("ops.csv", "roofline.png", pictures.roofline),
         ("accuracy.csv", "accuracy.png", pictures.accuracy),

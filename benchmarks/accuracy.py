@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``accuracy``: errors against float64, of the cosine and of every op that works on d numbers.
+"""``accuracy``: errors relative to float64, for the cosine and for every op on d columns.
 
-Columns of the CSV: quantity, rows (how they are distributed), scale, S, d, by, error, threads.
-The tables add a verdict: what is asked of fastagg is in ``LIMITS``. Of denormal rows, which have
-fewer digits to begin with, nothing is asked, and errors are stated.
+Columns of the CSV: quantity, rows (their distribution), scale, S, d, by, error, threads. The tables
+add a verdict: ``LIMITS`` contains the largest errors that fastagg may have. There is no limit for
+denormal rows, which have fewer digits; their errors are only reported.
 
-* Error of the cosine: the largest |cos - cos64| over all pairs of rows. The library ways get the
-  best possible end: their float32 inner products are normalised in float64.
-* Error of ``gram``: the largest |G - G64| relative to the product of the two rows' norms.
+* Error of the cosine: the largest |cos - cos64| over all pairs of rows. For the other libraries,
+  the float32 inner products are normalised in float64, which is the best they can achieve.
+* Error of ``gram``: the largest |G - G64| relative to the product of the norms of the two rows.
 * Error of an op: the largest |result - float64 result|, relative to the largest magnitude in that
-  result, or to the smallest normal float32 where that is larger; over everything that the op
-  changes (parameters, memory, total).
-* Rows: "zero-mean" is normal; "positive" uniform in [0, 1); "correlated" a common normal vector
-  plus a tenth of a normal vector of their own.
+  result, or to the smallest normal float32 if that is larger. The largest error over all tensors
+  that the op changes (parameters, memory, total) counts.
+* Rows: "zero-mean" is normal; "positive" is uniform in [0, 1); "correlated" is a common normal
+  vector plus 0.1 times an independent normal vector per row.
 
-The float64 results come from :mod:`fastagg.reference`, on pieces of a million columns.
+The float64 results are computed by :mod:`fastagg.reference`, on pieces of 2^20 columns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from torch.nn import functional
 
 from benchmarks.machine import describe
 from benchmarks.report import markdown
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 KINDS = ["zero-mean", "positive", "correlated"]
 WIDTHS = [10_000, 100_000, 1_000_000, 10_000_000, 100_000_000]
@@ -51,7 +52,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Error:
-    """One figure. ``scale``: what the rows are multiplied by."""
+    """One measured error. ``scale``: the factor by which the rows are multiplied."""
 
     quantity: str
     rows: str
@@ -64,13 +65,13 @@ class Error:
 
     @property
     def limit(self) -> float | None:
-        """What is asked of fastagg; None: nothing."""
-        asked = self.by == "fastagg" and float(self.scale) >= _TINY
-        return LIMITS.get(self.quantity, OP_LIMIT) if asked else None
+        """The largest error that fastagg may have; None if there is no limit."""
+        limited = self.by == "fastagg" and float(self.scale) >= _TINY
+        return LIMITS.get(self.quantity, OP_LIMIT) if limited else None
 
 
 def make_rows(kind: str, S: int, d: int, seed: int = 0) -> Tensor:
-    """[S, d] float32 of that kind."""
+    """Return rows [S, d] float32 with the distribution `kind`."""
     g = torch.Generator().manual_seed(seed)
     x = torch.empty(S, d)
     if kind == "positive":
@@ -89,7 +90,7 @@ def pieces(d: int) -> Iterator[slice]:
 
 
 def cosines(gram: Tensor) -> Tensor:
-    """From any Gram matrix, in float64. Where the norms are lost, so is the cosine: NaN."""
+    """Return the cosines from a Gram matrix, in float64; NaN for rows whose norm is 0 or inf."""
     g = gram.double()
     norms = g.diagonal().sqrt()
     return g / torch.outer(norms, norms)
@@ -103,7 +104,7 @@ def exact_gram(x: Tensor) -> Tensor:
 
 
 def pairwise_cosines(x: Tensor) -> Tensor:
-    """F.cosine_similarity of every pair."""
+    """Return F.cosine_similarity of every pair of rows."""
     out = torch.eye(len(x))
     for i in range(len(x)):
         for j in range(i):
@@ -112,7 +113,7 @@ def pairwise_cosines(x: Tensor) -> Tensor:
 
 
 def cosine_errors(kind: str, x: Tensor, scale: str) -> list[Error]:
-    """fastagg beside the library ways."""
+    """Return the errors of the cosine by fastagg and other libraries, and that of ``gram``."""
     exact = exact_gram(x)
     truth, norms = cosines(exact), exact.diagonal().sqrt()
     ours = ops.gram(x, dtype=torch.float64)
@@ -132,12 +133,12 @@ def cosine_errors(kind: str, x: Tensor, scale: str) -> list[Error]:
 
 
 def _numpy_gram(x: Tensor) -> Tensor:
-    with np.errstate(all="ignore"):  # overflow at large scales is what we want to see
+    with np.errstate(all="ignore"):  # overflow at large scales is part of the measurement
         return torch.from_numpy(np.matmul(x.numpy(), x.numpy().T))
 
 
 def worst(found: Tensor, truth: Tensor) -> float:
-    """The largest error; infinite if anything found is not a number."""
+    """Return the largest error; infinity if one of the values is NaN."""
     error = (found.double() - truth).abs().max().item()
     return error if error == error else float("inf")
 
@@ -147,19 +148,19 @@ def worst(found: Tensor, truth: Tensor) -> float:
 
 @dataclass
 class State:
-    """What the ops change. K = S + 1: one client is absent."""
+    """The tensors that the ops change, for K = S + 1 clients: one client is absent."""
 
     params: Tensor  # [d]
     memory: Tensor  # [K, d]
     total: Tensor  # [d] float64
 
     def to_change(self, names: Sequence[str]) -> State:
-        """The same with copies of the tensors of these names."""
+        """Return this state with the named tensors replaced by copies."""
         copies = {name: getattr(self, name).clone() for name in names}
         return replace(self, **copies)
 
     def exact(self, piece: slice) -> State:
-        """Some columns in float64: the oracle rounds when it stores, which is not our error."""
+        """Return some columns in float64, so that the oracle does not round when it stores."""
         return State(*(t[..., piece].double() for t in (self.params, self.memory, self.total)))
 
 
@@ -176,7 +177,7 @@ OpCall = Callable[..., object]
 
 
 def op_calls(S: int) -> dict[str, tuple[OpCall, tuple[str, ...]]]:
-    """name -> (call(implementation, state, rows), what it changes)."""
+    """Return, by name of the op, (call(implementation, state, rows), names it changes)."""
     clients = torch.arange(1, S + 1)
     weights = torch.linspace(0.1, 1.0, S, dtype=torch.float64)
     ones = torch.ones(S, dtype=torch.float64)
@@ -207,7 +208,7 @@ def op_calls(S: int) -> dict[str, tuple[OpCall, tuple[str, ...]]]:
 
 
 def op_errors(kind: str, x: Tensor, scale: str) -> list[Error]:
-    """Each op on all columns at once; the float64 results piece by piece."""
+    """Return the errors of all ops. The float64 results are computed piece by piece."""
     S, d = x.shape
     before = make_state(x, float(scale))
     errors = [
@@ -244,7 +245,7 @@ def _abs_max_error(kind: str, x: Tensor, scale: str) -> Error:
 
 
 def measure(widths: list[int], console: Console) -> list[Error]:
-    """All figures."""
+    """Measure all errors."""
     errors = []
     for d in widths:
         for kind in KINDS:
@@ -261,7 +262,10 @@ def measure(widths: list[int], console: Console) -> list[Error]:
 
 
 def tables(errors: list[Error]) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """title -> (headings, lines): the cosine by who computed it, the ops by what the rows are."""
+    """Return the tables as {title: (headings, lines)}.
+
+    The table of the cosine has a column per library, that of the ops a column per kind of rows.
+    """
     ordered = sorted(
         errors, key=lambda e: (["1", *SCALES].index(e.scale), KINDS.index(e.rows), e.d)
     )
@@ -287,11 +291,11 @@ def tables(errors: list[Error]) -> dict[str, tuple[list[str], list[list[str]]]]:
 
 
 def _verdict(errors: Sequence[Error]) -> str:
-    """Of figures of one line, those of fastagg count."""
-    asked = [e for e in errors if e.limit is not None]
-    if not asked:
+    """Return the verdict of a line: only the errors with a limit, those of fastagg, count."""
+    limited = [e for e in errors if e.limit is not None]
+    if not limited:
         return "stated"
-    return "met" if all(e.error <= e.limit for e in asked if e.limit is not None) else "missed"
+    return "met" if all(e.error <= e.limit for e in limited if e.limit is not None) else "missed"
 
 
 def _figure(one: Error) -> str:

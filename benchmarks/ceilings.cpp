@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the machine can do at best: the fastest plain read, update in place and multiply-add that we
-// know how to write, with the instruction set of the kernels. Each function times itself from the
-// moment when all its threads are ready until the last one is done, and returns seconds; the
-// threads' creation does not count. Built and called by ceilings.py.
+// The ceilings of the machine: the fastest plain read, update in place and multiply-add that we can
+// write with the instruction set of the kernels. Each function returns the seconds from the moment
+// when all of its threads are ready until the last one has finished; creating the threads does not
+// count. Built and called by ceilings.py.
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -20,11 +20,11 @@ using namespace fastagg::cpu;
 namespace {
 
 constexpr int kUnroll = 8;
-// Results must be used and constants unknown, or the compiler drops (part of) what it can foresee.
+// Volatile, so that the compiler can neither drop unused results nor precompute with constants.
 volatile float sink, factor = 0.999f, term = 0.001f;
 
 #ifdef __linux__
-// The processors of the thread that loads this, which the harness later keeps on one of them.
+// The processors that the loading thread may use. The harness later restricts it to one of them.
 const cpu_set_t allowed = [] {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
@@ -32,8 +32,8 @@ const cpu_set_t allowed = [] {
 }();
 #endif
 
-// Keeps the calling thread on the n-th processor allowed: left alone, two new threads often share
-// one for the few milliseconds of a measurement. Given back at the end.
+// Keeps the calling thread on the n-th allowed processor until the object is destroyed. Otherwise
+// two new threads often share a processor for the few milliseconds of a measurement.
 class Pinned {
  public:
 #ifdef __linux__
@@ -85,7 +85,7 @@ double timed(int threads, const Body& body) {
   return std::chrono::duration<double>(last - first).count();
 }
 
-// `ahead`: floats to prefetch ahead, 0 leaves it to the hardware.
+// `ahead`: prefetch distance in floats; 0 leaves prefetching to the hardware.
 struct Read {
   template <int W>
   FASTAGG_INLINE static void run(const float* x, int64_t n, int64_t ahead, float* out) {
@@ -105,7 +105,7 @@ struct Read {
   }
 };
 
-struct Update {  // c = u - c, which stays bounded however often it is done
+struct Update {  // c = u - c, which stays bounded if repeated
   template <int W>
   FASTAGG_INLINE static void run(float* c, const float* u, int64_t n, int64_t ahead) {
     for (int64_t k = 0; k + kUnroll * W <= n; k += kUnroll * W) {
@@ -122,7 +122,7 @@ struct Update {  // c = u - c, which stays bounded however often it is done
   }
 };
 
-constexpr int kChains = 12;  // independent sums: more than latency x units, fewer than registers
+constexpr int kChains = 12;  // independent sums: more than latency * units, fewer than registers
 
 struct Fma {
   template <int W>
@@ -137,7 +137,7 @@ struct Fma {
   }
 };
 
-// The part of [0, n) that is a thread's, in whole cache lines.
+// The part of [0, n) that a thread processes, in whole cache lines.
 struct Part {
   int64_t begin, size;
   Part(int64_t n, int threads, int thread) {
@@ -155,7 +155,7 @@ int lanes(int isa) {
 
 extern "C" {
 
-// Reads n floats, `passes` times; isa: 0 portable, 1 AVX2, 2 AVX-512, which the machine must have.
+// Reads n floats, `passes` times. isa: 0 portable, 1 AVX2, 2 AVX-512; the machine must support it.
 double ceiling_read(const float* x, int64_t n, int64_t ahead, int passes, int isa, int threads) {
   return timed(threads, [&](int thread) {
     const Part part(n, threads, thread);
@@ -167,7 +167,7 @@ double ceiling_read(const float* x, int64_t n, int64_t ahead, int passes, int is
   });
 }
 
-// Updates n floats of c in place from those of u, `passes` times.
+// Updates n floats c = u - c in place, `passes` times.
 double ceiling_update(float* c, const float* u, int64_t n, int64_t ahead, int passes, int isa,
                       int threads) {
   return timed(threads, [&](int thread) {
@@ -177,7 +177,8 @@ double ceiling_update(float* c, const float* u, int64_t n, int64_t ahead, int pa
   });
 }
 
-// Does about `flops` flops on each thread (a multiply-add is two); *done is how many on all.
+// Runs about `flops` flops on each thread (a multiply-add counts as two); *done is the exact number
+// on all threads.
 double ceiling_fma(int64_t flops, int isa, int threads, int64_t* done) {
   const int64_t each = 2 * kChains * lanes(isa);
   const int64_t iterations = flops / each;

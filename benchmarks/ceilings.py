@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ceilings that figures are measured against: bandwidths and multiply-adds of this machine.
+"""The ceilings: the largest bandwidths and multiply-add rates that this machine achieves.
 
-A ceiling is measured beside the contenders, in turn with them and on their own operands: memory
-of a shared machine is twice as fast in one minute as in the next, and 5 MB that stay in a cache
-are another matter than 500 MB that do not.
+Ceilings are measured in turn with the contenders and on the same operands. The memory of a shared
+machine can be twice as fast in one minute as in the next, and operands that fit into a cache have
+another bandwidth than operands that do not.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch import Tensor
 from benchmarks.machine import ROOT
 
 ISAS = ("portable", "avx2", "avx512")
-_PREFETCH = (0, 256, 1024, 4096)  # floats ahead: which is fastest depends on machine and size
-_PASS_BYTES = 32 << 20  # smaller operands are read again until this much has been
-_FMA_FLOPS = 1_000_000_000  # per thread: a few milliseconds
+_PREFETCH = (0, 256, 1024, 4096)  # distances in floats; the fastest depends on machine and size
+_PASS_BYTES = 32 << 20  # smaller operands are read repeatedly until this many bytes are read
+_FMA_FLOPS = 1_000_000_000  # per thread; this takes a few milliseconds
 _SOURCES = (ROOT / "benchmarks" / "ceilings.cpp", ROOT / "csrc/kernels/cpu/simd.cpp")
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A ceiling to be measured: ``rate()`` runs it once and returns bytes or flops per second."""
+    """A ceiling to measure: ``rate()`` measures once and returns bytes or flops per second."""
 
     name: str
     rate: Callable[[], float]
@@ -38,12 +38,14 @@ class Probe:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """ceilings.cpp, compiled into build/ when it has changed."""
+    """Load ceilings.cpp, compiled into build/ if it is missing or out of date."""
     target = ROOT / "build" / "benchmarks" / "ceilings.so"
     if not target.exists() or target.stat().st_mtime < max(s.stat().st_mtime for s in _SOURCES):
         compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
         if not compiler:
-            raise RuntimeError("the ceilings need a C++ compiler: install one or set CXX=...")
+            raise RuntimeError(
+                "measuring the ceilings needs a C++ compiler, found none; install one or set CXX"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_suffix(f".{os.getpid()}.tmp")
         flags = [
@@ -70,7 +72,7 @@ def library() -> ctypes.CDLL:
 
 
 def read_probe(x: Tensor, isa: str) -> Probe:
-    """Bytes/s of reading ``x``, contiguous float32."""
+    """Return the probe of reading ``x`` (contiguous float32), in bytes/s."""
     level, n, passes = ISAS.index(isa), x.numel(), _passes(x.nbytes)
 
     def seconds(ahead: int) -> float:
@@ -82,23 +84,26 @@ def read_probe(x: Tensor, isa: str) -> Probe:
 
 
 def update_probe(c: Tensor, u: Tensor, isa: str) -> Probe:
-    """Bytes/s of ``c = u - c``, both contiguous float32 of one size, at 12 bytes an element."""
+    """Return the probe of ``c = u - c``, in bytes/s at 12 bytes per element.
+
+    c, u: contiguous float32 of the same shape; measuring changes c.
+    """
     if c.shape != u.shape or not (c.is_contiguous() and u.is_contiguous()):
         raise ValueError(
-            f"c, u: expected contiguous tensors of one shape, got {c.shape}, {u.shape}"
+            f"c, u: expected contiguous tensors of the same shape, got {c.shape} and {u.shape}"
         )
     level, n, passes = ISAS.index(isa), c.numel(), _passes(2 * c.nbytes)
 
     def seconds(ahead: int) -> float:
-        threads, to, come = torch.get_num_threads(), c.data_ptr(), u.data_ptr()
-        return library().ceiling_update(to, come, n, ahead, passes, level, threads) / passes
+        threads, target, source = torch.get_num_threads(), c.data_ptr(), u.data_ptr()
+        return library().ceiling_update(target, source, n, ahead, passes, level, threads) / passes
 
     ahead = _fastest(seconds)
     return Probe("update", lambda: 3 * c.nbytes / seconds(ahead))
 
 
 def fma_probe(isa: str) -> Probe:
-    """Flops/s of multiply-adds that touch no memory."""
+    """Return the probe of multiply-adds without memory access, in flops/s."""
     done, found = ctypes.c_int64(), library()
 
     def rate() -> float:
@@ -112,10 +117,13 @@ def fma_probe(isa: str) -> Probe:
 
 
 def _passes(num_bytes: int) -> int:
-    """How often to go over operands of that size in one measurement; even, for ``c = u - c``."""
+    """Return the number of passes over operands of this size in one measurement.
+
+    If larger than 1 it is even, so that ``c = u - c`` restores c.
+    """
     return 1 if num_bytes >= _PASS_BYTES else 2 * (_PASS_BYTES // (2 * max(num_bytes, 1)) + 1)
 
 
 def _fastest(seconds: Callable[[int], float]) -> int:
-    """The prefetch distance with the shortest of three runs."""
+    """Return the prefetch distance with the shortest time, of three runs each."""
     return min(_PREFETCH, key=lambda ahead: min(seconds(ahead) for _ in range(3)))

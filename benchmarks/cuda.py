@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m benchmarks.cuda``: ops and server steps on a GPU, against its ceilings and torch.
 
-Needs nothing but torch and fastagg, so that it runs on a bare GPU machine.
+Only needs torch and fastagg, so that it runs on a GPU machine without other packages.
 
-A figure is the median time of passes over several sets of operands that together are larger than
-the L2 cache, between CUDA events: launched one by one, and replayed from a CUDA graph where the
-contender can be captured. Ceilings are measured in the same run: a copy inside the GPU (bytes read
-and written), a reading pass, and a dense bfloat16 product. At the end, figures are compared with
-the floors that the project has set for an H200; exit status 1 if one is missed.
+Times are medians over passes, measured with CUDA events. A pass goes over several sets of operands
+that together are larger than the L2 cache. Contenders are launched call by call and, if they can be
+captured, also replayed from a CUDA graph. The ceilings are measured in the same run: a copy within
+the GPU (bytes read and written), a reading pass, and a dense bfloat16 product. At the end the
+results are compared with the targets for an H200; the exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from benchmarks.cuda_cases import Case, Way, cases
 from fastagg import ops
 
 _PASSES = 15
-_SECONDS = 0.4  # of timing, about, for one way
+_SECONDS = 0.4  # approximate time spent on measuring one contender
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes/s and flops/s that this GPU reaches."""
+    """The bytes/s and flops/s that this GPU achieves."""
 
     copy: float
     read: float
@@ -42,36 +42,36 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table and of the CSV; NaN where there is no figure."""
+    """A row of the table and of the CSV file; NaN if there is no value."""
 
     op: str
-    mode: str  # tf32, or the dtype of rows if it is not float32
+    mode: str  # "tf32", or the dtype of the rows if it is not float32
     K: int
     S: int
     d: int
     by: str
     role: str
-    us: float  # the faster of the two
+    us: float  # the smaller of the next two
     us_launched: float
     us_graph: float
     gbytes_per_s: float
     tflops: float
-    percent: float  # of the ceiling, ours only
+    percent: float  # of the ceiling; fastagg only
     ceiling: str
-    speedup: float  # of ours over this
+    speedup: float  # of fastagg over this contender
     error: float  # of a cosine, or relative to the largest element
-    floor: str  # ours only: what was asked for
+    floor: str  # the target; fastagg only
     met: str
 
 
 class Timer:
-    """Medians of passes, on a GPU by events, on a CPU (dry runs) by the clock."""
+    """Measures median times of passes: with events on a GPU, with a clock on a CPU (dry runs)."""
 
     def __init__(self, device: str) -> None:
         self.cuda = device == "cuda"
 
     def seconds(self, one_pass: Callable[[], object]) -> float:
-        """The median time of a pass."""
+        """Return the median time of a pass."""
         one_pass()
         self._wait()
         begin = time.perf_counter()
@@ -82,7 +82,7 @@ class Timer:
         return statistics.median(self._timed(one_pass) for _ in range(passes))
 
     def graph_seconds(self, one_pass: Callable[[], object]) -> float:
-        """The same, replayed from a graph; NaN on a CPU."""
+        """Return the median time of a pass replayed from a CUDA graph; NaN on a CPU."""
         if not self.cuda:
             return math.nan
         stream = torch.cuda.Stream()
@@ -123,7 +123,7 @@ def measure_ceilings(timer: Timer, device: str, dry: bool) -> Ceilings:
 
 
 def measure(case: Case, timer: Timer, ceilings: Ceilings) -> list[Row]:
-    """A row for each way of one case."""
+    """Measure one case and return a row for each contender."""
     setup = case.make()
     found = []
     for way in setup.ways:
@@ -136,7 +136,7 @@ def measure(case: Case, timer: Timer, ceilings: Ceilings) -> list[Row]:
 
 
 def _time(way: Way, sets: int, timer: Timer) -> tuple[float, float]:
-    """Seconds of one call, launched and from a graph."""
+    """Return the seconds of one call, launched and from a graph (NaN if not capturable)."""
 
     def one_pass() -> None:
         for index in range(sets):
@@ -198,7 +198,7 @@ def _row(
 
 
 def cells(row: Row) -> dict[str, str]:
-    """A row as text, empty where there is no figure."""
+    """Return a row as text; NaN becomes an empty cell."""
     return {
         name: ("" if math.isnan(value) else f"{value:.4g}")
         if isinstance(value, float)
@@ -208,7 +208,7 @@ def cells(row: Row) -> dict[str, str]:
 
 
 def lines(rows: list[Row]) -> Iterator[str]:
-    """A markdown table."""
+    """Yield the lines of a Markdown table."""
     names = [field.name for field in fields(Row)]
     yield f"| {' | '.join(names)} |"
     yield "|" + " --- |" * len(names)
@@ -237,18 +237,26 @@ def describe(ceilings: Ceilings) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda", description=__doc__)
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write cuda.csv and cuda.md there"
+        "--out", type=Path, metavar="FOLDER", help="write cuda.csv and cuda.md to this folder"
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose title has it")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="start no case after so long"
+        "--only", default="", metavar="TEXT", help="run only cases whose title contains TEXT"
     )
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU, no meaning")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start no new case after this many seconds"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run tiny sizes on the CPU; the measurements are meaningless",
+    )
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
     device = "cpu" if options.dry_run else "cuda"
     if device not in ops.devices():
-        raise SystemExit("no CUDA kernels in this build, or no GPU; --dry-run tries the script")
+        raise SystemExit(
+            "this build has no CUDA kernels, or there is no GPU; use --dry-run to test the script"
+        )
     torch.manual_seed(0)
     timer = Timer(device)
     name = "a CPU, dry run" if options.dry_run else torch.cuda.get_device_name()
@@ -271,17 +279,17 @@ def main(arguments: list[str] | None = None) -> int:
         if device == "cuda":
             torch.cuda.empty_cache()
     if left_out:
-        print("left out for lack of time", *left_out, sep="\n  ")
+        print("not measured because of --seconds:", *left_out, sep="\n  ")
     return 0 if options.dry_run else _compare_with_floors(rows)
 
 
 def _compare_with_floors(rows: list[Row]) -> int:
-    """Print which floors were missed; returns the exit status."""
+    """Print how many targets were met and which were missed; return the exit status."""
     missed = [
         f"{row.op} {row.mode} ({row.S}, {row.d}): {row.floor}" for row in rows if row.met == "NO"
     ]
-    asked = sum(bool(row.floor) for row in rows)
-    print(f"{asked - len(missed)} of {asked} floors met", *missed, sep="\n  ")
+    targets = sum(bool(row.floor) for row in rows)
+    print(f"{targets - len(missed)} of {targets} targets met; missed:", *missed, sep="\n  ")
     return 1 if missed else 0
 
 

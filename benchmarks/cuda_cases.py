@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``benchmarks.cuda`` measures: operands, contenders, and the floors of the project."""
+"""The cases of ``benchmarks.cuda``: operands, contenders and targets."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import fastagg
 from benchmarks.work import WORK
 from fastagg import ops
 
-_L2_BYTES = 60 << 20  # of an H200; operands that are used in turn are four times that together
-_CHUNK = 1 << 15  # columns of a chunk in the careful Gram: sums across chunks in float64
+_L2_BYTES = 60 << 20  # of an H200; all sets of operands together are at least four times as large
+_CHUNK = 1 << 15  # columns per chunk of the careful Gram matrix; chunks are added in float64
 _LR = 1e-3
 _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Way:
-    """One way to do it; ``call(index)`` uses that set of operands. Roles as in harness.py."""
+    """One implementation. ``call(index)`` uses set ``index`` of the operands.
+
+    Roles are those of harness.py. ``capturable``: whether a CUDA graph can capture the call.
+    """
 
     name: str
     call: Callable[[int], object]
@@ -32,7 +35,11 @@ class Way:
 
 @dataclass(frozen=True)
 class Setup:
-    """Operands and contenders, made when their turn has come."""
+    """The operands and contenders of a case, created right before it is measured.
+
+    sets: number of sets of operands.
+    error: returns the error of a contender.
+    """
 
     sets: int
     ways: list[Way]
@@ -41,7 +48,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison, and the share of a ceiling and the speedup that are asked for (0: none)."""
+    """A comparison and its targets.
+
+    share: target for the share of the ceiling; 0 for none.
+    speedup: target for the speedup over the fastest careful contender; 0 for none.
+    """
 
     op: str
     S: int
@@ -51,7 +62,7 @@ class Case:
     share: float = 0.0
     speedup: float = 0.0
     K: int = 0
-    mode: str = ""  # "tf32", or the dtype of rows if it is not float32
+    mode: str = ""  # "tf32", or the dtype of the rows if it is not float32
 
     @property
     def title(self) -> str:
@@ -64,7 +75,10 @@ class Case:
 
     @property
     def products(self) -> int:
-        """Of bfloat16, for the time of a product in gram: TF32 takes twice as long as one."""
+        """The number of bfloat16 products that take as long as one product in gram.
+
+        TF32 takes twice as long as bfloat16.
+        """
         return 2 if self.mode == "tf32" else 4
 
     @property
@@ -84,7 +98,7 @@ MIMIC = [(200, 1_000_000), (100, 10_000_000)]  # K, d; half active
 
 
 def cases(device: str, dry: bool) -> list[Case]:
-    """All of them, the most telling first; a dry run has all, tiny."""
+    """Return all cases, the most important first. With `dry` all sizes are tiny."""
 
     def size(S: int, d: int) -> tuple[int, int]:
         return (min(S, 24), 300) if dry else (S, d)
@@ -131,12 +145,12 @@ def _bind(
 
 
 def _sets(num_bytes: int, device: str) -> int:
-    """How many sets of operands of that size do not fit L2 together, by far."""
+    """Return how many sets of operands of this size together are far larger than the L2 cache."""
     return max(1, -(-4 * _L2_BYTES // num_bytes)) if device == "cuda" else 2
 
 
 def _correlated(S: int, d: int, device: str) -> Tensor:
-    """Rows with a common drift, as updates have it."""
+    """Return rows [S, d] with a common component, as updates have."""
     return torch.randn(S, d, device=device).add_(torch.randn(d, device=device))
 
 
@@ -144,7 +158,7 @@ def _correlated(S: int, d: int, device: str) -> Tensor:
 
 
 class _Grams:
-    """Rows, and what torch makes of them."""
+    """Sets of rows, and the Gram matrices that torch computes of them."""
 
     def __init__(self, S: int, d: int, device: str) -> None:
         self.sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
@@ -158,7 +172,7 @@ class _Grams:
 
         return Way("fastagg", call, "ours")
 
-    def in_chunks(self, index: int) -> Tensor:  # what makes X @ X.T as accurate
+    def in_chunks(self, index: int) -> Tensor:  # as accurate as fastagg: chunks added in float64
         self.total.zero_()
         for chunk in self.sets[index].split(_CHUNK, dim=1):
             self.total.add_(torch.mm(chunk, chunk.T, out=self.out))
@@ -238,7 +252,7 @@ def weighted_sum(S: int, d: int, device: str, dtype: torch.dtype = torch.float32
 
 
 class _Memory:
-    """Updates of every other client of 2 S, and what is remembered of all."""
+    """The updates of every other client of 2 S, and the memory rows of all clients."""
 
     def __init__(self, S: int, d: int, device: str, dtype: torch.dtype) -> None:
         self.S = S
@@ -299,8 +313,11 @@ def memory(S: int, d: int, device: str, dtype: torch.dtype = torch.float32) -> S
 
 
 def fdms_step(K: int, d: int, device: str) -> Setup:
-    """Half of K active; scores of all pairs known. Ours twice, with all checks: the ops alone,
-    which can be captured, and the aggregator."""
+    """Steps of FDMS with half of K clients active and known scores of all pairs.
+
+    fastagg takes part twice, both times with all checks: as enqueued ops, which can be captured,
+    and as the aggregator.
+    """
     S = K // 2
     sets = [_correlated(S, d, device) for _ in range(_sets(8 * S * d, device))]
     clients = torch.arange(0, K, 2)
@@ -353,7 +370,11 @@ def fdms_step(K: int, d: int, device: str) -> Setup:
 
 
 def mimic_step(K: int, d: int, device: str) -> Setup:
-    """Half of K active; the aggregator with all its checks, rows copied or handed over."""
+    """Steps of MimiC with half of K clients active.
+
+    fastagg takes part twice, both times with all checks: copying the rows, and taking ownership of
+    them.
+    """
     S = K // 2
     setup = mimic(S, d, device)
     clients = torch.arange(0, K, 2)
@@ -367,7 +388,7 @@ def mimic_step(K: int, d: int, device: str) -> Setup:
     steps = [
         Way("fastagg.MimiC.step", lambda _: agg.step(params, updates, clients), "ours", False),
         Way(
-            "the same, handed over",
+            "the same, taking ownership",
             lambda _: keeper.step(params, buffer, clients),
             "variant",
             False,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flower's simulation of one of our jobs.
+"""Run a job of fastagg's simulation in Flower's simulation engine.
 
     python -m benchmarks.flower_run JOB.json ACTIVE WORKERS
 
-Same model, data, batches, number of active clients and test set. Clients train with a plain PyTorch
-loop, as one writes it for Flower; one Ray actor per worker. Prints the seconds of every round but
-the first, in which the actors start and load the data.
+The model, data, batches, number of active clients and test set are the same. Clients train with a
+plain PyTorch loop, as is usual with Flower; there is one Ray actor per worker. Prints the seconds
+of every round except the first, in which the actors start and load the data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fastagg_sim.simulation import split_clients
 
 @functools.cache
 def _parts(path: str) -> tuple[Job, nn.Module, list[ClientData], tuple[torch.Tensor, torch.Tensor]]:
-    """The job, its model, the clients' samples and the test set; once per process."""
+    """Load the job, its model, the clients' samples and the test set, once per process."""
     torch.set_num_threads(1)
     job = job_from_dict(json.loads(Path(path).read_text()))
     task = job.task
@@ -50,7 +50,10 @@ def _parts(path: str) -> tuple[Job, nn.Module, list[ClientData], tuple[torch.Ten
 
 
 def train(path: str, client: int, round_index: int) -> int:
-    """Train the process's model, in place, on the data of a client; returns their number."""
+    """Train the model of this process in place on the data of a client.
+
+    Returns the number of samples.
+    """
     job, model, clients, _ = _parts(path)
     training = job.task.training
     optimizer = torch.optim.SGD(model.parameters(), lr=training.rate(round_index))
@@ -85,7 +88,8 @@ def client_app(path: str) -> Any:
 
 
 def server_app(path: str, active: int, ends: list[float]) -> Any:
-    """Appends the time to `ends` after the evaluation of every round, and of the start."""
+    """Create the server. It appends the time to `ends` after every evaluation: of the initial model
+    and of every round."""
     from flwr.app import ArrayRecord, Context, MetricRecord
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
@@ -109,8 +113,11 @@ def server_app(path: str, active: int, ends: list[float]) -> Any:
         arrays = ArrayRecord(model.state_dict())
         rounds = job.task.rounds
         result = strategy.start(grid, arrays, num_rounds=rounds, evaluate_fn=judge)
-        if len(result.train_metrics_clientapp) < rounds:  # Flower goes on when clients fail
-            raise RuntimeError(f"clients failed: {result.train_metrics_clientapp} of {rounds}")
+        if len(result.train_metrics_clientapp) < rounds:  # Flower continues when clients fail
+            raise RuntimeError(
+                f"clients failed: expected metrics of {rounds} rounds, "
+                f"got {result.train_metrics_clientapp}"
+            )
 
     return app
 
@@ -136,7 +143,7 @@ def main(path: str, active: int, workers: int) -> None:
 
 
 if __name__ == "__main__":
-    # By its name, under which Ray's workers find these functions.
+    # Import this module by its name, so that Ray's workers can find its functions.
     from benchmarks import flower_run
 
     flower_run.main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

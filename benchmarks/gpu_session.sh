@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Everything to do on a machine with a GPU, in one go: build, check, test, measure, sanitize.
+# Build, check, test, measure and sanitize on a machine with a GPU, in one run.
 #
 #   benchmarks/gpu_session.sh FOLDER [SECONDS]
 #
-# Works with the torch, nvcc and Python that are there (PYTHON=python3), offline, and needs pytest,
-# hypothesis and numpy for the tests. Builds in place, for the GPU that is there. Every stage has a
-# time limit of its own, and all together SECONDS (540 if not given). FOLDER gets a log of each stage,
-# cuda.csv, cuda.md and summary.txt; the exit status is 1 if any stage failed.
+# Uses the installed torch, nvcc and Python (PYTHON=python3), offline; the tests need pytest,
+# hypothesis and numpy. Builds in place for the GPU of this machine. Every stage has its own time
+# limit; SECONDS (default 540) limits all stages together. FOLDER receives a log of each stage,
+# cuda.csv, cuda.md and summary.txt. The exit status is 1 if a stage failed.
 set -uo pipefail
 [ $# -ge 1 ] || { sed -n 's/^# \{0,1\}//p' "$0" | sed -n '2,10p' >&2; exit 2; }
 mkdir -p "$1"
@@ -21,13 +21,14 @@ failed=0
 
 say() { echo "$*" | tee -a "$out/summary.txt"; }
 
-# stage NAME SECONDS LOG COMMAND...: run it, at most so long and not beyond the end of all.
+# stage NAME SECONDS LOG COMMAND...: run COMMAND with a time limit of SECONDS, or of the remaining
+# total time if that is shorter.
 stage() {
   local name=$1 most=$2 log=$out/$3 left=$((limit - SECONDS)) start=$SECONDS status
   shift 3
   [ "$left" -lt "$most" ] && most=$left
   if [ "$most" -lt 5 ]; then
-    say "$name: NOT RUN, no time left"
+    say "$name: NOT RUN, the total time limit is reached"
     failed=1
     return
   fi
@@ -36,7 +37,7 @@ stage() {
   if [ $status -eq 0 ]; then
     say "$name: ok, $((SECONDS - start)) s"
   else
-    say "$name: FAILED (status $status; 124 is out of time), $((SECONDS - start)) s"
+    say "$name: FAILED (status $status; 124 means timeout), $((SECONDS - start)) s"
     failed=1
     tail -n 15 "$log"
   fi
@@ -53,7 +54,7 @@ import torch
 print("torch", torch.__version__, "CUDA", torch.version.cuda, torch.cuda.get_device_name())
 print(torch.cuda.get_device_properties(0))
 for name in ("numpy", "pytest", "hypothesis", "ninja", "safetensors"):
-    print(name, "there" if importlib.util.find_spec(name) else "MISSING")
+    print(name, "installed" if importlib.util.find_spec(name) else "MISSING")
 PY
 }
 
@@ -64,13 +65,14 @@ build() {
   FASTAGG_CUDA=1 TORCH_CUDA_ARCH_LIST=$arch "$python" setup.py build_ext --inplace
 }
 
-# Small shapes of both Gram kernels, every op, TF32 and short rows; all tools at once.
+# Small shapes of both Gram kernels, every op, TF32, and rows of 16-bit floats; all tools in parallel.
 sanitize() {
   local tool status=0 pids=() tools=(memcheck racecheck initcheck synccheck)
   for tool in "${tools[@]}"; do
     compute-sanitizer --tool "$tool" --error-exitcode 9 "$python" -c '
 import torch
-from fastagg import ops, selfcheck
+from fastagg import ops
+from fastagg.ops import selfcheck
 for K, S, d in ((9, 5, 1003), (60, 50, 2048), (150, 135, 601)):
     checks = selfcheck.run(K, S, d, device="cuda")
     print([check.op for check in checks if not check.passed] or "all agree")
@@ -100,7 +102,7 @@ export python out
 stage "build" 240 build.log bash -c build
 stage "self-check" 60 check.log "$python" -m fastagg
 stage "tests" 170 tests.log "$python" -m pytest -q -p no:cacheprovider -k cuda \
-  tests/cuda tests/ops tests/rules/test_devices.py
+  --ignore tests/cuda/test_emulated.py tests/cuda tests/ops tests/rules/test_devices.py
 stage "simulation" 90 simulation.log "$python" -m pytest -q -p no:cacheprovider tests/sim/test_on_cuda.py
 stage "benchmarks" 200 bench.log "$python" -m benchmarks.cuda --out "$out" --seconds 150
 stage "sanitizers" 150 sanitizers.log bash -c sanitize

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How everything here is timed.
+"""The timing of contenders.
 
-All contenders of a comparison run in one process, in turn (A B C, B C A, C A B, ...), together
-with the ceilings, so that a machine whose speed drifts treats them alike. Operands, outputs and
-scratch exist and are touched before. Between two contenders the process sleeps until the idle
-threads of the last one's library have stopped spinning. The calling thread has a core of its own,
-so that no two threads start on one (``machine.threads_apart``). Short calls are timed in batches.
+All contenders of a comparison run in one process, in turn (A B C, B C A, C A B, ...), together with
+the ceilings, so that a drift of the machine's speed affects all of them equally. Operands, outputs
+and scratch memory are allocated and touched before. Between two contenders the process sleeps until
+the idle threads of the previous library have stopped spinning. The calling thread has its own core,
+so that no two threads start on the same core (``machine.threads_apart``). Short calls are timed in
+batches.
 
-A ratio is given only if it means something: not if the rest of the machine used more than
-``machine.BUSY`` of its cores meanwhile, not if multiply-adds were slower than ``SLOWED`` of what
-the run has seen (a virtual machine whose cores are taken away does not see by whom), and not if
-one of its two sides varied by more than ``NOISY`` between quartiles. A disturbed comparison is
-measured again, twice at most.
+A ratio is refused (NaN) if it would be meaningless:
+
+* "busy": other processes used more than ``machine.BUSY`` of the cores, or multiply-adds were slower
+  than ``SLOWED`` times the fastest of the run. The latter detects a virtual machine whose cores are
+  used by others, which it cannot see otherwise.
+* "noisy": the interquartile range of one of the two times is more than ``NOISY`` of its median.
+
+A disturbed comparison is measured again, at most twice.
 """
 
 from __future__ import annotations
@@ -32,28 +36,33 @@ from benchmarks.machine import Watch, home_of, peak_bytes, threads_apart
 from benchmarks.work import WORK, Work
 
 SHAKY = 0.10
-"""Interquartile range over median beyond which a figure is marked with ``~``."""
+"""Interquartile range over median above which a time is marked with ``~``."""
 NOISY = 0.25
-"""... and beyond which no ratio is made of it."""
+"""Interquartile range over median above which a time is "noisy" and its ratios are refused."""
 
 SLOWED = 0.8
-"""Share of the fastest multiply-adds of a run below which the machine was not itself."""
+"""Fraction of the fastest multiply-adds of a run below which the machine counts as "busy"."""
 
 _BATCH_SECONDS = 2e-3  # a timed batch of calls lasts at least this long
 _MAX_BATCH = 200
-_PATIENCE = 15.0  # seconds, after which a disturbed comparison is not measured again
+_PATIENCE = 15.0  # seconds after which a disturbed comparison is not measured again
 _ROLES = ("ours", "variant", "careful", "compiled", "naive", "peer")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do it. ``call`` does it once and returns what it computed.
+    """One implementation in a comparison.
 
-    Roles: "ours" is fastagg, exactly one in a comparison; "variant" is fastagg used in another
-    way; "careful" allocates nothing large inside the call, and the fastest of these is the
-    baseline; "compiled" is torch.compile; "naive" is what one writes first; "peer" is another
-    framework. ``isa``: the instruction set in use, if not the machine's best. ``repeats``: at most
-    so many, for what takes many seconds and is not close.
+    Attributes:
+        name: name in the tables.
+        call: runs the implementation once and returns its result.
+        role: "ours": fastagg, exactly one per comparison. "variant": another way to use fastagg.
+            "careful": an optimised implementation that allocates nothing large; the fastest of
+            these is the baseline. "compiled": torch.compile. "naive": the straightforward
+            implementation. "peer": another framework.
+        isa: the instruction set, if it is not the best of the machine.
+        repeats: maximum number of repeats, for implementations that take many seconds and are far
+            slower than the others.
     """
 
     name: str
@@ -69,10 +78,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contenders that do the same, and the operands on which the ceilings are measured.
+    """Contenders that compute the same, and the operands on which the ceilings are measured.
 
-    ``operands`` is (x,) for ops that read and (c, u) for ops that update c in place: contiguous
-    float32; c is changed, but keeps its magnitude.
+    ``operands`` is (x,) for ops that read, and (c, u) for ops that update c in place. All are
+    contiguous float32. Measuring the ceilings changes c, but not its magnitude.
     """
 
     op: str
@@ -89,7 +98,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the tables and of the CSV. Rates and ratios are NaN where none is given."""
+    """A row of the tables and of the CSV file. Refused rates and ratios are NaN."""
 
     op: str
     K: int | None
@@ -104,24 +113,24 @@ class Row:
     us_q3: float
     gbytes_per_s: float  # by the formulas of work.py
     gflops: float
-    bound: str  # what the floor is made of: "read", "update" or "fma"
+    bound: str  # the ceiling that determines the floor: "read", "update" or "fma"
     percent_of_ceiling: float  # floor / us
     baseline: str  # the fastest careful contender
     times_baseline: float  # us of the baseline / us
     times_ours: float  # us / us of fastagg
-    peak_mb: float  # memory that the call added while it ran
-    home: str  # where the operands stay: "cache" or "DRAM"
+    peak_mb: float  # additional memory that the call used at its peak
+    home: str  # where the operands are between calls: "cache" or "DRAM"
     read_gbytes_per_s: float  # the ceilings, measured in turn with the contenders
     update_gbytes_per_s: float
     fma_gflops: float
     repeats: int
-    other_cores: float  # used by others meanwhile
-    verdict: str  # "ok", "shaky" (marked), "noisy" or "busy" (no ratio)
+    other_cores: float  # cores used by other processes during the comparison
+    verdict: str  # "ok", "shaky" (marked with ~), "noisy" or "busy" (ratios are refused)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Raw results of one comparison: seconds by contender, rates by probe, bytes by contender."""
+    """Raw results of a comparison: times and peak bytes by contender, rates by probe."""
 
     seconds: dict[str, list[float]]
     rates: dict[str, list[float]]
@@ -133,13 +142,13 @@ class Samples:
 def compare(
     comparison: Comparison, *, repeats: int, settle: float = 0.03, attempts: int = 3
 ) -> list[Row]:
-    """Measure one comparison: a row for each contender.
+    """Measure one comparison and return a row for each contender.
 
     Args:
         comparison: what to measure.
         repeats: timed batches of each contender.
-        settle: seconds of sleep before each.
-        attempts: how often to measure while the result is disturbed.
+        settle: seconds of sleep before each batch.
+        attempts: maximum number of measurements, if the result is disturbed.
     """
     best = str(fastagg.build_info()["isa"])
     isas = {best, *(c.isa for c in comparison.contenders if c.isa)}
@@ -200,7 +209,7 @@ def sample(
         contender.call()  # compiles, starts threads, touches memory
         start = time.perf_counter()
         peaks[contender.name] = peak_bytes(contender.call)
-        if time.perf_counter() - start < 20 * _BATCH_SECONDS:  # asking takes a few milliseconds
+        if time.perf_counter() - start < 20 * _BATCH_SECONDS:  # peak_bytes takes milliseconds
             start = time.perf_counter()
             contender.call()
         taken = max(time.perf_counter() - start, 1e-9)
@@ -227,7 +236,7 @@ def sample(
 
 
 def _timed(contender: Contender, batch: int) -> float:
-    """Seconds of one call. A batch of short ones comes after one that wakes the threads up."""
+    """Return the seconds of one call. An untimed call first wakes the threads for short calls."""
     call = contender.call
     if batch > 1:
         call()
@@ -238,7 +247,7 @@ def _timed(contender: Contender, batch: int) -> float:
 
 
 def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row]:
-    """Medians, rates and, where they mean something, ratios."""
+    """Compute medians, rates and ratios; rates and ratios that are refused are NaN."""
     work = comparison.work
     median = {name: statistics.median(times) for name, times in samples.seconds.items()}
     quartiles = {name: statistics.quantiles(t, n=4) for name, t in samples.seconds.items()}
@@ -300,6 +309,6 @@ def _verdict(busy: bool, spread: float) -> str:
 
 
 def spread(times: Sequence[float]) -> float:
-    """Interquartile range over median."""
+    """Return the interquartile range of `times`, divided by their median."""
     q1, q2, q3 = statistics.quantiles(times, n=4)
     return (q3 - q1) / q2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine: what it is, what else it is doing, and how much memory a call takes (Linux)."""
+"""The machine: its description, its load by other processes, the memory of a call (Linux)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import fastagg
 
 ROOT = Path(__file__).resolve().parents[1]
 BUSY = 0.05
-"""Share of all cores that anybody else may use during a comparison; beyond it no ratio is given."""
+"""Fraction of all cores that other processes may use; above it the ratios are refused."""
 
 
 def describe() -> dict[str, str]:
-    """What a figure cannot be read without."""
+    """Return the properties of the machine and the build that measurements depend on."""
     names = re.findall(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
     return {
         "cpu": names[0] if names else platform.processor() or "unknown",
@@ -39,15 +39,18 @@ def describe() -> dict[str, str]:
 
 @functools.cache
 def blas() -> str:
-    """numpy's, with the processor whose kernels it has chosen: that decides how fast it is."""
-    import numpy  # noqa: F401  (loads it)
+    """Return numpy's BLAS library and the processor type whose kernels it uses.
+
+    The processor type decides the speed.
+    """
+    import numpy  # noqa: F401  (loads the library)
 
     try:
         from threadpoolctl import threadpool_info
     except ImportError:
         return "unknown"
     found = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    # numpy brings its own, or uses the system's.
+    # numpy contains its own BLAS library, or uses that of the system.
     for library in sorted(found, key=lambda library: "numpy" not in library["filepath"]):
         name, version = library["internal_api"], library["version"]
         return f"{name} {version} {library.get('architecture', '')}".strip()
@@ -56,7 +59,7 @@ def blas() -> str:
 
 @functools.cache
 def _commit() -> str:
-    """The commit, with "-dirty" if tracked files other than results differ from it."""
+    """Return the commit, with "-dirty" if tracked files other than results differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
@@ -68,7 +71,7 @@ def _commit() -> str:
 
 
 def cache_bytes(level: int) -> int:
-    """Size of one cache of that level; 0 if the system does not tell."""
+    """Return the size of one cache of `level`; 0 if the system does not report it."""
     for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         if _read(folder / "level").strip() == str(level):
             number, unit = re.match(r"(\d+)([KM]?)", _read(folder / "size")).groups()  # type: ignore[union-attr]
@@ -77,17 +80,21 @@ def cache_bytes(level: int) -> int:
 
 
 def home_of(num_bytes: int) -> str:
-    """Where operands of that size stay between calls: "cache" (half of L3 or less) or "DRAM"."""
+    """Return where operands of this size are between calls.
+
+    "cache" if they need at most half of the L3 cache, else "DRAM".
+    """
     return "cache" if num_bytes <= cache_bytes(3) / 2 else "DRAM"
 
 
 @contextmanager
 def threads_apart() -> Iterator[None]:
-    """Keeps the calling thread on one core, and all other threads of this process off it (Linux).
+    """Keep the calling thread on one core, and all other threads of this process off it (Linux).
 
-    Left alone, the threads of a pool often share a core for the first milliseconds after a pause,
-    with the others idle: all that a short call takes. Threads that start meanwhile stay on the
-    core of the one that starts them, so pools must have started before.
+    Otherwise the threads of a pool often share a core for the first milliseconds after a pause,
+    while other cores are idle. A short call takes no longer than that. Threads that start within
+    this context inherit the core of the thread that starts them, so thread pools must have been
+    started before.
     """
     if not hasattr(os, "sched_setaffinity"):
         yield
@@ -113,14 +120,14 @@ def _keep_on(thread: int, cores: set[int]) -> None:
 
 
 class Watch:
-    """How many cores the rest of the machine used meanwhile: ``with Watch() as watch: ...``.
+    """Measures how many cores other processes use: ``with Watch() as watch: ...``.
 
-    That is the CPU time of the whole machine (time stolen by other virtual machines included)
-    less that of this process, over wall time. The kernel counts in hundredths of a second, so a
-    watch of less than about a second is coarse.
+    This is the CPU time of the whole machine (including time stolen by other virtual machines)
+    minus that of this process, divided by wall time. The kernel counts hundredths of a second, so
+    the result is inaccurate for less than about a second.
 
     Attributes:
-        others: in cores; NaN if the system does not tell.
+        others: the number of cores; NaN if the system does not report it.
     """
 
     others = float("nan")
@@ -135,7 +142,7 @@ class Watch:
 
     @property
     def busy(self) -> bool:
-        """Whether the others used more than ``BUSY`` of the machine."""
+        """Whether other processes used more than ``BUSY`` of the cores."""
         return self.others > BUSY * (os.cpu_count() or 1)
 
     @staticmethod
@@ -144,7 +151,7 @@ class Watch:
 
 
 def _machine_seconds() -> float:
-    """CPU seconds that the machine has spent on anything since it started."""
+    """Return the CPU seconds of all processes since the machine was started."""
     first = _read("/proc/stat").split("\n", 1)[0].split()
     if len(first) < 9:
         return float("nan")
@@ -154,14 +161,15 @@ def _machine_seconds() -> float:
 
 
 def peak_bytes(call: Callable[[], object]) -> float:
-    """The most resident memory that ``call`` adds while it runs; NaN if the system does not tell.
+    """Return the additional resident memory that ``call`` uses at its peak.
 
-    Call it once before: what a first call allocates for good (threads, library workspaces) does
-    not count. Accurate to a few hundred KB, since the kernel counts pages in batches.
+    Run ``call`` once before, so that its permanent allocations (threads, library workspaces) do not
+    count. The result is accurate to a few hundred KB, because the kernel counts pages in batches.
+    It is NaN if the system does not report it.
     """
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # what earlier calls freed must not be there to be used
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is there
+        ctypes.CDLL(None).malloc_trim(0)  # return memory that earlier calls freed to the system
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
     except (OSError, AttributeError):
         return float("nan")
     before = _resident("VmRSS")
@@ -175,7 +183,7 @@ def _resident(field: str) -> float:
 
 
 def _read(path: str | Path) -> str:
-    """The content of a file of /proc or /sys, empty where there is none."""
+    """Return the contents of a file in /proc or /sys; empty if it does not exist."""
     try:
         return Path(path).read_text()
     except OSError:

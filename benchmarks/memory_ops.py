@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contenders for the ops that update a memory of K rows: MimiC, and Stale or MIFA.
 
-The careful ways differ in what they trade: "by rows" makes no temporary at all but many passes over
-one vector; "scratch" makes few passes over S x d; "blocks" does the same on blocks of columns that
-stay in a cache. Which is fastest depends on S and d; the fastest is the baseline.
+There are three careful implementations. "by rows" needs no temporary, but many passes over one
+vector. "scratch" needs few passes, with a temporary of size S x d. "blocks" does the same on blocks
+of columns that fit into a cache. Which is fastest depends on S and d; the fastest is the baseline.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from benchmarks.operands import normal, zeros
 from fastagg import ops
 
 LR = 1e-3
-_BLOCK = 1 << 15  # columns: long enough for torch to use all threads, short enough for a cache
+_BLOCK = 1 << 15  # columns: enough for torch to use all threads, few enough for a cache
 
 
 class Operands:
-    """Every other one of K = 2 S clients is active."""
+    """The operands for K = 2 S clients, of which every other one is active."""
 
     def __init__(self, S: int, d: int) -> None:
         self.S = S
@@ -31,13 +31,13 @@ class Operands:
         self.memory, self.clients = normal(2 * S, d), torch.arange(0, 2 * S, 2)
         self.ids = self.clients.tolist()
         self.scratch, self.v = zeros(S, d), torch.empty(d)
-        # A float32 running mean of the memory for eager torch, a float64 total for fastagg.
+        # Eager torch uses a float32 running mean of the memory, fastagg a float64 total.
         self.mean = self.memory.sum(dim=0) / S
         self.total = self.memory.sum(dim=0, dtype=torch.float64)
         self.weights = torch.ones(S)
 
     def blocks(self) -> list[Block]:
-        """Views of everything, cut into blocks of columns."""
+        """Return views of all operands, split into blocks of columns."""
         d = len(self.v)
         whole = torch.empty(self.S, min(_BLOCK, d))
         rest = torch.empty(self.S, d % _BLOCK)  # contiguous, for the last block
@@ -55,7 +55,7 @@ class Operands:
 
     @property
     def probed(self) -> tuple[Tensor, Tensor]:
-        """Of the size of what the op changes and reads: S rows of the memory, the updates."""
+        """The operands for the ceilings: as many memory rows as the op changes, and the updates."""
         return self.memory[: self.S], self.updates
 
 
@@ -73,7 +73,7 @@ Result = tuple[Tensor, ...]
 
 
 def _compiled(*calls: Callable[[], Result]) -> Contender:
-    """Each compiled on its own, called in turn."""
+    """Return a contender that compiles the functions separately and calls them in turn."""
     torch.compiler.reset()
     compiled = [torch.compile(call, dynamic=False) for call in calls]
 
@@ -140,7 +140,7 @@ def mimic(S: int, d: int, *, with_compile: bool = False) -> Comparison:
 
 
 def memory_update(S: int, d: int, *, with_compile: bool = False) -> Comparison:
-    """The memory's mean moves with the rows that change; ``naive`` takes a fresh one over all K."""
+    """Contenders update the mean of the memory by the changed rows; ``naive`` recomputes it."""
     m = Operands(S, d)
     blocks = m.blocks()
 
@@ -192,7 +192,7 @@ def memory_update(S: int, d: int, *, with_compile: bool = False) -> Comparison:
         Contender("careful eager, scratch", with_scratch),
         Contender("careful eager, blocks", by_blocks),
         Contender("naive eager", naive, "naive"),
-        # In one piece, the compiler would copy the whole memory: six times slower.
+        # Compiled as one function, the whole memory would be copied, which is six times slower.
         *([_compiled(move_mean, remember)] if with_compile else []),
     ]
     return Comparison("memory_update_", S, d, contenders, m.probed)

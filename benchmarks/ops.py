@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ops``: the d-sized ops against libraries, careful and naive eager torch, and torch.compile."""
+"""``ops``: single ops compared with libraries, careful and naive eager torch, and torch.compile."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ PAIR_SHAPES = [(1000, 100_000)]
 CLIENTS = 10_000  # half of them active
 ROW_SHAPES = [(20, 1_000_000), (100, 1_000_000), (256, 400_000)]
 
-_CHUNKED_ROWS = 100  # with more, chunks take what X @ X.T takes, and ssyrk half of it or less
-_CHUNK = 1 << 15  # columns of a chunk in the careful library Gram: 100 rows are 13 MB
+# With more rows, the chunked product takes as long as X @ X.T, and ssyrk at most half as long.
+_CHUNKED_ROWS = 100
+_CHUNK = 1 << 15  # columns per chunk of the chunked product; 100 rows are 13 MB
 
 
 def cases(options: Options) -> list[Case]:
-    """All comparisons of this subcommand."""
+    """Return all comparisons of this subcommand."""
     with_compile = not options.quick
 
     def gram_of(S: int, d: int, avx2: bool) -> Case:
@@ -69,7 +70,7 @@ def gram(S: int, d: int, *, with_avx2: bool = False) -> Comparison:
     chunks, part = x.split(_CHUNK, dim=1), torch.empty(S, S)
     total = torch.empty(S, S, dtype=torch.float64)
 
-    def chunked() -> Tensor:  # what repairs the accuracy of X @ X.T
+    def chunked() -> Tensor:  # more accurate than X @ X.T: chunks are added in float64
         total.zero_()
         for chunk in chunks:
             total.add_(torch.mm(chunk, chunk.T, out=part))
@@ -77,7 +78,7 @@ def gram(S: int, d: int, *, with_avx2: bool = False) -> Comparison:
 
     def syrk() -> np.ndarray:  # the rows of X are the columns of a Fortran matrix A: A^T A
         c = ssyrk(1.0, x_numpy.T, beta=0.0, c=out_fortran, trans=1, overwrite_c=1)
-        return c  # its upper triangle
+        return c  # only the upper triangle is computed
 
     contenders = [
         Contender("fastagg", lambda: ops.gram(x), "ours"),
@@ -100,7 +101,8 @@ def _gram_avx2(x: Tensor) -> Tensor:
 
 
 def gram_rows(S: int, d: int) -> Comparison:
-    """What the Gram matrix of everybody's last update lacks after a round with two clients."""
+    """The rows of a Gram matrix of all clients' last updates that change when two clients send a
+    new one."""
     x, changed = normal(S, d), torch.tensor([S // 3, S // 2][:CHANGED])
     positions: list[int] = changed.tolist()
     few, out = torch.empty(CHANGED, d), torch.empty(CHANGED, S)
@@ -110,7 +112,7 @@ def gram_rows(S: int, d: int) -> Comparison:
         torch.index_select(x, 0, changed, out=few)
         return torch.mm(few, x.T, out=out)
 
-    def by_vector() -> list[Tensor]:  # X twice, but without a matrix product of two rows
+    def by_vector() -> list[Tensor]:  # reads X twice, but avoids a matrix product with two rows
         return [torch.mv(x, x[c], out=out[i]) for i, c in enumerate(positions)]
 
     def by_numpy() -> np.ndarray:
@@ -170,18 +172,18 @@ def gram_of_list(S: int, d: int) -> Comparison:
 
 
 def gram_of_groups(S: int, d: int) -> Comparison:
-    """Candidate sets that have shrunk to groups: only pairs within one are wanted."""
-    group = torch.randint(GROUPS, (S,))  # members anywhere
+    """The Gram matrix of pairs within groups only, as after candidate elimination."""
+    group = torch.randint(GROUPS, (S,))  # the members of a group are not adjacent
     return _gram_of_pairs("gram of groups", group[:, None] == group, d)
 
 
 def gram_of_all_pairs(S: int, d: int) -> Comparison:
-    """A mask that leaves nothing out: what asking costs."""
+    """The Gram matrix with a mask that selects all pairs: the overhead of the mask."""
     return _gram_of_pairs("gram of all pairs", torch.ones(S, S, dtype=torch.bool), d)
 
 
 def _gram_of_pairs(op: str, pairs: Tensor, d: int) -> Comparison:
-    """Against the dense matrix by fastagg itself, which "gram" compares with libraries."""
+    """Compare with the dense matrix by fastagg itself; "gram" compares that with libraries."""
     S = len(pairs)
     x, mask = normal(S, d), pairs.float()
     contenders = [

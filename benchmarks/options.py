@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all timing subcommands share: options, threads, progress, and where results go."""
+"""Common parts of the timing subcommands: options, threads, progress, output files."""
 
 from __future__ import annotations
 
@@ -30,28 +30,36 @@ class Options:
     only: str
 
     def width(self, d: int) -> int:
-        """d, or what is left of it in a dry run."""
+        """Return `d`, reduced in a dry run."""
         return max(d // QUICK_SHRINK, 500) if self.quick else d
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the common options to a subcommand."""
     parser.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="for everybody"
+        "--threads",
+        type=int,
+        default=torch.get_num_threads(),
+        help="number of threads of every contender; default: %(default)s",
     )
     parser.add_argument("--repeats", type=int, default=9, help="timed batches of each contender")
     parser.add_argument(
         "--quick", action="store_true",
-        help="dry run: d / 100, 3 repeats, no torch.compile; its figures mean nothing",
+        help="dry run: d / 100, 3 repeats, no torch.compile; the measurements are meaningless",
     )  # fmt: skip
-    parser.add_argument("--only", default="", metavar="TEXT", help="comparisons whose name has it")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="run only comparisons whose name contains TEXT"
+    )
     add_outputs(parser)
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all figures there")
+    """Add the options --csv and --out to a subcommand."""
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write CSV, markdown and pictures there"
+        "--csv", type=Path, metavar="FILE", help="write all measurements to this CSV file"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write CSV, Markdown and pictures to this folder"
     )
 
 
@@ -59,7 +67,7 @@ def parse(namespace: argparse.Namespace) -> Options:
     """Check the common options.
 
     Raises:
-        SystemExit: one of them makes no sense.
+        SystemExit: an option is invalid.
     """
     if namespace.threads < 1 or namespace.repeats < 3:
         raise SystemExit("--threads: expected at least 1; --repeats: expected at least 3")
@@ -69,13 +77,13 @@ def parse(namespace: argparse.Namespace) -> Options:
 
 @dataclass(frozen=True)
 class Case:
-    """A comparison to come: its operands are made when its turn has come, and dropped after."""
+    """A comparison to measure. Its operands are created right before it and freed after it."""
 
     op: str
     S: int
     d: int
     make: Make
-    threads: int | None = None  # None: those of the options
+    threads: int | None = None  # None: as in the options
 
     @property
     def title(self) -> str:
@@ -83,7 +91,7 @@ class Case:
 
 
 def run(cases: Iterable[Case], options: Options, console: Console) -> list[Row]:
-    """Measure the cases one after the other."""
+    """Measure the cases one after the other, and repeat those that were disturbed."""
     about = describe()
     console.print("   ".join(f"{key} {value}" for key, value in about.items()))
     chosen = [case for case in cases if options.only in case.title]
@@ -106,7 +114,7 @@ def _timed(case: Case, options: Options, console: Console, attempts: int) -> lis
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     try:
-        with threadpool_limits(threads):  # numpy's and scipy's
+        with threadpool_limits(threads):  # for numpy and scipy
             rows = _measure(case, options, attempts)
     finally:
         torch.set_num_threads(before)

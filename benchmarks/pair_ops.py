@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contenders for the ops on pairs of clients: who stands in for whom, at large K.
+"""Contenders for the ops on pairs of clients (scores, candidates, friends), at large K.
 
-fastagg reads int16 counts and packed bits. Eager torch has no packed bits; it reads bool, in blocks
-of rows so that its scratch stays in a cache.
+fastagg uses int16 counts and packed bits. Eager torch has no packed bits, so its contenders use
+bool. They work on blocks of rows, so that their scratch memory fits into a cache.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from torch import Tensor
 
 from benchmarks.harness import Comparison, Contender
 from benchmarks.options import Make
-from fastagg import bits, ops
+from fastagg import ops
+from fastagg.ops import bits
 
-_ROWS = 64  # of a block: 64 rows of K = 10,000 scores are 2.5 MB
+_ROWS = 64  # rows per block; 64 rows of K = 10,000 scores are 2.5 MB
 _THRESHOLD = 0.5
 
 
 class Pairs:
-    """State of K clients, every other one active; nine in ten pairs have been scored."""
+    """The state of K clients: every other client is active, and 90 % of the pairs have scores."""
 
     def __init__(self, K: int) -> None:
         self.K = K
@@ -62,7 +63,7 @@ def select_friends(S: int, K: int) -> Comparison:
 
 
 def eliminate(S: int, K: int) -> Comparison:
-    """Candidates go at the first call; later ones look at as many pairs."""
+    """Candidates are eliminated in the first call; later calls process the same number of pairs."""
     p = Pairs(K)
 
     def eager() -> Tensor:
@@ -83,7 +84,7 @@ def eliminate(S: int, K: int) -> Comparison:
 
 
 def update_scores(S: int, K: int) -> Comparison:
-    """Eager torch moves the diagonal too, to its own value."""
+    """Eager torch also updates the diagonal, with values that do not change it."""
     p = Pairs(K)
     fresh = torch.rand(K // 2, K // 2, dtype=torch.float64)
     own = p.scores[p.clients, p.clients].double()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other frameworks: used where they are installed (``make bench-peers``), reported where not."""
+"""Other frameworks, which take part if they are installed (``make bench-peers``)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ def installed(name: str) -> bool:
 
 
 def announce(console: Console) -> None:
-    """Say which peers take part."""
+    """Print which frameworks take part."""
     for name in ("flwr", "byzfl"):
-        there = (
-            f"{name} {version(name)}" if installed(name) else f"{name} is not installed: skipped"
+        text = (
+            f"{name} {version(name)}"
+            if installed(name)
+            else f"{name} is not installed: skipped (make bench-peers installs it)"
         )
-        console.print(there if installed(name) else f"{there} (make bench-peers)", style="dim")
+        console.print(text, style="dim")
 
 
 def flower_aggregate() -> FlowerAggregate | None:
-    """Flower's weighted average of lists of arrays, or None where it is not installed."""
+    """Return Flower's weighted average of lists of arrays, or None if it is not installed."""
     module = _flower_strategies()
     return None if module is None else module.aggregate
 
 
 def flower_krum() -> FlowerKrum | None:
-    """Flower's Krum of lists of arrays (results, f, how many to average), or None."""
+    """Return Flower's Krum of lists of arrays (results, f, number to average), or None."""
     module = _flower_strategies()
     return None if module is None else module.aggregate_krum
 
@@ -50,27 +52,27 @@ def _flower_strategies() -> ModuleType | None:
     if not installed("flwr"):
         return None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower itself uses
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Flower's dependencies
         return importlib.import_module("flwr.server.strategy.aggregate")
 
 
 def byzfl_aggregators() -> ModuleType | None:
-    """``byzfl.aggregators`` without ``byzfl/__init__.py``, or None where it is not installed.
+    """Import ``byzfl.aggregators`` without ``byzfl/__init__.py``; None if it is not installed.
 
-    That file imports ByzFL's own experiments, which need a torchvision that fits the installed
-    torch; the aggregators need torch, numpy and scipy alone.
+    That file imports ByzFL's experiments, which need a torchvision that matches the installed
+    torch. The aggregators only need torch, numpy and scipy.
     """
     if not installed("byzfl"):
         return None
     if "byzfl" not in sys.modules:
         spec = importlib.util.find_spec("byzfl")
         assert spec is not None  # see installed()
-        sys.modules["byzfl"] = importlib.util.module_from_spec(spec)  # made, but not executed
+        sys.modules["byzfl"] = importlib.util.module_from_spec(spec)  # created, but not executed
     return importlib.import_module("byzfl.aggregators")
 
 
 def one_layer_results(rows: Tensor) -> Results:
-    """Updates [S, d] as Flower gets them from clients: one array each, of one example."""
+    """Convert updates [S, d] to Flower's format: one array per client, with one example each."""
     return [([row.numpy()], 1) for row in rows]
 
 

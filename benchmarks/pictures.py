@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures, drawn from the CSV files alone."""
+"""Draw the pictures from the CSV files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.work import WORK
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; markers are a second sign.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, combined with markers.
 _OPS = {
     "gram": ("#0072B2", "o"),
     "weighted_sum_": ("#009E73", "s"),
@@ -40,10 +40,10 @@ def read_csv(path: Path) -> Records:
 
 
 def roofline(table: Path, target: Path) -> Path:
-    """Measured points of the ops under the two ceilings of the same run.
+    """Draw the roofline: the measured ops below the ceilings of the same run.
 
-    The ceilings drawn are medians over the comparisons whose operands stay in DRAM; a comparison
-    in a cache may lie above the slope. Writes a PNG to ``target`` and returns it.
+    The ceilings are medians over the comparisons with operands in DRAM. A comparison with operands
+    in a cache may lie above the slope. Writes a PNG to ``target`` and returns ``target``.
     """
     records = [r for r in read_csv(table) if r["op"] in _OPS]
     if not records:
@@ -95,7 +95,10 @@ def _points(axes: Axes, records: Records) -> None:
 
 
 def accuracy(table: Path, target: Path) -> Path:
-    """Error of the cosine over d, a panel for each kind of rows. Writes a PNG and returns it."""
+    """Draw the error of the cosine over d, with a panel for each kind of rows.
+
+    Writes a PNG to ``target`` and returns ``target``.
+    """
     records = [r for r in read_csv(table) if r["quantity"] == "cosine" and r["scale"] == "1"]
     kinds = list(dict.fromkeys(r["rows"] for r in records))
     if not kinds:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables on the screen, the same as CSV and markdown, and the headline: worst and mean ratios."""
+"""Show the measurements as tables, and write them as CSV and Markdown."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LEGEND = (
 
 
 def make_console() -> Console:
-    """A console that does not cut tables off when the output goes to a file."""
+    """Return a console that does not truncate tables if the output goes to a file."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(width=170, highlight=False)
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """What a row of the tables shows, in the order of HEADINGS."""
+    """Return the cells of a row of the tables, in the order of HEADINGS."""
     mark = "~" if row.verdict == "shaky" else ""
     refused = row.verdict if row.verdict in ("noisy", "busy") else "-"
     return (
@@ -91,9 +91,10 @@ HEADLINE = ("op", "by", "against", "shapes", "at least", "geometric mean")
 
 
 def headline(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """How many times faster fastagg is than each contender, and its share of the ceiling, by op.
+    """Summarise, for each op, the speedup over each contender and the share of the ceiling.
 
-    A figure that is refused (see harness.py) is left out, and counted: "7 of 8" shapes.
+    A line contains the smallest value and the geometric mean over all shapes. Refused values (see
+    harness.py) are left out, and their number is shown ("7 of 8" shapes).
     """
     figures: dict[tuple[str, str, str], list[float]] = {}
     for _, group in itertools.groupby(rows, key=_comparison):
@@ -120,14 +121,14 @@ def headline(rows: Iterable[Row]) -> list[tuple[str, ...]]:
 
 
 def show_headline(rows: Iterable[Row], console: Console) -> None:
-    table = _table("fastagg against the others", HEADLINE, left=HEADLINE[:3])
+    table = _table("fastagg compared with other implementations", HEADLINE, left=HEADLINE[:3])
     for line in headline(rows):
         table.add_row(*line)
     console.print(table)
 
 
 def show_targets(rows: Sequence[Row], console: Console) -> None:
-    """What the project asks, and whether this run met it."""
+    """Print the targets, and whether this run met them."""
     if lines := targets.verdicts(rows):
         table = _table("Targets: " + targets.summary(lines), targets.HEADINGS, left=("op", "by"))
         for line in lines:
@@ -139,12 +140,12 @@ def show_targets(rows: Sequence[Row], console: Console) -> None:
 
 
 def _about() -> dict[str, str]:
-    """The machine, and the kernels of the libraries that are compared with."""
+    """Return the description of the machine and of numpy's BLAS library."""
     return describe() | {"blas": blas()}
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """All fields of all rows, the machine in every line; empty where no number is given."""
+    """Write all fields of all rows, with the machine in every row; NaN becomes an empty cell."""
     about = _about()
     records = [asdict(row) | about for row in rows]
     columns = [*(field.name for field in fields(Row)), *about]
@@ -167,13 +168,13 @@ def _text(value: object) -> object:
 
 
 def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A markdown table."""
+    """Return a Markdown table."""
     head = [f"| {' | '.join(headings)} |", "|" + " --- |" * len(headings)]
     return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
 
 
 def write_markdown(path: Path, rows: Sequence[Row], title: str, command: str) -> None:
-    """The headline and the whole table, with the machine and the command that made them."""
+    """Write the headline, the targets and the whole table, with the machine and the command."""
     about = ", ".join(f"{name} {value}" for name, value in _about().items())
     threads = "/".join(map(str, sorted({row.threads for row in rows})))
     parts = [

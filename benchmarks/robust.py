@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of the robust rules against careful eager torch, ByzFL and Flower.
+"""Steps of the robust rules compared with careful eager torch, ByzFL and Flower.
 
-fastagg reads the rows twice, for their Gram matrix and for the aggregate, and makes nothing of size
-S x d. The careful ways are what one gets from the definitions without waste: distances from one
-product of the rows (or, for the median, two passes over them in every iteration), scratch that
-exists already. The frameworks follow the definitions literally.
+fastagg reads the rows twice, for their Gram matrix and for the aggregate, and needs no temporary of
+size S x d. The careful implementations follow the definitions without unnecessary work: they
+compute all distances from one product of the rows (the median needs two passes over the rows in
+every iteration) and use preallocated scratch memory. The frameworks follow the definitions
+literally.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from benchmarks import peers
 from benchmarks.harness import Comparison, Contender
 from benchmarks.operands import normal, zeros
 
-_ITERATIONS = 8  # of Weiszfeld's algorithm: fastagg's default
+_ITERATIONS = 8  # of Weiszfeld's algorithm; fastagg's default
 _NU = 1e-6
 _PEER_BYTES = 2 << 30
-"""A contender that needs a larger temporary is left out."""
+"""A contender is left out if it needs a temporary larger than this."""
 
 
 class Round:
-    """S rows of clients that are all there, a tenth of them not to be trusted."""
+    """The rows of S clients, all active; a tenth of them may be Byzantine."""
 
     def __init__(self, S: int, d: int) -> None:
         self.S, self.d, self.f = S, d, max(1, S // 10)
@@ -53,11 +54,11 @@ class Round:
         return squares[:, None] + squares - 2 * self.gram
 
     def apply(self, weights: Tensor, rows: Tensor) -> Tensor:
-        """The parameters moved by a combination of the rows."""
+        """Add a linear combination of the rows to the parameters."""
         return torch.addmv(self.params, rows.T, weights, out=self.params)
 
     def median(self, rows: Tensor, z: Tensor) -> Tensor:
-        """The factors of the rows in their geometric median; ``z`` [d] is scratch."""
+        """Return the factors of the rows in their geometric median. ``z`` [d] is scratch memory."""
         squares = self.gram.diagonal()
         weights = self.shares
         for _ in range(_ITERATIONS):
@@ -72,7 +73,7 @@ class Round:
 
 
 def geometric_median(S: int, d: int) -> Comparison:
-    """ByzFL starts at zero instead of the mean, and makes three iterations if nothing is said."""
+    """ByzFL starts from zero instead of the mean; by default it makes three iterations."""
     r = Round(S, d)
     z, ones = torch.empty(d), torch.empty(S)
 
@@ -95,7 +96,7 @@ def geometric_median(S: int, d: int) -> Comparison:
 
 
 def multi_krum(S: int, d: int) -> Comparison:
-    """ByzFL's score counts one neighbour more than the paper, so its f + 1 is f here."""
+    """ByzFL's score uses one neighbour more than the paper, so it is called with f + 1."""
     r = Round(S, d)
     keep, neighbours = S - r.f - 1, S - r.f - 2
 
@@ -126,7 +127,7 @@ def multi_krum(S: int, d: int) -> Comparison:
 
 
 def nnm(S: int, d: int) -> Comparison:
-    """Nearest-neighbour mixing, then the geometric median. ByzFL's gathers S (S - f) d numbers."""
+    """Nearest-neighbour mixing, then the geometric median. ByzFL gathers S (S - f) d values."""
     r = Round(S, d)
     mixed, z, near = zeros(S, d), torch.empty(d), S - r.f
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``scaling``: how time grows with S, d, K and threads, beside the best simple torch way."""
+"""``scaling``: time over S, d, K and threads, compared with one careful implementation each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENTS = [10, 30, 100, 300, 1000, 3000]  # half of them active, at d = 10,000
 
 
 def cases(options: Options) -> list[Case]:
-    """All comparisons of this subcommand."""
+    """Return all comparisons of this subcommand."""
     d = options.width(200_000)
     columns = [options.width(n) for n in PARAMETERS]
     threads = sorted({1, *(2**i for i in range(1, 9) if 2**i <= _cores()), _cores()})
@@ -39,7 +39,7 @@ def _cores() -> int:
 
 
 def fewer(make: Make, careful: str) -> Make:
-    """The same comparison with fastagg and one careful contender alone."""
+    """Restrict a comparison to fastagg and the contender named `careful`."""
 
     def made(S: int, d: int) -> Comparison:
         full = make(S, d)

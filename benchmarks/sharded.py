@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``sharded``: weak scaling in d, columns spread over processes of this machine.
+"""``sharded``: weak scaling in d, with columns distributed over processes of this machine.
 
-Each rank has the same number of columns and one thread, so a step should take as long with many
-ranks as with one. On one machine it takes longer, since processes share caches and memory. So each
-rank also takes, in turn with these, steps of an aggregator of its own on the same rows: as much
-work at the same time, without a message. The efficiency is their time over that of the common step:
-what is lost is time for messages, and waiting for the slowest.
+Each rank has the same number of columns and one thread, so ideally a step takes as long with many
+ranks as with one. On one machine it takes longer, because the processes share caches and memory.
+Therefore each rank also runs, in turn with the common steps, steps of a separate aggregator on the
+same rows: the same work at the same time, without messages. The efficiency is the time of the
+separate steps divided by that of the common step. The loss is the time for messages and for waiting
+for the slowest rank.
 
-More ranks than cores take turns on them. Beside the efficiency there is therefore the throughput of
-a core, relative to that of a single rank: parameters per second of a step, over the cores in use.
+If there are more ranks than cores, they take turns on the cores. The throughput per core therefore
+is reported too, relative to a single rank: columns per second, divided by the number of cores in
+use.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ from fastagg.distributed import ShardedAggregator
 from fastagg.distributed.ranks import Ranks
 
 RULES: dict[str, dict[str, Any]] = {"fedavg": {}, "fdms": {}, "geometric-median": {}, "mifa": {}}
-SUMMED = (100, 1000)  # S of the Gram matrices whose sum alone is timed
+SUMMED = (100, 1000)  # S of the Gram matrices whose sum over ranks is timed separately
 _TIMEOUT = 300.0  # seconds
-_BUSY = 0.15  # cores that others may use meanwhile
+_BUSY = 0.15  # cores that other processes may use
 
 
 @dataclass(frozen=True)
@@ -56,27 +58,34 @@ class Line:
     d: int
     ms: float
     ms_q3: float
-    ms_apart: float  # of steps of each rank for itself, at the same time; NaN for sums
+    ms_apart: float  # of the separate steps of each rank; NaN for sums
     efficiency: float  # ms_apart / ms; NaN for sums, and if the machine was busy
-    per_core: float  # throughput of a core over that of one rank; NaN likewise, or without one rank
-    sent_bytes: int  # by a rank, in a step
-    other_cores: float  # used by others meanwhile
+    per_core: float  # throughput per core, relative to one rank; NaN as above, or without one rank
+    sent_bytes: int  # by a rank, per step
+    other_cores: float  # cores used by other processes
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the subcommand."""
     parser.add_argument(
-        "--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes"
+        "--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes to measure"
     )
-    parser.add_argument("--columns", type=int, default=1 << 22, help="of each rank")
-    parser.add_argument("--rows", type=int, default=16, help="S, of K = 2 S")
+    parser.add_argument("--columns", type=int, default=1 << 22, help="columns per rank")
+    parser.add_argument(
+        "--rows", type=int, default=16, help="number of active clients S, of K = 2 S"
+    )
     parser.add_argument("--repeats", type=int, default=9, help="timed steps")
     parser.add_argument("--quick", action="store_true", help="dry run: 2^14 columns, 3 repeats")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write CSV and markdown there")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write all measurements to this CSV file"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="write CSV and Markdown to this folder"
+    )
 
 
 def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
-    """Measure with every number of ranks in turn."""
+    """Measure every number of ranks in turn."""
     if namespace.quick:
         namespace.columns, namespace.repeats = 1 << 14, 3
     if min(namespace.ranks) < 1 or namespace.repeats < 3:
@@ -90,7 +99,7 @@ def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
         with Watch() as watch:
             seen = _spawn(ranks, namespace.columns, namespace.rows, namespace.repeats)
         own = (_children_seconds() - own) / (time.perf_counter() - start)
-        others = max(0.0, watch.others - own)  # our own processes are others to the watch
+        others = max(0.0, watch.others - own)  # the watch counts our child processes as others
         for what, (S, seconds, apart, sent) in seen.items():
             ms = 1e3 * statistics.median(seconds)
             q3 = 1e3 * statistics.quantiles(seconds, n=4)[2]
@@ -112,12 +121,12 @@ def run(namespace: argparse.Namespace, console: Console) -> list[Line]:
 
 
 def throughput(ms_alone: float, ms: float, ranks: int, cores: int) -> float:
-    """Columns per second of a core, over those of one rank alone that takes ``ms_alone``."""
+    """Return the columns per second and core, relative to one rank, which takes ``ms_alone``."""
     return ms_alone / ms * ranks / min(ranks, cores)
 
 
 def _spawn(ranks: int, columns: int, rows: int, repeats: int) -> dict[str, Any]:
-    """What rank 0 measured, by name."""
+    """Run the ranks and return the measurements of rank 0, by name."""
     with tempfile.TemporaryDirectory() as folder:
         job = json.dumps({"folder": folder, "columns": columns, "rows": rows, "repeats": repeats})
         processes = [
@@ -134,7 +143,7 @@ def _spawn(ranks: int, columns: int, rows: int, repeats: int) -> dict[str, Any]:
             for process in processes:
                 process.kill()
         if any(codes):
-            raise SystemExit(f"sharded: the ranks ended with {codes}")
+            raise SystemExit(f"sharded: ranks failed, their exit codes are {codes}")
         return json.loads((Path(folder) / "result.json").read_text(encoding="utf-8"))
 
 
@@ -147,7 +156,7 @@ def _children_seconds() -> float:
 
 
 def rank_main(job: dict[str, Any]) -> None:
-    """Time steps of every rule; rank 0 writes them down."""
+    """Time the steps of every rule; rank 0 writes the results to a file."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group(
@@ -186,7 +195,10 @@ def rank_main(job: dict[str, Any]) -> None:
 
 
 def _times(calls: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """Seconds of each call, in turn, all ranks beginning together; two of each are not timed."""
+    """Time the calls in turn and return the seconds of each.
+
+    All ranks start a call together. The first two calls of each are not timed.
+    """
     seconds: list[list[float]] = [[] for _ in calls]
     for repeat in range(repeats + 2):
         for call, times in zip(calls, seconds, strict=True):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speed of the simulation: local training against a plain PyTorch loop, rounds against Flower.
 
-Local training runs on one thread, all ways in turn on the same batches. Rounds of whole simulations
-use all cores: ours as one job per core, the way `fastagg-sim` runs methods and seeds, and Flower's
-as one job with one Ray actor per core.
+Local training runs on one thread; all implementations train on the same batches, in turn. Rounds of
+whole simulations use all cores: fastagg's simulation runs one job per core, as `fastagg-sim` does
+for methods and seeds, and Flower's runs one job with one Ray actor per core.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def steps(self) -> int:
-        """Of every client."""
+        """Number of local steps of every client."""
         return max(2, 40 // self.batch_size)
 
     @property
@@ -83,8 +83,13 @@ CASES = [
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table. `seconds`: median, of a local step or of a round; the ratio is that of
-    the baseline to it, NaN where the machine was too busy or the times too scattered."""
+    """A line of the table.
+
+    seconds: the median time of a local step, or of a round.
+    times_baseline: the time of the baseline divided by `seconds`; NaN if `verdict` is not "ok" for
+        both.
+    verdict: "ok", "noisy" (the times vary too much) or "busy" (other processes used the machine).
+    """
 
     what: str
     way: str
@@ -98,20 +103,24 @@ class Line:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each way")
+    """Add the options of the subcommand."""
+    parser.add_argument("--repeats", type=int, default=7, help="timed runs of each implementation")
     parser.add_argument("--rounds", type=int, default=8, help="rounds of the whole simulations")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name has it")
-    parser.add_argument("--quick", action="store_true", help="dry run on digits")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="run only cases whose name contains TEXT"
+    )
+    parser.add_argument("--quick", action="store_true", help="dry run on the data set digits")
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
-        help="write simulation.csv and .md; with --only, replace those lines",
+        help="write simulation.csv and simulation.md to this folder; existing lines of other cases "
+        "are kept",
     )
 
 
 def run(options: argparse.Namespace, console: Console) -> list[Line]:
-    """Measure and show everything that the options ask for."""
+    """Measure the cases that the options select, and print the table."""
     console.print("   ".join(f"{key} {value}" for key, value in describe().items()))
     cases = [c for c in CASES if not options.quick or c.dataset == "digits"]
     lines: list[Line] = []
@@ -121,12 +130,15 @@ def run(options: argparse.Namespace, console: Console) -> list[Line]:
         try:
             lines += local_training(case, 3 if options.quick else options.repeats)
         except data.DataNotFoundError:
-            console.print(f"{case.title}: no {case.dataset} here (fastagg-sim data {case.dataset})")
+            console.print(
+                f"{case.title}: skipped, no data set {case.dataset} "
+                f"(get it with: fastagg-sim data {case.dataset})"
+            )
     if options.only in "rounds":
         rounds = 5 if options.quick else options.rounds
         lines += whole_rounds("digits" if options.quick else "mnist", rounds, console)
     if not lines:
-        raise SystemExit(f"--only: nothing has {options.only!r} in its name")
+        raise SystemExit(f"--only: no case has a name that contains {options.only!r}")
     console.print(table(lines))
     if options.out:
         write(options.out, lines)
@@ -138,7 +150,7 @@ def run(options: argparse.Namespace, console: Console) -> list[Line]:
 
 
 def local_training(case: Case, repeats: int) -> list[Line]:
-    """The plain loop, one client after the other, and clients at once, on one thread."""
+    """Measure, on one thread, the plain loop, one client after the other, and clients at once."""
     ways = training_ways(case)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -160,7 +172,10 @@ def local_training(case: Case, repeats: int) -> list[Line]:
 
 
 def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]]]:
-    """By name and number of clients at once; each gives the updates of all clients."""
+    """Return the implementations by (name, clients at once).
+
+    Each returns the updates of all clients.
+    """
     dataset = data.load(case.dataset, seed=0)
     model = make_model(
         case.model, num_classes=dataset.num_classes, in_shape=dataset.in_shape, seed=0
@@ -221,7 +236,10 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
 
 
 def whole_rounds(dataset: str, rounds: int, console: Console) -> list[Line]:
-    """Seconds of a round; of jobs that run side by side, their seconds over their number."""
+    """Measure the seconds per round of fastagg's and Flower's simulation.
+
+    For jobs that run in parallel, the seconds of a round are divided by the number of jobs.
+    """
     workers = default_workers()
     config = _config(dataset, rounds, workers)
     training = config.task.training
@@ -236,7 +254,9 @@ def whole_rounds(dataset: str, rounds: int, console: Console) -> list[Line]:
         _ours(replace(config, task=replace(config.task, training=faster)), workers),
     ]
     if not (installed("flwr") and installed("ray")):
-        console.print("flwr with ray is not installed: skipped (make bench-peers)", style="dim")
+        console.print(
+            "flwr with ray is not installed: skipped (make bench-peers installs it)", style="dim"
+        )
         return lines
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job.json"
@@ -254,7 +274,8 @@ def whole_rounds(dataset: str, rounds: int, console: Console) -> list[Line]:
 
 
 def _config(dataset: str, rounds: int, jobs: int) -> Config:
-    """FL-FDMS figure 1 (MNIST), half of the clients active; a job per core."""
+    """Return the setting of FL-FDMS, figure 1 (MNIST), half of the clients active, in `jobs` jobs,
+    one per seed."""
     digits = dataset == "digits"
     task = Task(
         dataset=dataset,
@@ -284,7 +305,7 @@ def _ours(config: Config, workers: int) -> Line:
         folder.merge()
         with open(folder.path / "timings.csv", newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-    # the first round warms up, as Flower's does
+    # Skip the first round, which warms up, as for Flower.
     seconds = [
         sum(float(v) for name, v in row.items() if name.startswith("seconds_")) / workers
         for row in rows
@@ -340,7 +361,7 @@ def _typed(field: Field[Any], row: Mapping[str, Any]) -> Any:
 
 
 def write(folder: Path, lines: Sequence[Line]) -> None:
-    """simulation.csv and simulation.md; lines of other cases that are there stay."""
+    """Write simulation.csv and simulation.md; existing lines of other cases are kept."""
     about = describe()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "simulation.csv"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``steps``: whole server steps, half of K clients active, against eager torch and frameworks.
+"""``steps``: whole server steps with half of K clients active, against eager torch and frameworks.
 
-A step of fastagg also checks shapes, ids and finiteness, and leaves everything as it was if it
-fails; the others do the arithmetic alone.
+A step of fastagg also checks shapes, ids and finiteness, and changes nothing if it fails. The other
+contenders only do the arithmetic.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.options import Case, Options
 
 SHAPES = [(20, 1_000_000), (100, 1_000_000), (500, 200_000)]  # S of K = 2 S, d
 ROBUST_SHAPES = [(100, 1_000_000), (500, 200_000)]
-NNM_SHAPES = [(20, 1_000_000), *ROBUST_SHAPES]  # ByzFL's would need 36 GB for the others
+NNM_SHAPES = [(20, 1_000_000), *ROBUST_SHAPES]  # ByzFL only runs the first; others need 36 GB
 
 
 def cases(options: Options) -> list[Case]:
-    """All comparisons of this subcommand."""
+    """Return all comparisons of this subcommand."""
     shapes = [(S, options.width(d)) for S, d in SHAPES]
     robust_shapes = [(S, options.width(d)) for S, d in ROBUST_SHAPES]
     return [
@@ -39,7 +39,7 @@ def cases(options: Options) -> list[Case]:
 
 
 class FdmsState:
-    """FL-FDMS in eager torch: mean similarities R, joint rounds N, and one step on them."""
+    """FL-FDMS in eager torch: the mean similarities R, the joint rounds N, and its step."""
 
     def __init__(self, K: int, S: int, d: int) -> None:
         self.K, self.S = K, S
@@ -49,13 +49,13 @@ class FdmsState:
         self.gram = torch.empty(S, S)
 
     def give_to(self, agg: fastagg.Aggregator) -> None:
-        """Let fastagg go on from the same scores and counts."""
+        """Copy the scores and counts to an aggregator of fastagg."""
         state = agg.state_dict()
         counts = self.counts.to(state["counts"].dtype)
         agg.load_state_dict(state | {"scores": self.scores, "counts": counts})
 
     def update_means(self, similarity: Tensor, clients: Tensor) -> None:
-        """Eq. 15 for all pairs of active clients; similarity is [S, S]."""
+        """Update R and N of all pairs of active clients (eq. 15); similarity is [S, S]."""
         pairs = (clients[:, None], clients)
         counts = self.counts[pairs] + 1
         scores = self.scores[pairs]
@@ -69,7 +69,10 @@ class FdmsState:
         return (~present).nonzero().squeeze(1)
 
     def careful_step(self, updates: Tensor, clients: Tensor) -> Tensor:
-        """Active rows only; a weight for each, then one pass. Everybody has a friend here."""
+        """Run a step on the active rows: one weight per row, then one pass over the rows.
+
+        Assumes that every absent client has a friend.
+        """
         torch.mm(updates, updates.T, out=self.gram)
         norms = self.gram.diagonal().sqrt()
         similarity = self.gram.div_(torch.outer(norms, norms)).add_(1).mul_(0.5)
@@ -82,16 +85,19 @@ class FdmsState:
         self.update_means(similarity, clients)
         return self.params
 
-    def naive_step(self, everybody: Tensor, clients: Tensor) -> Tensor:
-        """All K rows with masks, and every substitute copied. ``everybody`` is [K, d]."""
-        unit = everybody / everybody.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    def naive_step(self, all_rows: Tensor, clients: Tensor) -> Tensor:
+        """Run a step on all K rows with masks, copying every substitute.
+
+        ``all_rows``: [K, d], the rows of all clients.
+        """
+        unit = all_rows / all_rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
         similarity = (unit @ unit.T + 1) / 2
         active = torch.zeros(self.K, dtype=torch.bool)
         active[clients] = True
         usable = active & (self.counts > 0)
         friends = torch.where(usable, self.scores, -1.0).argmax(dim=1)
         friends = torch.where(active, torch.arange(self.K), friends)
-        self.params += everybody[friends].mean(dim=0)
+        self.params += all_rows[friends].mean(dim=0)
         both = torch.outer(active, active).fill_diagonal_(False)
         self.counts += both
         change = (similarity - self.scores) / self.counts.clamp_min(1)
@@ -100,7 +106,7 @@ class FdmsState:
 
 
 def half_of(K: int) -> Tensor:
-    """Ids of K / 2 clients at random, ascending."""
+    """Return the ids of K / 2 random clients, ascending."""
     return torch.randperm(K)[: K // 2].sort().values
 
 
@@ -108,9 +114,9 @@ def fdms(S: int, d: int) -> Comparison:
     K = 2 * S
     clients = half_of(K)
     updates = normal(S, d).add_(torch.randn(d))  # correlated, as real updates are
-    updates.mul_(1e-3)  # a step adds to the parameters; they must stay in range over many
-    everybody = zeros(K, d)
-    everybody[clients] = updates
+    updates.mul_(1e-3)  # small, so that the parameters stay in range over many steps
+    all_rows = zeros(K, d)
+    all_rows[clients] = updates
     separate = [zeros(1, d)[0].copy_(row) for row in updates]
     state = FdmsState(K, S, d)
     agg = fastagg.make("fdms", num_clients=K, num_params=d)
@@ -128,13 +134,13 @@ def fdms(S: int, d: int) -> Comparison:
         Contender("fastagg", lambda: ours(updates), "ours"),
         Contender("fastagg, separate rows", lambda: ours(separate), "variant"),
         Contender("careful eager", lambda: state.careful_step(updates, clients)),
-        Contender("naive eager", lambda: naive.naive_step(everybody, clients), "naive", repeats=3),
+        Contender("naive eager", lambda: naive.naive_step(all_rows, clients), "naive", repeats=3),
     ]
     return Comparison("step fdms", S, d, contenders, (updates,), K)
 
 
 def fedavg(S: int, d: int) -> Comparison:
-    """Frameworks return the mean; the others also add it to the parameters."""
+    """The frameworks only return the mean; the other contenders add it to the parameters."""
     K = 2 * S
     clients, updates = half_of(K), normal(S, d).mul_(1e-3)
     params, eager = torch.zeros(d), torch.zeros(d)
@@ -170,7 +176,7 @@ def mifa(S: int, d: int) -> Comparison:
 
 
 def _with_step(rule: str, op: Comparison) -> Comparison:
-    """The eager contenders of an op against the whole step of the rule that is built on it."""
+    """Compare the eager contenders of an op with the whole step of the rule that uses the op."""
     S, d, K = op.S, op.d, 2 * op.S
     agg = fastagg.make(rule, num_clients=K, num_params=d, server_lr=1e-3)
     params, updates = torch.zeros(d), op.operands[-1]
@@ -180,20 +186,21 @@ def _with_step(rule: str, op: Comparison) -> Comparison:
         agg.step(params, updates, clients)
         return params
 
-    # Rows handed over come back as those of the round before, so that there is work every time.
+    # In every step the rule takes ownership of the buffer's rows and gives back those that it took
+    # in the step before, so every step has the same work.
     keeper = fastagg.make(rule, num_clients=K, num_params=d, server_lr=1e-3)
     buffer, kept_params = fastagg.UpdateBuffer(K, d), torch.zeros(d)
     for row, update in zip(buffer.rows(clients.tolist()), updates, strict=True):
         row.copy_(update)
 
-    def handed_over() -> Tensor:
+    def taking_ownership() -> Tensor:
         keeper.step(kept_params, buffer, clients)
         return kept_params
 
     others = [c for c in op.contenders if c.role != "ours"]
     contenders = [
         Contender("fastagg", ours, "ours"),
-        Contender("fastagg, rows handed over", handed_over, "variant"),
+        Contender("fastagg, rows handed over", taking_ownership, "variant"),
         *others,
     ]
     return Comparison(f"step {rule}", S, d, contenders, op.operands, K)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the project asks of its CPU kernels, and whether a run has met it.
+"""Performance targets of the CPU kernels, and whether a run met them.
 
-A target is about one op at one shape. ``against`` is whom fastagg is compared with: the beginning
-of a contender's name, a role ("careful": the fastest of them, "compiled"), or
+A target applies to one op at one or more shapes. ``against`` is what fastagg is compared with: the
+beginning of a contender's name, a role ("careful", which means the fastest of them, or "compiled"),
+or one of
 
-* "ceiling": per cent of what bandwidth and multiply-adds allow,
-* "seconds": time, at most,
-* "S x d": peak memory as a share of the rows' own 4 S d bytes, at most.
+* "ceiling": the minimum percentage of the ceiling that bandwidth and multiply-adds allow,
+* "seconds": the maximum time,
+* "S x d": the maximum peak memory, relative to the 4 S d bytes of the rows.
 """
 
 from __future__ import annotations
@@ -79,10 +80,10 @@ TARGETS = [
 
 
 def verdicts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
-    """A line for each target at each of its shapes that was measured, in the order of HEADINGS.
+    """Return a line for each target at each of its measured shapes, in the order of HEADINGS.
 
-    The verdict is "met", "missed", or why there is none: "busy", "noisy", or "absent" for a
-    contender that is not installed.
+    The verdict is "met" or "missed". If there is none it is the reason: "busy", "noisy", or
+    "absent" for a contender that is not installed.
     """
     comparisons: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
@@ -113,7 +114,7 @@ def _others(target: Target, found: Sequence[Row]) -> list[Row]:
 
 
 def _measure(target: Target, own: Row, found: Sequence[Row]) -> float | None:
-    """The figure; NaN if it is refused, None if there is nobody to compare with."""
+    """Return the measured value; NaN if it is refused, None if there is no such contender."""
     if target.against == "ceiling":
         return own.percent_of_ceiling
     if target.against == "seconds":
@@ -150,6 +151,6 @@ def _verdict(target: Target, own: Row, measured: float | None) -> str:
 
 
 def summary(lines: Sequence[tuple[str, ...]]) -> str:
-    """How many were met, missed and not decided."""
+    """Return the number of lines of each verdict, as text."""
     counts = Counter(line[-1] for line in lines)
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "none measured"

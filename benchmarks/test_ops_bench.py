@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regressions of single ops, with pytest-benchmark: fastagg now against fastagg before.
+"""Detect regressions of single ops with pytest-benchmark.
 
-    make bench-regress                                        # measure and keep
+    make bench-regress                                        # measure and store the times
     make bench-regress ARGS="--benchmark-compare --benchmark-compare-fail=median:10%"
 
-Not part of the test suite. Absolute times: compare runs of one machine, when it is quiet.
+Not part of the test suite. The times are absolute, so only compare runs on the same idle machine.
 """
 
 from __future__ import annotations

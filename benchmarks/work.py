@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each op has to do at the very least, whoever does it: the formulas behind all figures.
+"""The minimum work of each op, independent of the implementation.
 
-S rows of d float32 are 4 S d bytes. Bytes count every operand once for reading and once for
-writing; flops count a fused multiply-add as two.
+All rates are computed with these formulas. S rows of d float32 are 4 S d bytes. Bytes count every
+operand once for reading and once for writing; flops count a fused multiply-add as two.
 
 ======================= ============================ ==================== ==========
 op                      bytes                        flops                pattern
@@ -24,14 +24,14 @@ step of mifa            as memory_update_
 steps of robust rules   8 S d + 8 d (rows twice)     S (S + 3) d          read
 ======================= ============================ ==================== ==========
 
-``gram_rows`` is for 2 changed rows. The ops on pairs of K = 2 S clients, S of them active, have K
-in the place of d; a pair is a float32 score, an int16 count and a bit. ``eliminate_`` goes over all
-2 S rows and writes the bits, ``update_scores_`` reads and writes pairs of active clients, beside
-their float64 scores of the round.
+``gram_rows`` is for 2 changed rows. The ops on pairs of clients are for K = 2 S clients, S of them
+active, and have K instead of d. A pair is a float32 score, an int16 count and a bit. ``eliminate_``
+processes all 2 S rows and writes the bits. ``update_scores_`` reads and writes the pairs of active
+clients, and reads their float64 scores of the round.
 
-The 8 d are the parameters (read, written), the 24 d parameters and a float64 total. The pattern
-names the bandwidth that bounds it: of plain reading, or of updating in place (two numbers read,
-one written: 12 bytes).
+8 d bytes are the parameters (read and written), 24 d bytes the parameters and a float64 total. The
+pattern is the bandwidth that bounds the op: that of reading, or that of updating in place (two
+values read and one written, 12 bytes).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 CHANGED = 2
-"""Rows that have changed in "gram_rows"."""
+"""Number of changed rows in "gram_rows"."""
 GROUPS = 10
-"""Groups to which the candidate sets have shrunk in "gram of groups"."""
+"""Number of groups in "gram of groups"; candidate sets have shrunk to these groups."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The least bytes and flops of a call; pattern is "read" or "update"."""
+    """The minimum number of bytes and flops of a call; pattern is "read" or "update"."""
 
     num_bytes: int
     flops: int
@@ -59,7 +59,7 @@ class Work:
         return self.flops / self.num_bytes
 
     def floor(self, bandwidth: float, peak: float) -> float:
-        """Seconds below which it cannot be done, from bytes/s and flops/s."""
+        """Return the minimum time in seconds, at a bandwidth in bytes/s and a peak in flops/s."""
         return max(self.num_bytes / bandwidth, self.flops / peak)
 
 

@@ -12,7 +12,7 @@ import itertools
 from typing import Any
 
 import fastagg
-from fastagg.rates import Rates
+from fastagg.planning.rates import Rates
 
 RATES = Rates(bytes_per_s=43e9, flops_per_s=250e9, wire_bytes_per_s=1.25e9)
 BUDGET = 4 << 30

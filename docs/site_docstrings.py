@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our docstrings as the site's markdown: Sphinx roles, ``::``, tables, what a function returns."""
+"""Convert docstrings to the site's markdown: Sphinx roles, ``::``, tables, return types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from typing import Any
 
 import griffe
 
+# Public names of modules that are defined elsewhere; the reference has them under the second name.
+_HOMES = {
+    "fastagg.streaming": "fastagg.updates.streams",
+    "fastagg.client_files": "fastagg.updates.files",
+    "fastagg.bits": "fastagg.ops.bits",
+    "fastagg.reference": "fastagg.ops.reference",
+}
 _ROLE = re.compile(r":[a-z]+:`~?([\w.]+)`")
 _RULER = r"^=+(?: +=+)+$"
 _TABLE = re.compile(rf"{_RULER}\n(?:.*\n)+?{_RULER}\n(?:.*\n)+?{_RULER}", re.MULTILINE)
@@ -15,7 +22,7 @@ _RETURNS = re.compile(r"^(Returns:\n +)", re.MULTILINE)
 
 
 class Docstrings(griffe.Extension):
-    """Applied to every object as it is read; nothing is imported."""
+    """Convert the docstring of every object when it is read; nothing is imported."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         docstring = obj.docstring
@@ -26,7 +33,7 @@ class Docstrings(griffe.Extension):
         text = re.sub(r"\((\*+)\)", _stars, text)  # footnote marks, before tables become code
         text = _TABLE.sub(lambda match: f"```text\n{match[0]}\n```".replace("\\*", "*"), text)
         if isinstance(obj, griffe.Function) and obj.returns is not None:
-            # The parser takes what stands before the first colon for the type.
+            # The parser takes the text before the first colon as the type.
             text = _RETURNS.sub(lambda match: f"{match[1]}{obj.returns}: ", text)
         docstring.value = text
 
@@ -36,9 +43,12 @@ def _stars(match: re.Match[str]) -> str:
 
 
 def _reference(match: re.Match[str]) -> str:
-    """A link to what the reference has, code for what is private or relative to its class."""
+    """Return a link to an object of the reference, or code for a private or relative name."""
     name = match[1]
     private = any(part.startswith("_") for part in name.split("."))
     if private or not name.startswith("fastagg."):
         return f"`{name}`"
+    for public, home in _HOMES.items():
+        if name == public or name.startswith(f"{public}."):
+            return f"[`{name}`][{home}{name[len(public) :]}]"
     return f"[`{name}`][{name}]"

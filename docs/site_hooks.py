@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mkdocs does beyond its plugins: the repository's other files, and formulas without scripts.
+"""Hooks of mkdocs: add the repository's other files, and convert formulas to MathML.
 
 Pages link to files outside of docs/ (results, benchmarks, sources) by relative links, which work in
 a checkout. The site gets a copy of each such file under repository/; markdown becomes a page.

@@ -4,14 +4,16 @@
     agg = fastagg.make("fdms", num_clients=K, num_params=d)
     report = agg.step(params, updates, clients)  # params [d] changed in place
 
-``fastagg.available()`` lists the rules, ``fastagg.plan`` says what one needs, ``fastagg.ops`` has
-the functional layer, and ``python -m fastagg`` describes this build and checks it.
+``fastagg.available()`` lists the rules, ``fastagg.plan`` estimates the memory and time of a rule,
+``fastagg.ops`` holds the functional layer, and ``python -m fastagg`` describes and checks this
+build.
 """
 
 import os
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
-import torch  # noqa: F401  (before _C, which links to its libraries)
+import torch  # noqa: F401  (must come before _C, which links to torch's libraries)
 
 try:
     from fastagg import _C as _C
@@ -30,10 +32,8 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
-from fastagg.buffer import FlatLayout, UpdateBuffer
-from fastagg.client_files import ClientFiles
-from fastagg.enqueued import EnqueuedFDMS
-from fastagg.plan import RoundPlan, plan
+from fastagg.ops import bits, reference
+from fastagg.planning.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
 from fastagg.rules import (
     FDMS,
@@ -58,7 +58,12 @@ from fastagg.rules import (
     StaleModels,
     Theorem2Threshold,
 )
-from fastagg.streaming import ColumnBlocks, TensorRows
+from fastagg.rules.enqueued_fdms import EnqueuedFDMS
+from fastagg.updates import files, streams
+from fastagg.updates.buffer import UpdateBuffer
+from fastagg.updates.files import ClientFiles
+from fastagg.updates.layout import FlatLayout
+from fastagg.updates.streams import ColumnBlocks, TensorRows
 
 __all__ = [
     "FDMS",
@@ -99,17 +104,30 @@ __all__ = [
     "plan",
 ]
 
+# Public module paths that differ from where the modules are, such as
+# `from fastagg.streaming import ColumnSource`.
+for _old, _module in {
+    "bits": bits,
+    "reference": reference,
+    "streaming": streams,
+    "client_files": files,
+}.items():
+    sys.modules[f"{__name__}.{_old}"] = _module
+streaming, client_files = streams, files
+
 try:
     __version__ = version("fastagg")
-except PackageNotFoundError:  # a checkout that was built in place but not installed
+except PackageNotFoundError:  # built in place in a checkout, not installed
     __version__ = "0+unknown"
 
 
 def build_info() -> dict[str, object]:
-    """How the extension was built and what it uses here.
+    """Return how the extension was built and which CPU instructions it uses.
 
-    Keys: ``compiler``, ``cxx`` (the C++ standard), ``openmp`` (version or None), ``torch`` (built
-    against), ``cuda_archs`` (empty for a CPU-only build), ``isa_detected`` and ``isa`` (in use;
-    the environment variable FASTAGG_ISA = portable, avx2 or avx512 can lower it).
+    Returns:
+        A dict with the keys ``compiler``, ``cxx`` (the C++ standard), ``openmp`` (version or None),
+        ``torch`` (the version it was built against), ``cuda_archs`` (empty for a CPU-only build),
+        ``isa_detected`` (the best instruction set of this processor) and ``isa`` (the one in use;
+        the environment variable FASTAGG_ISA = portable, avx2 or avx512 can lower it).
     """
     return {**_C.build_info(), "isa": _C.isa()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m fastagg``: versions, build, and a check of every op on this machine."""
+"""``python -m fastagg``: print versions and build, and check every op on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 import torch
 
 import fastagg
-from fastagg import ops, selfcheck
+from fastagg import ops
+from fastagg.ops import selfcheck
 
 
 def main() -> int:
@@ -33,7 +34,7 @@ def main() -> int:
 
 
 def _check(device: str) -> bool:
-    """Check every op on a device, print what came out; whether all agree."""
+    """Check every op on a device and print the results; return whether all ops passed."""
     print(f"\nself-check on {device} against the float64 oracle (largest relative error, bound)")
     start = time.perf_counter()
     checks = selfcheck.run(device=device)

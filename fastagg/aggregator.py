@@ -1,48 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of every aggregation rule, and the report of a step."""
+"""The contract of every aggregation rule: its step in three phases, and the step's report."""
 
 from __future__ import annotations
 
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastagg import checkpoint
-from fastagg.buffer import Clients, allocate_rows
-from fastagg.cohort import Cohort, Updates, read_cohort
-from fastagg.columns import Columns, segment_columns
 from fastagg.costs import Cost, Sizes
-from fastagg.options import FLOAT32_LIMIT, read_device, read_factor, read_positive, read_size
-from fastagg.row_memory import RowMemory
+from fastagg.memory.rows import RowMemory
+from fastagg.ops.row_lists import RowList
+from fastagg.options import (
+    FLOAT32_LIMIT,
+    option_names,
+    read_device,
+    read_factor,
+    read_positive,
+    read_size,
+    to_saved,
+)
+from fastagg.signals import SignalsDeferred
+from fastagg.updates.allocation import allocate_rows
+from fastagg.updates.buffer import Clients
+from fastagg.updates.cohort import Cohort, Updates, read_cohort
+from fastagg.updates.columns import Columns, segment_columns
 
 if TYPE_CHECKING:
     from typing_extensions import Required
 
 
 State = Mapping[str, Tensor | RowMemory]
-"""The state of a rule, live: tensors by name, and what is remembered row by row."""
+"""The state of a rule by name, not copied: tensors and row memories."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """What one server step did. Everything is on the CPU, in the order of client ids.
+    """What one server step did. All tensors are on the CPU and sorted by client id.
 
     Attributes:
-        active: [S] int64, ids whose rows were used, ascending.
-        rejected: [R] int64, ids whose rows were left out, ascending.
+        active: [S] int64, ids of the clients whose rows were used, ascending.
+        rejected: [R] int64, ids of the clients whose rows were left out, ascending.
         weights: [S] float32, the factor of each row of ``active`` in this round's aggregate,
             before ``server_lr``. Rules with a memory add remembered rows to it.
-        friends: [K] int64, whose row stood in for each client (an active client's own id, -1:
-            nobody's, the mean of the active rows); None for rules without substitution.
-        pairs: ordered pairs (i, j) of active clients whose similarity the rule needed.
-        skipped: True if nobody was active: the parameters are as before.
-        reasons: id -> why its row was left out, for all of ``rejected``.
+        friends: [K] int64, the client whose row counted for each client: its own id if it is
+            active, -1 if it has no friend and the mean of the active rows counts for it. None for
+            rules without substitution.
+        pairs: number of ordered pairs (i, j) of active clients whose similarity the rule needed.
+        skipped: True if no client was active; the parameters are then as before.
+        reasons: why each client in ``rejected`` was left out, by id.
     """
 
     active: Tensor
@@ -54,18 +66,38 @@ class StepReport:
     reasons: Mapping[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A step that is ready to happen: its numbers, and the writing, which cannot fail."""
+@dataclass
+class Plan:
+    """The first phase of a step: who counts how much, from the state alone.
 
-    weights: Tensor  # [S] float64
-    commit: Callable[[], None]
-    friends: Tensor | None = None  # [K] int64
+    Attributes:
+        weights: [S] float64, by client.
+        friends: ``StepReport.friends``.
+        pairs: ``StepReport.pairs``.
+    """
+
+    weights: Tensor
+    friends: Tensor | None = None
     pairs: int = 0
 
 
+@dataclass
+class Reading:
+    """The second phase of a step: results of the pass over the rows. None of it is state yet.
+
+    Attributes:
+        weights: [S] float64, ``StepReport.weights``.
+    """
+
+    weights: Tensor
+
+
+P = TypeVar("P", bound=Plan)
+R = TypeVar("R", bound=Reading)
+
+
 class RefusedUpdates(Exception):
-    """Raised inside a step when rows are not to be used; ``reasons`` says why, by client id."""
+    """Raised inside a step to leave out rows; ``reasons`` says why, by client id."""
 
     def __init__(self, reasons: Mapping[int, str], message: str = "") -> None:
         listed = "; ".join(f"client {client}: {reason}" for client, reason in reasons.items())
@@ -74,11 +106,11 @@ class RefusedUpdates(Exception):
 
 
 class BrokenUpdates(RefusedUpdates):
-    """Raised inside a step when rows cannot be used."""
+    """Raised inside a step if rows are damaged, not only unwanted."""
 
 
 class NonFiniteUpdates(BrokenUpdates):
-    """Raised inside a step when rows hold NaN or Inf; ``clients`` [R] int64: whose."""
+    """Raised inside a step if rows hold NaN or Inf; ``clients`` [R] int64 names them."""
 
     def __init__(self, clients: Tensor) -> None:
         ids = clients.tolist()
@@ -97,12 +129,17 @@ class CommonOptions(TypedDict, total=False):
     max_norm: float | None
 
 
-class Aggregator(ABC):
+class Aggregator(ABC, Generic[P, R]):
     """A server-side aggregation rule with its state.
 
-    A step has two phases. ``_prepare`` reads the rows, writes to private scratch only, and
-    makes every check; the ``commit`` that it returns writes parameters and state. So after any
-    exception parameters and state are what they were, bit for bit.
+    A step has three phases, each one method of the rule:
+
+    1. ``_plan`` decides from the state alone who counts how much. It reads no row.
+    2. ``_read`` passes over the rows and makes every check. It writes scratch and spare rows only.
+    3. ``_commit`` exchanges rows and writes parameters and state. It cannot fail, and a signal that
+       arrives meanwhile is delivered after it.
+
+    So after any exception parameters and state are bit-identical to before the step.
 
     Args:
         num_clients: K; client ids are in [0, K).
@@ -111,15 +148,15 @@ class Aggregator(ABC):
         device: where parameters, updates and state live: "cpu", or "cuda" where
             :func:`fastagg.ops.devices` has it.
         nonfinite: what to do with an update that holds NaN or Inf, or whose file cannot be read:
-            "raise" a ValueError, or "drop" it, that is, treat its client as inactive and list it in
+            "raise" a ValueError, or "drop" it: its client then counts as inactive and is listed in
             ``rejected``.
         max_norm: > 0, or None; may be changed between steps. A finite row whose Euclidean norm, in
             units of the updates, is larger is left out, whatever ``nonfinite`` says: its client
-            counts as inactive and is listed in ``rejected`` (norm thresholding). Rules that have
+            counts as inactive and is listed in ``rejected`` (norm thresholding). Rules that compute
             the Gram matrix of the rows read the norms there; others read the rows once more.
 
     Attributes:
-        columns: where the d columns are: in this process, unless somebody else says so.
+        columns: applies ops to rows, wherever their columns are; all in this process by default.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came.
@@ -130,7 +167,11 @@ class Aggregator(ABC):
     column_state: ClassVar[frozenset[str]] = frozenset()
     """Names of the state whose last dimension is d; all other state is the same for any d."""
     norms_known: ClassVar[bool] = False
-    """Whether ``_prepare`` has the norms of all rows anyhow and calls ``_check_squares`` itself."""
+    """Whether ``_read`` gets the norms of all rows anyway and calls ``_check_squares`` itself."""
+    collects_streams: ClassVar[bool] = True
+    """Whether ``_receive`` reads streamed rows into S rows of its own, which are scratch."""
+    not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
+    """Names of constructor arguments that :meth:`options` leaves out."""
 
     def __init__(
         self,
@@ -178,18 +219,19 @@ class Aggregator(ABC):
         The order of the rows does not matter: any permutation of (updates, clients) gives the
         same bits. With no active client the round is skipped and ``params`` stay as they are.
 
-        Passing an :class:`fastagg.UpdateBuffer` hands its rows of ``clients`` over: a rule with a
-        memory keeps them and gives the buffer other storage in exchange, instead of copying.
-        Results are the same to the bit. After the step the content of these rows is undefined, and
-        views of them taken before must not be used (``buffer.row``, ``FlatLayout.bind``: again in
-        every round). After an exception, and for rejected clients, the rows are as before.
+        If ``updates`` is an :class:`fastagg.UpdateBuffer`, the rule may take ownership of its rows
+        of ``clients``: a rule with a memory keeps them and gives the buffer other rows in exchange,
+        instead of copying. Results are the same to the bit. After the step the content of these
+        rows is undefined, and views of them taken before must not be used (call ``buffer.row`` and
+        ``FlatLayout.bind`` again in every round). After an exception, and for rejected clients, the
+        rows are as before.
 
         Args:
             params: [d] float32, contiguous, finite; changed in place.
             updates: [S, d] float32 (any row stride), or S tensors [d]; row s is
-                ``local_model - global_model`` of client ``clients[s]``. Never changed. Or a buffer
-                whose row k is that of client k. Or a :class:`fastagg.streaming.ColumnSource` to
-                read S rows from, which need not fit into memory.
+                ``local_model - global_model`` of client ``clients[s]``. Never changed. Or an
+                ``UpdateBuffer`` whose row k is that of client k. Or a source of S rows that need
+                not fit into memory, see :mod:`fastagg.streaming`.
             clients: S distinct ids in [0, K): an int64 tensor or a sequence of ints.
 
         Returns:
@@ -209,8 +251,7 @@ class Aggregator(ABC):
             device=self.device,
         )
         reasons: dict[int, str] = {}
-        prepared = None
-        while len(cohort) > 0 and prepared is None:
+        while len(cohort) > 0:
             try:
                 if cohort.streamed and not reasons:
                     self._check_readable(cohort)
@@ -218,48 +259,71 @@ class Aggregator(ABC):
                 if self.max_norm is not None and not self.norms_known:
                     squares = self.columns.square_norms(received.rows)
                     self._check_squares(received, squares.tolist())
-                prepared = self._prepare(params, received)
+                plan = self._plan(received)
+                reading = self._read(params, received, plan)
+                break
             except RefusedUpdates as found:
                 if isinstance(found, BrokenUpdates) and self.nonfinite == "raise":
-                    self._params_peak(params)  # broken parameters break updates
+                    self._params_peak(params)  # the cause may be parameters that are not finite
                     raise ValueError(f'{found}; nonfinite="drop" would leave them out') from None
                 reasons |= found.reasons
                 cohort = cohort.without(found.reasons)
-        rejected = torch.tensor(sorted(reasons), dtype=torch.int64)
-        if prepared is None:
-            self._params_peak(params)
-            friends = self._skip()
-            return StepReport(
-                cohort.clients, rejected, torch.zeros(0), friends, skipped=True, reasons=reasons
-            )
+        else:
+            return self._skip_round(params, cohort, reasons)
         report = StepReport(
             cohort.clients,
-            rejected,
-            prepared.weights.to(torch.float32),
-            prepared.friends,
-            prepared.pairs,
+            _sorted_ids(reasons),
+            reading.weights.to(torch.float32),
+            plan.friends,
+            plan.pairs,
             reasons=reasons,
         )
-        self.columns.agree(report)
-        prepared.commit()
+        self.columns.agree([report.active, report.rejected, report.weights, report.friends])
+        with SignalsDeferred():
+            self._commit(params, received, plan, reading)
         return report
 
+    # --- the three phases ---------------------------------------------------------------------
+
     @abstractmethod
-    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
-        """Do everything of a step but the writing.
+    def _plan(self, cohort: Cohort) -> P:
+        """Decide who counts how much. Reads the state and the ids; neither rows nor writes.
 
         Args:
-            params: [d] float32; must not be changed before the commit. The rule checks that they
-                are finite, by ``_params_peak`` or ``_peaks_with``, when that is cheapest.
             cohort: S >= 1 active clients.
+
+        Raises:
+            ValueError: the rule is not defined for these clients.
+        """
+
+    @abstractmethod
+    def _read(self, params: Tensor, cohort: Cohort, plan: P) -> R:
+        """Pass over the rows into scratch, and check everything that could fail.
+
+        Args:
+            params: [d] float32; read only. The rule checks that they are finite with
+                ``_params_peak`` or ``_peaks_with``, whichever is cheaper.
+            cohort: S >= 1 active clients and their rows, as ``_receive`` gave them.
+            plan: of this step.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf; names all of them.
             ValueError: parameters are not finite, or the step would leave the range of float32.
         """
 
+    @abstractmethod
+    def _commit(self, params: Tensor, cohort: Cohort, plan: P, reading: R) -> None:
+        """Write parameters and state. Must not fail, and must not allocate anything large.
+
+        Args:
+            params: [d] float32; changed in place.
+            cohort, plan, reading: of this step.
+        """
+
+    # --- what a rule may override besides -----------------------------------------------------
+
     def _receive(self, cohort: Cohort) -> Cohort:
-        """The cohort as the rule needs it: with rows in memory, unless a rule can do without.
+        """Return the cohort with rows that ``_read`` can use; by default, all in memory.
 
         Raises:
             ValueError: a row cannot be read.
@@ -268,7 +332,53 @@ class Aggregator(ABC):
             return cohort
         rows = allocate_rows(len(cohort), self.num_params, self.device)
         self.columns.copy_(rows, cohort.rows)
-        return Cohort(cohort.clients, rows)
+        return cohort.with_rows(RowList(rows))
+
+    def _skip(self) -> Tensor | None:
+        """Account for a round without active clients; return ``StepReport.friends``."""
+        return None
+
+    def _state_loaded(self) -> None:
+        """Rebuild what is derived from the state, after new state was copied in."""
+
+    @abstractmethod
+    def _state(self) -> State:
+        """Return the state that a checkpoint must hold, not copied."""
+
+    @classmethod
+    @abstractmethod
+    def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
+        """Return the memory and the work of the rule, for :func:`fastagg.plan`.
+
+        Args:
+            sizes: K, S, d, and whether the rule may take ownership of rows.
+            options: given to the constructor; those with a default may be missing.
+        """
+
+    def options(self) -> dict[str, Any]:
+        """Return the constructor's arguments; ``make(name, **options)`` makes a twin.
+
+        They follow from the constructor's signature: a rule keeps each argument as an attribute of
+        the same name. Values are tensors, or such as JSON holds.
+
+        Raises:
+            ValueError: an option cannot be written (a custom threshold function).
+        """
+        names = [name for name in option_names(type(self)) if name not in self.not_saved]
+        return {name: to_saved(name, getattr(self, name)) for name in names}
+
+    def _skip_round(self, params: Tensor, cohort: Cohort, reasons: Mapping[int, str]) -> StepReport:
+        self._params_peak(params)
+        with SignalsDeferred():
+            friends = self._skip()
+        return StepReport(
+            cohort.clients,
+            _sorted_ids(reasons),
+            torch.zeros(0),
+            friends,
+            skipped=True,
+            reasons=reasons,
+        )
 
     def _check_readable(self, cohort: Cohort) -> None:
         """Refuse streamed rows that cannot be read, here or on another rank.
@@ -283,42 +393,10 @@ class Aggregator(ABC):
         if bool(flags.any()):
             why = {
                 client: f"cannot be read: {problems.get(position, 'on another rank')}"
-                for position, client in enumerate(cohort.clients.tolist())
+                for position, client in enumerate(cohort.ids)
                 if flags[position]
             }
             raise BrokenUpdates(why)
-
-    @abstractmethod
-    def _state(self) -> State:
-        """What a checkpoint must hold, not copied."""
-
-    @classmethod
-    @abstractmethod
-    def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        """What the rule needs and does, for :func:`fastagg.plan`.
-
-        Args:
-            sizes: K, S, d, and whether rows are handed over.
-            options: given to the constructor; those with a default may be missing.
-        """
-
-    def _state_loaded(self) -> None:  # noqa: B027 (a hook that rules may leave alone)
-        """Rebuild what is derived from the state, after new state was copied in."""
-
-    def _skip(self) -> Tensor | None:
-        """Account for a round without active clients; returns ``StepReport.friends``."""
-        return None
-
-    def options(self) -> dict[str, Any]:
-        """The constructor's arguments, from which ``make(name, **options)`` makes a twin."""
-        return {
-            "num_clients": self.num_clients,
-            "num_params": self.num_params,
-            "server_lr": self.server_lr,
-            "device": str(self.device),
-            "nonfinite": self.nonfinite,
-            "max_norm": self.max_norm,
-        }
 
     @property
     def memory_bytes(self) -> int:
@@ -326,11 +404,11 @@ class Aggregator(ABC):
         return sum(value.nbytes for value in self._state().values())
 
     def live_state(self) -> dict[str, Tensor | RowMemory]:
-        """The state itself, not copied: what a checkpoint holds."""
+        """Return the state itself, not copied: what a checkpoint holds."""
         return dict(self._state())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of the state; later steps do not change it."""
+        """Return a copy of the state; later steps do not change it."""
         return {name: value.clone() for name, value in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -367,7 +445,7 @@ class Aggregator(ABC):
             f"num_params={self.num_params}, server_lr={self.server_lr})"
         )
 
-    # --- for the rules: the checks that keep parameters and state finite, and rows short ------
+    # --- checks for the rules: what keeps parameters and state finite, and rows short ---------
 
     def _params_peak(self, params: Tensor) -> float:
         """The largest magnitude in the parameters.
@@ -442,6 +520,10 @@ class Aggregator(ABC):
                 f"updates: the step could leave the range of float32 (parameters up to "
                 f"{peak:.3g}, aggregate up to {aggregate:.3g}, server_lr {self.server_lr:.3g})"
             )
+
+
+def _sorted_ids(ids: Iterable[int]) -> Tensor:
+    return torch.tensor(sorted(ids), dtype=torch.int64)
 
 
 def _check_state(name: str, value: object, own: Tensor | RowMemory) -> None:

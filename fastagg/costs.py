@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rule costs, as each rule states it for :func:`fastagg.plan`."""
+"""Cost of a round, as each rule states it for :func:`fastagg.plan`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a round: K clients, S of them active, d parameters.
+    """The sizes of a round.
 
-    ``adopting``: updates come in an :class:`fastagg.UpdateBuffer`, whose rows the rule may keep.
+    Attributes:
+        K: number of clients.
+        S: number of active clients.
+        d: number of parameters (columns).
+        adopting: updates are in an :class:`fastagg.UpdateBuffer`, so the rule takes ownership of
+            its rows instead of copying them.
     """
 
     K: int
@@ -21,15 +26,16 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Cost:
-    """Bytes and flops of a rule.
+    """Bytes and floating-point operations of a rule.
 
     Attributes:
-        state: bytes that the rule keeps between rounds, at most.
-        scratch: bytes that it needs besides, at most, during a step or between them.
+        state: upper bound of the bytes that the rule keeps between rounds.
+        scratch: upper bound of the further bytes that it holds, during a step or between steps.
         moved: bytes read and written in a round.
         flops: additions and multiplications in a round.
-        reduced: bytes of what takes all columns together: where columns are spread over ranks, each
-            sends so many to the next, and receives the result.
+        reduced: bytes of the results that need all columns, such as the Gram matrix. If the columns
+            are spread over ranks, each rank sends this many bytes to the next rank and receives
+            the result.
     """
 
     state: int

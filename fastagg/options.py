@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the options of rules: each failure names the option, what was expected and what came."""
+"""Validation of options. Each error names the option, what was expected and what was given."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import math
 import numbers
 from collections.abc import Mapping
@@ -13,11 +15,11 @@ import torch
 from fastagg.ops import devices
 
 FLOAT32_LIMIT = 3.4e38
-"""Bounds of magnitudes must stay below this: the float32 maximum less 0.08 % for rounding."""
+"""Upper limit of magnitudes: the float32 maximum, less 0.08 % as a margin for rounding."""
 
 
 def read_factor(name: str, value: object) -> float:
-    """A finite factor >= 0 that float32 can hold, as a float."""
+    """Return ``value`` as a float; it must be a factor in [0, FLOAT32_LIMIT]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
     number = float(value)
@@ -27,7 +29,7 @@ def read_factor(name: str, value: object) -> float:
 
 
 def read_count(name: str, value: object, *, least: int) -> int:
-    """An int of at least ``least``."""
+    """Return ``value`` as an int; it must be at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
     if value < least:
@@ -36,12 +38,12 @@ def read_count(name: str, value: object, *, least: int) -> int:
 
 
 def read_size(name: str, value: object) -> int:
-    """An int >= 1."""
+    """Return ``value`` as an int; it must be at least 1."""
     return read_count(name, value, least=1)
 
 
 def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
-    """A number > 0, which may be infinite if ``infinite`` says so."""
+    """Return ``value`` as a float; it must be > 0, and finite unless ``infinite`` is True."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
     number = float(value)
@@ -51,16 +53,19 @@ def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
 
 
 def read_mapping(name: str, value: object) -> dict[str, Any]:
-    """A mapping with string keys, or None for an empty one, as a new dict."""
+    """Return a mapping with string keys as a new dict; None gives an empty one."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{name}: expected a mapping of option names, got {value!r}")
+        raise TypeError(f"{name}: expected a mapping from option names to values, got {value!r}")
     return dict(value)
 
 
 def read_device(value: str | torch.device) -> torch.device:
-    """A device that has kernels here; a GPU with its number, as tensors on it have."""
+    """Return ``value`` as a device for which this build has kernels.
+
+    A GPU gets an index, the current device's if none was given, because tensors on it have one.
+    """
     known = devices()
     expected = " or ".join(map(repr, known))
     try:
@@ -69,10 +74,38 @@ def read_device(value: str | torch.device) -> torch.device:
         raise ValueError(f"device: expected {expected}, got {value!r}") from error
     if device.type not in known:
         raise ValueError(
-            f"device: expected {expected}, for which this build has kernels on this machine, "
-            f"got {str(value)!r}"
+            f"device: expected {expected} (the devices that this build has kernels for and this "
+            f"machine has), got {str(value)!r}"
         )
     if device.type == "cpu":
         return torch.device("cpu")
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.device("cuda", index)
+
+
+def option_names(rule: type) -> list[str]:
+    """Return the keyword-only arguments of a class's constructors, those of base classes first."""
+    constructors = (vars(cls).get("__init__") for cls in reversed(rule.__mro__))
+    signatures = [inspect.signature(c) for c in constructors if inspect.isfunction(c)]
+    parameters = [p for signature in signatures for p in signature.parameters.values()]
+    return list(dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
+
+
+def to_saved(name: str, value: Any) -> Any:
+    """Return an option as checkpoints hold it: a tensor, or a value that JSON holds exactly.
+
+    Raises:
+        ValueError: it is a function.
+    """
+    if isinstance(value, torch.device):
+        return str(value)
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__} | dataclasses.asdict(value)
+    if callable(value):
+        raise ValueError(
+            f"{name}: a custom callable cannot be written to a checkpoint, got {value!r}; use a "
+            "name or an object of this library, or keep state_dict() and make the rule again"
+        )
+    return value

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
+from fastagg.options import option_names
 
 _RULES: dict[str, type[Aggregator]] = {}
 
@@ -47,7 +47,7 @@ def find(name: str, options: list[str]) -> type[Aggregator]:
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise ValueError(f"name: expected one of {available()}, got {name!r}.{hint}")
     rule = _RULES[name]
-    known = _options_of(rule)
+    known = option_names(rule)
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise TypeError(f"rule {name!r} has no option(s) {unknown}; it has {known}")
@@ -67,12 +67,6 @@ def make(name: str, **options: Any) -> Aggregator:
         TypeError: the rule has no such option, or a required one is missing.
     """
     return find(name, list(options))(**options)
-
-
-def _options_of(rule: type[Aggregator]) -> list[str]:
-    """Names of the keyword-only arguments of a rule's constructor and those it passes on to."""
-    parameters = [p for cls in rule.__mro__ for p in inspect.signature(cls).parameters.values()]
-    return list(dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
 
 
 def load(path: str | os.PathLike[str], **options: Any) -> Aggregator:

@@ -29,7 +29,7 @@ def test_an_unknown_rule_gets_suggestions() -> None:
 
 
 def test_an_unknown_option_gets_the_valid_ones() -> None:
-    match = r"'amplified' has no option\(s\) \['betta'\]; it has \['beta', 'sequential', 'client_"
+    match = r"'amplified' has no option\(s\) \['betta'\]; it has .*'beta', 'sequential'"
     with pytest.raises(TypeError, match=match):
         fastagg.make("amplified", num_clients=3, num_params=2, betta=1.0)
 

@@ -18,6 +18,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [simulation.Case("digits", "digits-mlp", 10)])
 def test_ways_of_local_training_do_the_same(case: simulation.Case) -> None:
     ways = simulation.training_ways(case)
@@ -30,6 +31,7 @@ def test_ways_of_local_training_do_the_same(case: simulation.Case) -> None:
             torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_simulation_replaces_the_lines_that_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ from benchmarks.harness import (
     Row,
 )
 from benchmarks.work import WORK, Work
-from fastagg import bits
+from fastagg.ops import bits
 
 # --- every subcommand ------------------------------------------------------------------------
 
@@ -68,6 +68,7 @@ def read(path: Path) -> list[dict[str, str]]:
 COLUMNS = [*(field.name for field in fields(Row)), *machine.describe(), "blas"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize(
@@ -104,6 +105,7 @@ def test_a_timing_subcommand_writes_what_it_promises(
     assert len(ours) == len({(r["op"], r["K"], r["S"], r["d"], r["threads"]) for r in rows})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.usefixtures("tiny")
 def test_main_writes_both_tables_and_the_roofline(tmp_path: Path) -> None:
@@ -116,6 +118,7 @@ def test_main_writes_both_tables_and_the_roofline(tmp_path: Path) -> None:
     assert (tmp_path / "roofline.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_accuracy_writes_errors_and_their_picture(tmp_path: Path) -> None:
     command.main(["accuracy", "--quick", "--threads", "1", "--out", str(tmp_path)])
     rows = read(tmp_path / "accuracy.csv")
@@ -315,6 +318,7 @@ def test_a_role_must_be_known() -> None:
         Contender("x", lambda: None, "fastest")
 
 
+@pytest.mark.slow
 def test_peers_are_not_held_back_by_the_environment() -> None:
     """OPENBLAS_CORETYPE would give numpy and scipy the kernels of another processor."""
     code = "import os, benchmarks.__main__; print([k for k in os.environ if 'OPENBLAS' in k])"

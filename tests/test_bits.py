@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg import bits
+from fastagg.ops import bits
 
 
 def test_by_hand() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, FlatLayout, client_files
-from fastagg.client_files import ClientFiles
+from fastagg.updates.files import ClientFiles
 
 SHAPES = {"a": (3, 5), "empty": (0, 4), "b": (1,), "c": (7, 11, 13)}
 D = 15 + 1 + 1001
@@ -279,6 +279,7 @@ except (MemoryError, RuntimeError):
 """
 
 
+@pytest.mark.slow
 def test_a_memory_in_a_file_takes_no_memory(tmp_path: Path) -> None:
     num_params, budget = 1 << 21, 1 << 23
     paths = [tmp_path / f"{s}.safetensors" for s in range(12)]
@@ -302,6 +303,7 @@ def run_script(script: str, *arguments: object) -> str:
     return run.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "rule"),  # columns of a block of an iterator; 0: files
     [

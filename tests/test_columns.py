@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg import ops
-from fastagg.columns import Columns, segment_columns
-from fastagg.streaming import TensorRows
+from fastagg.updates.columns import Columns, segment_columns
+from fastagg.updates.streams import TensorRows
 
 
 @pytest.mark.parametrize("segment", [1 << 10, 1 << 14, 1 << 17])
@@ -26,6 +26,7 @@ def test_segments_change_less_than_stated(segment: int) -> None:
     assert ((gram - whole).abs() / torch.outer(norms, norms)).max() < 1e-8
 
 
+@pytest.mark.slow
 @given(
     d=st.integers(1, 300),
     segment=st.integers(1, 64),

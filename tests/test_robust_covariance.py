@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastagg import _covariance, robust
+from fastagg import robust
+from fastagg.robust import covariance
 
 
 def test_smea_looks_at_variance_and_mda_at_the_farthest_pair() -> None:
@@ -77,7 +78,7 @@ def test_the_mean_where_nobody_is_suspected(rule: Any) -> None:
 def test_ties_go_to_the_first_set(monkeypatch: pytest.MonkeyPatch) -> None:
     # Corners of a simplex: every set of n - f has the same distances.
     for batch in (1, 3, 1 << 11):  # also across batches
-        monkeypatch.setattr(_covariance, "_BATCH", batch)
+        monkeypatch.setattr(covariance, "_BATCH", batch)
         factors = robust.SMEA(2)(np.eye(6))
         np.testing.assert_array_equal(factors, [0.25] * 4 + [0.0] * 2)
 

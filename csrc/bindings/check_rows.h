@@ -171,6 +171,21 @@ inline std::vector<const float*> check_references(
   return pointers;
 }
 
+// Checks `kept`: empty, or S rows, float32 [d], that the call writes. Returns their addresses.
+inline std::vector<char*> check_kept(at::TensorList kept, int64_t S, int64_t d,
+                                     const at::Device& device) {
+  const auto given = static_cast<int64_t>(kept.size());
+  TORCH_CHECK_VALUE(given == 0 || given == S, "kept: expected one row for each of ", S,
+                    " updates, got ", given);
+  std::vector<char*> addresses;
+  for (const at::Tensor& row : kept) {
+    check_tensor(row, "kept", at::kFloat, {d});
+    check_same_device(row, "kept", device);
+    addresses.push_back(static_cast<char*>(row.mutable_data_ptr()));
+  }
+  return addresses;
+}
+
 // The positions of the rows in ascending order of their client ids.
 inline std::vector<int64_t> order_by_client(const int64_t* ids, int64_t S) {
   std::vector<int64_t> order(S);

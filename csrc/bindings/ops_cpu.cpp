@@ -227,6 +227,12 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   });
 }
 
+// The rows to write, in ascending order of client ids; none if none are given.
+std::vector<float*> kept_pointers(const std::vector<char*>& addresses,
+                                  const std::vector<int64_t>& order) {
+  return addresses.empty() ? std::vector<float*>() : pointers<float>(reorder(addresses, order));
+}
+
 // peaks[s] = the peak of row s; `ordered` are the peaks in ascending order of client ids.
 void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
                  const std::vector<int64_t>& order) {
@@ -237,7 +243,7 @@ void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
-                 const c10::List<std::optional<at::Tensor>>& references) {
+                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept) {
   const int64_t d = out.numel();
   const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
@@ -251,14 +257,17 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   const ClientRows own =
       check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
   const auto bases = check_references(references, S, d, device);
+  const auto written = check_kept(kept, S, d, device);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(rounded, "rounded");
   changed.add(peaks, "peaks");
+  changed.add_rows(written, rounded.nbytes(), "kept");
   changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
   changed.check_rows(own.addresses, updates.row_bytes(), "corrections");
   changed.check_rows(bases, rounded.nbytes(), "references");
   const auto order = order_by_client(own.ids, S);
+  const auto kept_rows = kept_pointers(written, order);
   const auto ordered_bases = reorder(bases, order);
   std::vector<float> largest(S);
   with_element(updates.dtype, [&](auto element) {
@@ -266,8 +275,8 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
     const auto rows = pointers<const T>(reorder(updates.addresses, order));
     const auto corrected = pointers<const T>(reorder(own.addresses, order));
     cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
-                    largest.data(), rows.data(), corrected.data(), ordered_bases.data(), S, d,
-                    torch_threads());
+                    largest.data(), rows.data(), corrected.data(), ordered_bases.data(),
+                    kept.empty() ? nullptr : kept_rows.data(), S, d, torch_threads());
   });
   write_peaks(peaks, largest, order);
 }
@@ -276,7 +285,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    at::TensorList memory, at::TensorList tensors, const at::Tensor& clients,
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
-                   const std::optional<at::Tensor>& params) {
+                   const std::optional<at::Tensor>& params, at::TensorList kept) {
   const int64_t d = out.numel();
   const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
@@ -293,9 +302,11 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     check_tensor(*params, "params", at::kFloat, {d});
     check_same_device(*params, "params", device);
   }
+  const auto written = check_kept(kept, S, d, device);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(peaks, "peaks");
+  changed.add_rows(written, d * int64_t{sizeof(float)}, "kept");
   changed.check(total, "total");
   changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
   changed.check_rows(own.addresses, updates.row_bytes(), "memory");
@@ -304,6 +315,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   const auto order = order_by_client(own.ids, S);
   const auto ordered_bases = reorder(bases, order);
   const auto ordered_weights = reorder(w, order);
+  const auto kept_rows = kept_pointers(written, order);
   const float* base = params ? params->const_data_ptr<float>() : nullptr;
   std::vector<float> largest(S);
   with_element(updates.dtype, [&](auto element) {
@@ -312,7 +324,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     const auto remembered = pointers<const T>(reorder(own.addresses, order));
     cpu::memory_total(out.mutable_data_ptr<double>(), largest.data(),
                       total.const_data_ptr<double>(), rows.data(), remembered.data(),
-                      ordered_bases.data(), S, d, ordered_weights.data(), base, torch_threads());
+                      ordered_bases.data(), S, d, ordered_weights.data(), base,
+                      kept.empty() ? nullptr : kept_rows.data(), torch_threads());
   });
   write_peaks(peaks, largest, order);
 }
@@ -330,24 +343,14 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
                  models, torch_threads());
 }
 
+constexpr auto cosine_scores = scores_of<cpu::cosine_scores>;
+constexpr auto distance_scores = scores_of<cpu::distance_scores>;
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fastagg, CPU, m) {
-  m.impl("gram", gram);
-  m.impl("gram_rows", gram_rows);
-  m.impl("abs_max", abs_max);
-  m.impl("cosine_scores", scores_of<cpu::cosine_scores>);
-  m.impl("distance_scores", scores_of<cpu::distance_scores>);
-  m.impl("update_scores_", update_scores_);
-  m.impl("select_friends", select_friends);
-  m.impl("eliminate_", eliminate_);
-  m.impl("weighted_sum_", weighted_sum_);
-  m.impl("gram_and_sum_", gram_and_sum_);
-  m.impl("mimic_", mimic_);
-  m.impl("memory_update_", memory_update_);
-  m.impl("mimic_mean_", mimic_mean_);
-  m.impl("memory_total_", memory_total_);
-  m.impl("add_total_", add_total_);
+#define FASTAGG_OP(name, cpu, cuda, any, schema) FASTAGG_IF_##cpu(m.impl(#name, name);)
+#include "op_table.h"
 }
 
 }  // namespace fastagg

@@ -266,7 +266,7 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
-                 const c10::List<std::optional<at::Tensor>>& references) {
+                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept) {
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
@@ -277,10 +277,12 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
   rows.add_references(references, on.device());
+  rows.add_kept(kept, on.device());
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(rounded, "rounded");
   changed.add(peaks, "peaks");
+  changed.add_rows(rows.given_kept(), rounded.nbytes(), "kept");
   changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
   changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "corrections");
   changed.check_rows(rows.given_references(), rounded.nbytes(), "references");
@@ -289,11 +291,11 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
   with_element(rows.given_updates().dtype, [&](auto element) {
     using T = decltype(element);
-    check_launch(
-        cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
-                         largest.mutable_data_ptr<float>(), rows.updates<T>(), rows.own<const T>(),
-                         rows.references(), rows.S(), d, rows.width().value(), on.stream()),
-        "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
+    check_launch(cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
+                                  largest.mutable_data_ptr<float>(), rows.updates<T>(),
+                                  rows.own<const T>(), rows.references(), rows.kept(), rows.S(), d,
+                                  rows.width().value(), on.stream()),
+                 "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);
 }
@@ -302,7 +304,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    at::TensorList memory, at::TensorList tensors, const at::Tensor& clients,
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
-                   const std::optional<at::Tensor>& params) {
+                   const std::optional<at::Tensor>& params, at::TensorList kept) {
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
@@ -313,6 +315,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_same_device(peaks, "peaks", on.device());
   rows.add_weights(weights);
   rows.add_references(references, on.device());
+  rows.add_kept(kept, on.device());
   if (params) {
     check_tensor(*params, "params", at::kFloat, {d});
     check_same_device(*params, "params", on.device());
@@ -321,6 +324,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(peaks, "peaks");
+  changed.add_rows(rows.given_kept(), d * int64_t{sizeof(float)}, "kept");
   changed.check(total, "total");
   changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
   changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "memory");
@@ -334,8 +338,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
         cuda::memory_total(out.mutable_data_ptr<double>(), largest.mutable_data_ptr<float>(),
                            total.const_data_ptr<double>(), rows.updates<T>(), rows.own<const T>(),
                            rows.references(), rows.S(), d, rows.weights(),
-                           params ? params->const_data_ptr<float>() : nullptr, rows.width().value(),
-                           on.stream()),
+                           params ? params->const_data_ptr<float>() : nullptr, rows.kept(),
+                           rows.width().value(), on.stream()),
         "memory_total_", "updates [", rows.S(), ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);
@@ -356,23 +360,14 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
                "add_total_", "params [", d, "]");
 }
 
+constexpr auto cosine_scores = scores_of<cuda::cosine_scores>;
+constexpr auto distance_scores = scores_of<cuda::distance_scores>;
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fastagg, CUDA, m) {
-  m.impl("gram", gram);
-  m.impl("abs_max", abs_max);
-  m.impl("cosine_scores", scores_of<cuda::cosine_scores>);
-  m.impl("distance_scores", scores_of<cuda::distance_scores>);
-  m.impl("update_scores_", update_scores_);
-  m.impl("select_friends", select_friends);
-  m.impl("eliminate_", eliminate_);
-  m.impl("weighted_sum_", weighted_sum_);
-  m.impl("gram_and_sum_", gram_and_sum_);
-  m.impl("mimic_", mimic_);
-  m.impl("memory_update_", memory_update_);
-  m.impl("mimic_mean_", mimic_mean_);
-  m.impl("memory_total_", memory_total_);
-  m.impl("add_total_", add_total_);
+#define FASTAGG_OP(name, cpu, cuda, any, schema) FASTAGG_IF_##cuda(m.impl(#name, name);)
+#include "op_table.h"
 }
 
 }  // namespace fastagg

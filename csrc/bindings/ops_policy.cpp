@@ -255,11 +255,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const a
 }  // namespace
 
 TORCH_LIBRARY_IMPL(fastagg, CompositeExplicitAutograd, m) {
-  m.impl("gram_rows", gram_rows);
-  m.impl("replace_rows", replace_rows);
-  m.impl("bucketed_gram", bucketed_gram);
-  m.impl("weiszfeld", weiszfeld);
-  m.impl("clip_towards", clip_towards);
+#define FASTAGG_OP(name, cpu, cuda, any, schema) FASTAGG_IF_##any(m.impl(#name, name);)
+#include "op_table.h"
 }
 
 }  // namespace fastagg

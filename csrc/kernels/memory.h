@@ -25,9 +25,10 @@ void memory_update(float* params, double* total, const T* const* updates, float*
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel);
 
-// The total of memory_update, written to `out`; neither `total` nor memory changes. Two reads per
-// element of updates and no write:
-//   out = total + sum_s weights[s] * (m[s] - old[s])
+// The total of memory_update, written to `out`, and the new memory rows, written to `kept` if that
+// is given. Nothing that is read is changed. Two reads per element of updates, and a write for
+// `kept`:
+//   out = total + sum_s weights[s] * (m[s] - old[s]);  kept[s] = m[s]
 // with m[s] = updates[s], or params + updates[s] if params is given, and old[s] = memory[s], or
 // references[s] + memory[s] where references[s] is given. The bits are those of memory_update.
 //   out          // [d]
@@ -36,10 +37,12 @@ void memory_update(float* params, double* total, const T* const* updates, float*
 //   memory       // [S] pointers to the memory rows of the same clients, d elements each
 //   references   // [S] pointers to d floats each, or nullptr
 //   params       // [d] or nullptr
+//   kept         // [S] pointers to d floats each, written, or nullptr
 template <class T>  // float, Bfloat16 or Half
 void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
-                  const double* weights, const float* params, const Parallel& parallel);
+                  const double* weights, const float* params, float* const* kept,
+                  const Parallel& parallel);
 
 // params += lr * norm * total, or lr * (norm * total - params) if `models`.
 //   params   // [d]

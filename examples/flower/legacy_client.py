@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client for Flower's API before messages, over gRPC: run.py starts one per partition."""
+"""A client for Flower's legacy API, over gRPC. run.py starts one per partition."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class DigitsClient(NumPyClient):
         server_round = int(config["round"])
         task.set_weights(self.net, parameters)
         samples = task.train(self.net, self.partition, self.clients, server_round)
-        arrays = faults.suffer(
+        arrays = faults.inject(
             self.trouble, server_round, self.partition, self.timeout, task.weights(self.net)
         )
-        # The partition is what the server knows this client by, after every connection.
+        # The server identifies this client by its partition, also after it has reconnected.
         return arrays, samples, {"partition-id": self.partition}
 
 
@@ -45,10 +45,10 @@ def main() -> None:
     while True:
         try:
             start_client(server_address=options.address, client=client.to_client())
-        except (RuntimeError, grpc.RpcError) as error:  # its own failure, or it was too late
+        except (RuntimeError, grpc.RpcError) as error:  # an injected error, or a timeout
             print(f"connecting again after {error!r}", flush=True)
         else:
-            return  # the server has said that it is over
+            return  # the server has ended the run
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server for Flower's API before messages, over gRPC: run.py starts it."""
+"""The server for Flower's legacy API, over gRPC. run.py starts it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fastagg.integrations.flower import FastAggLegacyStrategy
 
 
 class Logged(FastAggLegacyStrategy):
-    """Also writes who took part in which round to a file, for run.py to compare."""
+    """Also writes the clients of every round to a file, from which run.py repeats the run."""
 
     log: RoundLog
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        with self.server.held():  # no signal comes between a round and its line
+        with self.server.held():  # no signal arrives between a round and its line in the file
             result = super().aggregate_fit(server_round, results, failures)
             self.log.append(self.last_report, self.server.params)
         return result
@@ -33,12 +33,16 @@ def main() -> None:
     parser.add_argument("--address", required=True)
     parser.add_argument("--rule", default="fdms")
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5, help="of the whole run")
-    parser.add_argument("--timeout", type=float, default=60.0, help="of a round, in seconds")
-    parser.add_argument("--out", type=Path, default=Path("rounds.jsonl"))
-    parser.add_argument("--checkpoint", help="file that holds the state of the run")
-    parser.add_argument("--checkpoint-every", type=int, default=1, help="so many rounds")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the whole run")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="time limit of a round, in seconds"
+    )
+    parser.add_argument("--out", type=Path, default=Path("rounds.jsonl"), help="file of the rounds")
+    parser.add_argument("--checkpoint", help="file for the state of the run")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=1, help="rounds between two checkpoints"
+    )
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint")
     options = parser.parse_args()
     strategy = Logged(
         options.rule,
@@ -58,7 +62,7 @@ def main() -> None:
         server_address=options.address,
         strategy=strategy,
         config=ServerConfig(
-            num_rounds=options.rounds - done,  # it counts from 1 again
+            num_rounds=options.rounds - done,  # Flower counts from 1 again
             round_timeout=options.timeout,
         ),
     )

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole federation on this machine: a Flower server and its clients as processes of their own.
+"""A whole federation on this machine: a Flower server and its clients in separate processes.
 
     python run.py --api message --faults "2.0=crash 3.1=late 3.2=error 4.3=nan"
 
-starts Flower's SuperLink and one SuperNode per client, runs the app in this folder, and brings
-back clients that have died. ``--api legacy`` does the same with gRPC streams between
-``legacy_server.py`` and ``legacy_client.py``. ``--stop-after`` stops the server by a signal, which
-is when it writes its only checkpoint, and lets another one go on from there. At the end the same
-rounds are computed again by fastagg's own simulation, told only who was there: the models are the
-same to the bit.
+starts Flower's SuperLink and one SuperNode per client, runs the app in this folder, and restarts
+clients that have died. ``--api legacy`` does the same with gRPC streams between
+``legacy_server.py`` and ``legacy_client.py``. ``--stop-after`` stops the server by a signal, upon
+which it writes its only checkpoint, and starts another server that resumes from it. At the end
+fastagg's own simulation computes the same rounds from the list of active clients alone; the models
+have the same bits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody uses now."""
+    """Return unused ports of the loopback interface."""
     sockets = [socket.socket() for _ in range(count)]
     for sock in sockets:
         sock.bind(("127.0.0.1", 0))
@@ -46,7 +46,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def command(name: str) -> str:
-    """A command of Flower, beside this Python or on the path."""
+    """Return the path of a command of Flower, next to this Python or on the PATH."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -55,7 +55,7 @@ def command(name: str) -> str:
 
 
 class Federation:
-    """The processes, each in a group of its own, with their output in files of ``folder``."""
+    """The processes, each in its own process group, with their logs in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,8 +85,8 @@ class Federation:
         self._running[name] = (list(argv), process)
         return process
 
-    def bring_back(self) -> None:
-        """Start what has died again."""
+    def restart_clients(self) -> None:
+        """Start clients that have died again."""
         for name, (argv, process) in list(self._running.items()):
             if process.poll() is not None and name.startswith("client"):
                 self.start(name, *argv)
@@ -97,19 +97,26 @@ class Federation:
         deadline: float,
         until: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Bring clients back until ``main`` has ended, well or not, or ``until()`` holds."""
+        """Restart clients until ``main`` has ended, or ``until()`` is true.
+
+        Raises SystemExit if ``main`` fails, or at the ``deadline``.
+        """
         while main.poll() is None:
             if until():
                 return
             if time.monotonic() > deadline:
-                raise SystemExit(f"took too long; the logs are in {self.folder}")
-            self.bring_back()
+                raise SystemExit(
+                    f"--deadline: the run took too long; the logs are in {self.folder}"
+                )
+            self.restart_clients()
             time.sleep(0.2)
         if main.returncode != 0:
-            raise SystemExit(f"ended with status {main.returncode}; the logs are in {self.folder}")
+            raise SystemExit(
+                f"the server ended with status {main.returncode}; the logs are in {self.folder}"
+            )
 
     def stop(self) -> None:
-        """End every process and what it has started."""
+        """Kill all process groups."""
         for _, process in self._running.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -119,7 +126,7 @@ class Federation:
 
 
 def run_legacy(federation: Federation, options: argparse.Namespace, out: Path) -> None:
-    """Server and clients of the API before messages, over gRPC."""
+    """Run server and clients of Flower's legacy API, over gRPC."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     shared = [f"--address={address}", f"--clients={options.clients}"]
     shared.append(f"--timeout={options.timeout}")
@@ -152,7 +159,7 @@ def stop_server(
     out: Path,
     deadline: float,
 ) -> None:
-    """Send the signal once enough rounds are done; returns when ``main`` has ended, too."""
+    """Send the signal once enough rounds are done, and wait until ``main`` has ended."""
     federation.supervise(main, deadline, lambda: lines_of(out) >= options.stop_after)
     os.kill(rounds.read(out)[-1]["pid"], signal.Signals[options.stop_signal])
     main.wait(60.0)
@@ -164,7 +171,7 @@ def lines_of(path: Path) -> int:
 
 
 def run_message(federation: Federation, options: argparse.Namespace, out: Path) -> None:
-    """SuperLink, SuperNodes and ``flwr run``."""
+    """Run Flower's SuperLink, the SuperNodes and ``flwr run``."""
     port, *ports = free_ports(1 + options.clients)
     address = f"127.0.0.1:{port}"
     home = federation.folder / "flwr"
@@ -215,7 +222,7 @@ def start_run(federation: Federation, config: Mapping[str, str | float]) -> subp
 
 
 def wait_for_port(port: int, server: subprocess.Popen[bytes], deadline: float) -> None:
-    """Return once ``server`` listens."""
+    """Wait until ``server`` listens on the port."""
     while True:
         try:
             socket.create_connection(("127.0.0.1", port), 1.0).close()
@@ -227,10 +234,10 @@ def wait_for_port(port: int, server: subprocess.Popen[bytes], deadline: float) -
 
 
 def compare(options: argparse.Namespace, folder: Path, out: Path) -> bool:
-    """Compute the rounds again in the simulation; print both, and return whether all agree."""
+    """Repeat the rounds in fastagg's simulation; print them; return whether all models agree."""
     lines = rounds.read(out)
     if len(lines) != options.rounds:
-        print(f"{len(lines)} of {options.rounds} rounds were done; the logs are in {folder}")
+        print(f"only {len(lines)} of {options.rounds} rounds were done; the logs are in {folder}")
         return False
     trace = folder / "active.csv"
     write_trace(trace, [line["active"] for line in lines])
@@ -260,16 +267,24 @@ def main() -> int:
     parser.add_argument("--rule", default="fdms")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--timeout", type=float, default=60.0, help="of a round, in seconds")
-    parser.add_argument("--faults", default="", help="what goes wrong, as in faults.py")
-    parser.add_argument("--deadline", type=float, default=600.0, help="of everything, in seconds")
-    parser.add_argument("--folder", type=Path, help="for logs and rounds; default: a new one")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="time limit of a round, in seconds"
+    )
+    parser.add_argument(
+        "--faults", default="", help="faults of clients, ROUND.CLIENT=KIND ... (see faults.py)"
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=600.0, help="time limit of the whole run, in seconds"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for logs and rounds; default: a new temporary folder"
+    )
     parser.add_argument(
         "--stop-after",
         type=int,
         default=0,
         metavar="ROUND",
-        help="stop the server after this round and let it go on",
+        help="stop the server after this round and start another one that resumes the run",
     )
     parser.add_argument("--stop-signal", choices=("SIGTERM", "SIGINT"), default="SIGTERM")
     options = parser.parse_args()

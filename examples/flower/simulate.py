@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FDMS against FedAvg in Flower's own simulation engine, with half of the clients away.
+"""Compare FDMS with FedAvg in Flower's simulation engine, with half of the clients absent.
 
     python simulate.py --rounds 60 --out results
 
-20 clients in 5 groups of two digits each. In every round 10 of them answer with an error, never a
-whole group, which is what FL-FDMS assumes; ``--process exact`` draws them uniformly.
+There are 20 clients in 5 groups; each group has two of the ten digits. In every round 10 clients
+answer with an error, but never a whole group, as FL-FDMS assumes. ``--process exact`` draws them
+uniformly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fastagg_sim.simulation import Simulation
 
 
 def accuracies(rule: str, rounds: int, process: str, alpha: float) -> tuple[list[float], str]:
-    """The accuracy after every round, and the fingerprint of the last model."""
+    """Return the accuracy after every round, and the hash of the last model."""
     curve: list[float] = []
     last = ""
     app = ServerApp()
@@ -65,7 +66,7 @@ def accuracies(rule: str, rounds: int, process: str, alpha: float) -> tuple[list
 
 
 def of_our_simulation(rule: str, rounds: int, process: str, alpha: float) -> str:
-    """The fingerprint of the last model of the same run in fastagg's own simulation."""
+    """Return the hash of the last model of the same run in fastagg's own simulation."""
     away = Dropout(process, {"alpha": alpha})
     simulation = Simulation(task.job(rule, CLIENTS, rounds, away, groups=GROUPS))
     while not simulation.done:
@@ -74,7 +75,7 @@ def of_our_simulation(rule: str, rounds: int, process: str, alpha: float) -> str
 
 
 def write(folder: Path, curves: list[Curve]) -> None:
-    """accuracy.csv, a row for each rule and round, and accuracy.png."""
+    """Write accuracy.csv, with a row for each rule and round, and accuracy.png."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "accuracy.csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -92,12 +93,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rules", nargs="+", default=["fedavg", "fdms"])
     parser.add_argument("--process", default="cluster-floor", choices=("cluster-floor", "exact"))
-    parser.add_argument("--alpha", type=float, default=0.5, help="fraction that is away")
+    parser.add_argument(
+        "--alpha", type=float, default=0.5, help="dropout ratio: the fraction of absent clients"
+    )
     parser.add_argument("--out", type=Path, help="folder for accuracy.csv and accuracy.png")
     options = parser.parse_args()
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # no traceback for everybody who is away
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # no tracebacks of absent clients
     last = min(10, options.rounds)
     curves = []
     for rule in options.rules:

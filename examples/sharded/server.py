@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server on several processes or machines: each has some columns of everything.
+"""A server on several processes or machines, each of which stores some of the columns.
 
     torchrun --nproc-per-node 2 examples/sharded/server.py FOLDER --rounds 6
 
-On more machines: ``torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint
-HOST:29400 ...``, with FOLDER on a file system that all of them see. A run that was stopped goes on
-from its last checkpoint, bit-identically, also with another number of processes.
+On several machines: ``torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint
+HOST:29400 ...``, with FOLDER on a shared file system. An interrupted run resumes from its last
+checkpoint bit-identically, also with another number of processes.
 
-Clients are made up here: in every round, half of them leave an update as a safetensors file.
+The clients are simulated: in every round, half of them write an update to a safetensors file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def active_clients(t: int) -> list[int]:
 
 
 def clients_upload(folder: Path, t: int) -> None:
-    """What the network would bring: one file for each active client."""
+    """Write one file per active client, as if received over the network."""
     for client in active_clients(t):
         generator = torch.Generator().manual_seed(1000 * t + client)
         update = {name: torch.randn(x.shape, generator=generator) for name, x in MODEL.items()}
@@ -47,7 +47,7 @@ def main() -> None:
     arguments.add_argument("--rule", default="fdms")
     options = arguments.parse_args()
 
-    # A rank that is gone is an error on the others after this time at the latest.
+    # If a rank dies, the others raise an error after at most this time.
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     layout = FlatLayout.from_state_dict(MODEL)
     checkpoint = options.folder / "checkpoint"

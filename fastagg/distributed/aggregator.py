@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An aggregator whose columns are spread over ranks."""
+"""An aggregator whose columns are spread over the ranks of ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
-from fastagg.buffer import Clients
-from fastagg.cohort import Updates, read_cohort
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.options import read_size
 from fastagg.registry import make
+from fastagg.updates.buffer import Clients
+from fastagg.updates.cohort import Updates, read_cohort
 
 
 class Loaded(NamedTuple):
-    """What a checkpoint had: see :meth:`ShardedAggregator.save`."""
+    """The content of a checkpoint; see the arguments of :meth:`ShardedAggregator.save`.
+
+    Attributes:
+        aggregator: the aggregator, with this rank's columns.
+        columns: this rank's part of the further tensors.
+        notes: the notes.
+    """
 
     aggregator: ShardedAggregator
     columns: dict[str, Tensor]
@@ -32,44 +38,50 @@ class Loaded(NamedTuple):
 
 
 class ShardedAggregator:
-    """Any rule, with parameters, updates and memory spread by columns over ranks.
+    """Any rule, with the columns of parameters, updates and memory spread over ranks.
 
-    Every rank holds the columns [begin, end) of everything that has d of them, and a copy of
-    everything else (scores, counts, weights). All ranks make the same calls with the same clients,
-    in the same order of calls. What travels is S x S or K x K numbers and a few messages.
+    Every rank holds the columns [begin, end) of every vector and matrix with d columns, and a copy
+    of everything else (scores, counts, weights). All ranks must make the same calls in the same
+    order, with the same clients. Ranks exchange results of S x S or K x K numbers and a few
+    messages, never rows.
 
     **Bits.** Reports, parameters and state are bit-identical for any number of ranks with the same
-    ``segment``, and the same as in one process if that is its segment too: always with
-    d >= 2^20 columns a rank, the default. With smaller shards the default segment is smaller; then
-    only sums inside Gram matrices are taken in another order, which changes their entries by
-    less than 1e-8 of the product of the two norms. Ranks whose processors or libraries do not give
-    the same bits are refused at the beginning.
+    ``segment``. They also equal those of a single process if its segment is the same, which is so
+    by default with 2^20 columns per rank or more. With fewer columns per rank the default segment
+    is smaller. Then only the sums inside Gram matrices are computed in another order, which changes
+    an entry by less than 1e-8 of the product of the two norms. The constructor refuses ranks whose
+    processors or libraries compute different bits.
 
-    **Failures.** A step that one rank refuses is refused on all, and changes nothing on any: ranks
-    agree on arguments before, and on the result just before writing. If a rank is gone the others
-    get a :class:`RankError` within the timeout of the process group, parameters and state being as
-    before the step (a rank lost in the instant after the agreement may leave the others one step
-    ahead of it). Then start all again from the last checkpoint.
+    **Failures.** A step that one rank refuses is refused on all ranks and changes nothing on any:
+    ranks agree on the arguments before they compute, and on the result just before they write. If a
+    rank is gone, the others raise a :class:`RankError` within the timeout of the process group, and
+    their parameters and state are as before the step. (If the rank is lost just after the agreement
+    on the result, the others may be one step ahead of it.) Then start all ranks again from the last
+    checkpoint.
 
     Args:
         rule: one of :func:`fastagg.available`.
         num_clients: K.
-        num_params: d, of all ranks together.
-        group: ``torch.distributed`` process group, of gloo or NCCL; None: all ranks. One that is
-            given is kept: drop the aggregator before ``destroy_process_group``.
-        segment: columns of a segment, of which each rank has whole ones; None: 2^20, see above.
-        **options: those of the rule, the same on all ranks.
+        num_params: d, the number of columns of all ranks together.
+        group: ``torch.distributed`` process group with gloo or NCCL; None is the default group.
+            NCCL without gloo is experimental: it has not run on a GPU yet. The aggregator keeps a
+            reference to a given group: delete it before ``destroy_process_group``.
+        segment: columns of a segment; each rank gets whole segments. None is 2^20, or less as
+            described above.
+        **options: options of the rule, the same on all ranks.
 
     Attributes:
-        bounds: the columns of each rank.
-        begin, end: this rank's.
-        num_own: how many these are.
-        local: the rule with this rank's columns.
+        bounds: the columns (begin, end) of each rank.
+        begin, end: the columns of this rank.
+        num_own: number of columns of this rank, end - begin.
+        local: the rule, with this rank's columns.
 
     Raises:
-        RuntimeError: ``torch.distributed`` is not initialised, or has only NCCL and no GPU.
-        RankError: ranks were given something different, or are gone.
-        TypeError, ValueError: as the rule does; the group has neither gloo nor NCCL.
+        RuntimeError: ``torch.distributed`` is not initialised, or has only NCCL and this process
+            sees no GPU.
+        RankError: ranks have different arguments or compute different bits, or a rank is gone.
+        TypeError, ValueError: an option of the rule is wrong, or the group has neither gloo nor
+            NCCL.
     """
 
     def __init__(
@@ -110,7 +122,7 @@ class ShardedAggregator:
 
     @property
     def max_norm(self) -> float | None:
-        """The largest norm that a row may have, over the columns of all ranks; set it on all."""
+        """The largest norm that a row may have, over all columns; set it on all ranks."""
         return self.local.max_norm
 
     @max_norm.setter
@@ -122,7 +134,7 @@ class ShardedAggregator:
         return self.local.num_clients
 
     def own(self, whole: Tensor) -> Tensor:
-        """This rank's columns of [..., d]: a new tensor [..., num_own]."""
+        """Copy this rank's columns of a tensor [..., d] into a new tensor [..., num_own]."""
         if whole.shape[-1] != self.num_params:
             raise ValueError(
                 f"whole: expected a last dimension of {self.num_params}, got {list(whole.shape)}"
@@ -130,7 +142,10 @@ class ShardedAggregator:
         return whole[..., self.begin : self.end].clone(memory_format=torch.contiguous_format)
 
     def gather(self, own: Tensor) -> Tensor:
-        """[..., d] on all ranks, from every rank's [..., num_own]. For models that fit."""
+        """Assemble [..., d] from the columns [..., num_own] of every rank.
+
+        All ranks must call it. Every rank gets the whole tensor, which must fit into its memory.
+        """
         if own.shape[-1] != self.num_own:
             raise ValueError(
                 f"own: expected a last dimension of {self.num_own}, got {list(own.shape)}"
@@ -139,23 +154,24 @@ class ShardedAggregator:
 
     @torch.no_grad()
     def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
-        """:meth:`fastagg.Aggregator.step` on this rank's columns; all ranks must call it.
+        """Run :meth:`fastagg.Aggregator.step` on this rank's columns. All ranks must call it.
 
         Args:
             params: [num_own] float32; changed in place.
-            updates: [S, num_own] float32, or any other form that a rule takes.
+            updates: [S, num_own] float32, or any other form that :meth:`fastagg.Aggregator.step`
+                takes.
             clients: S ids, the same on all ranks, in any order.
 
         Returns:
-            The same report on all ranks.
+            The report, the same on all ranks.
 
         Raises:
-            TypeError, ValueError, IndexError: on the rank whose arguments are wrong, or on all
-                ranks where the updates are (not finite, too large).
-            RankError: another rank refused, has other arguments, or is gone.
+            TypeError, ValueError, IndexError: the arguments of this rank are wrong, or, on all
+                ranks, updates are not finite or too large.
+            RankError: another rank refused the step or has other arguments, or a rank is gone.
         """
         error: Exception | None = None
-        meant: list[object] = []
+        common: list[object] = []  # must be equal on all ranks
         try:
             cohort = read_cohort(
                 params,
@@ -166,16 +182,16 @@ class ShardedAggregator:
                 device=self.local.device,
             )
             local = self.local
-            meant = [cohort.clients, cohort.streamed]
-            meant += [local.server_lr, local.nonfinite, local.max_norm]
-        except Exception as found:  # raised again by agree, after the other ranks know
+            common = [cohort.clients, cohort.streamed]
+            common += [local.server_lr, local.nonfinite, local.max_norm]
+        except Exception as found:  # agree raises it after the other ranks know of it
             error = found
-        self._ranks.agree("the arguments of the step", meant, error)
+        self._ranks.agree("the arguments of the step", common, error)
         with self._ranks.failing_together("the step"):
             return self.local.step(params, updates, clients)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A copy of this rank's state."""
+        """Return a copy of this rank's state."""
         return self.local.state_dict()
 
     def save(
@@ -185,19 +201,20 @@ class ShardedAggregator:
         columns: Mapping[str, Tensor] | None = None,
         notes: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a checkpoint: one file a rank and a manifest. All ranks must call it.
+        """Write a checkpoint: one file per rank and a manifest. All ranks must call it.
 
-        A crash at any moment leaves the checkpoint that was there before, or the new one.
+        A crash at any moment leaves either the previous checkpoint or the new one.
 
         Args:
-            folder: on a file system that all ranks share; made if it does not exist.
-            columns: further tensors [..., num_own] to keep beside the state and to be split like
-                it, such as ``{"params": params}``.
-            notes: what else to keep, such as the number of rounds: what JSON holds. Rank 0's are.
+            folder: a folder on a file system that all ranks share; created if it does not exist.
+            columns: further tensors [..., num_own] to store with the state and spread over ranks
+                like it, such as ``{"params": params}``.
+            notes: further values to store, such as the number of rounds; anything that JSON
+                represents. The notes of rank 0 are stored, those of other ranks are ignored.
 
         Raises:
-            RankError: a rank could not write; the folder then has the old checkpoint.
-            OSError, ValueError: on the rank that could not.
+            OSError, ValueError: this rank could not write. The previous checkpoint is unchanged.
+            RankError: another rank could not write. The previous checkpoint is unchanged.
         """
         columns = columns or {}
         with self._ranks.failing_together("the columns of the checkpoint"):
@@ -210,7 +227,7 @@ class ShardedAggregator:
         state = self.local.live_state()
         split = {name: state.pop(name) for name in sorted(self.local.column_state & set(state))}
         if self._ranks.rank > 0:
-            state.clear()  # the same everywhere: rank 0 writes it
+            state.clear()  # equal on all ranks, so only rank 0 writes it
         manifest = storage.Manifest(
             rule=self.local.name,
             num_params=self.num_params,
@@ -230,26 +247,29 @@ class ShardedAggregator:
         group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> Loaded:
-        """Go on from :meth:`save`, bit-identically, with any number of ranks up to the segments'.
+        """Load a checkpoint of :meth:`save`; later steps are bit-identical. All ranks must call it.
+
+        The number of ranks may differ from that of :meth:`save`; it is at most the number of
+        segments.
 
         Args:
-            folder: of the checkpoint.
+            folder: folder of the checkpoint.
             group: as for the constructor.
-            **options: to be other than they were, such as ``memory_folder``.
+            **options: options that replace the stored ones, such as ``memory_folder``.
 
         Returns:
             The aggregator, this rank's part of the further tensors, and the notes.
 
         Raises:
-            FileNotFoundError, ValueError: there is no checkpoint, or it is damaged.
-            RankError: on the other ranks.
+            FileNotFoundError, ValueError: this rank found no checkpoint, or a damaged one.
+            RankError: another rank could not load it.
         """
         ranks = Ranks(group)
         error: Exception | None = None
         manifest = None
         try:
             manifest, saved = storage.read_manifest(folder)
-        except Exception as found:  # raised again by agree
+        except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         ranks.agree("reading the checkpoint", manifest, error)
         assert manifest is not None
@@ -259,7 +279,7 @@ class ShardedAggregator:
         further: dict[str, Tensor] = {}
         try:
             state, further = storage.read(folder, manifest, agg.begin, agg.end)
-        except Exception as found:  # raised again by agree
+        except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         ranks.agree("reading the checkpoint", error=error)
         with ranks.succeeding_together("loading the state"):
@@ -275,7 +295,11 @@ class ShardedAggregator:
 
 
 def _numerics() -> list[object]:
-    """What must be equal for ranks to draw the same conclusions from the same numbers."""
+    """Return torch's version and the results of a small computation, to be compared over ranks.
+
+    Policies run on every rank. They draw the same conclusions from the same numbers only if
+    processors and libraries compute the same bits.
+    """
     probe = torch.arange(1, 4 * 1024 + 1, dtype=torch.float32).reciprocal_().view(4, 1024)
     gram = ops.gram(probe, dtype=torch.float64)
     scores = ops.cosine_scores(gram)

@@ -1,43 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks say to each other: sums in rank order, maxima, and whether all agree.
+"""Communication of ranks: sums in the order of ranks, maxima, and agreement.
 
-Everything that travels is a tensor of a known size; nothing is pickled.
+Ranks send only tensors of known sizes; nothing is pickled.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastagg.aggregator import StepReport
-from fastagg.columns import Columns
+from fastagg.updates.columns import Columns
 
-_DIGEST = 32
-_TEXT = 479  # with status and digest, a message has 512 bytes
-_MAGNITUDE = 0x7FFFFFFF
+_DIGEST = 32  # bytes of a SHA-256 digest
+_TEXT = 479  # bytes of an error's text: with status and digest, a message has 512 bytes
+_MAGNITUDE = 0x7FFFFFFF  # all bits of a float32 but its sign
 
 
 class RankError(RuntimeError):
-    """Another rank failed, is gone, or was about to do something else.
+    """Another rank failed, is gone, or made a different call.
 
     Parameters and state of this rank are as before the call. If a rank is gone, the process group
-    is of no use any more: end the processes and start them again from the last checkpoint.
+    can no longer be used: end all processes and start them again from the last checkpoint.
     """
 
 
 class Ranks:
-    """The collectives of one process group.
+    """The collective operations of one process group. All ranks must call them in the same order.
 
     Args:
-        group: of ``torch.distributed``; None: all ranks.
+        group: ``torch.distributed`` process group; None is the default group.
 
     Attributes:
-        rank, size: of this process, and of the group.
+        rank: rank of this process in the group.
+        size: number of ranks in the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -46,8 +46,8 @@ class Ranks:
                 "torch.distributed is not initialised: launch with torchrun and call "
                 "torch.distributed.init_process_group first"
             )
-        # None stays None: destroy_process_group must find the last reference to the group. One that
-        # lives on until the interpreter ends takes threads of gloo with it, which then abort.
+        # Keep None instead of the default group: a reference to it would keep the group alive after
+        # destroy_process_group, and gloo's threads abort if they run when the interpreter ends.
         self.group = group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
@@ -55,18 +55,28 @@ class Ranks:
 
     @contextmanager
     def _talk(self, what: str) -> Iterator[None]:
+        """Turn errors of communication into a :class:`RankError`; ``what`` is for its message."""
         try:
             yield
-        except RuntimeError as error:  # torch has no narrower class for gloo's
+        except RuntimeError as error:  # torch has no narrower class for errors of gloo
             raise RankError(
                 f"rank {self.rank} of {self.size} got no answer in {what}: another rank is gone, "
-                f"has failed or is too late ({error}). Parameters and state are as before; start "
-                "all ranks again from the last checkpoint"
+                f"has failed or exceeds the timeout ({error}). Parameters and state are as before; "
+                "start all ranks again from the last checkpoint"
             ) from error
 
     def add_in_order(self, parts: list[Tensor]) -> Tensor:
-        """((p_0 + p_1) + p_2) + ... over the parts of rank 0, then of rank 1, ...: the same bits
-        however they are spread. Each rank has at least one part, all [n] float64."""
+        """Compute ((p_0 + p_1) + p_2) + ... over the parts of rank 0, then of rank 1, and so on.
+
+        The order of additions is fixed, so the bits do not depend on how parts are spread over
+        ranks.
+
+        Args:
+            parts: at least one part of this rank, all [n] float64.
+
+        Returns:
+            [n] float64, the same on all ranks.
+        """
         self.agree("a sum over columns")
         total = parts[0].to(self._device)
         rest = parts[1:]
@@ -82,7 +92,7 @@ class Ranks:
         return total.to(parts[0].device)
 
     def largest(self, values: Tensor) -> Tensor:
-        """The largest over ranks, [n] int32."""
+        """Return the elementwise maximum over ranks, [n] int32."""
         self.agree("a maximum")
         wire = values.to(self._device, copy=True)
         with self._talk("a maximum"):
@@ -90,18 +100,18 @@ class Ranks:
         return wire.to(values.device)
 
     def agree(self, what: str, same: object = None, error: Exception | None = None) -> None:
-        """Go on only if all ranks can, and mean the same by it.
+        """Return only if no rank has failed and all ranks make the same call.
 
-        All that ranks do together begins with this, so a rank that has failed can call it, whatever
-        the others are about to do.
+        Every collective operation begins with this call. So a rank that has failed can call it with
+        its error, whatever operation the other ranks are about to begin, and is heard.
 
         Args:
-            what: the ranks are about to do; must be the same.
-            same: what else must be, as :func:`digest_of` takes it.
-            error: why this rank cannot go on; raised here after the others know.
+            what: name of the operation, for messages; must be equal on all ranks.
+            same: values that must also be equal on all ranks, as :func:`digest_of` takes them.
+            error: the error of this rank; raised here after the other ranks know of it.
 
         Raises:
-            RankError: another rank cannot go on, or means something else.
+            RankError: another rank has failed, or its ``what`` or ``same`` differ.
         """
         digest = digest_of([what, same])
         text = "" if error is None else f"{type(error).__name__}: {error}"
@@ -121,15 +131,16 @@ class Ranks:
         if different:
             raise RankError(
                 f"{what}: expected the same on all ranks, but rank(s) {different} differ from rank "
-                f"{self.rank}"
+                f"{self.rank}; every rank must make the same call with equal arguments, and have "
+                "the same libraries and instruction sets (FASTAGG_ISA, ATEN_CPU_CAPABILITY)"
             )
 
     @contextmanager
     def failing_together(self, what: str) -> Iterator[None]:
-        """An error on this rank is one on all."""
+        """Tell the other ranks of an error within this context, so that all ranks raise."""
         try:
             yield
-        except RankError:  # they know
+        except RankError:  # the other ranks know already
             raise
         except Exception as error:
             self.agree(what, error=error)
@@ -137,13 +148,16 @@ class Ranks:
 
     @contextmanager
     def succeeding_together(self, what: str) -> Iterator[None]:
-        """The same for what ends without a message: nobody goes on before all have done it."""
+        """Like :meth:`failing_together`, but also wait until all ranks have succeeded.
+
+        For work that does not end with a collective operation.
+        """
         with self.failing_together(what):
             yield
         self.agree(what)
 
     def share(self, value: int) -> int:
-        """Rank 0's value, in [0, 2^62)."""
+        """Return rank 0's value, in [0, 2^62), on all ranks."""
         self.agree("a broadcast")
         wire = torch.tensor([value], dtype=torch.int64, device=self._device)
         with self._talk("a broadcast"):
@@ -151,7 +165,12 @@ class Ranks:
         return int(wire)
 
     def gather_columns(self, own: Tensor, bounds: list[tuple[int, int]]) -> Tensor:
-        """[..., d] from every rank's columns [..., n], on all ranks."""
+        """Assemble [..., d] from every rank's columns [..., n], on all ranks.
+
+        Args:
+            own: columns of this rank.
+            bounds: columns (begin, end) of every rank.
+        """
         self.agree("gathering columns", [own.shape[:-1], own.dtype])
         whole = own.new_empty(*own.shape[:-1], bounds[-1][1])
         with self._talk("gathering columns"):
@@ -163,21 +182,22 @@ class Ranks:
         return whole
 
     def _global(self, rank: int) -> int:
+        """Return the rank in the default group, which the functions of torch expect."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
 def message_device(backends: str) -> torch.device:
-    """Where messages must be to be sent: on the CPU if gloo is there, else, for NCCL, on a GPU.
+    """Return the device of messages: the CPU if the group has gloo, otherwise a GPU, for NCCL.
 
-    The aggregator's own device does not matter. What ranks send is small and made on the CPU by
-    policies, so NCCL is used only where it is all there is.
+    The device of the aggregator does not matter: messages are small and computed on the CPU by
+    policies. So NCCL is used only if the group has nothing else.
 
     Args:
-        backends: as ``torch.distributed.get_backend_config`` has them, ``"cpu:gloo,cuda:nccl"``.
+        backends: from ``torch.distributed.get_backend_config``, such as ``"cpu:gloo,cuda:nccl"``.
 
     Raises:
-        ValueError: there is neither gloo for the CPU nor NCCL for GPUs.
-        RuntimeError: there is only NCCL, and this process sees no GPU.
+        ValueError: the group has neither gloo for the CPU nor NCCL for GPUs.
+        RuntimeError: the group has only NCCL, and this process sees no GPU.
     """
     by_device = dict(pair.split(":") for pair in backends.split(","))
     if by_device.get("cpu") == "gloo":
@@ -190,14 +210,15 @@ def message_device(backends: str) -> torch.device:
 
 
 class ShardedColumns(Columns):
-    """Each rank has some of the columns; results that take all of them are the same everywhere.
+    """The columns of this rank; results over all columns are combined with those of other ranks.
 
-    Gram matrices of segments are added in the order of segments, as one process would; maxima do
-    not depend on order. So is what follows from them, bit for bit.
+    Gram matrices of segments are added in the order of segments, as in one process, and maxima do
+    not depend on order. So these results are bit-identical on all ranks and to those of one
+    process.
 
     Args:
         segment: columns of a segment.
-        ranks: who has the others.
+        ranks: the ranks over which the columns are spread.
     """
 
     def __init__(self, segment: int, ranks: Ranks) -> None:
@@ -220,20 +241,23 @@ class ShardedColumns(Columns):
         return gram
 
     def join_peaks(self, peaks: Tensor) -> Tensor:
-        # Magnitudes order as their bits do; a NaN's are the largest of all.
+        # As integers, the bits of magnitudes are in the same order; those of NaN are the largest.
         bits = self._ranks.largest(peaks.contiguous().view(torch.int32) & _MAGNITUDE)
         return bits.view(torch.float32)
 
     def join_flags(self, flags: Tensor) -> Tensor:
         return self._ranks.largest(flags.to(torch.int32)) > 0
 
-    def agree(self, report: StepReport) -> None:
-        tensors = [report.active, report.rejected, report.weights, report.friends]
-        self._ranks.agree("the result of the step", tensors)
+    def agree(self, results: Sequence[Tensor | None]) -> None:
+        self._ranks.agree("the result of the step", list(results))
 
 
 def digest_of(values: Iterable[object]) -> bytes:
-    """32 bytes that are equal for equal values: tensors, numbers, strings and what has them."""
+    """Return 32 bytes that are equal for equal values.
+
+    Values may be tensors, numbers, strings, and lists, tuples and dicts of these. Of a callable
+    only the name of its class counts, because its address differs between processes.
+    """
     digest = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -243,7 +267,7 @@ def digest_of(values: Iterable[object]) -> bytes:
             digest.update(digest_of(value))
         elif isinstance(value, dict):
             digest.update(digest_of(sorted(value.items())))
-        elif callable(value):  # its address would differ
+        elif callable(value):
             digest.update(type(value).__qualname__.encode())
         else:
             digest.update(repr(value).encode())

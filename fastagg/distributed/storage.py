@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint of several ranks: a folder with one file a rank, and a manifest that names them.
+"""The checkpoint of several ranks: a folder with one file per rank and a manifest that names them.
 
-Each file is an ordinary checkpoint of the rank's columns; what is not split is in rank 0's. Files
-have names that were never used before, and the manifest is replaced atomically once all of them are
-there: a crash leaves the old checkpoint or the new one. Files that no manifest names are deleted by
-the next save that succeeds.
+Each file is an ordinary checkpoint of the rank's columns. State without columns is in the file of
+rank 0. Every save uses new file names and replaces the manifest atomically once all files exist, so
+a crash leaves either the old checkpoint or the new one. The next successful save deletes files that
+are not in the manifest.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ import torch
 from torch import Tensor
 
 from fastagg import checkpoint
+from fastagg.checkpoint.tensor_file import RowsOf
 from fastagg.distributed.ranks import Ranks
-from fastagg.tensor_file import RowsOf
 
 FORMAT = "fastagg.sharded"
 VERSION = 1
 MANIFEST = "manifest.json"
-_FURTHER = "columns."
-_FILE = re.compile(r"[0-9a-f]{16}-\d{5,}-of-\d{5,}\.safetensors")  # what Manifest.file gives
+_FURTHER = "columns."  # prefix of further tensors in a file
+_FILE = re.compile(r"[0-9a-f]{16}-\d{5,}-of-\d{5,}\.safetensors")  # names from Manifest.file
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the files of a checkpoint are.
+    """The description of a checkpoint.
 
     Attributes:
-        rule, num_params, segment: of the aggregator.
-        bounds: the columns of each file.
-        generation: what the files' names begin with.
-        split: names of the state that is split by columns.
+        rule, num_params, segment: as for the aggregator.
+        bounds: the columns (begin, end) of each file.
+        generation: prefix of the files' names, new for each save.
+        split: names of the state tensors that are spread by columns.
         columns: names of the further tensors.
-        notes: of the caller.
+        notes: notes of the caller.
     """
 
     rule: str
@@ -55,11 +55,12 @@ class Manifest:
     notes: dict[str, Any]
 
     def file(self, rank: int) -> str:
+        """Return the name of a rank's file."""
         return f"{self.generation}-{rank:05}-of-{len(self.bounds):05}.safetensors"
 
 
 def new_generation(ranks: Ranks) -> str:
-    """A name that no checkpoint had before, the same on all ranks."""
+    """Return a random prefix of file names, the same on all ranks."""
     return f"{ranks.share(secrets.randbits(62)):016x}"
 
 
@@ -71,10 +72,11 @@ def write(
     columns: Mapping[str, Tensor],
     ranks: Ranks,
 ) -> None:
-    """Write this rank's file, then, once all are there, the manifest; see the module.
+    """Write this rank's file and, once all ranks have done so, the manifest; see the module.
 
     Raises:
-        OSError, ValueError: this rank could not. RankError: another could not.
+        OSError, ValueError: this rank could not write.
+        RankError: another rank could not write.
     """
     target = Path(folder)
     own = target / manifest.file(ranks.rank)
@@ -83,19 +85,15 @@ def write(
         target.mkdir(parents=True, exist_ok=True)
         tensors = {**state, **{_FURTHER + name: value for name, value in columns.items()}}
         checkpoint.write(own, manifest.rule, options, tensors)
-    except Exception as found:  # raised again by agree
+    except Exception as found:  # agree raises it after the other ranks know of it
         error = found
-    ranks.agree(
-        "writing the checkpoint",
-        [manifest.split, manifest.columns],
-        error,
-    )
+    ranks.agree("writing the checkpoint", [manifest.split, manifest.columns], error)
     if ranks.rank == 0:
         try:
             _check_shared(target, manifest)
             header = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
             checkpoint.replace_text(target / MANIFEST, json.dumps(header, indent=1))
-        except Exception as found:  # raised again by agree
+        except Exception as found:  # agree raises it after the other ranks know of it
             error = found
     ranks.agree("writing the manifest", error=error)
     if ranks.rank == 0:
@@ -105,6 +103,7 @@ def write(
 
 
 def _check_shared(folder: Path, manifest: Manifest) -> None:
+    """Check that this rank sees the files of all ranks."""
     names = [manifest.file(rank) for rank in range(len(manifest.bounds))]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
@@ -115,11 +114,12 @@ def _check_shared(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest and the options of the aggregator.
+    """Read the manifest, and the options of the aggregator from the file of rank 0.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: it is damaged, foreign or of another version.
+        ValueError: the checkpoint is damaged, was not written by fastagg, or has another version of
+            the format.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
@@ -132,7 +132,10 @@ def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, dict[str, A
         raise ValueError(f"{path} is not the manifest of a sharded checkpoint")
     version = header.pop("version", None)
     if version != VERSION:
-        raise ValueError(f"{path} has format version {version}, this fastagg reads {VERSION}")
+        raise ValueError(
+            f"{path} has format version {version}, this fastagg reads version {VERSION}; load it "
+            "with the fastagg that wrote it"
+        )
     try:
         manifest = Manifest(**header)
     except TypeError as error:
@@ -144,10 +147,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, dict[str, A
 def read(
     folder: str | os.PathLike[str], manifest: Manifest, begin: int, end: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The state and the further tensors, of which only the columns [begin, end) are read.
+    """Read columns [begin, end) of the state and of the further tensors, and state without columns.
+
+    Returns:
+        The state, and the further tensors.
 
     Raises:
-        FileNotFoundError, ValueError: a file is missing, truncated or of another rule.
+        FileNotFoundError, ValueError: a file is missing, truncated or not of this checkpoint.
     """
     whole: dict[str, Tensor] = {}
     parts: dict[str, list[Tensor]] = {}
@@ -157,7 +163,11 @@ def read(
             continue
         with checkpoint.opened(Path(folder) / manifest.file(rank)) as saved:
             if saved.rule != manifest.rule or not set(split) <= set(saved.names):
-                raise ValueError(f"{saved.path} does not belong to the manifest beside it")
+                raise ValueError(
+                    f"{saved.path} does not belong to {MANIFEST} in its folder: expected rule "
+                    f"{manifest.rule!r} with the tensors {sorted(split)}, got rule {saved.rule!r} "
+                    f"with {sorted(saved.names)}"
+                )
             if rank == 0:
                 whole = {name: saved.get(name) for name in set(saved.names) - set(split)}
             if last <= begin or end <= first:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastagg's rules inside the servers that people already have.
+"""fastagg's rules in the servers of other federated-learning frameworks.
 
-``fastagg.integrations.flower`` and ``fastagg.integrations.pfl`` need those frameworks; what they
-share does not, and none of it is imported by ``import fastagg``.
+``fastagg.integrations.flower`` and ``fastagg.integrations.pfl`` need the framework of that name.
+The private modules need no framework, except for the ``_flower_*`` ones. ``import fastagg`` imports
+none of them.
 """

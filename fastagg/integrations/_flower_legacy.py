@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strategy for Flower's API before messages."""
+"""The strategy for Flower's older API, ``flwr.server``."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 
 _LOG = logging.getLogger("flwr")
-_NUMPY = "numpy.ndarray"  # how arrays are serialised: as .npy files
-_A_DAY = 86_400  # seconds that Flower waits for enough clients, too
+_NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
+_A_DAY = 86_400  # seconds; Flower's own strategies wait as long for enough clients
 
 Failure = tuple[ClientProxy, FitRes] | BaseException
 
 
 class FastAggLegacyStrategy(FedAvg):
-    """A strategy of ``flwr.server`` whose server aggregates by a rule of fastagg.
+    """A strategy for ``flwr.server`` that aggregates with a rule of fastagg.
 
-    As :class:`fastagg.integrations.flower.FastAggStrategy`, with the names of this API: clients
-    report their partition in the metrics that ``fit`` returns, and are otherwise known by their
-    ``cid``, which is another one after every connection.
+    It is :class:`fastagg.integrations.flower.FastAggStrategy` for the older API: clients report
+    their partition in the metrics that ``fit`` returns. A client that does not report it is known
+    by its ``cid``, which changes with every connection.
 
-    ``flwr.server.Server`` counts its rounds from 1 after a restart: of 100 rounds, a run that
-    resumes after 40 is given ``num_rounds=60``. SIGINT and SIGTERM write a last checkpoint, then do
-    what they did when the run began.
+    ``flwr.server.Server`` counts rounds from 1 after a restart: to finish 100 rounds after a
+    checkpoint of round 40, pass ``num_rounds=60``. SIGINT and SIGTERM write a last checkpoint
+    before they take their usual effect.
 
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
-        num_clients: K, the number of partitions; an aggregator knows its own.
-        partition_key: the metric under which clients report their partition, an int in [0, K).
-        seed: clients are sampled as a function of the seed, the round and the clients' ids.
-        checkpoint_path: the file that holds the state of the run; its folder must exist.
-        checkpoint_every: rounds from one checkpoint to the next.
-        resume_from: the checkpoint to go on from.
-        rule_options: of the rule, if it is given by name, such as ``max_norm``.
-        **options: those of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
+        num_clients: K, the number of partitions; may be left out if ``rule`` is an aggregator.
+        partition_key: the metric with which clients report their partition, an int in [0, K).
+        seed: seed of the sampling of clients, which is a function of the seed, the round and the
+            clients' ids.
+        checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
+        checkpoint_every: number of rounds from one checkpoint to the next.
+        resume_from: checkpoint from which to continue.
+        rule_options: options of the rule, if it is given by name, such as ``max_norm``.
+        **options: options of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
 
     Attributes:
-        server: model, rule, ids: a :class:`fastagg.integrations._server.AggregationServer`.
-        last_report: what became of the last round.
+        server: model, rule and ids: a :class:`fastagg.integrations._server.AggregationServer`.
+        last_report: report of the last round; None before the first.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
+        TypeError, ValueError: naming the argument, what was expected and what was given.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class FastAggLegacyStrategy(FedAvg):
             **(rule_options or {}),
         )
         self.last_report: RoundReport | None = None
-        self._sent: Parameters | None = None  # the global model, as it is sent
+        self._sent: Parameters | None = None  # the global model in the form that is sent
 
     def __repr__(self) -> str:
         return (
@@ -87,9 +88,9 @@ class FastAggLegacyStrategy(FedAvg):
         )
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
-        """The model of the checkpoint, or the given one, or None: a client is asked for its."""
+        """Return the checkpoint's model, the given one, or None: then Flower asks a client."""
         if self.server.checkpoint_path is not None and not self.server.guard.install():
-            _LOG.warning("not in the main thread: SIGINT and SIGTERM write no last checkpoint")
+            _LOG.warning("not in the main thread: SIGINT and SIGTERM will not write a checkpoint")
         if self.resume_from is None:
             return super().initialize_parameters(client_manager)
         self.server.resume(self.resume_from)
@@ -99,7 +100,7 @@ class FastAggLegacyStrategy(FedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """The instructions of a round; remembers the model and who is asked."""
+        """Return the instructions of a round; store the model and the clients that are asked."""
         if self._sent is None or parameters is not self._sent:
             self.server.set_model(_arrays(parameters))
             self._sent = None
@@ -119,11 +120,11 @@ class FastAggLegacyStrategy(FedAvg):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[Failure],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """The new model, None if it stays, and the aggregated metrics of those who count."""
+        """Return the new model, None if it did not change, and the metrics of active clients."""
         for failure in failures:
             _LOG.info("\t> Received failure: %s", _reason(failure))
         if failures and not self.accept_failures:
-            _LOG.info("\tnothing is aggregated: there are failures, and accept_failures is False")
+            _LOG.info("\tnothing is aggregated: clients failed, and accept_failures is False")
             results = []
         answers = [self._read(proxy.cid, result) for proxy, result in results]
         report = self.server.close_round(answers)
@@ -143,13 +144,13 @@ class FastAggLegacyStrategy(FedAvg):
         return self._model(), metrics
 
     def _model(self) -> Parameters:
-        """The global model, as it is sent; the same object until it changes."""
+        """Return the global model to send; the same object until the model changes."""
         if self._sent is None:
             self._sent = Parameters(list(self.server.arrays().values()), tensor_type=_NUMPY)
         return self._sent
 
     def _read(self, cid: str, result: FitRes) -> Answer:
-        """The answer in a result, or why there is none."""
+        """Return the answer in a result; its ``problem`` is set if it cannot be used."""
         if result.parameters.tensor_type != _NUMPY:
             got = result.parameters.tensor_type
             return Answer(cid, {}, problem=f"parameters: expected tensor_type {_NUMPY}, got {got}")
@@ -161,11 +162,12 @@ class FastAggLegacyStrategy(FedAvg):
 
 
 def _arrays(parameters: Parameters) -> dict[str, bytes]:
-    """The tensors by their position, which is all that they have for a name."""
+    """Return the tensors by position; they have no names in this API."""
     return {str(index): tensor for index, tensor in enumerate(parameters.tensors)}
 
 
 def _reason(failure: Failure) -> str:
+    """Return a failure as text."""
     if isinstance(failure, BaseException):
         return repr(failure)
     proxy, result = failure

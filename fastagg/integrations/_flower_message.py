@@ -28,48 +28,49 @@ from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 
 _LOG = logging.getLogger("flwr")
-_NUMPY = "numpy.ndarray"  # how arrays are serialised: as .npy files
+_NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
 
 MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class FastAggStrategy(FedAvg):
-    """A strategy of ``flwr.serverapp`` whose server aggregates by a rule of fastagg.
+    """A strategy for ``flwr.serverapp`` that aggregates with a rule of fastagg.
 
-    Clients need no change but one: report their partition in the training metrics,
-    ``"partition-id": context.node_config["partition-id"]``, so that rules with a memory know them
-    again. A client that does not is known by its node id, which is another one in every run.
+    Clients need one change: they should report their partition in the training metrics, as
+    ``"partition-id": context.node_config["partition-id"]``, so that rules with a memory recognize
+    them. A client that does not report it is known by its node id, which changes with every run.
 
     A client that was asked and did not answer is absent, whatever the reason: it crashed, was late,
-    answered with an error. An answer with wrong names, shapes or dtypes, with NaN, without a
-    finite ``num-examples``, from a node that was not asked, or for a partition that two nodes claim
-    is rejected and logged; the round goes on without it. A round in which nobody answers leaves
-    the model as it is.
+    or answered with an error. An answer is rejected and logged if it has wrong names, shapes or
+    dtypes, NaN, or no finite ``num-examples``, if it comes from a node that was not asked, or if
+    two nodes claim its partition. The round continues without it. If no answer is left, the model
+    does not change.
 
-    Metrics are means weighted by ``num-examples``. Updates are weighted as the rule says: equally,
-    unless it is given ``client_weights`` [K].
+    Metrics are averaged with the weights ``num-examples``. Updates are weighted by the rule:
+    equally, unless it has the option ``client_weights`` [K].
 
     Integer and bool arrays keep the server's values, dtype and shape. The server computes in
     float32 on the CPU.
 
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
-        num_clients: K, the number of partitions; an aggregator knows its own.
-        fraction_train ... evaluate_metrics_aggr_fn: as in Flower's ``FedAvg``.
-        partition_key: the metric under which clients report their partition, an int in [0, K).
-        seed: nodes are sampled as a function of the seed, the round and the clients' ids.
-        checkpoint_path: the file that holds the state of the run; its folder must exist.
-        checkpoint_every: rounds from one checkpoint to the next.
-        **rule_options: of the rule, if it is given by name: ``server_lr``, ``client_weights``,
-            ``max_norm`` (an update that is longer is rejected), ...
+        num_clients: K, the number of partitions; may be left out if ``rule`` is an aggregator.
+        fraction_train ... evaluate_metrics_aggr_fn: as for Flower's ``FedAvg``.
+        partition_key: the metric with which clients report their partition, an int in [0, K).
+        seed: seed of the sampling of nodes, which is a function of the seed, the round and the
+            clients' ids.
+        checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
+        checkpoint_every: number of rounds from one checkpoint to the next.
+        **rule_options: options of the rule, if it is given by name: ``server_lr``,
+            ``client_weights``, ``max_norm`` (a longer update is rejected), ...
 
     Attributes:
-        server: model, rule, ids: a :class:`fastagg.integrations._server.AggregationServer`.
-        last_report: what became of the last round.
+        server: model, rule and ids: a :class:`fastagg.integrations._server.AggregationServer`.
+        last_report: report of the last round; None before the first.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
+        TypeError, ValueError: naming the argument, what was expected and what was given.
     """
 
     def __init__(
@@ -115,10 +116,10 @@ class FastAggStrategy(FedAvg):
             **rule_options,
         )
         self.last_report: RoundReport | None = None
-        self._record: ArrayRecord | None = None  # the global model, as it is sent
+        self._record: ArrayRecord | None = None  # the global model in the form that is sent
 
     def summary(self) -> None:
-        """Log the rule and what Flower's own summary says."""
+        """Log the rule and the checkpoint, then Flower's summary."""
         _LOG.info("\t├──> Rule: %s, %d clients", self.server.rule_name, self.server.num_clients)
         if self.server.checkpoint_path is not None:
             _LOG.info(
@@ -131,7 +132,7 @@ class FastAggStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of a round; remembers the model and who is asked."""
+        """Return the training messages of a round; store the model and the nodes that are asked."""
         self._take(arrays)
         if self.fraction_train == 0.0:
             self.server.open_round([])
@@ -150,7 +151,7 @@ class FastAggStrategy(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The new model, None if it stays, and the mean of the metrics of those who count."""
+        """Return the new model, None if it did not change, and the metrics of active clients."""
         valid = self._log_errors("aggregate_train", replies)
         answers = [self._read(message) for message in valid]
         report = self.server.close_round(answers)
@@ -166,7 +167,7 @@ class FastAggStrategy(FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The mean of the metrics of those whose metrics can be read."""
+        """Return the combined metrics of the replies whose metrics are valid."""
         known = self.server.ids.known
         messages = self._log_errors("aggregate_evaluate", replies)
         ids = {
@@ -188,30 +189,36 @@ class FastAggStrategy(FedAvg):
         *,
         resume_from: str | os.PathLike[str] | None = None,
     ) -> Result:
-        """Run the rounds, as Flower's strategies do, or go on with a run that was stopped.
+        """Run all rounds, as Flower's strategies do, or continue a run that was stopped.
 
-        With a ``checkpoint_path``, SIGINT and SIGTERM write a last checkpoint before they do what
-        they did before, if this is the main thread. (In Flower's simulation it is not.)
+        With a ``checkpoint_path``, SIGINT and SIGTERM write a last checkpoint before they take
+        their usual effect. This works only in the main thread; Flower's simulation runs strategies
+        in another one.
 
         Args:
             grid ... evaluate_fn: as in Flower.
             initial_arrays: the first model; not needed with ``resume_from``.
-            resume_from: the checkpoint of a run with the same rule, options and number of clients.
-                The rounds after its last one follow, up to ``num_rounds``; the result holds only
-                their metrics. With the same answers they end bit-identically.
+            resume_from: checkpoint of a run with the same rule, options and number of clients. The
+                run continues with the next round, up to round ``num_rounds``; the result holds
+                metrics of these rounds only. With the same answers the final model is
+                bit-identical to that of a run without interruption.
 
         Raises:
-            RuntimeError: this strategy has run already.
-            ValueError: there is nothing to start from, or the checkpoint does not fit.
+            RuntimeError: this strategy has already run.
+            ValueError: neither ``initial_arrays`` nor ``resume_from`` is given, or the checkpoint
+                is from another run.
         """
         if self.server.rounds:
-            raise RuntimeError("this strategy has run already: make a new one, with resume_from")
+            raise RuntimeError(
+                "this strategy has run already: make a new one, and pass resume_from to continue "
+                "from a checkpoint"
+            )
         if resume_from is not None:
             self.server.resume(resume_from)
         elif initial_arrays is not None:
             self._take(initial_arrays)
         else:
-            raise ValueError("initial_arrays: expected a model, or resume_from, got neither")
+            raise ValueError("initial_arrays, resume_from: expected one of them, got neither")
         train_config = ConfigRecord() if train_config is None else train_config
         evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
         _LOG.info("Starting %s strategy:", type(self).__name__)
@@ -223,7 +230,7 @@ class FastAggStrategy(FedAvg):
         if evaluate_fn is not None and first == 1:
             self._evaluate(evaluate_fn, 0, result)
         if self.server.checkpoint_path is not None and not self.server.guard.install():
-            _LOG.warning("not in the main thread: SIGINT and SIGTERM write no last checkpoint")
+            _LOG.warning("not in the main thread: SIGINT and SIGTERM will not write a checkpoint")
         try:
             for server_round in range(first, num_rounds + 1):
                 _LOG.info("[ROUND %s/%s]", server_round, num_rounds)
@@ -245,6 +252,7 @@ class FastAggStrategy(FedAvg):
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord,
     ) -> None:
+        """Train and evaluate once; add the results to ``result``."""
         messages = self.configure_train(server_round, result.arrays, train_config, grid)
         replies = grid.send_and_receive(messages=messages, timeout=timeout) if messages else []
         arrays, metrics = self.aggregate_train(server_round, replies)
@@ -270,7 +278,7 @@ class FastAggStrategy(FedAvg):
             result.evaluate_metrics_serverapp[server_round] = metrics
 
     def _take(self, arrays: ArrayRecord) -> None:
-        """Make ``arrays`` the server's model, unless they are what it gave."""
+        """Make ``arrays`` the server's model, unless they are the record of :meth:`_model`."""
         if self._record is None or arrays is not self._record:
             for name, array in arrays.items():
                 if array.stype != _NUMPY:
@@ -279,7 +287,7 @@ class FastAggStrategy(FedAvg):
             self._record = None
 
     def _model(self) -> ArrayRecord:
-        """The global model, as it is sent; the same object until it changes."""
+        """Return the global model to send; the same object until the model changes."""
         if self._record is None:
             types = self.server.array_types()
             self._record = ArrayRecord()
@@ -293,7 +301,7 @@ class FastAggStrategy(FedAvg):
         return max(int(connected * self.fraction_train), self.min_train_nodes)
 
     def _read(self, message: Message) -> Answer:
-        """The answer in a reply, or why there is none."""
+        """Return the answer in a reply; its ``problem`` is set if it cannot be used."""
         sender = _sender(message)
         records = message.content.array_records
         problem = weight_problem(message.content.metric_records, self.weighted_by_key)
@@ -312,7 +320,7 @@ class FastAggStrategy(FedAvg):
     def _metrics(
         self, messages: list[Message], ids: dict[str, int], aggregate: MetricsFn
     ) -> MetricRecord | None:
-        """The metrics of the senders in ``ids``, aggregated in the order of their ids."""
+        """Combine the metrics of the senders in ``ids``, in the order of their ids."""
         contents = {_sender(message): message.content for message in messages}
         order = sorted(ids, key=lambda sender: (ids[sender], sender))
         ignored = self.partition_key
@@ -322,7 +330,7 @@ class FastAggStrategy(FedAvg):
 
     @staticmethod
     def _log_errors(step: str, replies: Iterable[Message]) -> list[Message]:
-        """The replies that are not errors."""
+        """Return the replies that are not errors; log the errors."""
         everything = list(replies)
         valid = [message for message in everything if not message.has_error()]
         errors = [message for message in everything if message.has_error()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of Flower's clients, none of which can stop the server."""
+"""Aggregation of the metrics of Flower's clients; faulty metrics never raise an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _LOG = logging.getLogger("flwr")
 
 
 def weight_problem(records: Mapping[str, MetricRecord], key: str) -> str | None:
-    """Why a reply has no weight for its metrics, None if it has: one record with a number >= 0."""
+    """Return why a reply has no usable weight for its metrics, or None if it has one.
+
+    A reply must have exactly one MetricRecord, with a finite number >= 0 under ``key``.
+    """
     if len(records) != 1:
         return f"reply: expected one MetricRecord, got {len(records)}"
     (record,) = records.values()
@@ -32,19 +35,19 @@ def mean_of_metrics(
     ignored_key: str,
     aggregate: Callable[[list[RecordDict], str], MetricRecord],
 ) -> MetricRecord | None:
-    """The metrics of several replies in one, as Flower's ``aggregate`` makes it of them.
+    """Combine the metrics of several replies by a function like Flower's.
 
-    Replies whose metrics differ in their names or lengths from those of the first one are left
-    out, with a warning: Flower's function would raise.
+    Replies whose metrics differ in names or lengths from those of the first reply are left out with
+    a warning, because Flower's function raises an error for them.
 
     Args:
-        contents: senders -> what they sent, each with one MetricRecord that has a weight.
-        weighted_by_key: the name of the weight.
-        ignored_key: a metric that is not one, the partition id.
-        aggregate: Flower's, or the user's.
+        contents: dict from senders to replies, each with one MetricRecord that has a weight.
+        weighted_by_key: name of the weight.
+        ignored_key: name of an entry that is not a metric: the partition id.
+        aggregate: Flower's function, or the user's.
 
     Returns:
-        None if there is nothing to aggregate: no replies, no metrics, or weights of sum 0.
+        The combined metrics; None if there are no replies, no metrics, or the weights sum to 0.
     """
     records: list[RecordDict] = []
     record_name = ""
@@ -59,9 +62,7 @@ def mean_of_metrics(
         if own != shape:
             _LOG.warning("\tmetrics of node %s differ from the others' and are left out", sender)
             continue
-        total += float(
-            cast(float, record[weighted_by_key])
-        )  # a number: weight_problem has seen to it
+        total += float(cast(float, record[weighted_by_key]))  # weight_problem checked the type
         records.append(RecordDict({record_name: MetricRecord(values)}))
     if not records or not set(shape or ()) - {weighted_by_key}:
         return None

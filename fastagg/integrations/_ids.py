@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is who: stable client ids in [0, K) for the senders that a framework knows.
+"""Stable client ids in [0, K) for the senders of a framework.
 
-A framework names its clients as it likes, often anew in every run, whereas a rule with a memory
-must know them again. A client that reports which partition of the data it has is known by that
-number. One that does not gets the lowest free id, and keeps it as long as its name stays.
+A framework chooses the names of its clients, often new ones in every run, but a rule with a memory
+must recognize a client in every round. A client that reports its partition of the data has that
+number as its id. A client that reports none is assigned the lowest free id and keeps it as long as
+its name does not change.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from fastagg.options import read_size
 
 
 class ClientIds:
-    """The ids of senders: names of a framework's nodes -> ids in [0, K).
+    """A map from senders, the names of a framework's nodes, to ids in [0, K).
 
     Args:
         num_clients: K.
 
     Attributes:
-        known: senders -> the id under which each was last heard, reported or given.
-        given: the part of ``known`` whose ids were given here, not reported.
+        known: dict from senders to the last id of each, reported or assigned.
+        given: the senders in ``known`` whose ids were assigned here, not reported.
     """
 
     def __init__(self, num_clients: int) -> None:
@@ -32,16 +33,17 @@ class ClientIds:
     def resolve(
         self, reported: Mapping[str, object | None]
     ) -> tuple[dict[str, int], dict[str, str]]:
-        """The ids of the senders of one round; remembers nothing.
+        """Determine the ids of the senders of one round, without changing this map.
 
-        The result does not depend on the order of the senders.
+        The result is invariant to the order of the senders.
 
         Args:
-            reported: senders -> the partition id that each reported, None if it did not.
+            reported: dict from senders to the partition id that each reported, None if it reported
+                none.
 
         Returns:
-            ids: senders -> ids, all different.
-            refused: the other senders -> why they have none.
+            ids: dict from senders to distinct ids.
+            refused: dict from the other senders to the reason why they have no id.
         """
         ids: dict[str, int] = {}
         refused: dict[str, str] = {}
@@ -59,7 +61,7 @@ class ClientIds:
             elif owners.get(partition, sender) != sender:
                 refused[sender] = (
                     f"partition id: {partition} was given to {owners[partition]}, which reported "
-                    "none; let all clients report theirs or none"
+                    "none; either all clients must report their partition id or none"
                 )
             else:
                 ids[sender] = partition
@@ -68,7 +70,10 @@ class ClientIds:
         for sender in sorted(set(reported) - ids.keys() - refused.keys(), key=by_number):
             client = next(free, None)
             if client is None:
-                refused[sender] = f"id: all {self.num_clients} are taken; is num_clients right?"
+                refused[sender] = (
+                    f"id: all {self.num_clients} are taken; num_clients must be the number of all "
+                    "clients of the run"
+                )
             else:
                 ids[sender] = client
         return self._without_doubles(ids, refused)
@@ -76,22 +81,28 @@ class ClientIds:
     def _without_doubles(
         self, ids: dict[str, int], refused: dict[str, str]
     ) -> tuple[dict[str, int], dict[str, str]]:
+        """Move senders that claim the same id from ``ids`` to ``refused``."""
         senders: dict[int, list[str]] = {}
         for sender, client in ids.items():
             senders.setdefault(client, []).append(sender)
         for client, same in senders.items():
-            if len(same) > 1:  # nobody can tell which of them is right
+            if len(same) > 1:  # any of them may be wrong, so all are refused
                 for sender in same:
                     del ids[sender]
                     refused[sender] = f"id: {len(same)} senders claim to be client {client}"
         return ids, refused
 
     def remember(self, ids: Mapping[str, int], reported: Mapping[str, object | None]) -> None:
-        """Keep what :meth:`resolve` found for these senders."""
+        """Store ids that :meth:`resolve` returned.
+
+        Args:
+            ids: dict from senders to ids.
+            reported: as for :meth:`resolve`.
+        """
         for sender, client in ids.items():
             if reported[sender] is not None:
                 self.given.discard(sender)
-                # One sender per client: the one before is gone, or it is the same process anew.
+                # One sender per client: an older name of the client is no longer in use.
                 for other in [name for name, id in self.known.items() if id == client]:
                     del self.known[other]
             elif sender not in self.known:
@@ -99,12 +110,17 @@ class ClientIds:
             self.known[sender] = client
 
     def to_json(self) -> dict[str, object]:
-        """What :meth:`from_json` makes the same map of."""
+        """Return the map as values that JSON represents, for :meth:`from_json`."""
         return {"known": dict(sorted(self.known.items())), "given": sorted(self.given)}
 
     @classmethod
     def from_json(cls, num_clients: int, content: Mapping[str, object]) -> ClientIds:
-        """Raises ValueError if ``content`` is not from :meth:`to_json` for so many clients."""
+        """Make the map that :meth:`to_json` returned.
+
+        Raises:
+            ValueError: ``content`` is not from :meth:`to_json`, or its ids are not in
+                [0, num_clients).
+        """
         ids = cls(num_clients)
         known, given = content.get("known"), content.get("given")
         if not isinstance(known, dict) or not isinstance(given, list):
@@ -112,12 +128,15 @@ class ClientIds:
         if not all(isinstance(k, int) and 0 <= k < num_clients for k in known.values()):
             raise ValueError(f"ids: expected ids in [0, {num_clients}), got {known}")
         if not set(given) <= set(known):
-            raise ValueError(f"ids: {sorted(set(given) - set(known))} are given but not known")
+            raise ValueError(
+                f"ids: expected assigned ids of known senders only, got unknown senders "
+                f"{sorted(set(given) - set(known))}"
+            )
         ids.known = dict(known)
         ids.given = set(given)
         return ids
 
 
 def by_number(sender: str) -> tuple[int, int, str]:
-    """A sort key: numbers by their value, before other names."""
+    """Return a sort key that orders numbers by value and puts other names after them."""
     return (0, int(sender), "") if sender.isdecimal() else (1, 0, sender)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frameworks that fastagg can work with but does not depend on."""
+"""Check for frameworks that are not dependencies of fastagg."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from importlib.util import find_spec
 
 
 def require(package: str, extra: str, what: str) -> None:
-    """Say how to install a package if it is missing.
+    """Check that a package is installed.
 
     Args:
-        package: its name when imported.
-        extra: the extra of fastagg that brings it.
+        package: name under which the package is imported.
+        extra: the extra of fastagg that installs it.
         what: the module that needs it.
 
     Raises:
-        ImportError: it is missing.
+        ImportError: the package is missing; the message says how to install it.
     """
     if find_spec(package) is None:
         raise ImportError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes into a round of a server, and what became of it."""
+"""The input and the result of a server's round: clients' answers, and the report."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from fastagg.aggregator import StepReport
 from fastagg.integrations._wire import Arrays
 
-_LISTED = 20  # clients named one by one in a line of text
+_LISTED = 20  # at most this many clients are listed in a line of text
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back from one client.
+    """The answer of one client.
 
     Attributes:
-        sender: the framework's name for it.
-        arrays: its weights, .npy bytes by name.
-        partition: the id that it reported for itself, if it did.
-        problem: why the answer cannot be used, if the framework's part of it is wrong already.
+        sender: the framework's name of the client.
+        arrays: the client's weights: .npy bytes by name.
+        partition: the partition id that the client reported, None if it reported none.
+        problem: why the answer cannot be used; None if no problem was found yet.
     """
 
     sender: str
@@ -31,17 +31,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What became of one round.
+    """The report of one round.
 
     Attributes:
-        round: 1, 2, ...
+        round: number of the round, from 1.
         active: ids of the clients whose updates were used, ascending.
-        absent: senders that were asked and did not answer -> their id, None if that is not known.
-        rejected: senders whose answer was not used -> why.
-        friends: absent clients -> the active client whose update stood in for theirs.
-        ids: senders -> ids, of all ``active``.
-        step: the rule's own report; None if it had nothing to do or failed.
-        error: why the rule could not aggregate what came, None if it could.
+        absent: senders that were asked and did not answer, each with its id, or None if the id is
+            not known.
+        rejected: senders whose answer was not used, each with the reason.
+        friends: absent clients, each with the active client whose update is the substitute.
+        ids: senders of the active clients, each with its id.
+        step: the rule's report; None if the rule refused the step.
+        error: why the rule refused the step, None if it did not.
     """
 
     round: int
@@ -54,7 +55,7 @@ class RoundReport:
     error: str | None = None
 
     def lines(self) -> list[str]:
-        """The report as text, a line for each thing worth knowing."""
+        """Return the report as lines of text, for a log."""
         lines = [f"round {self.round}: {len(self.active)} active: {_listed(self.active)}"]
         if self.absent:
             order = sorted((c is None, c or 0, sender) for sender, c in self.absent.items())
@@ -72,7 +73,7 @@ class RoundReport:
 
 
 def substitutions(step: StepReport | None) -> dict[int, int]:
-    """Absent clients -> whose update stood in for theirs."""
+    """Return the absent clients of a step, each with the client whose update is the substitute."""
     if step is None or step.friends is None:
         return {}
     active = set(step.active.tolist())
@@ -81,9 +82,11 @@ def substitutions(step: StepReport | None) -> dict[int, int]:
 
 
 def _name(sender: str, client: int | None) -> str:
+    """Return sender and client id as text."""
     return f"{sender} (not known)" if client is None else f"client {client} ({sender})"
 
 
 def _listed(values: Sequence[object]) -> str:
+    """Return the first values as text, and how many more there are."""
     shown = ", ".join(str(value) for value in values[:_LISTED])
     return shown + (f" and {len(values) - _LISTED} more" if len(values) > _LISTED else "")

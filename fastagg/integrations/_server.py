@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's part of a federated run, for any framework: a model, a rule, and who is who.
+"""The server's part of a federated run, for any framework: the model, the rule and the client ids.
 
-A framework sends the model to some clients and hands over what came back; everything between is
-here. Clients send *weights*, so the server keeps the model that the round started from. Whoever
-was asked and did not answer, for whatever reason, is absent: absent = sent - answered.
+A framework sends the model to some clients and passes their answers to the server. Clients send
+*weights*, so the server keeps the model that the round started from and computes updates itself. A
+client that was asked and did not answer, for any reason, is absent: absent = asked - answered.
 """
 
 from __future__ import annotations
@@ -20,39 +20,40 @@ from torch import Tensor
 
 from fastagg import checkpoint, registry
 from fastagg.aggregator import Aggregator, StepReport
+from fastagg.integrations._hosted_rule import check_aggregator, check_rule, pack_rule, under
 from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._report import Answer, RoundReport, substitutions
-from fastagg.integrations._rows import RowPool
+from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._signals import SignalGuard
-from fastagg.integrations._state import check_aggregator, check_rule, pack_rule, under
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.options import read_size
 
-_KIND = "integrations.server"  # stands where an aggregator's file has the name of its rule
+_KIND = "integrations.server"  # in the place of a rule's name in an aggregator's checkpoint
 
 
 class AggregationServer:
-    """A rule, the global model, and the clients' ids, through rounds and restarts.
+    """The rule, the global model and the client ids of a run, across rounds and restarts.
 
-    Use: :meth:`set_model` (or :meth:`resume`) once, then in each round :meth:`open_round` with
-    those who are asked, :meth:`arrays` to send, and :meth:`close_round` with what came back.
+    Call :meth:`set_model` (or :meth:`resume`) once. Then in each round call :meth:`open_round` with
+    the clients that are asked, send them :meth:`arrays`, and call :meth:`close_round` with the
+    answers.
 
     Args:
-        rule: the name of a rule, or an aggregator, which must have been made with
-            ``nonfinite="drop"``: else one client could stop the run.
-        num_clients: K; an aggregator knows its own.
-        checkpoint_path: the file to keep the state in; None: none is kept.
-        checkpoint_every: rounds from one checkpoint to the next. One more is written when the
-            signals of ``guard`` come.
-        **options: of the rule, if it is given by name.
+        rule: the name of a rule, or an aggregator. An aggregator must have been made with
+            ``nonfinite="drop"``, so that a single client cannot stop the run.
+        num_clients: K; may be left out if ``rule`` is an aggregator.
+        checkpoint_path: file for checkpoints; None writes none.
+        checkpoint_every: number of rounds from one checkpoint to the next. Another checkpoint is
+            written when one of the signals of ``guard`` arrives.
+        **options: options of the rule, if it is given by name.
 
     Attributes:
-        rounds: finished so far.
-        ids: the clients' ids.
+        rounds: number of finished rounds.
+        ids: ids of the clients.
         guard: saves on SIGINT and SIGTERM while it is installed.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
+        TypeError, ValueError: naming the argument, what was expected and what was given.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class AggregationServer:
             self.num_clients = check_aggregator(rule, num_clients, options)
         elif isinstance(rule, str):
             self.num_clients = read_size("num_clients", num_clients)
-            self._make(num_params=1)  # wrong options are better found now than in the first round
+            self._make(num_params=1)  # raises for wrong options now, not in the first round
         else:
             raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
         self.checkpoint_path = checkpoint_path
@@ -96,7 +97,7 @@ class AggregationServer:
 
     @property
     def params(self) -> Tensor:
-        """The global model, [d] float32; empty before there is one."""
+        """The global model, [d] float32; empty before :meth:`set_model`."""
         return self._params
 
     @property
@@ -104,22 +105,25 @@ class AggregationServer:
         """The rule with its state.
 
         Raises:
-            RuntimeError: a rule given by name has no state before there is a model.
+            RuntimeError: the rule was given by name and there is no model yet.
         """
         if self._aggregator is None:
-            raise RuntimeError("there is no aggregator yet: set_model or resume comes first")
+            raise RuntimeError("there is no aggregator yet: call set_model or resume first")
         return self._aggregator
 
     def held(self) -> AbstractContextManager[None]:
-        """Within, no signal that the guard has taken interrupts, and nothing is saved."""
+        """Delay the guard's signals within this context; nothing is saved until it ends."""
         return self.guard.held()
 
     def set_model(self, arrays: Arrays) -> None:
-        """Go on from this model; the rule's state, the clients' ids and the rounds stay.
+        """Set the global model. The rule's state, the client ids and the rounds do not change.
+
+        Args:
+            arrays: the model: .npy bytes by name.
 
         Raises:
-            WireError: the arrays cannot be read, hold NaN or Inf, or are not those of the model
-                before.
+            WireError: an array cannot be read or holds NaN or Inf, or names, shapes or dtypes
+                differ from those of the previous model.
             ValueError: the aggregator is for another number of parameters.
         """
         layout = WireLayout.of(arrays)
@@ -129,37 +133,37 @@ class AggregationServer:
         aggregator = self._aggregator or self._make(layout.num_params)
         if aggregator.num_params != layout.num_params:
             raise ValueError(
-                f"rule: the aggregator is for {aggregator.num_params} parameters, "
-                f"the model has {layout.num_params}"
+                f"rule: expected an aggregator for {layout.num_params} parameters, like the model, "
+                f"got one for {aggregator.num_params} parameters"
             )
         if self.checkpoint_path is not None:
-            aggregator.options()  # raises for what cannot be saved: better now than after a round
+            aggregator.options()  # raises for options that cannot be saved now, not after a round
         carried = layout.carried(arrays)
         with self.held():
             self._layout, self._params, self._carried = layout, params, carried
             self._aggregator = aggregator
 
     def arrays(self) -> dict[str, bytes]:
-        """The global model, .npy bytes by name, in the dtypes and shapes of the first one."""
+        """Return the global model: .npy bytes by name, with the first model's dtypes and shapes."""
         return self._model().unflatten(self._params, self._carried)
 
     def array_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Names -> numpy's name of the dtype, and the shape, of :meth:`arrays`."""
+        """Return a dict from the names of :meth:`arrays` to NumPy's dtype name and the shape."""
         return {slot.name: (slot.dtype, slot.shape) for slot in self._model().slots}
 
     def sample(self, candidates: Iterable[str], count: int, seed: int) -> list[str]:
-        """Draw who is asked in the next round: a function of the seed, the round and the clients.
+        """Draw the clients for the next round, as a function of seed, round and candidates.
 
-        Candidates are taken in the order of their ids, so the draw is the same after a restart in
-        which the framework named them anew; those never heard of come last, by name.
+        Candidates are ordered by id before the draw, so it does not change if the framework gives
+        them new names after a restart. Candidates without an id come last, ordered by name.
 
         Args:
-            candidates: senders.
-            count: how many; all if there are fewer.
-            seed: of the run.
+            candidates: senders to draw from.
+            count: number of senders to draw; all are drawn if there are fewer.
+            seed: seed of the run.
 
         Returns:
-            ``count`` different senders.
+            ``count`` different senders, or all of them if there are fewer.
         """
         known = self.ids.known
         order = sorted(candidates, key=lambda s: (known.get(s, self.num_clients), by_number(s)))
@@ -167,15 +171,15 @@ class AggregationServer:
         return rng.sample(order, min(count, len(order)))
 
     def open_round(self, senders: Iterable[str]) -> None:
-        """Note who is asked in this round."""
+        """Begin a round in which ``senders`` are asked."""
         self._sent = set(senders)
 
     def close_round(self, answers: Sequence[Answer]) -> RoundReport:
-        """Aggregate what came back, in any order, and write a checkpoint if one is due.
+        """Aggregate the answers, given in any order, and write a checkpoint if one is due.
 
-        Answers that cannot be used are reported and change nothing. If the rule refuses what is
-        left (too few rows for a robust rule, numbers beyond float32), the model stays as it was,
-        too, and the report says why.
+        Answers that cannot be used are reported and have no other effect. If the rule refuses the
+        step (too few rows for a robust rule, numbers beyond the range of float32), the model does
+        not change and the report has the reason.
         """
         layout = self._model()
         with self.held():
@@ -218,7 +222,7 @@ class AggregationServer:
         return report
 
     def save_if_due(self) -> None:
-        """Write the checkpoint if rounds were finished since the last one."""
+        """Write a checkpoint if rounds were finished since the last one."""
         if self.checkpoint_path is None or not self.has_model or self._saved_rounds == self.rounds:
             return
         self.save(self.checkpoint_path)
@@ -228,8 +232,8 @@ class AggregationServer:
         """Write everything that later rounds depend on to one file, atomically, without pickle.
 
         Raises:
-            ValueError: an option of the rule cannot be written.
-            OSError: the folder is missing or not writable; an older file is then intact.
+            ValueError: an option of the rule cannot be stored.
+            OSError: the folder does not exist or is not writable. An older file is unchanged.
         """
         layout, aggregator = self._model(), self.aggregator
         rule, state = pack_rule(aggregator)
@@ -245,12 +249,12 @@ class AggregationServer:
         checkpoint.write(path, _KIND, content, state)
 
     def resume(self, path: str | os.PathLike[str]) -> None:
-        """Go on from what :meth:`save` wrote, bit-identically.
+        """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is not such a file, is damaged, or is of another rule, other options or
-                another number of clients. Nothing has changed then.
+            ValueError: the file is damaged or not a server's checkpoint, or has another rule, other
+                options or another number of clients. The server is unchanged.
         """
         kind, content, state = checkpoint.read(path)
         if kind != _KIND:
@@ -258,7 +262,9 @@ class AggregationServer:
         layout = WireLayout.from_json(content["layout"])
         params = state["params"]
         if params.shape != (layout.num_params,):
-            raise ValueError(f"{path}: expected {layout.num_params} parameters, got {params.shape}")
+            raise ValueError(
+                f"{path}: expected {layout.num_params} parameters, got shape {[*params.shape]}"
+            )
         aggregator = self._aggregator or self._make(layout.num_params)
         check_rule(str(path), aggregator, content, state)
         ids = ClientIds.from_json(self.num_clients, content["ids"])
@@ -271,6 +277,7 @@ class AggregationServer:
         self.rounds = self._saved_rounds = int(content["rounds"])
 
     def _make(self, num_params: int) -> Aggregator:
+        """Make the rule that was given by name."""
         options = {"nonfinite": "drop", **self._options}
         aggregator = registry.make(
             self.rule_name, num_clients=self.num_clients, num_params=num_params, **options
@@ -279,8 +286,13 @@ class AggregationServer:
         return aggregator
 
     def _model(self) -> WireLayout:
+        """Return the layout of the model.
+
+        Raises:
+            RuntimeError: there is no model yet.
+        """
         if self._layout is None:
-            raise RuntimeError("there is no model yet: set_model or resume comes first")
+            raise RuntimeError("there is no model yet: call set_model or resume first")
         return self._layout
 
     def _row_pool(self, layout: WireLayout) -> RowPool:
@@ -289,7 +301,10 @@ class AggregationServer:
         return self._rows
 
     def _asked_once(self, answers: Sequence[Answer], rejected: dict[str, str]) -> list[Answer]:
-        """The answers without a problem, of senders that were asked and answered once."""
+        """Return the answers without a problem, of senders that were asked and answered once.
+
+        The other answers are added to ``rejected``, each with the reason.
+        """
         usable = []
         counts = Counter(answer.sender for answer in answers)
         for answer in answers:
@@ -302,6 +317,7 @@ class AggregationServer:
         return usable
 
     def _step(self, rows: RowPool, clients: list[int]) -> tuple[StepReport | None, str | None]:
+        """Run a step; return the rule's report, or None and why the rule refused the step."""
         try:
             return self.aggregator.step(self._params, rows, clients), None
         except ValueError as error:  # parameters and state are as before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving before SIGINT or SIGTERM end the process, and never in the middle of a change."""
+"""Saving the state when SIGINT or SIGTERM arrives, but never in the middle of a change."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SignalGuard:
-    """Saves when a signal comes, then lets it do what it would have done without the guard.
+    """Saves the state when SIGINT or SIGTERM arrives, then raises the signal again for its handler.
 
-    While :meth:`held`, a signal waits. While the state is being saved the old handlers are already
-    back, so a second signal does not wait for a save that hangs.
+    Within :meth:`held` a signal is delayed. The previous handlers are restored before the state is
+    saved, so a second signal acts at once, even if saving hangs.
 
     Args:
-        save: writes what must not be lost; called in the main thread, at most once.
+        save: saves the state; called in the main thread, at most once per :meth:`install`.
     """
 
     def __init__(self, save: Callable[[], None]) -> None:
@@ -29,7 +29,7 @@ class SignalGuard:
         self._pending: int | None = None
 
     def install(self) -> bool:
-        """Take the signals over. Returns False outside of the main thread, where nobody can."""
+        """Install the handlers; return False outside the main thread, where Python forbids it."""
         if threading.current_thread() is not threading.main_thread():
             return False
         if not self._previous:
@@ -37,16 +37,16 @@ class SignalGuard:
         return True
 
     def uninstall(self) -> None:
-        """Give the signals back, except where somebody else has taken them since."""
+        """Restore the previous handlers, except where the handler was replaced since."""
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._handle:
-                # None: the handler was not installed from Python and cannot be put back
+                # None: the previous handler was not installed from Python and cannot be restored
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
         self._previous = {}
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Nothing is saved within, and no signal that the guard has taken interrupts it."""
+        """Delay the guard's signals within this context; nothing is saved until it ends."""
         self._held += 1
         try:
             yield
@@ -63,6 +63,7 @@ class SignalGuard:
             self._leave(number)
 
     def _leave(self, number: int) -> None:
+        """Save the state and raise a signal again, for the previous handler."""
         self.uninstall()
         try:
             self._save()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as they travel, named arrays in .npy form <-> one flat vector [d] and rows of updates.
+"""Conversion between models on the wire, named arrays in .npy format, and flat vectors [d].
 
-What a client sends is read where it lies: one pass over the received bytes subtracts the global
-model and writes the client's row. Nothing is unpickled, and nothing that a header claims is
-believed before it equals what the server expects.
+A client's arrays are not copied: one pass over the received bytes subtracts the global model and
+writes the client's row. Nothing is unpickled, and shapes and dtypes in a header are used only after
+they were found equal to those that the server expects.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Arrays = Mapping[str, bytes]
 """Names -> the bytes of a .npy file."""
 
 _FLOATS = ("float16", "float32", "float64")
-_LENGTHS = {b"\x01\x00": "<H", b"\x02\x00": "<I", b"\x03\x00": "<I"}  # by version of the format
-_NUMBERS = re.compile(r"[<>|=]?[biufc][0-9]{1,2}")
-_MAX_HEADER = 10_000  # bytes; that of an array of numbers has about a hundred
+# Version of the .npy format -> struct format of the field that holds the length of the header.
+_LENGTHS = {b"\x01\x00": "<H", b"\x02\x00": "<I", b"\x03\x00": "<I"}
+_NUMBERS = re.compile(r"[<>|=]?[biufc][0-9]{1,2}")  # dtypes of bools and numbers
+_MAX_HEADER = 10_000  # bytes; the header of an array of numbers has about a hundred
 
 
 class WireError(ValueError):
-    """What came is not the model that the server knows; says which array, what was expected."""
+    """Arrays do not match the server's model. The message names the array and what was expected."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class WireSlot:
     """One array of a model.
 
     Attributes:
-        name: its name on the wire.
-        shape: its shape.
-        dtype: numpy's name of its dtype, in native byte order.
-        start: of its place in the flat vector; None for integers and bools, which have none.
+        name: name of the array on the wire.
+        shape: shape of the array.
+        dtype: NumPy's name of its dtype, in native byte order.
+        start: first column of the array in the flat vector; None for arrays of integers and bools,
+            which are not in the vector.
     """
 
     name: str
@@ -56,12 +58,12 @@ class WireSlot:
 
 
 class WireLayout:
-    """Which arrays make up a model, and where they are in the flat float32 vector [d].
+    """The arrays of a model, and their places in the flat float32 vector [d].
 
-    Arrays of float16, float32 and float64 follow each other in the order in which they came. The
-    server's numbers are float32: float16 fits exactly, float64 is rounded. Arrays of integers and
-    bools cannot be averaged: the server's own are sent out as they came, dtype and all, and those
-    of clients are checked and otherwise ignored.
+    Arrays of float16, float32 and float64 are placed one after another, in the order of the model.
+    The server computes in float32: float16 is represented exactly, float64 is rounded. Arrays of
+    integers and bools cannot be averaged: the server sends its own unchanged, and those of clients
+    are checked and then ignored.
 
     Attributes:
         slots: the arrays, in order.
@@ -74,10 +76,11 @@ class WireLayout:
 
     @classmethod
     def of(cls, arrays: Arrays) -> WireLayout:
-        """The layout of a model.
+        """Make the layout of a model.
 
         Raises:
-            WireError: an array cannot be read, is of another dtype, or there is none to average.
+            WireError: an array cannot be read or has an unsupported dtype, or the model has no
+                array of floats.
         """
         slots = []
         start = 0
@@ -90,14 +93,16 @@ class WireLayout:
             slots.append(WireSlot(name, shape, kind, start if is_float else None))
             start += slots[-1].size if is_float else 0
         if start == 0:
-            raise WireError(f"arrays: expected one of {_FLOATS} at least, got {list(arrays)}")
+            raise WireError(
+                f"arrays: expected at least one array of {', '.join(_FLOATS)}, got {list(arrays)}"
+            )
         return cls(slots)
 
     def flatten(self, arrays: Arrays) -> Tensor:
-        """A model as one vector, [d] float32.
+        """Convert a model to one vector, [d] float32.
 
         Raises:
-            WireError: it is not of this layout, or holds NaN or Inf.
+            WireError: the model does not have this layout, or holds NaN or Inf.
         """
         vector = torch.zeros(self.num_params)
         self.subtract(arrays, torch.zeros(self.num_params), vector)
@@ -106,15 +111,15 @@ class WireLayout:
         return vector
 
     def subtract(self, arrays: Arrays, params: Tensor, row: Tensor) -> None:
-        """``row = arrays - params``: a client's weights become its update, in one pass.
+        """Compute ``row = arrays - params``, a client's update from its weights, in one pass.
 
         Args:
             arrays: a model of this layout, with any values; not changed.
-            params: [d] float32, contiguous, the model that the client started from.
-            row: [d] float32, contiguous; written to, also if the arrays turn out to be wrong.
+            params: [d] float32, contiguous: the model that the client started from.
+            row: [d] float32, contiguous; overwritten, in part also if a WireError is raised.
 
         Raises:
-            WireError: names, shapes, dtypes or lengths are not those of the layout.
+            WireError: names, shapes, dtypes or lengths differ from those of the layout.
         """
         self._check_names(arrays)
         start, out = params.numpy(), row.numpy()
@@ -123,7 +128,7 @@ class WireLayout:
             if slot.start is None:
                 continue
             place = slice(slot.start, slot.start + slot.size)
-            with np.errstate(all="ignore"):  # NaN and Inf are the rule's to judge
+            with np.errstate(all="ignore"):  # the rule handles NaN and Inf
                 np.subtract(
                     values,
                     start[place].reshape(slot.shape),
@@ -132,15 +137,15 @@ class WireLayout:
                 )
 
     def carried(self, arrays: Arrays) -> dict[str, bytes]:
-        """The arrays that have no place in the vector, as they came."""
+        """Return the arrays that are not in the vector, unchanged."""
         return {slot.name: arrays[slot.name] for slot in self.slots if slot.start is None}
 
     def unflatten(self, params: Tensor, carried: Arrays) -> dict[str, bytes]:
-        """A model to send, in the dtypes and shapes of this layout.
+        """Convert a vector to a model to send, with the dtypes and shapes of this layout.
 
         Args:
             params: [d] float32, contiguous, finite.
-            carried: the other arrays, as :meth:`carried` gave them.
+            carried: the arrays that are not in the vector, from :meth:`carried`.
 
         Raises:
             WireError: a value is too large for float16.
@@ -155,16 +160,20 @@ class WireLayout:
             with np.errstate(over="ignore"):
                 values = part.astype(slot.dtype, copy=False)
             if slot.dtype == "float16" and not np.isfinite(values).all():
-                raise WireError(f"array {slot.name!r}: the model has grown too large for float16")
+                raise WireError(
+                    f"array {slot.name!r}: expected values in the range of float16, got larger "
+                    "ones; use a float32 model"
+                )
             arrays[slot.name] = _header(slot) + values.tobytes()
         return arrays
 
     def to_json(self) -> list[list[Any]]:
-        """What :meth:`from_json` makes the same layout of."""
+        """Return the layout as values that JSON represents, for :meth:`from_json`."""
         return [[slot.name, list(slot.shape), slot.dtype] for slot in self.slots]
 
     @classmethod
     def from_json(cls, listed: Sequence[Sequence[Any]]) -> WireLayout:
+        """Make the layout that :meth:`to_json` returned."""
         slots = []
         start = 0
         for name, shape, dtype in listed:
@@ -174,12 +183,13 @@ class WireLayout:
         return cls(slots)
 
     def _check_names(self, arrays: Arrays) -> None:
+        """Check that the arrays have the names of the layout."""
         expected = {slot.name for slot in self.slots}
         if set(arrays) != expected:
             missing, unknown = sorted(expected - set(arrays)), sorted(set(arrays) - expected)
             raise WireError(
-                f"arrays: expected the model's {len(expected)}, missing {missing[:5]}, "
-                f"unknown {unknown[:5]}"
+                f"arrays: expected the {len(expected)} arrays of the model, got {len(arrays)}: "
+                f"missing {missing[:5]}, unknown {unknown[:5]}"
             )
 
     def __eq__(self, other: object) -> bool:
@@ -193,14 +203,14 @@ class WireLayout:
 
 
 def _read_header(name: str, data: object) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """dtype, shape, whether the order is Fortran's, and where the values begin."""
+    """Return dtype, shape, whether the order is Fortran's, and the byte where the values begin."""
     if not isinstance(data, bytes):
         raise WireError(f"array {name!r}: expected bytes, got {type(data).__name__}")
     try:
         text, end = _header_text(data)
         fields = ast.literal_eval(text)
         descr, fortran, shape = (fields[key] for key in ("descr", "fortran_order", "shape"))
-        if not isinstance(descr, str) or not _NUMBERS.fullmatch(descr):  # lists describe records
+        if not isinstance(descr, str) or not _NUMBERS.fullmatch(descr):  # a list means records
             raise ValueError(f"the dtype {descr!r}, which is not one of plain numbers")
         dtype = np.dtype(descr)
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
@@ -211,23 +221,27 @@ def _read_header(name: str, data: object) -> tuple[np.dtype[Any], tuple[int, ...
 
 
 def _header_text(data: bytes) -> tuple[str, int]:
-    """The dict in the header of a .npy file, as text, and where it ends."""
+    """Return the dict in the header of a .npy file, as text, and the byte where it ends.
+
+    Raises:
+        ValueError: there is no complete header; the text is what was found instead.
+    """
     if data[:6] != b"\x93NUMPY" or data[6:8] not in _LENGTHS:
-        raise ValueError(f"{data[:8]!r}")
+        raise ValueError(f"the first bytes {data[:8]!r}")
     length = struct.Struct(_LENGTHS[data[6:8]])
     start = 8 + length.size
     if len(data) < start:
-        raise ValueError(f"{len(data)} bytes")
+        raise ValueError(f"only {len(data)} bytes")
     (size,) = length.unpack_from(data, 8)
     if size > min(_MAX_HEADER, len(data) - start):
-        raise ValueError(f"one of {size} bytes")
+        raise ValueError(f"a header of {size} bytes in {len(data)} bytes")
     return data[start : start + size].decode("latin1"), start + size
 
 
 def _values(slot: WireSlot, data: object) -> np.ndarray[Any, Any]:
-    """The values of an array, where they lie in ``data``, after checking that they fit."""
+    """Return the values of an array as a view of ``data``, checked to match the slot."""
     dtype, shape, fortran, offset = _read_header(slot.name, data)
-    assert isinstance(data, bytes)  # _read_header has seen to it
+    assert isinstance(data, bytes)  # _read_header checked it
     if shape != slot.shape:
         raise WireError(
             f"array {slot.name!r}: expected shape {list(slot.shape)}, got {list(shape)}"
@@ -247,6 +261,7 @@ def _values(slot: WireSlot, data: object) -> np.ndarray[Any, Any]:
 
 
 def _header(slot: WireSlot) -> bytes:
+    """Return the header of a .npy file with the slot's dtype and shape."""
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(np.dtype(slot.dtype))
     fields = {"descr": descr, "fortran_order": False, "shape": slot.shape}

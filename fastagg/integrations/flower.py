@@ -2,7 +2,7 @@
 """fastagg's rules as strategies of Flower.
 
 ``FastAggStrategy`` is for Flower's message API (``flwr.serverapp``), ``FastAggLegacyStrategy`` for
-the one before (``flwr.server``). Both need flwr 1.22 or newer: ``pip install 'fastagg[flower]'``.
+the older API (``flwr.server``). Both need flwr 1.22 or newer: ``pip install 'fastagg[flower]'``.
 """
 
 from fastagg.integrations._optional import require

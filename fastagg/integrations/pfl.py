@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """fastagg's rules in pfl-research: a postprocessor that replaces the sum on the server.
 
-pfl's aggregators add up statistics and are not told whose they are. A postprocessor is: it sees
-each user's statistics with the user's id, and the sum before it reaches the algorithm. So
-:class:`FastAggPostprocessor`, last in the list of a backend's postprocessors, keeps a copy of every
-user's statistics as they leave the user, and puts the rule's aggregate in the place of their sum.
-Needs pfl: ``pip install 'fastagg[pfl]'``.
+pfl's aggregators add up statistics without knowing the users. A postprocessor sees each user's
+statistics together with the user's id, and the sum before it reaches the algorithm. So
+:class:`FastAggPostprocessor` is the last postprocessor of a backend: it copies the statistics of
+every user and replaces their sum by the rule's aggregate. It needs pfl:
+``pip install 'fastagg[pfl]'``.
 """
 
 from __future__ import annotations
@@ -30,48 +30,52 @@ from pfl.stats import MappedVectorStatistics  # noqa: E402
 
 from fastagg import checkpoint, registry  # noqa: E402
 from fastagg.aggregator import Aggregator, StepReport  # noqa: E402
-from fastagg.integrations._ids import ClientIds  # noqa: E402
-from fastagg.integrations._rows import RowPool  # noqa: E402
-from fastagg.integrations._state import (  # noqa: E402
+from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_aggregator,
     check_rule,
     pack_rule,
     under,
 )
+from fastagg.integrations._ids import ClientIds  # noqa: E402
+from fastagg.integrations._row_pool import RowPool  # noqa: E402
 
-_KIND = "integrations.pfl"
+_KIND = "integrations.pfl"  # in the place of a rule's name in an aggregator's checkpoint
 _FILE = "fastagg.safetensors"
 
 
 class FastAggPostprocessor(Postprocessor, Saveable):
-    """Aggregates by a rule of fastagg in pfl's simulated backend, for PyTorch models.
+    """Aggregates with a rule of fastagg in pfl's simulated backend, for PyTorch models.
 
-    The rule gets each user's model difference divided by its weight: users count equally, unless
-    the rule has ``client_weights``. Statistics that follow have weight 1, so that what the
-    algorithm applies is the rule's aggregate itself. Users outside of a cohort, and users whose
-    statistics hold NaN, are absent.
+    The rule gets each user's model difference divided by its weight, so users count equally unless
+    the rule has ``client_weights``. The aggregated statistics have weight 1, so the algorithm
+    applies the rule's aggregate itself. Users outside the cohort and users whose statistics hold
+    NaN or Inf are absent.
 
-    Put it last: what comes before it (clipping, local noise) then happens to what it keeps. Noise
-    added on the server by others is added to the rule's aggregate, whose sensitivity is not that
-    of a sum: do not use it with central differential privacy.
+    Put it last in the list of postprocessors, so that it copies statistics after clipping and local
+    noise were applied. Do not use it with central differential privacy: noise that others add on
+    the server would be added to the rule's aggregate, whose sensitivity is not that of a sum.
 
     Args:
-        rule: the name of a rule; all but ``stale-models``, which needs to know the model.
-        num_clients: K, users in the data set. A user's id is given out on first sight, and saved.
-        **rule_options: of the rule.
+        rule: the name of a rule other than ``stale-models``, which needs the model.
+        num_clients: K, the number of users in the data set. A user is assigned an id when it first
+            appears; ids are saved with the state.
+        **rule_options: options of the rule.
 
     Attributes:
-        last_report: what the rule did in the last round.
+        last_report: the rule's report of the last round; None before the first.
 
     Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came; in a round,
-            when a user comes twice, or when there are several worker processes, whose users this
-            one does not see.
+        TypeError, ValueError: naming the argument, what was expected and what was given. In a
+            round: a user appears twice, or there are several worker processes, whose users are not
+            all seen by this one.
     """
 
     def __init__(self, rule: str, *, num_clients: int, **rule_options: Any) -> None:
         if rule == "stale-models":
-            raise ValueError("rule: 'stale-models' needs the model, which pfl does not pass on")
+            raise ValueError(
+                "rule: 'stale-models' needs the model, which pfl does not pass to postprocessors; "
+                "choose another rule, such as 'stale'"
+            )
         self._rule = rule
         self._options = {"nonfinite": "drop", **rule_options, "num_clients": num_clients}
         check_aggregator(registry.make(rule, num_params=1, **self._options), num_clients, {})
@@ -79,13 +83,13 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         self._shapes: dict[str, list[int]] = {}
         self._aggregator: Aggregator | None = None
         self._rows: RowPool | None = None
-        self._users: list[str] = []  # of this round; the i-th has row i
+        self._users: list[str] = []  # users of this round; user i has row i
         self.last_report: StepReport | None = None
 
     def postprocess_one_user(
         self, *, stats: MappedVectorStatistics, user_context: UserContext
     ) -> tuple[MappedVectorStatistics, Metrics]:
-        """Keep a copy of a user's statistics; they are returned as they came."""
+        """Copy a user's statistics; return them unchanged."""
         user = str(user_context.user_id)
         if user_context.user_id is None:
             raise ValueError("user_context: expected a user with an id, got one without")
@@ -93,10 +97,14 @@ class FastAggPostprocessor(Postprocessor, Saveable):
             raise ValueError(f"user_context: expected every user once in a cohort, {user!r} twice")
         if len(self._users) == self._options["num_clients"]:
             raise ValueError(
-                f"num_clients: expected at least as many as users, got {len(self._users)}"
+                "num_clients: expected at least the number of users in a cohort, got "
+                f"{len(self._users)}"
             )
-        if get_default_framework_module().distributed.world_size > 1:
-            raise ValueError("world_size: expected one worker process, which sees every user")
+        workers = get_default_framework_module().distributed.world_size
+        if workers > 1:
+            raise ValueError(
+                f"world_size: expected one worker process, which sees every user, got {workers}"
+            )
         if not self._shapes:
             self._set_shapes({name: list(value.shape) for name, value in stats.items()})
         row = self._pool().row(len(self._users))
@@ -114,7 +122,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         central_context: CentralContext,
         aggregate_metrics: Metrics,
     ) -> tuple[MappedVectorStatistics, Metrics]:
-        """The rule's aggregate in the place of the sum, with weight 1."""
+        """Return the rule's aggregate in the place of the sum, with weight 1."""
         pool, aggregator = self._pool(), self._rule_of_run()
         reported = dict.fromkeys(self._users)
         ids, refused = self._ids.resolve(reported)
@@ -137,18 +145,19 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         return result, metrics
 
     def save(self, dir_path: str) -> None:
-        """Write the rule's state and the users' ids into a folder, without pickle."""
+        """Write the rule's state and the users' ids to a file in ``dir_path``, without pickle."""
         aggregator = self._rule_of_run()
         rule, state = pack_rule(aggregator)
         content = {**rule, "ids": self._ids.to_json(), "shapes": self._shapes}
         checkpoint.write(os.path.join(dir_path, _FILE), _KIND, content, state)
 
     def load(self, dir_path: str) -> None:
-        """Go on from what :meth:`save` wrote for the same rule and options.
+        """Continue from what :meth:`save` wrote, with the same rule and options.
 
         Raises:
-            FileNotFoundError, ValueError: there is nothing, or something else. Nothing has changed
-                then.
+            FileNotFoundError: there is no checkpoint in the folder.
+            ValueError: the checkpoint is damaged, or has another rule or other options. The state
+                is unchanged.
         """
         path = os.path.join(dir_path, _FILE)
         kind, content, state = checkpoint.read(path)
@@ -163,6 +172,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         self._aggregator, self._ids = aggregator, ids
 
     def _set_shapes(self, shapes: dict[str, list[int]]) -> None:
+        """Make the aggregator and the rows for statistics of these shapes."""
         self._shapes = shapes
         size = sum(math.prod(shape) for shape in shapes.values())
         self._aggregator = registry.make(self._rule, num_params=size, **self._options)
@@ -170,16 +180,16 @@ class FastAggPostprocessor(Postprocessor, Saveable):
 
     def _rule_of_run(self) -> Aggregator:
         if self._aggregator is None:
-            raise RuntimeError("there is no state yet: no user has been trained")
+            raise RuntimeError("there is no state yet: train a user first")
         return self._aggregator
 
     def _pool(self) -> RowPool:
         if self._rows is None:
-            raise RuntimeError("there is no state yet: no user has been trained")
+            raise RuntimeError("there is no state yet: train a user first")
         return self._rows
 
     def _parts(self, vector: Tensor) -> dict[str, Tensor]:
-        """Views of a vector [d], by name."""
+        """Return views of a vector [d] with the names and shapes of the statistics."""
         sizes = [math.prod(shape) for shape in self._shapes.values()]
         parts = zip(self._shapes.items(), vector.split(sizes), strict=True)
         return {name: part.view(shape) for (name, shape), part in parts}

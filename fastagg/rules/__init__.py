@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The aggregation rules, one per file. Importing this package registers all of them."""
+"""The aggregation rules, one per file.
+
+Importing this package imports every module in it, which registers the rules: a new rule is one new
+file. Names that the library exports are listed here for type checkers.
+"""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
 
 from fastagg.rules.amplified import Amplified
 from fastagg.rules.bucketing import Bucketing
@@ -14,8 +21,9 @@ from fastagg.rules.fedvarp import FedVARP
 from fastagg.rules.geometric_median import GeometricMedian
 from fastagg.rules.krum import Krum
 from fastagg.rules.mifa import MIFA
-from fastagg.rules.mimic import MimiC, MimiCClient
+from fastagg.rules.mimic import MimiC
 from fastagg.rules.mimic_aged import MimiCAged
+from fastagg.rules.mimic_client import MimiCClient
 from fastagg.rules.multi_krum import MultiKrum
 from fastagg.rules.nnm import NNM
 from fastagg.rules.scaffold import Scaffold
@@ -46,3 +54,6 @@ __all__ = [
     "StaleModels",
     "Theorem2Threshold",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastagg.aggregator import CommonOptions
-from fastagg.cohort import Cohort
+from fastagg.aggregator import CommonOptions, Plan
 from fastagg.options import read_factor
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
+from fastagg.rules._weighted_rule import AveragingRule
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
 @register("amplified")
-class Amplified(WeightedRule):
+class Amplified(AveragingRule[Plan]):
     """``params += server_lr * beta * sum_s w_s u_s`` over the active clients s (Su et al. eq. 2).
 
     The absent clients' weight is not given to the others: with few active clients the step is
@@ -52,6 +52,3 @@ class Amplified(WeightedRule):
             left = (1.0 - weights).flip(0).cumprod(0).flip(0)  # of 1, from s to the last
             weights[:-1] *= left[1:]
         return Plan(weights)
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"beta": self.beta, "sequential": self.sequential}

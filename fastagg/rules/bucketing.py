@@ -14,9 +14,9 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._gram import ReuseOptions
-from fastagg.rules._policy import Around, Policy
-from fastagg.rules._wrapper import WrapperRule
+from fastagg.rules._gram_rule import ReuseOptions
+from fastagg.rules._wrapper_rule import WrapperRule
+from fastagg.rules.gram_policy import Around, Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -97,6 +97,3 @@ class Bucketing(WrapperRule):
             client_weights=client_weights,
             **options,
         )
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"bucket_size": self.bucket_size, "seed": self.seed}

@@ -11,8 +11,8 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy
+from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules.gram_policy import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,7 +66,3 @@ class CenteredClip(GramRule):
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.tau = policy.tau
         self.iterations = policy.iterations
-
-    def options(self) -> dict[str, Any]:
-        tau = "inf" if math.isinf(self.tau) else self.tau  # which JSON cannot hold
-        return super().options() | {"tau": tau, "iterations": self.iterations}

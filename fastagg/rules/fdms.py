@@ -4,23 +4,23 @@
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastagg import bits, ops
-from fastagg.aggregator import CommonOptions, State
-from fastagg.cohort import Cohort, flags_of
+from fastagg import ops
+from fastagg.aggregator import CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
+from fastagg.ops import bits
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
-from fastagg.rules._weights import relative
-from fastagg.rules.thresholds import Threshold, from_option, named_threshold, to_option
+from fastagg.rules._client_weights import relative
+from fastagg.rules._weighted_rule import WeightedRule
+from fastagg.rules.thresholds import Threshold, read_threshold, value_at
+from fastagg.updates.cohort import Cohort, flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,30 +29,37 @@ _SCORES = {"cosine": ops.cosine_scores, "distance": ops.distance_scores}
 _PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
 
 
-@dataclass(frozen=True)
-class _Substitution(Plan):
-    """Who stands in for whom, which pairs are scored, and what is eliminated after."""
+@dataclass
+class Substitution(Plan):
+    """Who substitutes for whom, which pairs are scored, and the threshold of the elimination."""
 
-    wanted: Tensor | None = None  # [S, S] bool, symmetric; None: all pairs
-    threshold: float = math.inf
+    wanted: Tensor | None = field(kw_only=True)  # [S, S] bool, symmetric; None: all pairs
+    threshold: float = field(kw_only=True)
+
+
+@dataclass
+class Scored(Reading):
+    """The similarities of this round."""
+
+    scores: Tensor  # [S, S] float64
 
 
 @register("fdms")
-class FDMS(WeightedRule):
-    """Every absent client is stood in for by its most similar active client (FL-FDMS section 5).
+class FDMS(WeightedRule[Substitution, Scored]):
+    """The most similar active client substitutes for an absent one (FL-FDMS section 5).
 
-    The server keeps, for every pair of clients, the mean similarity R of their updates over the
-    N rounds in which both were active (eq. 15). The row of an absent client's best active
-    friend counts once more, with the absent client's weight; no row is copied. An absent
-    client without a scored active candidate is stood in for by the mean of the active updates,
-    which is what leaving it out does (eq. 5): early rounds degrade to FedAvg.
+    The server keeps, for every pair of clients, the mean similarity R of their updates over the N
+    rounds in which both were active (eq. 15). The row of an absent client's best active friend
+    counts once more, with the absent client's weight; no row is copied. For an absent client
+    without a scored active candidate the mean of the active updates counts, which is what leaving
+    it out does (eq. 5): early rounds degrade to FedAvg.
 
-    With ``elimination``, clients whose score lies Theta_t or more below the best leave client
-    k's candidate set for good (section 5.3); only pairs that a side still needs are scored,
-    and stand-ins come from the candidate set.
+    With ``elimination``, clients whose score is Theta_t or more below the best leave client k's
+    candidate set for good (section 5.3). Only pairs that at least one of the two clients needs are
+    scored, and friends come from the candidate set.
 
-    A pair of clients takes 6 bytes, and a bit with elimination. Counts stop at 32767: from then on
-    the mean similarity moves with weight 1/32767.
+    A pair of clients takes 6 bytes, and one bit more with elimination. Counts stop at 32767: from
+    then on the mean similarity moves with weight 1/32767.
 
     Args:
         similarity: "cosine", (cos + 1) / 2 in [0, 1] (eq. 14), or "distance", -|u_i - u_j|.
@@ -95,10 +102,7 @@ class FDMS(WeightedRule):
             )
         self.similarity = similarity
         self.precision = precision
-        if isinstance(elimination, Mapping):  # as options() gives it
-            elimination = from_option(elimination)
-        self.elimination = elimination
-        self._threshold = _read_threshold(self.elimination, self.num_clients)
+        self.elimination, self._threshold = read_threshold(elimination, self.num_clients)
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
         self._share_list: list[float] = self._shares.tolist()
         square = (self.num_clients, self.num_clients)
@@ -109,79 +113,56 @@ class FDMS(WeightedRule):
             self.candidates = bits.ones(self.num_clients, self.num_clients, self.device)
         self.rounds = torch.zeros((), dtype=torch.int64)
 
-    def _plan(self, cohort: Cohort) -> _Substitution:
-        # Only state rows of active clients change in this round, and only rows of absent
-        # clients decide who stands in. So friends come from the state as it is, less what this
-        # round will eliminate, and the state is changed in the commit: nothing of size [K, K] has
-        # to be copied.
-        clients = cohort.clients
-        needed = self._needed_pairs(clients)
-        wanted = None if needed is None else needed | needed.T  # scores are symmetric
+    def _plan(self, cohort: Cohort) -> Substitution:
+        # A round changes only pairs of active clients, and friends of absent clients do not depend
+        # on these. So friends are chosen before the state changes: no copy of size [K, K].
+        size, clients = len(cohort), cohort.clients
+        needed = None  # [S, S] bool: j is a candidate of i, and another client
+        if self.candidates is not None:
+            needed = bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
         threshold = self.threshold(int(self.rounds) + 1)
         active = flags_of(cohort.ids, self.num_clients).to(self.device)
         friends = ops.select_friends(
             self.scores, self.counts, active, self.candidates, threshold
         ).cpu()
-        size = len(clients)
-        pairs = size * (size - 1) if needed is None else int(needed.count_nonzero())
-        weights = self._weights(cohort, friends)
-        return _Substitution(weights, friends, pairs, wanted=wanted, threshold=threshold)
-
-    def _aggregate(self, cohort: Cohort, plan: Plan) -> Callable[[], None]:
-        assert isinstance(plan, _Substitution)
-        round_scores = self._score(cohort, self._gram_and_sum(cohort, plan))
-
-        def commit_state() -> None:
-            ops.update_scores_(self.scores, self.counts, round_scores, cohort.clients, plan.wanted)
-            if self.candidates is not None:
-                ops.eliminate_(self.candidates, self.scores, self.counts, plan.threshold)
-            self.rounds += 1
-
-        return commit_state
-
-    def _gram_and_sum(self, cohort: Cohort, plan: _Substitution) -> Tensor:
-        """The Gram matrix, [S, S] float64, and the aggregate in the scratch vector."""
-        if plan.wanted is not None:
-            self.columns.weighted_sum_(self._scratch, cohort.rows, plan.weights, beta=0.0)
-            return self.columns.gram(cohort.rows, pairs=plan.wanted, precision=self.precision)
-        return self.columns.gram_and_sum_(
-            self._scratch, cohort.rows, plan.weights, precision=self.precision
+        return Substitution(
+            self._weights(cohort, friends),
+            friends,
+            pairs=size * (size - 1) if needed is None else int(needed.count_nonzero()),
+            wanted=None if needed is None else needed | needed.T,  # scores are symmetric
+            threshold=threshold,
         )
 
-    def _needed_pairs(self, clients: Tensor) -> Tensor | None:
-        """[S, S] bool: j is a candidate of i, j != i; None if every pair is needed."""
-        if self.candidates is None:
-            return None
-        return bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
-
-    def _score(self, cohort: Cohort, gram: Tensor) -> Tensor:
-        """This round's similarities, [S, S] float64."""
+    def _read(self, params: Tensor, cohort: Cohort, plan: Substitution) -> Scored:
+        out, rows, precision = self._aggregate, cohort.rows, self.precision
+        if plan.wanted is None:
+            gram = self.columns.gram_and_sum_(out, rows, plan.weights, precision=precision)
+        else:
+            self.columns.weighted_sum_(out, rows, plan.weights, beta=0.0)
+            gram = self.columns.gram(rows, pairs=plan.wanted, precision=precision)
         self._check_squares(cohort, gram.diagonal().tolist())
         scores = _SCORES[self.similarity](gram)
         # Cosine scores are in [0, 1], distances are at most 0.
         if self.similarity == "distance" and scores.min().item() < -FLOAT32_LIMIT:
             raise ValueError("updates: distances between clients leave the range of float32")
-        return scores
+        self._check_aggregate(params, cohort)
+        return Scored(plan.weights, scores)
+
+    def _commit(self, params: Tensor, cohort: Cohort, plan: Substitution, reading: Scored) -> None:
+        super()._commit(params, cohort, plan, reading)
+        ops.update_scores_(self.scores, self.counts, reading.scores, cohort.clients, plan.wanted)
+        if self.candidates is not None:
+            ops.eliminate_(self.candidates, self.scores, self.counts, plan.threshold)
+        self.rounds += 1
 
     def threshold(self, t: int) -> float:
-        """Theta_t, of round t = 1, 2, ...; infinite without elimination.
-
-        Raises:
-            TypeError, ValueError: the aggregator's own threshold function gives no number.
-        """
-        if self._threshold is None:
-            return math.inf
-        value: object = self._threshold(t)
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"elimination: expected a number for t = {t}, got {value!r}")
-        if math.isnan(value):
-            raise ValueError(f"elimination: expected a number for t = {t}, got NaN")
-        return float(value)
+        """Return Theta_t of round t = 1, 2, ...; infinite without elimination."""
+        return math.inf if self._threshold is None else value_at(self._threshold, t)
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
-        """[S] float64: each client's share on its friend's row, orphans' on all rows evenly."""
+        """Return [S] float64: every client's share, on the row of its friend or on all rows."""
         # A plain loop over K numbers costs less than calls that are cold after a pass over the rows
-        by_friend = [0.0] * (self.num_clients + 1)  # the last one is that of nobody, -1
+        by_friend = [0.0] * (self.num_clients + 1)  # the last one is for -1, no friend
         for friend, share in zip(friends.tolist(), self._share_list, strict=True):
             by_friend[friend] += share
         weights = torch.tensor([by_friend[client] for client in cohort.ids], dtype=torch.float64)
@@ -196,13 +177,6 @@ class FDMS(WeightedRule):
     def _state(self) -> State:
         state = {"scores": self.scores, "counts": self.counts, "rounds": self.rounds}
         return state if self.candidates is None else state | {"candidates": self.candidates}
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {
-            "similarity": self.similarity,
-            "elimination": to_option(self.elimination),
-            "precision": self.precision,
-        }
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
@@ -223,16 +197,3 @@ class FDMS(WeightedRule):
             moved += 4 * S * d + 6 * K * K + (3 * K - S) * bits.packed_bytes(K) + 6 * S * S
         flops = base.flops + S * (S + 1) * d
         return Cost(state, scratch, moved, flops, reduced=4 * S * (S + 1))
-
-
-def _read_threshold(elimination: object, num_clients: int) -> Threshold | None:
-    if elimination is None:
-        return None
-    if isinstance(elimination, str):
-        return named_threshold(elimination, num_clients)
-    if not callable(elimination):
-        raise TypeError(
-            "elimination: expected None, a name or a callable t -> threshold, "
-            f"got {type(elimination).__name__}"
-        )
-    return elimination

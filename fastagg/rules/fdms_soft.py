@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FDMS with several friends standing in together. Ours: no paper has it."""
+"""FDMS with several friends that share the substitution. Ours: no paper has it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions
-from fastagg.cohort import Cohort, flags_of
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules.fdms import FDMS
+from fastagg.updates.cohort import Cohort, flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _BLOCK = 256
-"""Absent clients whose scores are looked at together: 256 x S numbers at a time."""
+"""Number of absent clients whose scores are sorted at a time: 256 x S numbers."""
 
 
 @register("fdms-soft")
 class FDMSSoft(FDMS):
-    """An absent client is stood in for by its ``friends`` best active clients together.
+    """The ``friends`` most similar active clients together substitute for an absent one.
 
-    **Not from a paper**: FL-FDMS takes the single best friend, whose update then counts twice and
+    **Not from a paper.** FL-FDMS takes the single best friend, whose update then counts twice or
     more, noise included. Here the absent client's weight is spread over the best m active clients
-    that have been scored with it, in proportion to ``exp(score / temperature)``. Scores, and what
-    becomes of clients without any friend, are those of :class:`fastagg.FDMS`; ``friends=1`` is that
-    rule. ``StepReport.friends`` names the best one. There is no candidate elimination: it would
-    remove the very clients that share the work.
+    that have been scored with it, in proportion to ``exp(score / temperature)``. Scores, and the
+    treatment of clients without any friend, are those of :class:`fastagg.FDMS`; ``friends=1`` is
+    that rule. ``StepReport.friends`` names the best one. There is no candidate elimination, because
+    it would remove the clients that share the substitution.
 
     Args:
         friends: m, >= 1.
@@ -44,6 +44,8 @@ class FDMSSoft(FDMS):
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
     """
+
+    not_saved = FDMS.not_saved | {"elimination"}
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class FDMSSoft(FDMS):
         self.temperature = read_positive("temperature", temperature)
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
-        """[S] float64: own shares, those of absent clients spread, orphans' on all rows evenly."""
+        """Return [S] float64: own shares, absent clients' spread over friends, others' on all."""
         clients, active = cohort.clients, flags_of(cohort.ids, self.num_clients)
         befriended = ((friends >= 0) & ~active).nonzero().flatten()
         orphans = self._shares[friends < 0]
@@ -76,7 +78,7 @@ class FDMSSoft(FDMS):
         return weights
 
     def _spread(self, absent: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """The best m of ``clients`` for each of A ``absent``: positions, parts of sum 1: [A, m]."""
+        """Return the best m of ``clients`` for each of A ``absent``: positions and parts [A, m]."""
         pairs = absent[:, None], clients  # [A, S]
         unscored = (self.counts[pairs] <= 0).cpu()
         scores = self.scores[pairs].cpu().double().masked_fill(unscored, -math.inf)
@@ -84,10 +86,6 @@ class FDMSSoft(FDMS):
         m = min(self.friends, len(clients))
         parts = torch.exp((best.values[:, :m] - best.values[:, :1]) / self.temperature)
         return best.indices[:, :m], parts / parts.sum(dim=1, keepdim=True)
-
-    def options(self) -> dict[str, Any]:
-        own = {"friends": self.friends, "temperature": self.temperature}
-        return {k: v for k, v in super().options().items() if k != "elimination"} | own
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:

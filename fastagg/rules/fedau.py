@@ -4,25 +4,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions, State
-from fastagg.cohort import Cohort
+from fastagg.aggregator import CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
-from fastagg.rules._weights import relative
+from fastagg.rules._client_weights import relative
+from fastagg.rules._weighted_rule import AveragingRule
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@dataclass
+class _Counted(Plan):
+    """A plan with the state after the round."""
+
+    state: tuple[Tensor, Tensor, Tensor] = field(kw_only=True)  # factors, intervals, waiting
+
+
 @register("fedau")
-class FedAU(WeightedRule):
+class FedAU(AveragingRule[_Counted]):
     """``params += server_lr * sum_s p_s omega_s u_s`` over the active clients s (Algorithm 2).
 
     omega_k estimates 1 / (client k's rate of participation): the mean of the intervals, in rounds,
@@ -51,29 +59,30 @@ class FedAU(WeightedRule):
         self.intervals = torch.zeros(self.num_clients, dtype=torch.int64)
         self.waiting = torch.zeros(self.num_clients, dtype=torch.int64)
 
-    def _plan(self, cohort: Cohort) -> Plan:
-        clients = cohort.clients
-        weights = self._shares[clients] * self.factors[clients]
-        return Plan(weights, commit_state=lambda: self._count(clients))
+    def _plan(self, cohort: Cohort) -> _Counted:
+        weights = self._shares[cohort.clients] * self.factors[cohort.clients]
+        return _Counted(weights, state=self._counted(cohort.clients))
 
-    def _count(self, clients: Tensor) -> None:
-        """One round more, with ``clients`` active."""
-        self.waiting += 1
-        ended = self.waiting == self.cutoff
+    def _counted(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the state after one round more, with ``clients`` active."""
+        waiting = self.waiting + 1
+        ended = waiting == self.cutoff
         ended[clients] = True
-        self.intervals += ended
-        change = (self.waiting - self.factors) / self.intervals.clamp_min(1)
-        self.factors += torch.where(ended, change, 0.0)
-        self.waiting.masked_fill_(ended, 0)
+        intervals = self.intervals + ended
+        change = (waiting - self.factors) / intervals.clamp_min(1)
+        factors = self.factors + torch.where(ended, change, 0.0)
+        return factors, intervals, waiting.masked_fill_(ended, 0)
+
+    def _commit(self, params: Tensor, cohort: Cohort, plan: _Counted, reading: Reading) -> None:
+        super()._commit(params, cohort, plan, reading)
+        self.factors, self.intervals, self.waiting = plan.state
 
     def _skip(self) -> None:
-        self._count(torch.zeros(0, dtype=torch.int64))
+        nobody = torch.zeros(0, dtype=torch.int64)
+        self.factors, self.intervals, self.waiting = self._counted(nobody)
 
     def _state(self) -> State:
         return {"factors": self.factors, "intervals": self.intervals, "waiting": self.waiting}
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"cutoff": self.cutoff}
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from fastagg.cohort import Cohort
+from fastagg.aggregator import Plan
 from fastagg.registry import register
-from fastagg.rules._weighted import Plan, WeightedRule
-from fastagg.rules._weights import relative
+from fastagg.rules._client_weights import relative
+from fastagg.rules._weighted_rule import AveragingRule
+from fastagg.updates.cohort import Cohort
 
 
 @register("fedavg")
-class FedAvg(WeightedRule):
+class FedAvg(AveragingRule[Plan]):
     """``params += server_lr * sum_s w_s u_s / sum_s w_s`` over the active clients s.
 
     With everybody active this is "Full" of FL-FDMS (eq. 4), otherwise "Dropout" (eq. 5).

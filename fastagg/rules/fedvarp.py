@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import Prepared
-from fastagg.cohort import Cohort
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
-from fastagg.rules._memory import MemoryRule
-from fastagg.rules._weights import relative
+from fastagg.rules._client_weights import relative
+from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
+from fastagg.updates.cohort import Cohort
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @register("fedvarp")
@@ -33,33 +35,38 @@ class FedVARP(MemoryRule):
     A step raises ValueError if all active clients have weight 0.
     """
 
-    def _norm(self, clients: Tensor) -> float:
-        return 1.0
+    def __init__(self, **options: Unpack[MemoryOptions]) -> None:
+        super().__init__(**options)
+        self._moved = torch.zeros(self.num_params, device=self.device)  # [d], scratch
 
-    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
-        # The memory's part of a step is MIFA's: params += server_lr * (new total), which holds
-        # differences with weight w_s. The rest of them comes first, while m_s is still there.
-        clients = cohort.clients
-        weights = relative(self.client_weights[clients], "the active clients")
-        rest = self.server_lr * (weights - self._shares[clients])  # [S], >= 0
-        old = self.memory.of(cohort.ids)
-        peaks = self._row_peaks(cohort) + self._peaks[clients]  # [S]
+    def _plan(self, cohort: Cohort) -> MemoryPlan:
+        weights = relative(self.client_weights[cohort.clients], "the active clients")
+        return MemoryPlan(weights, shares=self._shares[cohort.clients], norm=1.0)
+
+    def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
+        # The memory's part of a step is MIFA's: params += server_lr * (new total). It contains the
+        # differences u_s - m_s with weight w_s; the rest of them, a_s - w_s, is added before it.
+        rest = self.server_lr * (plan.weights - plan.shares)  # [S], >= 0
+        row_peaks = self._read_rows(params, cohort, plan)
+        peaks = row_peaks + self._peaks[cohort.clients]  # [S], of the differences
         reach = self._params_peak(params) + float(rest @ peaks)
         self._check_range(reach, 0.0)
-        memory_step = self._prepare_memory(params, reach, cohort)
+        reading = self._remember(params, reach, cohort, plan, row_peaks)
+        rows = [*cohort.rows, *self.memory.of(cohort.ids)]
+        self._moved.copy_(params)
+        self.columns.weighted_sum_(self._moved, rows, torch.cat([rest, -rest]))
+        return reading
 
-        def commit() -> None:
-            rows = [*cohort.rows, *old]
-            self.columns.weighted_sum_(params, rows, torch.cat([rest, -rest]))
-            memory_step.commit()
-
-        return Prepared(weights, commit)
+    def _commit(
+        self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
+    ) -> None:
+        params.copy_(self._moved)
+        super()._commit(params, cohort, plan, reading)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # besides MIFA's: abs_max of rows, and rows and memory to params
+        # MIFA's, and rows and memory to a copy of params, which is then copied back
         base = super().cost(sizes, options)
         S, d = sizes.S, sizes.d
-        return Cost(
-            base.state, base.scratch, base.moved + 12 * S * d + 8 * d, base.flops + 4 * S * d
-        )
+        moved = base.moved + 8 * S * d + 24 * d
+        return Cost(base.state, base.scratch + 4 * d, moved, base.flops + 4 * S * d)

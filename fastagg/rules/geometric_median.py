@@ -11,8 +11,8 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy
+from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules.gram_policy import Policy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,7 +72,3 @@ class GeometricMedian(GramRule):
         self.nu = policy.nu
         self.iterations = policy.iterations
         self.start = policy.start
-
-    def options(self) -> dict[str, Any]:
-        own = {"nu": self.nu, "iterations": self.iterations, "start": self.start}
-        return super().options() | own

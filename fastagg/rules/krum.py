@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy, check_majority, square_distances
+from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules.gram_policy import Policy, check_majority, square_distances
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +68,3 @@ class Krum(GramRule):
         policy = KrumPolicy(num_byzantine)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.num_byzantine = policy.num_byzantine
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"num_byzantine": self.num_byzantine}

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from fastagg.registry import register
-from fastagg.rules._memory import MemoryRule
+from fastagg.rules._memory_rule import MemoryRule
 
 
 @register("mifa")
@@ -19,6 +17,3 @@ class MIFA(MemoryRule):
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.
         **options: those of :class:`fastagg.aggregator.Aggregator`.
     """
-
-    def _norm(self, clients: Tensor) -> float:
-        return 1.0

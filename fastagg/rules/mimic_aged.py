@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.cohort import Cohort
+from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.rows import RowMemory
+from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.rules._rows import refuse_shared_memory
+from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,22 +28,31 @@ _ROUNDING = 1.0 + 2.0**-20
 """Covers the float32 roundings of v and c."""
 
 
+@dataclass
+class AgedPlan(Plan):
+    """What is left of the corrections, by their age."""
+
+    faded: Tensor = field(kw_only=True)  # [S] float64, their weights in v
+    last: Tensor = field(kw_only=True)  # [K] int64, ``MimiCAged.last`` after the round
+
+
 @register("mimic-aged")
-class MimiCAged(Aggregator):
+class MimiCAged(Aggregator[AgedPlan, Reading]):
     """``v = mean_s(u_s + fading^(age_s - 1) c_s)``, ``params += server_lr * v``, ``c_s = v - u_s``.
 
-    **Not from a paper**: one way to do what MimiC's authors name as future work, to make the
-    correction aware of its staleness. age_s is the number of rounds, skipped ones included, since
-    client s was last active: 1 if it was in the round before. A correction is as old as the global
-    model that it refers to; the older, the less is left of it, down to FedAvg's plain update.
-    ``fading=1`` is MimiC, ``fading=0`` corrects only clients active twice in a row.
+    **Not from a paper.** MimiC's authors name corrections that know their staleness as future work;
+    this is one way. age_s is the number of rounds since client s was last active, skipped rounds
+    included: 1 if it was active in the round before. The older a correction is, the smaller is its
+    factor, down to FedAvg's plain update. ``fading=1`` is MimiC; ``fading=0`` corrects only clients
+    that are active twice in a row.
 
     Args:
         fading: in [0, 1].
         **options: those of :class:`fastagg.aggregator.Aggregator`.
 
     Attributes:
-        corrections: [K, d] float32, c; zeros for clients never active.
+        corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` is a copy
+            of one, ``corrections.clone()`` a tensor.
         last: [K] int64, the round in which the client was last active; -1: never.
         rounds: [] int64, rounds so far, skipped ones included.
     """
@@ -50,37 +62,41 @@ class MimiCAged(Aggregator):
     def __init__(self, *, fading: float = 0.9, **options: Unpack[CommonOptions]) -> None:
         super().__init__(**options)
         self.fading = _read_fading(fading)
-        self.corrections = torch.zeros(self.num_clients, self.num_params, device=self.device)
+        self.corrections = RowMemory(self.num_clients, self.num_params, self.device)
         self.last = torch.full((self.num_clients,), -1, dtype=torch.int64)
         self.rounds = torch.zeros((), dtype=torch.int64)
-        self._scratch = torch.zeros(self.num_params, device=self.device)  # [d]
+        self._aggregate = torch.zeros(self.num_params, device=self.device)  # [d], scratch
 
-    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
-        clients, size = cohort.clients, len(cohort)
-        own = [self.corrections[client] for client in cohort.ids]
-        refuse_shared_memory(cohort, [self.corrections])
-        row_peaks = self._row_peaks(cohort)  # [S]
+    def _plan(self, cohort: Cohort) -> AgedPlan:
+        size, clients = len(cohort), cohort.clients
         weights = torch.full((size,), 1.0 / size, dtype=torch.float64)
         ages = (self.rounds - self.last[clients]).to(torch.float64)
         faded = weights * self.fading ** (ages - 1.0)  # [S]; 0^0 is 1
-        ops.weighted_sum_(
-            self._scratch, [*cohort.tensors, *own], torch.cat([weights, faded]), beta=0.0
-        )
-        peak, aggregate = self._peaks_with(params, [self._scratch])
+        last = self.last.index_fill(0, clients, int(self.rounds))
+        return AgedPlan(weights, faded=faded, last=last)
+
+    def _read(self, params: Tensor, cohort: Cohort, plan: AgedPlan) -> Reading:
+        own, new = self.corrections.of(cohort.ids), self.corrections.spares.rows(cohort.ids)
+        refuse_shared_memory(cohort, [*own, *new])
+        row_peaks = self._row_peaks(cohort)  # [S]
+        factors = torch.cat([plan.weights, plan.faded])
+        self.columns.weighted_sum_(self._aggregate, [*cohort.rows, *own], factors, beta=0.0)
+        peak, aggregate = self._peaks_with(params, [self._aggregate])
         self._check_range(peak, aggregate)
         new_peaks = (aggregate + row_peaks) * _ROUNDING
         if not bool((new_peaks <= FLOAT32_LIMIT).all()):
             raise ValueError("updates: too large, corrections could leave the range of float32")
+        difference = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        for correction, row in zip(new, cohort.tensors(), strict=True):
+            both = RowList([self._aggregate, row])
+            ops.weighted_sum_(correction, both, difference, beta=0.0)
+        return Reading(plan.weights)
 
-        def commit() -> None:
-            ops.weighted_sum_(params, [self._scratch], self._rate)
-            difference = torch.tensor([1.0, -1.0], dtype=torch.float64)
-            for correction, row in zip(own, cohort.tensors, strict=True):
-                ops.weighted_sum_(correction, [self._scratch, row], difference, beta=0.0)
-            self.last[clients] = self.rounds
-            self.rounds += 1
-
-        return Prepared(weights, commit)
+    def _commit(self, params: Tensor, cohort: Cohort, plan: AgedPlan, reading: Reading) -> None:
+        ops.weighted_sum_(params, [self._aggregate], self._rate)
+        self.corrections.exchange(cohort.ids, None)
+        self.last = plan.last
+        self.rounds += 1
 
     def _skip(self) -> None:
         self.rounds += 1
@@ -88,15 +104,13 @@ class MimiCAged(Aggregator):
     def _state(self) -> State:
         return {"corrections": self.corrections, "last": self.last, "rounds": self.rounds}
 
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"fading": self.fading}
-
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         # abs_max of params and rows; rows and corrections to v, abs_max of v, v to params; rows and
         # v to corrections
         K, S, d = sizes.K, sizes.S, sizes.d
-        return Cost(4 * K * d + 8 * K + 8, 4 * d, 24 * S * d + 24 * d, 6 * S * d + 2 * d)
+        scratch = 4 * d + 4 * S * d  # v, and spare rows
+        return Cost(4 * K * d + 8 * K + 8, scratch, 24 * S * d + 24 * d, 6 * S * d + 2 * d)
 
 
 def _read_fading(value: object) -> float:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._gram import GramRule, ReuseOptions
-from fastagg.rules._policy import Policy
+from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules.gram_policy import Policy
 from fastagg.rules.krum import krum_scores
 
 if TYPE_CHECKING:
@@ -64,6 +64,3 @@ class MultiKrum(GramRule):
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.num_byzantine = policy.num_byzantine
         self.keep = policy.keep
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"num_byzantine": self.num_byzantine, "keep": self.keep}

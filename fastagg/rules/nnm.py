@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._gram import ReuseOptions
-from fastagg.rules._policy import (
+from fastagg.rules._gram_rule import ReuseOptions
+from fastagg.rules._wrapper_rule import WrapperRule
+from fastagg.rules.gram_policy import (
     Around,
     Policy,
     all_times,
@@ -21,7 +22,6 @@ from fastagg.rules._policy import (
     square_distances,
     times,
 )
-from fastagg.rules._wrapper import WrapperRule
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,6 +87,3 @@ class NNM(WrapperRule):
             client_weights=client_weights,
             **options,
         )
-
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"num_byzantine": self.num_byzantine}

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Prepared, State
-from fastagg.cohort import Cohort
+from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.rows import RowMemory
+from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.rules._rows import refuse_shared_memory
+from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -25,8 +28,16 @@ _ROUNDING = 1.0 + 2.0**-20
 """Covers the float32 roundings of one round's control variates, a few of relative size 2^-24."""
 
 
+@dataclass
+class Controlled(Reading):
+    """What follows from the rows; new parameters and control variates are in scratch."""
+
+    peaks: Tensor  # [K] float64, >= |controls[k]| after the step
+    mean_peak: float  # >= |mean_control| after the step
+
+
 @register("scaffold")
-class Scaffold(Aggregator):
+class Scaffold(Aggregator[Plan, Controlled]):
     """The server's part of SCAFFOLD (Algorithm 1, option II), in one pass over the updates.
 
     Every client i has a control variate c_i, the server has their mean c; all are zero at first.
@@ -51,7 +62,8 @@ class Scaffold(Aggregator):
         **options: those of :class:`fastagg.aggregator.Aggregator`.
 
     Attributes:
-        controls: [K, d] float32, c_i.
+        controls: [K, d] float32, c_i; ``controls[k]`` is a copy of one, ``controls.clone()`` a
+            tensor.
         mean_control: [d] float32, c.
     """
 
@@ -64,8 +76,10 @@ class Scaffold(Aggregator):
     ) -> None:
         super().__init__(**options)
         self.local_work = local_work
-        self.controls = torch.zeros(self.num_clients, self.num_params, device=self.device)
+        self.controls = RowMemory(self.num_clients, self.num_params, self.device)
         self.mean_control = torch.zeros(self.num_params, device=self.device)
+        self._next_mean = torch.zeros_like(self.mean_control)  # scratch
+        self._moved = torch.zeros_like(self.mean_control)  # scratch: params after the step
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |controls[k]|
         self._mean_peak = 0.0  # >= |mean_control|
 
@@ -76,7 +90,8 @@ class Scaffold(Aggregator):
 
     @local_work.setter
     def local_work(self, value: float | Sequence[float] | Tensor) -> None:
-        self._local_work = _read_work(value, self.num_clients)
+        self._local_work = work = _read_work(value, self.num_clients)
+        self._pair = _pairs(-1.0 / work[:1])[0] if bool((work == work[0]).all()) else None
 
     @torch.no_grad()
     def control(self, client: int, out: Tensor | None = None) -> Tensor:
@@ -98,12 +113,17 @@ class Scaffold(Aggregator):
         if out is None:
             out = torch.empty_like(self.mean_control)
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
-        return ops.weighted_sum_(out, [self.mean_control, self.controls[client]], signs, beta=0.0)
+        return ops.weighted_sum_(
+            out, [self.mean_control, self.controls.rows[client]], signs, beta=0.0
+        )
 
-    def _prepare(self, params: Tensor, cohort: Cohort) -> Prepared:
-        peak = self._params_peak(params)
-        clients, size = cohort.clients, len(cohort)
-        refuse_shared_memory(cohort, [self.controls, self.mean_control])
+    def _plan(self, cohort: Cohort) -> Plan:
+        return Plan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
+
+    def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Controlled:
+        peak, clients, size = self._params_peak(params), cohort.clients, len(cohort)
+        own, new = self.controls.of(cohort.ids), self.controls.spares.rows(cohort.ids)
+        refuse_shared_memory(cohort, [*own, *new, self.mean_control, self._next_mean])
         row_peaks = self._row_peaks(cohort)  # [S]
         self._check_range(peak, row_peaks.mean().item())
         gradients = row_peaks / self.local_work[clients]  # [S], bounds of u_i / (K_i eta_l)
@@ -115,24 +135,25 @@ class Scaffold(Aggregator):
                     f"(updates up to {row_peaks.max().item():.3g}, local_work from "
                     f"{self.local_work[clients].min().item():.3g})"
                 )
+        self._moved.copy_(params)
+        self.columns.weighted_sum_(self._moved, cohort.rows, self.server_lr * plan.weights)
         inverse = -1.0 / self.local_work[clients]  # [S]
-        weights = torch.full((size,), 1.0 / size, dtype=torch.float64)
+        pairs = [self._pair] * size if self._pair is not None else _pairs(inverse)
+        for control, old, row, pair in zip(new, own, cohort.tensors(), pairs, strict=True):
+            control.copy_(old)
+            ops.weighted_sum_(control, RowList([self.mean_control, row]), pair)
+        rest, inverse = 1.0 - size / self.num_clients, inverse / self.num_clients
+        self._next_mean.copy_(self.mean_control)
+        self.columns.weighted_sum_(self._next_mean, cohort.rows, inverse, beta=rest)
+        mean_peak = rest * self._mean_peak + gradients.sum().item() / self.num_clients
+        peaks = self._peaks.index_copy(0, clients, self._bounds(clients, gradients))
+        return Controlled(plan.weights, peaks, _ROUNDING * mean_peak)
 
-        def commit() -> None:
-            ops.weighted_sum_(params, cohort.tensors, self.server_lr * weights)
-            factors = torch.stack([torch.full_like(inverse, -1.0), inverse], dim=1)  # [S, 2]
-            for client, row, own in zip(cohort.ids, cohort.tensors, factors, strict=True):
-                ops.weighted_sum_(self.controls[client], [self.mean_control, row], own)
-            share = size / self.num_clients
-            ops.weighted_sum_(
-                self.mean_control, cohort.tensors, inverse / self.num_clients, beta=1.0 - share
-            )
-            self._peaks[clients] = self._bounds(clients, gradients)
-            self._mean_peak = _ROUNDING * (
-                (1.0 - share) * self._mean_peak + gradients.sum().item() / self.num_clients
-            )
-
-        return Prepared(weights, commit)
+    def _commit(self, params: Tensor, cohort: Cohort, plan: Plan, reading: Controlled) -> None:
+        params.copy_(self._moved)
+        self.controls.exchange(cohort.ids, None)
+        self.mean_control, self._next_mean = self._next_mean, self.mean_control
+        self._peaks, self._mean_peak = reading.peaks, reading.mean_peak
 
     def _bounds(self, clients: Tensor, gradients: Tensor) -> Tensor:
         """Bounds of the new control variates of ``clients``, [S]: old, mean, and new part."""
@@ -145,7 +166,7 @@ class Scaffold(Aggregator):
         return bool((2.0 * (bounds + mean) <= FLOAT32_LIMIT).all())
 
     def _measure(self) -> None:
-        self._peaks = self.columns.abs_max(self.controls).to(torch.float64)
+        self._peaks = self.columns.abs_max(self.controls.rows).to(torch.float64)
         self._mean_peak = self.columns.abs_max([self.mean_control]).item()
 
     def _state(self) -> State:
@@ -154,14 +175,18 @@ class Scaffold(Aggregator):
     def _state_loaded(self) -> None:
         self._measure()
 
-    def options(self) -> dict[str, Any]:
-        return super().options() | {"local_work": self.local_work}
-
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # abs_max of params and rows; rows to params; each with c to c_i; rows to c
+        # abs_max of params and rows; rows to a copy of params, which is copied back; c_i copied,
+        # and each row with c added to the copy; rows to a copy of c
         K, S, d = sizes.K, sizes.S, sizes.d
-        return Cost(4 * K * d + 4 * d, 0, 28 * S * d + 20 * d, 8 * S * d + d)
+        scratch = 8 * d + 4 * S * d  # spare rows, new parameters, the next c
+        return Cost(4 * K * d + 4 * d, scratch, 36 * S * d + 44 * d, 8 * S * d + d)
+
+
+def _pairs(inverse: Tensor) -> list[Tensor]:
+    """Return the weights [2] of c and u_i in d_i for each client; ``inverse`` is -1/(K_i eta_l)."""
+    return list(torch.stack([torch.full_like(inverse, -1.0), inverse], dim=1))
 
 
 def _read_work(value: object, num_clients: int) -> Tensor:

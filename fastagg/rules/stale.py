@@ -14,7 +14,8 @@ from torch import Tensor
 from fastagg.aggregator import State
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
-from fastagg.rules._memory import MemoryOptions, MemoryRule
+from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
+from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,8 +56,11 @@ class Stale(MemoryRule):
             )
         return 1.0 / share
 
-    def _commit_seen(self, clients: Tensor) -> None:
-        self.seen[clients] = True
+    def _commit(
+        self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
+    ) -> None:
+        super()._commit(params, cohort, plan, reading)
+        self.seen[cohort.clients] = True
 
     def _state(self) -> State:
         return {**super()._state(), "seen": self.seen}

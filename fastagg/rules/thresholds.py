@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,7 +80,7 @@ class ReleasedThreshold:
 
 
 def named_threshold(name: str, num_clients: int) -> Threshold:
-    """The threshold sequence behind a name.
+    """Return the threshold sequence of a name.
 
     "theorem2" is Theorem 2 with the constants of the released code (T = 500, beta = 0.5,
     p = 0.01, B_max = 3, delta_f = 0.01) and the given K.
@@ -106,24 +106,8 @@ _KINDS: dict[str, type[Theorem2Threshold] | type[ReleasedThreshold]] = {
 }
 
 
-def to_option(elimination: str | Threshold | None) -> str | dict[str, Any] | None:
-    """An ``elimination`` option as JSON can hold it; :func:`from_option` reads it back.
-
-    Raises:
-        ValueError: it is a custom callable.
-    """
-    if elimination is None or isinstance(elimination, str):
-        return elimination
-    if isinstance(elimination, Theorem2Threshold | ReleasedThreshold):
-        return {"kind": type(elimination).__name__} | dataclasses.asdict(elimination)
-    raise ValueError(
-        f"elimination: a custom callable cannot be written to a checkpoint, got {elimination!r}; "
-        "use a name or a Theorem2Threshold, or keep state_dict() and make the rule again"
-    )
-
-
 def from_option(option: Mapping[str, Any]) -> Threshold:
-    """The threshold that :func:`to_option` wrote as a mapping.
+    """Return the threshold that ``Aggregator.options`` wrote as a mapping.
 
     Raises:
         ValueError: there is no such kind of threshold.
@@ -132,3 +116,39 @@ def from_option(option: Mapping[str, Any]) -> Threshold:
     if kind not in _KINDS:
         raise ValueError(f"elimination: expected a kind of {sorted(_KINDS)}, got {kind!r}")
     return _KINDS[kind](**{k: v for k, v in option.items() if k != "kind"})
+
+
+def read_threshold(
+    elimination: str | Threshold | Mapping[str, Any] | None, num_clients: int
+) -> tuple[str | Threshold | None, Threshold | None]:
+    """Read an ``elimination`` option: return it, and its threshold sequence (None: no elimination).
+
+    Raises:
+        TypeError, ValueError: it is none of: None, a name, a callable, what ``options()`` wrote.
+    """
+    if elimination is None:
+        return None, None
+    if isinstance(elimination, str):
+        return elimination, named_threshold(elimination, num_clients)
+    if isinstance(elimination, Mapping):
+        elimination = from_option(elimination)
+    if not callable(elimination):
+        raise TypeError(
+            "elimination: expected None, a name or a callable t -> threshold, "
+            f"got {type(elimination).__name__}"
+        )
+    return elimination, elimination
+
+
+def value_at(threshold: Threshold, t: int) -> float:
+    """Return Theta_t of a threshold sequence, for t = 1, 2, ...
+
+    Raises:
+        TypeError, ValueError: the function returns no number.
+    """
+    value: object = threshold(t)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"elimination: expected a number for t = {t}, got {value!r}")
+    if math.isnan(value):
+        raise ValueError(f"elimination: expected a number for t = {t}, got NaN")
+    return float(value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m fastagg_sim` is `fastagg-sim`."""
+"""Entry point of `python -m fastagg_sim`, which is the same as `fastagg-sim`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training of several clients at once: step s of all of them is one pass through the layers.
+"""Local training of several clients at once: step s of all clients is one pass through the layers.
 
-Their models are a matrix [k, d], activations are [k, batch, ...], and linear layers become one
-batched product, so that the cost of calling PyTorch is paid once for k clients. Clients see the
-batches that they would see alone; the results differ from those of `LocalTrainer` by rounding.
+The local models are the rows of a matrix [k, d], activations are [k, batch, ...], and a linear
+layer becomes one batched matrix product. The overhead of calling PyTorch is thus paid once for k
+clients. Every client sees the same batches as if it were trained alone; the results differ from
+those of `LocalTrainer` by rounding errors.
 
-The rows of an update buffer are apart from each other, so that a rule can keep one of them. So the
-matrix is one of its own, and the pass that subtracts the global model writes the rows.
+The rows of an update buffer are separate tensors, so that a rule can take ownership of one of them.
+The matrix is therefore separate memory, and the pass that subtracts the global model writes the
+rows.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fastagg.buffer import FlatLayout
+from fastagg import FlatLayout
 from fastagg_sim.client import ClientData, fast_convolutions, passes
 from fastagg_sim.config import LocalTraining
 from fastagg_sim.pooling import MaxPool2x2, max_pool_2x2
@@ -34,11 +36,13 @@ _ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout)
 
 @dataclass(frozen=True)
 class ClientWork:
-    """What one client does in a round.
+    """The inputs and the output of one client's local training in a round.
 
-    row: [d] float32, gets the update; its old content is ignored. generator: the order of the
-    batches. control: [d] float32, added to every gradient (SCAFFOLD's c - c_i). velocity: [d]
-    float32, the momentum to go on from, changed in place; None: from zero.
+    row: [d] float32, receives the update; its previous contents are ignored.
+    data: the samples of the client.
+    generator: determines the order of the batches.
+    control: [d] float32, added to every gradient (SCAFFOLD's c - c_i); None for none.
+    velocity: [d] float32, the initial momentum, updated in place; None to start from zero.
     """
 
     row: Tensor
@@ -48,25 +52,32 @@ class ClientWork:
     velocity: Tensor | None = None
 
 
-# Measured (benchmarks/results/simulation.md). Samples of all clients together in one pass, for
-# models with convolutions; numbers in their inputs, for others: more leave the cache. With fewer
-# clients than the least number, one by one is as fast.
+# The sizes at which training clients at once is fastest on a CPU, from benchmarks/results/
+# simulation.md. For models with convolutions: samples of all clients in one pass. For others:
+# input values of all clients in one pass; more do not fit into the cache.
 _SAMPLES = {"mnist-cnn": 200, "lenet": 160, "niid-cnn": 200}
 _INPUTS = {"logistic": 1 << 17, "digits-mlp": 1 << 17}
-_LEAST_CLIENTS = 4, 16  # with and without convolutions
+# With fewer clients than this, training one after the other is as fast (with convolutions, without
+# convolutions).
+_LEAST_CLIENTS = 4, 16
 _MOST_CLIENTS = 128
-# Of any model: a GPU is the fuller the more clients there are, and has room for their models. A
-# choice, not a measurement.
+# For all models: more clients use a GPU better, and its memory holds this many models. Chosen, not
+# measured.
 GPU_CLIENTS_AT_ONCE = 128
-# Numbers of samples that are sent to the device at a time.
+# Number of sample indices that are sent to the device at a time.
 _PLANNED = 1 << 21
 
 
 def clients_at_once(
     model: str, in_shape: Sequence[int], batch_size: int, device: str = "cpu"
 ) -> int:
-    """How many clients with that model, input and batch size to train at once. On a CPU 1 for
-    models of which nothing was measured."""
+    """Return how many clients to train at once.
+
+    model: name of the model.
+    in_shape: shape of one sample.
+    batch_size: batch size of local training.
+    device: "cpu" or "cuda". On a CPU the result is 1 for models without measurements.
+    """
     if device != "cpu":
         return GPU_CLIENTS_AT_ONCE
     if model in _SAMPLES:
@@ -78,14 +89,17 @@ def clients_at_once(
 
 
 class BatchedTrainer:
-    """Trains clients together whose model is an `nn.Sequential` (also of such) of the layers that
-    this module knows: Conv2d, Linear, MaxPool2x2, Flatten, and elementwise ones.
+    """Trains several clients at once.
 
-    grouped_convolutions: whether a convolution of all clients is one call with a group of channels
-        for each, and pooling PyTorch's own; by default on any device but a CPU, where a
-        convolution is work enough to be called for itself.
+    The model must be an `nn.Sequential`, which may be nested, of the supported layers: Conv2d and
+    Linear with bias, MaxPool2x2, Flatten, and elementwise layers (ReLU, Tanh, Sigmoid, Dropout).
 
-    Raises ValueError for any other model, naming what does not fit.
+    grouped_convolutions: True: compute a convolution of all clients in one call, with one group of
+        channels per client, and use PyTorch's pooling. False: call the convolution once per client,
+        and pool by slices. The default is False on a CPU, where the overhead of a call is small
+        compared to a convolution, and True on other devices.
+
+    Raises ValueError if the model is not supported, naming the reason.
     """
 
     def __init__(
@@ -98,10 +112,14 @@ class BatchedTrainer:
     ) -> None:
         if next(model.buffers(), None) is not None or layout.tied:
             raise ValueError(
-                "model: clients trained at once expect one without buffers and shared parameters"
+                "model: training clients at once needs a model without buffers and without shared "
+                "parameters; use clients_at_once=1"
             )
         if not all(p.requires_grad for p in model.parameters()):
-            raise ValueError("model: clients trained at once expect one without frozen parameters")
+            raise ValueError(
+                "model: training clients at once needs a model without frozen parameters; "
+                "use clients_at_once=1"
+            )
         if grouped_convolutions is None:
             grouped_convolutions = any(p.device.type != "cpu" for p in model.parameters())
         self._layers = list(_layers(model, grouped_convolutions))
@@ -109,10 +127,11 @@ class BatchedTrainer:
         self._training = training
 
     def train(self, clients: Sequence[ClientWork], start: Tensor, round_index: int) -> None:
-        """Put `local model - start` into the row of every client.
+        """Train `clients` and write `local model - start` into the row of each.
 
-        start: [d] float32, the global model; not changed. Controls and velocities are given to
-        all clients or to none.
+        clients: either all or none of them have a control, and the same for velocities.
+        start: [d] float32, the global model; not changed.
+        round_index: 0, 1, ...; determines the learning rate.
         """
         order = sorted(clients, key=lambda c: _steps(c, self._training), reverse=True)
         models = start.repeat(len(order), 1)  # [k, d]
@@ -124,14 +143,18 @@ class BatchedTrainer:
     def _descend(
         self, models: Tensor, clients: Sequence[ClientWork], start: Tensor, lr: float
     ) -> None:
-        """`clients` by falling number of steps: those still at work are always the first ones."""
+        """Run the gradient steps of `clients` on `models` [k, d], in place.
+
+        `clients` are sorted by decreasing number of steps, so that those with steps left are always
+        the first ones. `start`: [d], the global model. Updates the clients' velocities in place.
+        """
         training = self._training
         shift = _matrix([c.control for c in clients])
         momentum = _matrix([c.velocity for c in clients])
         if momentum is None and training.momentum:
             momentum = torch.zeros_like(models)
         anchor = start.expand_as(models)
-        for x, y, weight in together(clients, training):
+        for x, y, weight in joint_batches(clients, training):
             k = len(x)
             parameters = [p.detach().requires_grad_() for p in self._parts(models, k)]
             losses = functional.cross_entropy(
@@ -155,14 +178,14 @@ class BatchedTrainer:
                 client.velocity.copy_(momentum[i])
 
     def _parts(self, matrix: Tensor, k: int) -> list[Tensor]:
-        """The first k rows of a matrix [n, d], as views [k, *shape] of every parameter."""
+        """Return views [k, *shape] of every parameter in the first k rows of a matrix [n, d]."""
         return [
             matrix[:k, slot.start : slot.stop].unflatten(1, slot.shape)
             for slot in self._layout.slots
         ]
 
     def _logits(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """[k, batch, ...] -> [k, batch, classes]"""
+        """Apply the models of k clients: x [k, batch, ...] -> logits [k, batch, classes]."""
         taken = 0
         for layer, count in self._layers:
             x = layer(x, parameters[taken : taken + count])
@@ -171,23 +194,28 @@ class BatchedTrainer:
 
 
 def _matrix(vectors: Sequence[Tensor | None]) -> Tensor | None:
-    """[k, d], or None if there are none."""
+    """Stack k vectors [d] to a matrix [k, d]; None if all are None."""
     given = [vector for vector in vectors if vector is not None]
     if given and len(given) < len(vectors):
-        raise ValueError(f"clients: {len(given)} of {len(vectors)} have a control or a velocity")
+        raise ValueError(
+            f"clients: {len(given)} of {len(vectors)} have a control (or a velocity); "
+            "expected all or none"
+        )
     return torch.stack(given) if given else None
 
 
-def together(
+def joint_batches(
     clients: Sequence[ClientWork], training: LocalTraining
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Step by step, the batches of the k clients that are still at work.
+    """Yield, step by step, the batches of the first k clients: those that have steps left.
 
-    clients: by falling number of steps, so that these are the first ones.
+    clients: sorted by decreasing number of steps.
 
-    Yields x [k, b, ...], y [k b], and [k b] the weight of each sample in the mean of its own batch;
-    smaller batches are filled up with zeros of weight zero. A step is a gather from one copy of all
-    clients' data; which samples it takes is sent to the device many steps at a time.
+    Yields x [k, b, ...], y [k b], and the weight [k b] of each sample in the mean over its client's
+    batch. Batches smaller than b are padded with samples of weight 0.
+
+    A step gathers its samples from one concatenated copy of all clients' data. The sample indices
+    are sent to the device for many steps at a time.
     """
     xs, ys = [c.data.x for c in clients], [c.data.y for c in clients]
     x = torch.cat([*xs, xs[0].new_zeros(1, *xs[0].shape[1:])])
@@ -220,17 +248,20 @@ def together(
 
 
 def _steps(client: ClientWork, training: LocalTraining) -> int:
-    """Of a round; none without data."""
+    """Return the number of gradient steps of a client in a round; 0 if it has no data."""
     n = client.data.y.numel()
     return training.steps(n) if n else 0
 
 
 def _order(client: ClientWork, training: LocalTraining, start: int, filler: int) -> Tensor:
-    """[steps, b] int64: the samples of every batch of a client, counted from `start`; `filler`
-    where a batch is smaller."""
+    """Return the sample indices of every batch of a client, int64 [steps, b].
+
+    start: index of the client's first sample in the concatenated data.
+    filler: index that pads batches smaller than b.
+    """
     n = client.data.y.numel()
     width = min(n, training.batch_size)
-    each = -(-n // training.batch_size)  # steps of a pass
+    each = -(-n // training.batch_size)  # steps per pass over the data
     rows = [
         functional.pad(order + start, (0, each * width - n), value=filler).view(each, width)
         for order in passes(n, training, client.generator)
@@ -243,7 +274,7 @@ def _order(client: ClientWork, training: LocalTraining, start: int, filler: int)
 
 
 def _layers(module: nn.Module, grouped_convolutions: bool) -> Iterator[tuple[Layer, int]]:
-    """Every layer of a model in order, and how many parameters it takes."""
+    """Yield every layer of a model in order, and the number of parameter tensors it takes."""
     if isinstance(module, nn.Sequential):
         for child in module:
             yield from _layers(child, grouped_convolutions)
@@ -261,9 +292,9 @@ def _layers(module: nn.Module, grouped_convolutions: bool) -> Iterator[tuple[Lay
         yield lambda x, _: module(x), count
     else:
         raise ValueError(
-            f"model: clients cannot be trained at once with the layer {module}; known are "
+            f"model: clients cannot be trained at once with the layer {module}; supported are "
             f"Sequential, Linear and Conv2d with bias, MaxPool2x2, Flatten, "
-            f"{', '.join(kind.__name__ for kind in _ELEMENTWISE)}"
+            f"{', '.join(kind.__name__ for kind in _ELEMENTWISE)}; use clients_at_once=1"
         )
 
 
@@ -277,7 +308,7 @@ def _pool_by_slices(x: Tensor, _: Sequence[Tensor]) -> Tensor:
 
 
 def _pool(x: Tensor, _: Sequence[Tensor]) -> Tensor:
-    x = x.transpose(0, 1)  # as `grouped` leaves it in memory, so that nothing is copied
+    x = x.transpose(0, 1)  # the memory layout that `grouped` returns, so that nothing is copied
     return functional.max_pool2d(x.flatten(0, 1), 2).unflatten(0, x.shape[:2]).transpose(0, 1)
 
 
@@ -296,13 +327,13 @@ def _convolution(module: nn.Conv2d, convolve: Convolve) -> Layer:
 
 
 def one_by_one(x: Tensor, weight: Tensor, bias: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    """A convolution for each client: [k, b, C, H, W] -> [k, b, C', H', W']."""
+    """Convolve with one call per client: x [k, b, C, H, W] -> [k, b, C', H', W']."""
     each = zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)
     return torch.stack([functional.conv2d(xk, wk, bk, **settings) for xk, wk, bk in each])
 
 
 def grouped(x: Tensor, weight: Tensor, bias: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    """The same as one convolution with a group of channels for each client."""
+    """The same in one call of a grouped convolution, with one group of channels per client."""
     k = len(x)
     channels = x.transpose(0, 1).flatten(1, 2)  # [b, k C, H, W]
     out = functional.conv2d(channels, weight.flatten(0, 1), bias.flatten(), groups=k, **settings)

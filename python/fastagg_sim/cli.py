@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: fastagg-sim run | experiment | demo | list | data | plot | timings.
 
-Exit codes: 0 done; 1 a job failed; 2 wrong usage, or data or a GPU that is not there; 3 done, but a
-claim of an experiment does not hold, or a share of `timings` is above the limit; 130 stopped by
-Ctrl-C.
+Exit codes:
+    0    success
+    1    at least one job failed
+    2    wrong usage, missing data, or no GPU although one was requested
+    3    success, but a claim of the experiment does not hold, or a share exceeds --limit (timings)
+    130  stopped by Ctrl-C
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ from fastagg_sim.run_options import RunOptions
 if TYPE_CHECKING:
     from fastagg_sim.experiments import Claim, Experiment, Options
 
-# torch and matplotlib take seconds to import: commands import what needs them when they run.
+# torch and matplotlib take seconds to import, so each command imports the modules that need them
+# only when it runs.
 
 
 @dataclass(frozen=True)
 class ListCommand:
-    """Names of rules, data sets, partitions, models, dropout processes and experiments."""
+    """List all rules, data sets, partitions, models, dropout processes and experiments."""
 
     def execute(self, console: Console) -> int:
         import fastagg
@@ -57,12 +61,12 @@ class ListCommand:
 
 @dataclass(frozen=True)
 class DataCommand:
-    """Bring a data set into the cache."""
+    """Get a data set and store it in the cache."""
 
     name: tyro.conf.Positional[str]
-    """The data set; see `fastagg-sim list`."""
+    """Name of the data set; `fastagg-sim list` shows all."""
     source: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """Folder with the original files; without it, downloads are tried too."""
+    """Folder (or archive) with the original files, tried before any download."""
 
     def execute(self, console: Console) -> int:
         from fastagg_sim import data
@@ -81,10 +85,10 @@ class DataCommand:
 
 @dataclass(frozen=True)
 class PlotCommand:
-    """Draw the figures of a results folder again, from its CSV files."""
+    """Redraw the figures of a results folder from its CSV files."""
 
     folder: tyro.conf.Positional[Path]
-    """The results folder (with a metrics.csv)."""
+    """Results folder; it must contain metrics.csv."""
 
     def execute(self, console: Console) -> int:
         from fastagg_sim.plots import plot_folder
@@ -96,12 +100,13 @@ class PlotCommand:
 
 @dataclass(frozen=True)
 class TimingsCommand:
-    """Where the time of finished runs went: local training, the server's step, evaluation."""
+    """Show how finished runs spent their time: local training, the server's step, evaluation."""
 
     folders: tyro.conf.Positional[tuple[Path, ...]] = (Path("results"),)
-    """Results folders, or folders of such."""
+    """Results folders, or folders that contain results folders."""
     limit: float = 0.05
-    """The part of a round that the server's step may take; exit code 3 if a method takes more."""
+    """Largest fraction of a round that the server's step may take; the exit code is 3 if it takes
+    more for any method."""
 
     def execute(self, console: Console) -> int:
         from fastagg_sim.timings import read_spent, shares
@@ -159,13 +164,13 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     if failed:
         console.print(f"{failed} of {len(claims)} claims do not hold in these results")
     if options.quick:
-        console.print("--quick: scaled down; the claims are about the full experiment")
+        console.print("--quick ran a reduced experiment; the claims are about the full one")
     return 3 if failed else 0
 
 
 def _print_experiments(console: Console) -> None:
     console.print("experiments", highlight=False)
-    rows = [("name", "paper", "figure", "2 cores", "--quick", "GPU", "what")]
+    rows = [("name", "paper", "figure", "2 cores", "--quick", "GPU", "description")]
     for experiment in experiments.available().values():
         expected = experiment.expected
         times = ("", "", "")
@@ -175,12 +180,12 @@ def _print_experiments(console: Console) -> None:
         rows.append((*source, *times, experiment.title))
     form = "  {:{}}  {:{}}  {:{}}  {:>{}}  {:>{}}  {:>{}}  {}"
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    for *cells, what in rows:
-        text = form.format(*chain(*zip(cells, widths, strict=True)), what)
+    for *cells, description in rows:
+        text = form.format(*chain(*zip(cells, widths, strict=True)), description)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
     console.print(
-        "  times with default options; GPU (--device cuda): an estimate, never measured; none: no "
-        "estimate, since models are so small that a GPU may not gain anything",
+        "  Times are for the default options. GPU times (--device cuda) are estimates, not "
+        "measurements; none: no estimate, since models are so small that a GPU may not help.",
         highlight=False,
         soft_wrap=True,
     )
@@ -207,7 +212,10 @@ def _claims_table(claims: Sequence[Claim]) -> Table:
 
 
 def _commands() -> Any:
-    """The type that tyro parses: a union of subcommands, one per experiment below `experiment`."""
+    """Return the type that tyro parses: a union of all subcommands.
+
+    `experiment` is itself a union with one subcommand per experiment.
+    """
     known = experiments.available()
     demo = known["demo"]
     figures: Any = Union[  # noqa: UP007 (built at run time)
@@ -220,7 +228,7 @@ def _commands() -> Any:
         Annotated[RunOptions, tyro.conf.subcommand("run")],
         Annotated[
             figures,
-            tyro.conf.subcommand("experiment", description="Rerun a figure of a paper."),
+            tyro.conf.subcommand("experiment", description="Reproduce a figure of a paper."),
         ],
         Annotated[demo.options, tyro.conf.subcommand("demo", description=demo.title)],
         Annotated[ListCommand, tyro.conf.subcommand("list")],
@@ -240,7 +248,7 @@ def _execute(command: Any, console: Console) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and run it; returns the exit code."""
+    """Parse `arguments` (default: `sys.argv`), run the command and return its exit code."""
     console = Console()
     command = tyro.cli(
         _commands(),
@@ -266,5 +274,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except Interrupted:
-        print("stopped; the same command goes on from here", file=sys.stderr)
+        print("stopped; run the same command again to resume", file=sys.stderr)
         return 130

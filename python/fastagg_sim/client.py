@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local training of one client, in place in its row of the update buffer.
 
-The model's parameters are views of the row, so after training the row *is* the local model and
-`row -= global` leaves the client's update without a copy or a flattening step.
+During training the model's parameters are views of the row. After training the row is the local
+model, and `row -= global` turns it into the client's update without copying or flattening.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fastagg.buffer import FlatLayout
+from fastagg import FlatLayout
 from fastagg_sim.config import LocalTraining
 
-# Below this batch size PyTorch's own convolutions are faster than oneDNN's: by a fifth at 5, with
-# LeNet-sized models on one thread.
+# Below this batch size PyTorch's own convolutions are faster than oneDNN's: by a fifth with batches
+# of 5, a model of LeNet's size and one thread.
 _ONEDNN_BATCH_SIZE = 8
 
 
 @contextmanager
 def fast_convolutions(batch_size: int) -> Iterator[None]:
+    """Within this context, disable oneDNN if PyTorch's own convolutions are faster."""
     before = bool(torch.backends.mkldnn.enabled)
     _enable_onednn(before and batch_size >= _ONEDNN_BATCH_SIZE)
     try:
@@ -34,13 +35,13 @@ def fast_convolutions(batch_size: int) -> Iterator[None]:
 
 
 def _enable_onednn(enabled: bool) -> None:
-    # Not mkldnn.flags(): it also sets TF32, with a warning.
+    # Not mkldnn.flags(), which also sets TF32 and warns about it.
     torch.backends.mkldnn.enabled = enabled  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """The samples of one client, gathered once: `x` [n, ...] float32 and `y` [n] int64."""
+    """The samples of one client: `x` [n, ...] float32 and `y` [n] int64."""
 
     x: Tensor
     y: Tensor
@@ -49,9 +50,11 @@ class ClientData:
 def passes(
     num_samples: int, training: LocalTraining, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """The order of the samples, [n] int64, in every pass over the data that a round begins: fresh
-    permutations. They are drawn on the CPU, and are the same on any device."""
-    steps = -(-num_samples // training.batch_size)  # of a pass
+    """Yield a random order of the samples, int64 [n], for every pass over the data in a round.
+
+    The permutations are drawn on the CPU, so they are the same for every device.
+    """
+    steps = -(-num_samples // training.batch_size)  # steps per pass
     left = training.steps(num_samples) if num_samples else 0
     while left > 0:
         yield torch.randperm(num_samples, generator=generator)
@@ -61,8 +64,11 @@ def passes(
 def batches(
     data: ClientData, training: LocalTraining, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of one round: every pass over the data in pieces, the last of which may be
-    smaller. `local_steps` stops in the middle of a pass if need be."""
+    """Yield the batches (x, y) of one round.
+
+    The last batch of each pass over the data may be smaller. With `local_steps` the last pass may
+    be incomplete.
+    """
     left = training.steps(data.y.numel())
     for order in passes(data.y.numel(), training, generator):
         there = order.to(data.x.device)
@@ -73,7 +79,7 @@ def batches(
 
 
 class LocalTrainer:
-    """Runs local training of any client with one shared model object."""
+    """Trains one client at a time; all clients share one model object."""
 
     def __init__(self, model: nn.Module, layout: FlatLayout, training: LocalTraining) -> None:
         self._model = model
@@ -90,13 +96,15 @@ class LocalTrainer:
         control: Tensor | None = None,
         velocity: Tensor | None = None,
     ) -> None:
-        """Put `local model - start` into `row`.
+        """Train one client and write `local model - start` into `row`.
 
-        row: [d] float32, changed in place; its old content is ignored.
+        row: [d] float32, changed in place; its previous contents are ignored.
         start: [d] float32, the global model; not changed.
-        round_index: 0, 1, ...; sets the learning rate. generator: the order of the batches.
-        control: [d] float32, added to every gradient (SCAFFOLD's c - c_i).
-        velocity: [d] float32, the momentum to go on from, changed in place; None: from zero.
+        data: the samples of the client.
+        round_index: 0, 1, ...; determines the learning rate.
+        generator: determines the order of the batches.
+        control: [d] float32, added to every gradient (SCAFFOLD's c - c_i); None for none.
+        velocity: [d] float32, the initial momentum, updated in place; None to start from zero.
         """
         with fast_convolutions(self._training.batch_size):
             self._train(row, start, data, round_index, generator, control, velocity)
@@ -122,7 +130,7 @@ class LocalTrainer:
             if kept is None:
                 velocity = [torch.zeros_like(p) for p in parameters]
             else:
-                velocity = self._parts(kept)  # views, so that it is kept again
+                velocity = self._parts(kept)  # views, so that the caller's vector is updated
         shift = [] if control is None else self._parts(control)
         for x, y in batches(data, training, generator):
             loss = functional.cross_entropy(self._model(x), y)
@@ -130,7 +138,7 @@ class LocalTrainer:
             with torch.no_grad():
                 if shift:
                     torch._foreach_add_(gradients, shift)
-                if training.prox:  # gradient of mu/2 |w - start|^2, at the same w
+                if training.prox:  # add the gradient of mu/2 |w - start|^2 at the current w
                     pull = self._proximal(parameters, start)
                     torch._foreach_add_(gradients, pull, alpha=training.prox)
                 if velocity:
@@ -143,13 +151,13 @@ class LocalTrainer:
         return list(torch._foreach_sub(parameters, self._parts(start)))
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
-        """The parts of a vector [d] that belong to the trained parameters, in their order."""
+        """Return views of a vector [d], one per trained parameter, in the model's order."""
         parts = self._layout.unflatten(vector)
         return [parts[name] for name, p in self._model.named_parameters() if p.requires_grad]
 
 
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = 500) -> tuple[float, float]:
-    """Accuracy in [0, 1] and mean cross-entropy of `model` on x [n, ...], y [n]."""
+    """Return the accuracy in [0, 1] and the mean cross-entropy of `model` on x [n, ...], y [n]."""
     totals = torch.zeros(2, dtype=torch.float64, device=x.device)
     model.eval()
     with torch.inference_mode():
@@ -157,5 +165,5 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = 500) -> t
             logits = model(part)
             totals[0] += (logits.argmax(dim=1) == labels).sum()
             totals[1] += functional.cross_entropy(logits, labels, reduction="sum")
-    correct, loss = totals.tolist()  # the only time that a GPU is waited for
+    correct, loss = totals.tolist()  # the only synchronisation with a GPU
     return correct / y.numel(), loss / y.numel()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run computes: typed, validated, and the same again after a trip through JSON.
+"""The configuration of a run: typed, validated, and stored as JSON without loss.
 
-A :class:`Config` is one *task* (data, model, local training, number of rounds) and three lists:
-methods, dropout settings and seeds. Every combination of the three is one :class:`Job`, the unit
-that is computed, checkpointed and stored. A method that always has every client active does not
-depend on the dropout setting, so it gives one job per seed, shared by all dropout settings.
+A :class:`Config` consists of one *task* (data, model, local training, number of rounds) and three
+lists: methods, dropout settings and seeds. Every combination of the three is one :class:`Job`, the
+unit that is computed, checkpointed and stored. A method with full participation does not depend on
+the dropout setting, so it has one job per seed, shared by all dropout settings.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ DEVICES = ("cpu", "cuda")
 
 
 class ConfigError(ValueError):
-    """A setting is wrong; the message names it, what was expected and what came."""
+    """A setting is invalid; the message states its name, what was expected, and what was given."""
 
 
 def _require(condition: bool, name: str, expected: str, value: object) -> None:
+    """Raise ConfigError unless `condition` holds."""
     if not condition:
         raise ConfigError(f"{name}: expected {expected}, got {value!r}")
 
@@ -34,13 +35,19 @@ def _require(condition: bool, name: str, expected: str, value: object) -> None:
 class LocalTraining:
     """Stochastic gradient descent of one client in one round.
 
-    Exactly one of `local_epochs` (passes over the client's data, a last smaller batch included) and
-    `local_steps` (number of gradient steps) is given. The learning rate of round t = 0, 1, ... is
-    `lr * lr_decay**t / (t + 1)**lr_power`. `prox` is the weight mu of FedProx's proximal term
-    mu/2 |w - w_global|^2. Momentum starts from zero in every round or, with `keep_momentum`, from
-    what the client's last active round left (zero for a client that was never active).
-    `clients_at_once` is how many clients share a pass through the model (batched_clients.py); it
-    changes results by rounding.
+    Exactly one of `local_epochs` and `local_steps` must be given.
+
+    batch_size: samples per gradient step; the last batch of a pass over the data may be smaller.
+    local_epochs: number of passes over the client's data.
+    local_steps: number of gradient steps.
+    lr, lr_decay, lr_power: the learning rate of round t = 0, 1, ... is
+        `lr * lr_decay**t / (t + 1)**lr_power`.
+    momentum: momentum of SGD. It starts from zero in every round, unless `keep_momentum`.
+    prox: the weight mu of FedProx's proximal term mu/2 |w - w_global|^2.
+    keep_momentum: start from the momentum at the end of the client's last active round (zero for a
+        client that was never active).
+    clients_at_once: number of clients that are trained together, in one pass through the model
+        (batched_clients.py). It changes results by rounding errors.
     """
 
     batch_size: int = 32
@@ -78,21 +85,25 @@ class LocalTraining:
         _require(self.clients_at_once >= 1, "clients_at_once", "at least 1", self.clients_at_once)
 
     def rate(self, round_index: int) -> float:
-        """The learning rate of round 0, 1, ..."""
+        """Return the learning rate of round `round_index` = 0, 1, ..."""
         return self.lr * self.lr_decay**round_index / (round_index + 1) ** self.lr_power
 
     def steps(self, num_samples: int) -> int:
-        """How many gradient steps a client with so many samples takes in a round."""
+        """Return the number of gradient steps that a client with `num_samples` takes in a round."""
         if self.local_epochs is None:
-            assert self.local_steps is not None  # one of the two is given
+            assert self.local_steps is not None  # exactly one of the two is given
             return self.local_steps
         return self.local_epochs * -(-num_samples // self.batch_size)
 
     def work(self, num_samples: int, round_index: int) -> float:
-        """How far a constant gradient g moves the model in a round, as a multiple of -g: steps
-        times learning rate, and more with momentum m, by which step j of K counts for
-        1 + m + ... + m^(K - j) steps. ConfigError with `keep_momentum`: then it also depends on
-        the rounds before."""
+        """Return the local work of a client in a round: the sum of its effective step sizes.
+
+        A constant gradient g would move the model by -work * g. Without momentum this is the number
+        of steps times the learning rate. With momentum m, step j of K counts as
+        1 + m + ... + m^(K - j) steps.
+
+        Raises ConfigError with `keep_momentum`, since the result would depend on earlier rounds.
+        """
         _require(not self.keep_momentum, "keep_momentum", "false for this rule", True)
         steps, m = self.steps(num_samples), self.momentum
         counts = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
@@ -101,16 +112,21 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Method:
-    """One line of a figure: an aggregation rule with its options, under a name of its own.
+    """One line of a figure: an aggregation rule with its options, under a unique name.
 
-    `full_participation` ignores the dropout setting (the upper bound "Full");
-    `full_first_round` has every client active in round 0, as the released FL-FDMS code does.
-    `gradient_units` divides updates by the round's learning rate before the server gets them, and
-    multiplies the server's rate by it. Rules without a memory do the same as before; those with one
-    then remember gradients, which count at the current learning rate when they are used again (the
-    MimiC paper), and not updates at the rate of their own round (its released code).
-    `training` replaces the task's for this method (FedProx among others, say).
-    `sample_weights` gives client k the weight n_k / N, its part of all training samples.
+    label: the name of the line.
+    rule: the name of the rule, see `fastagg.available()`.
+    options: the options of the rule.
+    full_participation: ignore the dropout setting; every client is always active. This is the upper
+        bound "Full" of FL-FDMS.
+    full_first_round: every client is active in round 0, as in the released FL-FDMS code.
+    gradient_units: divide updates by the round's learning rate before the server gets them, and
+        multiply the server's learning rate by it. This changes nothing for rules without a memory.
+        Rules with a memory then remember gradients and apply them at the current learning rate (as
+        in the MimiC paper), and not updates at the learning rate of the round in which they were
+        received (as in its released code).
+    training: local training for this method, instead of that of the task (for instance FedProx).
+    sample_weights: give client k the weight n_k / N, its fraction of all training samples.
     """
 
     label: str
@@ -125,10 +141,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Dropout:
-    """One dropout setting: the name of a process and its options, for example `alpha`.
+    """One dropout setting.
 
-    `seed_options` are further options that differ from seed to seed, by the seed as a string (the
-    keys of JSON); they are no part of the label.
+    process: the name of a dropout process.
+    options: its options, for example `alpha`.
+    seed_options: further options for individual seeds. The keys are the seeds as strings, because
+        JSON only has string keys. They are not part of the label.
     """
 
     process: str = NO_DROPOUT
@@ -136,30 +154,35 @@ class Dropout:
     seed_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def only(self, seed: int) -> Dropout:
-        """This setting without the options of other seeds."""
+        """Return this setting without the options of other seeds."""
         mine = {key: value for key, value in self.seed_options.items() if key == str(seed)}
         return dataclasses.replace(self, seed_options=mine)
 
     def options_of(self, seed: int) -> dict[str, Any]:
-        """All options of the process in a run with `seed`."""
+        """Return all options of the process in a run with `seed`."""
         return {**self.options, **self.seed_options.get(str(seed), {})}
 
     @property
     def label(self) -> str:
-        """The process and its options in the characters that labels may have: "exact-0.5",
-        "markov-rate=0.3-memory=0.9". What is long is cut and told apart by a hash."""
+        """The process and its options as text, such as "exact-0.5" or "markov-rate=0.3-memory=0.9".
+
+        Only contains characters that are allowed in labels. Long values are truncated and made
+        unique by a hash.
+        """
         return "-".join([self.process, *(_label(*option) for option in self.options.items())])
 
 
 def _label(key: str, value: Any) -> str:
     plain = plain_label(value if isinstance(value, str) else json.dumps(value))
-    # The dropout ratio and the activity rate speak for themselves.
+    # The dropout ratio and the active probability are understood without their names.
     return plain if key in ("alpha", "p") else f"{key.replace('_', '-')}={plain}"
 
 
 def plain_label(text: str) -> str:
-    """`text` in the characters that labels may have; what is long is cut and told apart by a
-    hash."""
+    """Convert `text` to characters that are allowed in labels.
+
+    Long texts are truncated and made unique by a hash.
+    """
     plain = re.sub(r"[^A-Za-z0-9.+=-]+", "+", text).strip("+")
     if len(plain) > 24:
         plain = f"{plain[:16]}.{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
@@ -170,16 +193,26 @@ def plain_label(text: str) -> str:
 class Task:
     """What is learned and how: everything that the jobs of one run share.
 
-    `train_fraction` keeps the first part of each client's index list (released FL-FDMS code: 0.8).
-    `eval_every` evaluates the global model in every n-th round, and always in the last one.
-    `max_uploads` ends a job after the round in which the clients have sent so many vectors (as
-    `RoundRecord.uploads` counts them), and after `rounds` at the latest; None: only after `rounds`.
-    `distances` records, round by round, how far the active clients' updates are apart
-    (distances.csv).
-    `train_loss` evaluates the loss, too, on so many training samples, drawn from all clients' once;
-    0: not at all. `norm_rounds`: rounds in which the norm of every received update is noted
-    (norms.csv).
-    `device`: where models, data and the server are, "cpu" or "cuda"; results differ by rounding.
+    dataset, data_options: the data set and its options (`fastagg_sim.data`).
+    partition, partition_options: how its training samples are divided among the clients
+        (`fastagg_sim.partition`).
+    model: the name of the model (`fastagg_sim.models`).
+    training: local training, for methods that have no `training` of their own.
+    rounds: number of rounds.
+    num_clients: number of clients K.
+    train_fraction: only use this fraction of each client's samples, from the start of its index
+        list. The released FL-FDMS code uses 0.8.
+    server_lr: the server's learning rate.
+    eval_every: evaluate the global model every this many rounds, and after the last round.
+    max_uploads: end a job after the round in which `RoundRecord.uploads` reaches this number, and
+        after `rounds` at the latest. None: end after `rounds`.
+    distances: record the largest distances between the active clients' updates in every round
+        (distances.csv).
+    train_loss: also evaluate the loss on this many training samples, which are drawn once from
+        those of all clients. 0: do not evaluate it.
+    norm_rounds: record the norm of every received update in these rounds (norms.csv).
+    device: the device of models, data and the server, "cpu" or "cuda". Results differ by rounding
+        errors.
     """
 
     dataset: str
@@ -232,12 +265,12 @@ class Job:
 
     @property
     def training(self) -> LocalTraining:
-        """The local training of the method."""
+        """The local training of the method, by default that of the task."""
         return self.method.training or self.task.training
 
     @property
     def key(self) -> str:
-        """Name of the job, fit for a folder and unique in its config."""
+        """Name of the job; valid as a folder name and unique within its configuration."""
         return job_key(self.method.label, self.dropout.label, self.seed)
 
 
@@ -262,13 +295,13 @@ class Config:
             ("seeds", list(self.seeds)),
         ):
             _require(len(labels) > 0, name, "at least one", labels)
-            _require(len(set(labels)) == len(labels), name, "no label twice", labels)
+            _require(len(set(labels)) == len(labels), name, "distinct labels", labels)
         for label in [m.label for m in self.methods] + [d.label for d in self.dropouts]:
             plain = all(c.isalnum() or c in "-.+= " for c in label) and label.strip()
             _require(bool(plain), "label", "letters, digits, '-', '.', '+', '=', spaces", label)
 
     def jobs(self) -> list[Job]:
-        """Every job once, seed by seed, in the order of the methods and dropout settings."""
+        """Return all jobs: for each seed, every method with every dropout setting, in order."""
         found = []
         for seed in self.seeds:
             for method in self.methods:
@@ -285,7 +318,10 @@ def to_json(value: Config | Job) -> str:
 
 
 def config_from_dict(data: dict[str, Any]) -> Config:
-    """The Config written by :meth:`Config.to_json`. Unknown and missing keys raise ConfigError."""
+    """Build the Config that :meth:`Config.to_json` wrote.
+
+    Raises ConfigError for unknown or missing keys and for invalid values.
+    """
     return _build(
         Config,
         data,
@@ -298,7 +334,7 @@ def config_from_dict(data: dict[str, Any]) -> Config:
 
 
 def job_from_dict(data: dict[str, Any]) -> Job:
-    """The Job written by :func:`to_json`."""
+    """Build the Job that :func:`to_json` wrote; raises ConfigError as `config_from_dict` does."""
     return _build(
         Job,
         data,
@@ -331,6 +367,11 @@ def _items(value: Any, where: str) -> list[Any]:
 
 
 def _build(kind: Any, data: Any, where: str, **nested: Any) -> Any:
+    """Build the dataclass `kind` from the JSON object `data`.
+
+    where: the path of `data` in the file, for messages.
+    nested: for fields that are not plain JSON values, the function (value, path) that builds them.
+    """
     _require(isinstance(data, dict), where, "an object", data)
     fields = {f.name: f for f in dataclasses.fields(kind)}
     unknown = sorted(set(data) - set(fields))

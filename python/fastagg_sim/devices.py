@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run computes: on the CPU, or on a GPU with all clients of a round at once.
+"""The device of a run: the CPU, or a GPU that trains many clients at once.
 
-What is drawn at random is drawn on the CPU, from the same streams on any device: data, partition,
-dropout, initial weights and the order of the batches. The one exception are the masks of dropout
-layers, which come from the device's own generator, with a seed of their own in every round.
+Random numbers are drawn on the CPU, from the same streams for every device: data, partition,
+dropout, initial weights and the order of the batches. The only exception are the masks of dropout
+layers, which come from the generator of the device, seeded anew in every round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastagg_sim.config import Config, ConfigError, LocalTraining
 
 
 def require_device(device: str) -> None:
-    """ConfigError, with the reason, if a job's `device` cannot be used here."""
+    """Raise ConfigError, with the reason, if `device` ("cpu" or "cuda") is not available."""
     if device == "cpu":
         return
     if torch.version.cuda is None:
@@ -31,26 +31,32 @@ def require_device(device: str) -> None:
     elif not torch.cuda.is_available():
         reason = "PyTorch sees no GPU"
     elif "cuda" not in ops.devices():
-        reason = "this fastagg is built without CUDA kernels (docs/cuda.md)"
+        reason = "this fastagg is built without CUDA kernels (see docs/cuda.md)"
     else:
         return
     raise ConfigError(f"device: expected 'cpu' on this machine, got {device!r}: {reason}")
 
 
 def find_device(device: str) -> torch.device:
-    """The device that `device` means in this process. ConfigError if there is none."""
+    """Return the torch device for `device` ("cpu" or "cuda") in this process.
+
+    Raises ConfigError if the device is not available.
+    """
     require_device(device)
     if device == "cpu":
         return torch.device("cpu")
-    # Without it cuBLAS may split sums as it likes, and PyTorch refuses to call it. Read at its
-    # first use.
+    # Without this variable the sums of cuBLAS are not deterministic, and PyTorch refuses to call it
+    # in deterministic mode. cuBLAS reads the variable when it is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 def on_device(config: Config, device: str) -> Config:
-    """`config` on `device`. A GPU trains clients at once whatever `config` says; on a CPU nothing
-    changes."""
+    """Return `config` with all jobs on `device`.
+
+    On a GPU, `clients_at_once` is always `GPU_CLIENTS_AT_ONCE`. On a CPU `config` is returned
+    unchanged.
+    """
     if device == "cpu":
         return config
 
@@ -68,7 +74,8 @@ def on_device(config: Config, device: str) -> Config:
 
 
 def now(device: torch.device) -> float:
-    """Seconds on a clock, once the device has done all that it was given."""
+    """Wait until the device has finished all its work, then return the time of a clock in
+    seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -76,8 +83,11 @@ def now(device: torch.device) -> float:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Inside, a GPU computes in float32, as a CPU does, and gives the same bits again; an operation
-    that cannot raises RuntimeError. The state of the global random generators is put back."""
+    """Within this context, a GPU computes deterministically and in full float32 precision.
+
+    An operation that has no deterministic implementation raises RuntimeError. The state of the
+    global random generators is restored at the end, on a CPU too.
+    """
     if device.type != "cuda":
         with torch.random.fork_rng(devices=[]):
             yield
@@ -91,7 +101,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
         ),
     ):
         torch.use_deterministic_algorithms(True)
-        memory.fill_uninitialized_memory = False  # nothing reads such memory
+        memory.fill_uninitialized_memory = False  # not needed: uninitialised memory is never read
         try:
             yield
         finally:
@@ -100,7 +110,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 def seed_layers(device: torch.device, seed: int) -> None:
-    """Seed the global generator from which layers like `nn.Dropout` draw on `device`."""
+    """Seed the global generator of `device`, which layers such as `nn.Dropout` use."""
     if device.type == "cuda":
         torch.cuda.default_generators[device.index].manual_seed(seed)
     else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of one job: configuration, CSVs, checkpoint, result."""
+"""The files of one job: configuration, CSV files, checkpoint, result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ TIMING_COLUMNS = ("round", "seconds_training", "seconds_aggregation", "seconds_e
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: a reader sees the old or the new content, never a part."""
+    """Replace the contents of `path` by `text` atomically.
+
+    A concurrent reader sees the complete old or the complete new contents.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w", encoding="utf-8", newline="") as file:
         file.write(text)
@@ -46,7 +49,10 @@ def _cell(value: object) -> str:
 
 
 class _Rows:
-    """An append-only CSV with one row per round that can be cut back to a given round."""
+    """An append-only CSV file with one row per round.
+
+    Opening it truncates it to the first `keep_rounds` rounds, those that the checkpoint covers.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], keep_rounds: int, prefix: str) -> None:
         self._columns = columns
@@ -57,11 +63,12 @@ class _Rows:
         )
         if len(lines) < keep_rounds or any(not line.endswith("\n") for line in lines):
             raise ConfigError(
-                f"{path}: the checkpoint is of round {keep_rounds} but the file has fewer rows; "
-                f"delete {path.parent} to compute this job again"
+                f"{path}: expected {keep_rounds} rows, because the checkpoint was saved after "
+                f"{keep_rounds} rounds, but the file has fewer rows; delete {path.parent} to "
+                "compute this job again"
             )
         write_atomically(path, header + "".join(lines))
-        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (closed in close)
+        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (see close)
 
     def append(self, record: RoundRecord) -> None:
         cells = [_cell(getattr(record, name)) for name in self._columns]
@@ -76,7 +83,7 @@ class _Rows:
 
 
 class JobFolder:
-    """The files of one job. Not finished work goes on from the newest checkpoint."""
+    """The folder of one job. An unfinished job resumes from its newest checkpoint."""
 
     def __init__(self, path: Path, job: Job) -> None:
         self.path = path
@@ -88,11 +95,11 @@ class JobFolder:
         return (self.path / "done.json").exists()
 
     def prepare(self) -> None:
-        """Create the folder, or check that it is of the same job (else ConfigError)."""
+        """Create the folder, or raise ConfigError if it belongs to another job."""
         text = to_json(self.job)
         file = self.path / "job.json"
         if file.exists():
-            # Read as a Job first: settings that are newer than the file have their defaults.
+            # Parse it as a Job first: settings that are newer than the file get their defaults.
             before = to_json(job_from_dict(json.loads(file.read_text())))
             check_same(json.loads(before), json.loads(text), file)
             return
@@ -100,7 +107,8 @@ class JobFolder:
         write_atomically(file, text)
 
     def open(self, simulation: Simulation) -> None:
-        """Restore `simulation` from the newest checkpoint if there is one and open the CSVs."""
+        """Restore `simulation` from the newest checkpoint, if there is one, and open the CSV
+        files."""
         checkpoint = self._newest_checkpoint()
         if checkpoint is not None:
             simulation.load(checkpoint)
@@ -125,7 +133,11 @@ class JobFolder:
         self._files = []
 
     def checkpoint(self, simulation: Simulation) -> None:
-        """Save `simulation`; the CSVs reach the disk first, so they are never behind it."""
+        """Save a checkpoint of `simulation`.
+
+        The CSV files are flushed to disk first, so that they always contain every round of the
+        checkpoint.
+        """
         for file in self._files:
             file.sync()
         folder = self.path / "checkpoint"
@@ -147,8 +159,7 @@ class JobFolder:
         return found[-1] if found else None
 
     def finish(self, simulation: Simulation) -> None:
-        """Write the score matrix, the norms and the mark that the job is complete; drop the
-        checkpoint."""
+        """Write the score matrix, the norms and done.json, then delete the checkpoint."""
         if isinstance(simulation.aggregator, fastagg.FDMS):
             self._write_scores(simulation, simulation.aggregator)
         if simulation.norms:
@@ -159,7 +170,7 @@ class JobFolder:
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
 
     def _write_norms(self, norms: Mapping[int, Sequence[float]]) -> None:
-        """norms.csv: a row per noted round and client; clients without an update are left out."""
+        """Write norms.csv: one row per recorded round and client that sent an update."""
         lines = ["round,client,norm"]
         for round_index, values in norms.items():
             for client, value in enumerate(values):
@@ -168,7 +179,10 @@ class JobFolder:
         write_atomically(self.path / "norms.csv", "\n".join(lines) + "\n")
 
     def _write_scores(self, simulation: Simulation, aggregator: fastagg.FDMS) -> None:
-        """scores.csv: a row per client, its group, and R[k, i]; blank where no round scored it."""
+        """Write scores.csv: per client k its group and the scores R[k, i].
+
+        A cell is blank if no round scored the pair.
+        """
         scores = aggregator.scores.tolist()  # [K, K]
         counts = aggregator.counts.tolist()  # [K, K]
         clients = range(len(scores))
@@ -181,11 +195,12 @@ class JobFolder:
 
 
 def check_same(old: dict[str, object], new: dict[str, object], file: Path) -> None:
+    """Raise ConfigError naming every setting that differs between `file` (old) and now (new)."""
     differing = sorted(_differences(old, new))
     if differing:
         raise ConfigError(
             f"{file}: the folder belongs to another configuration: {'; '.join(differing)}; "
-            "choose another --out, or delete the folder"
+            "choose another --out, or delete the folder to start again"
         )
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of the papers, small enough for a CPU.
+"""The models of the papers.
 
-All map a batch [n, *in_shape] to logits [n, num_classes] (train with cross entropy) and have
-no batch normalisation; only vgg11 has dropout layers. Add one by writing a function
-`(in_shape, num_classes) -> nn.Module` and naming it in MODELS.
+All models map a batch [n, *in_shape] to logits [n, num_classes], to be trained with cross entropy.
+None has batch normalisation; only vgg11 has dropout layers.
+
+To add a model, write a function `(in_shape, num_classes) -> nn.Module` and add it to MODELS.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ Shape = tuple[int, ...]
 
 
 def _pooled_features(name: str, in_shape: Shape, channels: int) -> int:
-    """Features after twice (5x5 convolution without padding, 2x2 pooling), the last `channels`."""
+    """Return the number of features after two blocks of 5x5 convolution (no padding) and 2x2
+    pooling, where the second convolution has `channels` output channels.
+
+    Raises ValueError, naming the model `name`, if `in_shape` is too small.
+    """
     if len(in_shape) == 3:
         height, width = (((side - 4) // 2 - 4) // 2 for side in in_shape[1:])
         if height >= 1 and width >= 1:
@@ -37,8 +42,9 @@ def _pooled_features(name: str, in_shape: Shape, channels: int) -> int:
 def mnist_cnn(in_shape: Shape, num_classes: int) -> nn.Module:
     """The MNIST model of FL-FDMS: conv 5x5 to 10, pool, conv 5x5 to 20, pool, 50.
 
-    d = 21,840 on 28x28 grey images. The code it descends from has dropout layers, which the paper
-    does not mention and with which the published curves cannot be reproduced.
+    d = 21,840 on 28x28 grey images. The code from which this model is derived also has dropout
+    layers. The paper does not mention them, and with them the published curves cannot be
+    reproduced.
     """
     features = _pooled_features("mnist-cnn", in_shape, 20)
     return nn.Sequential(
@@ -88,12 +94,14 @@ _VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512,
 def vgg11(in_shape: Shape, num_classes: int) -> nn.Module:
     """VGG-11 without batch normalisation for small images, MimiC's model for CIFAR-10.
 
-    Eight 3x3 convolutions with padding and five 2x2 poolings leave 512 features of a 32x32 image;
-    the classifier is dropout 0.5, 512, ReLU, dropout 0.5, 512, ReLU. d = 9,750,922 on CIFAR-10.
-    Weights start from He et al.'s N(0, 2 / inputs), biases from zero. With MimiC's learning rate of
-    0.01, batches of 32 and all of CIFAR-10, the training loss is then 2.00 after 500 steps. From
-    PyTorch's default, and from N(0, 2 / outputs) for the convolutions alone, which much code for
-    this model has, it still is ln 10 = 2.30 there: the features hardly depend on the image.
+    Eight 3x3 convolutions with padding and five 2x2 poolings reduce a 32x32 image to 512 features.
+    The classifier is dropout 0.5, 512, ReLU, dropout 0.5, 512, ReLU. d = 9,750,922 on CIFAR-10.
+
+    Weights are initialised from N(0, 2 / inputs) (He et al.), biases with zero. With MimiC's
+    learning rate of 0.01, batches of 32 and all of CIFAR-10, the training loss is then 2.00 after
+    500 steps. With PyTorch's default initialisation it is still ln 10 = 2.30, because the features
+    hardly depend on the image. The same holds for N(0, 2 / outputs) in the convolutions alone,
+    which is common in code for this model.
     """
     if len(in_shape) != 3 or min(in_shape[1:]) < 32:
         raise ValueError(
@@ -159,20 +167,21 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 
 
 def make_model(name: str, *, num_classes: int, in_shape: Shape, seed: int) -> nn.Module:
-    """The model `name` for inputs of `in_shape` (without the batch dimension), on the CPU.
+    """Create the model `name` on the CPU.
 
-    Its initial parameters (PyTorch's default initialisation, except in vgg11) depend on the run's
-    `seed` alone, and the global random state is left as it was.
+    in_shape: the shape of one sample, without the batch dimension.
+    seed: the seed of the run. The initial parameters (PyTorch's default initialisation, except for
+        vgg11) depend on it alone. The global random state does not change.
 
-    Raises ValueError for an unknown name or an input that the model cannot take.
+    Raises ValueError for an unknown name, or if the model does not support inputs of this shape.
     """
     make = lookup("model", name, MODELS)
     if num_classes < 1:
         raise ValueError(f"num_classes: expected a positive number, got {num_classes}")
     if not in_shape or min(in_shape) < 1:
         raise ValueError(f"in_shape: expected positive sizes, got {tuple(in_shape)}")
-    # Not torch.manual_seed: that would also reseed the GPUs, which fork_rng(devices=[]) does not
-    # restore.
+    # Not torch.manual_seed, which also reseeds the GPUs: fork_rng(devices=[]) would not restore
+    # their state.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive(seed, "model"))
         return make(tuple(in_shape), num_classes)

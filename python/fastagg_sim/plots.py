@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures, drawn from the CSV files of a results folder alone."""
+"""Draw the figures of a results folder from its CSV files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from matplotlib.axes import Axes
 from fastagg_sim.config import NO_DROPOUT, job_key
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart, with line styles as a second
-# mark. The rules of the papers keep their colour from figure to figure.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, combined with line styles.
+# The methods of a paper have the same colours in all its figures.
 COLORS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
 STYLES = ("-", "--", "-.", "-", "--", "-.", ":", "-")
 DPI = 150
 
 
 def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
-    """Test accuracy over rounds: one panel per dropout setting, one line per method with its mean
-    over seeds and a band from the lowest to the highest seed. Methods without dropout are drawn in
-    every panel. Writes a PNG to `target` and returns it."""
+    """Draw the test accuracy over rounds, write it as a PNG to `target` and return `target`.
+
+    There is one panel per dropout setting and one line per method: the mean over seeds, with a band
+    from the lowest to the highest seed. Methods without dropout appear in every panel.
+    """
     methods = list(dict.fromkeys(curve.method for curve in curves))
     dropouts = [d for d in dict.fromkeys(curve.dropout for curve in curves) if d != NO_DROPOUT]
     dropouts = dropouts or [NO_DROPOUT]
@@ -82,8 +84,11 @@ def _draw(panel: Axes, seeds: Sequence[Curve], index: int) -> None:
 
 
 def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path:
-    """Heat maps of similarity scores, clients ordered by group with lines between the groups, one
-    panel per (title, scores). Writes a PNG to `target` and returns it."""
+    """Draw heat maps of similarity scores, write them as a PNG to `target` and return `target`.
+
+    There is one panel per (title, scores). Clients are ordered by group, with lines between the
+    groups.
+    """
     figure, panels = plt.subplots(
         1, len(named), figsize=(1.2 + 3.8 * len(named), 4.2), squeeze=False, layout="constrained"
     )
@@ -115,8 +120,11 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
 
 
 def plot_folder(path: Path) -> list[Path]:
-    """Draw accuracy.png and, where the run has score matrices, similarity.png (for each method and
-    dropout setting the first seed) into `path`, from its CSV files. Returns what was written."""
+    """Draw the figures of the results folder `path` and return the files written.
+
+    These are accuracy.png and, if the run has score matrices, similarity.png, which shows the first
+    seed of each method and dropout setting.
+    """
     curves = read_curves(path / "metrics.csv")
     written = [accuracy_figure(curves, path / "accuracy.png")]
     named: dict[str, Scores] = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""2x2 max pooling, with the bits of PyTorch's and on a CPU in less time.
+"""2x2 max pooling that is faster than PyTorch's on a CPU and returns the same bits.
 
-PyTorch's kernel for the CPU compares number by number and branches on the outcome, which no
-processor can predict. Two maxima of strided slices need no branch: five times faster and more in
-the forward pass. The backward pass costs more than PyTorch's, so that both together pay for large
+PyTorch's CPU kernel compares value by value and branches on the result, which the processor cannot
+predict. Taking the maxima of strided slices twice needs no branch and makes the forward pass at
+least five times faster. The backward pass is slower than PyTorch's, so training is faster for large
 inputs only (`python -m benchmarks simulation --only pooling`).
 """
 
@@ -15,18 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# From here on the slices are faster forward and backward together; results do not depend on it.
+# From this number of input values on, the slices are faster for forward and backward together.
+# Results do not depend on it.
 _LARGE = 1 << 16
 
 
 class MaxPool2x2(nn.MaxPool2d):
-    """`nn.MaxPool2d(2)`: windows of 2x2 with stride 2; an odd last row or column is left out."""
+    """The same as `nn.MaxPool2d(2)`: 2x2 windows with stride 2; an odd last row or column is
+    ignored."""
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [n, C, H, W] -> [n, C, H // 2, W // 2]."""
+        """Pool x [n, C, H, W] -> [n, C, H // 2, W // 2]."""
         recorded = x.requires_grad and torch.is_grad_enabled()
         if x.device.type != "cpu" or (recorded and x.numel() < _LARGE):
             return functional.max_pool2d(x, 2)
@@ -34,9 +36,10 @@ class MaxPool2x2(nn.MaxPool2d):
 
 
 def max_pool_2x2(x: Tensor) -> Tensor:
-    """The maxima of 2x2 windows by slices: [..., H, W] -> [..., H // 2, W // 2].
+    """Return the maxima of 2x2 windows: x [..., H, W] -> [..., H // 2, W // 2].
 
-    Equal maxima: the gradient goes to the first in row-major order, as PyTorch's does.
+    If several values of a window are equal to the maximum, the first one in row-major order gets
+    the gradient, as in PyTorch.
     """
     height, width = x.shape[-2:]
     x = x[..., : height - height % 2, : width - width % 2]
@@ -62,7 +65,7 @@ def _halve_rows(x: Tensor) -> Tensor:
 
 
 class _MaxPool2x2(torch.autograd.Function):
-    """Remembers which column and which row won; the winner gets the whole gradient."""
+    """Stores which column and which row had the maximum; only that value gets the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of all jobs in one place: live bars on a terminal, plain lines elsewhere."""
+"""Show the progress of all jobs: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts rounds over all jobs; a context manager around the run.
+    """Display of the rounds done, summed over all jobs. Use it as a context manager.
 
-    The estimate of the time left uses the rounds computed by this process only, not those that a
-    checkpoint already had.
+    The estimate of the remaining time is based on the rounds computed in this run only, not on
+    those restored from checkpoints.
     """
 
     def __init__(self, jobs: Sequence[Job], console: Console | None = None) -> None:
@@ -87,10 +87,10 @@ class Progress:
             self._bars.update(self._tasks[name], completed=done, note=note)
 
     def ended(self, job: Job, how: str) -> None:
-        """`how`: finished, stopped or failed."""
+        """Report that a job ended. `how`: "finished", "stopped" or "failed"."""
         name = id(job)
         self._ended += 1
-        if how == "finished":  # maybe after fewer rounds: see Task.max_uploads
+        if how == "finished":  # may have taken fewer rounds, see Task.max_uploads
             self._rounds[name] = job.task.rounds
         if self._bars is not None and name in self._tasks:
             self._bars.remove_task(self._tasks.pop(name))
@@ -98,7 +98,10 @@ class Progress:
             self.message(f"failed: {job.key}")
 
     def refresh(self) -> None:
-        """To be called about twice a second; prints or redraws where it is time."""
+        """Redraw the bars, or print a line if the last one is old enough.
+
+        The caller calls this about twice a second.
+        """
         if self._bars is not None:
             self._bars.update(self._all, completed=self._done(), note=self._estimate())
         elif time.monotonic() - self._printed >= PLAIN_SECONDS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads back what runs wrote: accuracy curves and score matrices."""
+"""Read the CSV files of finished runs: accuracy curves and score matrices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from fastagg_sim.config import ConfigError
 
 @dataclass(frozen=True)
 class Curve:
-    """One job's rows of metrics.csv. `rounds` (0, 1, ...), `uploads` and `accuracy` belong to the
-    rounds in which the model was evaluated; `wrong_friends` has (rate, substitutions) of every
-    round with substitutions between known groups; `train_loss` belongs to `rounds`, too, and is
-    empty if it was not evaluated."""
+    """The rows of one job in metrics.csv.
+
+    rounds: the rounds (0, 1, ...) in which the model was evaluated.
+    uploads, accuracy: the values after those rounds, one entry per entry of `rounds`.
+    train_loss: the same, or empty if the run did not evaluate the training loss.
+    wrong_friends: (wrong-friend rate, number of substitutions) of every round that has
+        substitutions, where the groups of the clients are known.
+    """
 
     method: str
     rule: str
@@ -32,17 +36,20 @@ class Curve:
     train_loss: list[float] = field(default_factory=list)
 
     def after(self, rounds: int) -> float | None:
-        """Accuracy after that many rounds, None if it was not evaluated then."""
+        """Return the accuracy after `rounds` rounds, or None if it was not evaluated then."""
         index = rounds - 1
         return self.accuracy[self.rounds.index(index)] if index in self.rounds else None
 
     def last(self, count: int = 10) -> float:
-        """Mean accuracy of the last `count` evaluations."""
+        """Return the mean accuracy of the last `count` evaluations."""
         return fmean(self.accuracy[-count:])
 
 
 def read_curves(path: Path) -> list[Curve]:
-    """The curves in a metrics.csv, in the order of their first rows."""
+    """Return the curves in a metrics.csv, in the order of their first rows.
+
+    Raises ConfigError if `path` is not a file.
+    """
     if not path.is_file():
         raise ConfigError(f"{path}: expected the metrics of a run, found none")
     curves: dict[tuple[str, ...], Curve] = {}
@@ -66,8 +73,11 @@ def read_curves(path: Path) -> list[Curve]:
 
 
 def read_columns(path: Path, names: Sequence[str]) -> dict[tuple[str, int], dict[str, list[float]]]:
-    """Columns of a CSV with one row per job and round, by (method, seed); rounds in which one of
-    them is empty are left out."""
+    """Read the columns `names` of a CSV file with one row per job and round.
+
+    Returns {(method, seed): {name: values}}. A round in which one of the columns is empty is left
+    out of all of them.
+    """
     found: dict[tuple[str, int], dict[str, list[float]]] = {}
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -80,30 +90,34 @@ def read_columns(path: Path, names: Sequence[str]) -> dict[tuple[str, int], dict
 
 @dataclass(frozen=True)
 class Scores:
-    """A scores.csv: R [K, K] with NaN on the diagonal and where no round scored the pair, and the
-    group of each client (None where groups are not known)."""
+    """The contents of a scores.csv.
+
+    matrix: the similarity scores R, float64 [K, K]; NaN on the diagonal and for pairs that no
+        round scored.
+    groups: the group of each client, or None if the groups are not known.
+    """
 
     matrix: np.ndarray
     groups: list[int] | None
 
     def intra(self) -> np.ndarray:
-        """The scores of all ordered pairs within a group."""
+        """Return the scores of all ordered pairs of clients of the same group."""
         return self._where(same_group=True)
 
     def inter(self) -> np.ndarray:
-        """The scores of all ordered pairs across groups."""
+        """Return the scores of all ordered pairs of clients of different groups."""
         return self._where(same_group=False)
 
     def _where(self, same_group: bool) -> np.ndarray:
         if self.groups is None:
-            raise ValueError("groups: expected the group of every client, got none")
+            raise ValueError("groups: expected the group of every client, got None")
         groups = np.array(self.groups)
         chosen = self.matrix[(groups[:, None] == groups[None, :]) == same_group]
         return chosen[~np.isnan(chosen)]
 
 
 def read_scores(path: Path) -> Scores:
-    """The score matrix in a scores.csv."""
+    """Read the score matrix in a scores.csv."""
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))[1:]
     matrix = np.array([[float(cell) if cell else np.nan for cell in row[2:]] for row in rows])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing one of several named things, with error messages that say what there is."""
+"""Look up functions and classes by name, with error messages that list the known names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ T = TypeVar("T")
 
 
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
-    """`table[name]`; raises ValueError naming the `kind` and every known name otherwise."""
+    """Return `table[name]`.
+
+    Raises ValueError, naming the `kind` of name and all known names, if `name` is unknown.
+    """
     if name not in table:
         raise ValueError(f"unknown {kind} {name!r}; there are: {', '.join(sorted(table))}")
     return table[name]
 
 
 def call(kind: str, name: str, make: Callable[..., T], *fixed: Any, **options: Any) -> T:
-    """`make(*fixed, **options)`; raises TypeError listing the known options if they do not fit."""
+    """Return `make(*fixed, **options)`.
+
+    Raises TypeError, listing the known options, if `options` do not match the signature of `make`.
+    """
     signature = inspect.signature(make)
     try:
         signature.bind(*fixed, **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a configuration to a results folder: check, run, merge, tabulate, draw."""
+"""Turn a configuration into a results folder: check, run, merge, tabulate, draw."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from fastagg_sim.tables import summary
 
 
 class JobsFailed(RuntimeError):
-    """Some jobs failed; the others are stored."""
+    """Some jobs failed; the results of the others are stored."""
 
 
 def check(config: Config) -> None:
-    """Build everything that the jobs will build once, on the CPU, so that a wrong name or option, a
-    missing GPU, or missing data, is one error before the run starts and not one per job."""
+    """Build everything that the jobs will need once, on the CPU.
+
+    A wrong name or option, a missing GPU, or missing data thus causes one error before the run
+    starts, and not one error per job.
+
+    Raises ConfigError, or DataError if data are missing.
+    """
     task = config.task
     require_device(task.device)
     seed = config.seeds[0]
@@ -57,8 +62,10 @@ def compute(
 ) -> list[ResultsFolder]:
     """Run every job of every (folder, config), then write and show tables and figures.
 
-    Jobs that the folders already hold are reused. Raises ConfigError before anything runs,
-    Interrupted when it was stopped, JobsFailed at the end when jobs failed.
+    Finished jobs that the folders already contain are reused.
+
+    Raises ConfigError before any job runs, Interrupted if the run was stopped, and JobsFailed at
+    the end if jobs failed.
     """
     console = console or Console()
     for _, config in parts:
@@ -69,7 +76,7 @@ def compute(
     jobs = [job for folder in folders for job in folder.job_folders()]
     outcome = run_jobs(jobs, workers=workers, checkpoint_seconds=checkpoint_seconds)
     if outcome.reused:
-        console.print(f"{outcome.reused} of {len(jobs)} jobs were already there", highlight=False)
+        console.print(f"reused {outcome.reused} of {len(jobs)} jobs", highlight=False)
     for folder in folders:
         if any(job.finished for job in folder.job_folders()):
             show(folder, console)
@@ -81,7 +88,7 @@ def compute(
 
 
 def show(folder: ResultsFolder, console: Console) -> None:
-    """Merge the CSVs, write table.md and the figures, and show the table and the paths."""
+    """Merge the CSV files, write table.md and the figures, and print the table and the paths."""
     folder.merge()
     grid = summary(folder)
     write_atomically(folder.path / "table.md", grid.to_markdown())

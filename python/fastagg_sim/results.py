@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a run.
+"""The results folder of a run.
 
-RESULTS/config.json       the configuration; `fastagg-sim run --config` repeats it
-RESULTS/versions.json     versions of what computed it, and the GPU where there was one
+RESULTS/config.json       the configuration; `fastagg-sim run --config` repeats the run
+RESULTS/versions.json     versions of the software used, and the name of the GPU if one was used
 RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv, done.json,
-                          scores.csv (fdms), norms.csv (where the task asks for it), checkpoint/
-                          (while it is not finished)
-RESULTS/metrics.csv       all jobs: one row per job and round, the same bytes in every rerun
-RESULTS/timings.csv       all jobs: seconds per round, which no rerun repeats
-RESULTS/distances.csv     how far updates are apart, where the task asks for it
+                          scores.csv (rule fdms), norms.csv (if Task.norm_rounds is set),
+                          checkpoint/ (until the job is finished)
+RESULTS/metrics.csv       all jobs: one row per job and round; a rerun writes the same bytes
+RESULTS/timings.csv       all jobs: seconds per round; these vary from run to run
+RESULTS/distances.csv     all jobs: distances between updates (if Task.distances is set)
 RESULTS/table.md, accuracy.png, similarity.png
 """
 
@@ -28,19 +28,25 @@ from fastagg_sim.job_folder import JobFolder, check_same, write_atomically
 
 @dataclass(frozen=True)
 class ResultsFolder:
-    """The folder of one config."""
+    """The results folder of one configuration."""
 
     path: Path
     config: Config
 
     @staticmethod
     def read(path: Path) -> ResultsFolder:
-        """Open an existing results folder by its config.json."""
+        """Open an existing results folder; the configuration is read from its config.json."""
         return ResultsFolder(path, read_config(path / "config.json"))
 
     def prepare(self) -> None:
-        """Create the folder, or check that it is of the same task and that none of its jobs would
-        be left out (else ConfigError). More methods, dropout settings or seeds may be added."""
+        """Create the folder, or check that an existing one fits the configuration.
+
+        The configuration may add methods, dropout settings and seeds to those of an existing
+        folder.
+
+        Raises ConfigError if the folder belongs to another task, or contains jobs that are not
+        part of this configuration.
+        """
         file = self.path / "config.json"
         if file.exists():
             old = read_config(file)
@@ -51,7 +57,7 @@ class ResultsFolder:
             left_out = sorted(job.key for job in old.jobs() if job.key not in new_keys)
             if left_out:
                 raise ConfigError(
-                    f"{file}: the folder holds jobs that this configuration leaves out "
+                    f"{file}: the folder contains jobs that this configuration leaves out "
                     f"({', '.join(left_out)}); choose another --out, or delete the folder"
                 )
         self.path.mkdir(parents=True, exist_ok=True)
@@ -65,7 +71,7 @@ class ResultsFolder:
         return [JobFolder(self.path / "jobs" / job.key, job) for job in self.config.jobs()]
 
     def merge(self) -> None:
-        """Join the CSVs of the finished jobs, in the order of the config."""
+        """Concatenate the CSV files of the finished jobs, in the order of the configuration."""
         for name in ("metrics.csv", "timings.csv", "distances.csv"):
             finished = [f.path / name for f in self.job_folders() if f.finished]
             parts = [part for part in finished if part.exists()]
@@ -76,7 +82,10 @@ class ResultsFolder:
 
 
 def read_config(path: Path) -> Config:
-    """The configuration in the JSON file `path`; ConfigError if it is not there or not one."""
+    """Read the configuration in the JSON file `path`.
+
+    Raises ConfigError if there is no such file or it does not contain a configuration.
+    """
     if not path.is_file():
         raise ConfigError(f"{path}: expected a configuration file, found none")
     try:
@@ -87,7 +96,7 @@ def read_config(path: Path) -> Config:
 
 
 def versions(device: str) -> dict[str, str]:
-    """Versions of what computes on a job's `device` here, and the name of a GPU."""
+    """Return the versions of the software that jobs on `device` use, and the name of the GPU."""
     names = ("fastagg", "torch", "numpy", "safetensors", "matplotlib")
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in names:

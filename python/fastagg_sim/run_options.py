@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `fastagg-sim run` and the configuration they stand for."""
+"""The options of `fastagg-sim run`, and how a configuration is built from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastagg_sim.config import (
     plain_label,
 )
 
-# Model, partition and options of the partition, where the command line does not say.
+# For each data set: default model, default partition, default options of that partition.
 DEFAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "digits": ("digits-mlp", "clustered", {"samples_per_client": 60}),
     "synthetic": ("logistic", "natural", {}),
@@ -29,7 +29,7 @@ DEFAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cifar10": ("lenet", "clustered", {"samples_per_client": 1000}),
 }
 
-# Options that say where and how to compute, not what.
+# Options that do not change what is computed; they can be combined with --config.
 _RUNTIME = ("config", "out", "workers", "checkpoint_seconds")
 
 
@@ -37,38 +37,39 @@ _RUNTIME = ("config", "out", "workers", "checkpoint_seconds")
 class RunOptions:
     """Compare rules on one data set under one or more dropout settings.
 
-    Options written KEY=VALUE take JSON values or plain words. Names: `fastagg-sim list`.
+    `fastagg-sim list` shows all names. In KEY=VALUE options, VALUE is JSON or a plain word.
     """
 
     config: Path | None = None
-    """Repeat the run of this config.json; only --out, --workers and --checkpoint-seconds may be
-    given with it."""
+    """Repeat the run of this config.json. Can only be combined with --out, --workers and
+    --checkpoint-seconds."""
     out: Path | None = None
-    """Folder of the results; results/NAME by default."""
+    """Results folder; results/NAME by default."""
     workers: int | None = None
-    """Number of worker processes; by default one per core, on GPUs one per GPU."""
+    """Number of worker processes; by default one per core, or one per GPU with --device cuda."""
     checkpoint_seconds: float = 20.0
-    """Save every job's state that often; at most this much work is lost when it is killed."""
+    """Seconds between two checkpoints of a job; a job that is killed loses at most the work since
+    its last checkpoint."""
     name: str = "run"
     """Name of the run."""
     rules: tuple[str, ...] = ("fedavg", "fdms")
     """Rules to compare, each RULE or RULE:KEY=VALUE,KEY=VALUE (for instance
     fdms:similarity=distance)."""
     with_full: bool = False
-    """Add "Full": fedavg with every client active in every round."""
+    """Also run "Full": fedavg with every client active in every round."""
     full_first_round: bool = False
-    """Every client is active in round 0, whatever the dropout process says."""
+    """Make every client active in round 0, regardless of the dropout process."""
     gradient_units: bool = False
-    """Servers get updates divided by the round's learning rate, so that what mimic, mifa and others
-    remember counts at the current rate when it is used again."""
+    """Divide updates by the round's learning rate before the server gets them. Rules with a memory
+    (mimic, mifa, ...) then apply remembered updates at the current learning rate."""
     dropout: tuple[str, ...] = ("exact",)
     """Dropout processes, each PROCESS or PROCESS:KEY=VALUE,KEY=VALUE (for instance
     round-robin:tau_max=50)."""
     alphas: tuple[float, ...] = (0.5,)
-    """Dropout ratios, each combined with every process that can be set to a ratio, unless its
-    options say otherwise (docs/dropout.md)."""
+    """Dropout ratios. Every process that has a dropout ratio runs once per ratio, unless its
+    KEY=VALUE options already set it (docs/dropout.md)."""
     seeds: tuple[int, ...] = (0,)
-    """One repetition per seed."""
+    """Seeds; the run is repeated once per seed."""
     rounds: int = 50
     """Number of communication rounds."""
     num_clients: int = 20
@@ -80,11 +81,11 @@ class RunOptions:
     data_options: tuple[str, ...] = ()
     """Options of the data set, KEY=VALUE."""
     partition: str | None = None
-    """Partition; by default one that suits the data set."""
+    """Partition of the training data; by default one that suits the data set."""
     partition_options: tuple[str, ...] = ()
     """Options of the partition, KEY=VALUE."""
     train_fraction: float = 1.0
-    """Part of each client's samples that is used, from the start of its list."""
+    """Fraction of each client's samples that is used, taken from the start of its list."""
     model: str | None = None
     """Model; by default one that suits the data set."""
     batch_size: int = 10
@@ -92,26 +93,27 @@ class RunOptions:
     local_epochs: int | None = None
     """Passes over the client's data per round; 1 unless --local-steps is given."""
     local_steps: int | None = None
-    """Gradient steps per round, instead of --local-epochs."""
+    """Gradient steps per client and round, instead of --local-epochs."""
     lr: float = 0.1
     """Learning rate of local training."""
     lr_decay: float = 1.0
-    """Factor on the learning rate from round to round."""
+    """The learning rate is multiplied by this factor after every round."""
     momentum: float = 0.0
     """Momentum of local training."""
     prox: float = 0.0
     """Weight mu of FedProx's proximal term."""
     clients_at_once: int | None = None
-    """How many clients share a pass through the model; by default what was measured to be fastest
-    on a CPU for this model and batch size, and up to 128 on a GPU. 1: one after the other. Results
-    differ by rounding."""
+    """Number of clients that are trained together, in one pass through the model. By default the
+    fastest number measured on a CPU for this model and batch size, and up to 128 on a GPU; 1 trains
+    one client after the other. The results of different numbers differ by rounding errors."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where models, data and the server are. cuda: on a GPU. Results differ by rounding."""
+    """Device of the models, the data and the server. The results of cpu and cuda differ by rounding
+    errors."""
     eval_every: int = 1
-    """Evaluate the global model in every n-th round."""
+    """Evaluate the global model every this many rounds."""
 
     def check_alone(self) -> None:
-        """ConfigError if --config is mixed with options that it fixes."""
+        """Raise ConfigError if --config is combined with options that the file determines."""
         if self.config is None:
             return
         given = [
@@ -120,10 +122,13 @@ class RunOptions:
             if f.name not in _RUNTIME and getattr(self, f.name) != f.default
         ]
         if given:
-            raise ConfigError(f"--config: cannot be combined with {', '.join(given)}")
+            raise ConfigError(
+                f"--config: cannot be combined with {', '.join(given)}; "
+                "the configuration file determines these settings"
+            )
 
     def build(self) -> Config:
-        """The configuration, with every default written out."""
+        """Return the configuration, with all defaults filled in."""
         model, partition, partition_options = DEFAULTS.get(self.dataset, (None, None, {}))
         if self.partition is not None and self.partition != partition:
             partition_options = {}
@@ -131,7 +136,8 @@ class RunOptions:
         if epochs is None and self.local_steps is None:
             epochs = 1
         every = [_dropout(text, alpha) for text in self.dropout for alpha in self.alphas]
-        settings = {dropout.label: dropout for dropout in every}  # not every process has a ratio
+        # A process without a dropout ratio gives the same setting for every alpha; keep one.
+        settings = {dropout.label: dropout for dropout in every}
         return Config(
             name=self.name,
             task=Task(
@@ -174,7 +180,7 @@ class RunOptions:
         info = DATASETS.get(self.dataset)
         model = self.model or default_model
         if info is None or model is None:
-            return 1  # there is no such combination; whoever loads the data says so
+            return 1  # invalid name; loading the data or the model will report it
         return clients_at_once(model, info.in_shape, self.batch_size, self.device)
 
     def _methods(self) -> tuple[Method, ...]:
@@ -194,13 +200,13 @@ class RunOptions:
 
 
 def _value(value: Any) -> str:
-    """An option's value in a label."""
+    """Return the text of an option's value in a method's label."""
     return plain_label(json.dumps(value)) if isinstance(value, list | dict) else str(value)
 
 
 def _given(name: str, value: str | None) -> str:
     if value is None:
-        raise ConfigError(f"{name}: expected a name (this data set has no default), got none")
+        raise ConfigError(f"{name}: expected a name (there is no default for this data set)")
     return value
 
 
@@ -217,13 +223,13 @@ def _dropout(text: str, alpha: float) -> Dropout:
 
 
 def _named(name: str, text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of "NAME:KEY=VALUE,KEY=VALUE"; values may hold commas."""
+    """Split "NAME:KEY=VALUE,KEY=VALUE" into the name and the options; values may contain commas."""
     named, _, rest = text.partition(":")
     return named, _options(name, tuple(re.split(r",(?=\w+=)", rest)) if rest else ())
 
 
 def _options(name: str, pairs: tuple[str, ...]) -> dict[str, Any]:
-    """{"key": value} of "key=value" texts; values are JSON where they parse as such."""
+    """Parse "key=value" texts into {"key": value}; a value that is not valid JSON is a string."""
     found: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs jobs in worker processes: one process per job, one torch thread per process, and as many
-processes at a time as there are cores, or GPUs for jobs on them.
+"""Run jobs in worker processes.
 
-A worker tells the parent about every round through its own pipe, and reads from the same pipe
-whether to stop; a parent that dies closes the pipe, so no worker outlives it. A job that fails,
-even by being killed, fails alone. Ctrl-C (or SIGTERM) lets every worker finish its round, save a
-checkpoint and leave; the same command then goes on from there.
+Every job runs in its own process with one torch thread. By default as many processes run at a time
+as there are cores, or GPUs for jobs on GPUs.
+
+Each worker has a pipe to the parent: it reports every round through it, and reads from it whether
+to stop. If the parent dies, its end of the pipe is closed and the worker exits too. A job that
+fails, or whose process is killed, does not affect the other jobs. On Ctrl-C (or SIGTERM) every
+worker finishes its round, saves a checkpoint and exits; the same command resumes from there.
 """
 
 from __future__ import annotations
@@ -34,12 +36,16 @@ CHECKPOINT_SECONDS = 20.0
 
 
 class Interrupted(Exception):
-    """The run was stopped on request; it can be resumed by the same command."""
+    """The run was stopped on request; the same command resumes it."""
 
 
 @dataclass
 class Outcome:
-    """What became of a list of jobs: names of failed jobs with their error text."""
+    """The outcome of a list of jobs.
+
+    failures: the error text of each failed job, by the key of the job.
+    reused: number of jobs that were already finished.
+    """
 
     failures: dict[str, str] = field(default_factory=dict)
     reused: int = 0
@@ -51,11 +57,15 @@ def run_job(
     should_stop: Callable[[], bool],
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> bool:
-    """Compute the job of `folder` in this process, from its checkpoint if there is one.
+    """Compute the job of `folder` in this process, starting from its checkpoint if there is one.
 
-    `on_round(rounds done, accuracy)` is called after loading and after each round. A checkpoint is
-    saved after the first round that ends `checkpoint_seconds` after the last one, and when
-    `should_stop()` is true after a round. Returns whether the job is finished.
+    on_round: called as `on_round(rounds done, accuracy)` after loading and after each round.
+    should_stop: called after each round; if it returns True, a checkpoint is saved and the job
+        stops.
+    checkpoint_seconds: a checkpoint is saved after the first round that ends this long after the
+        previous checkpoint.
+
+    Returns whether the job is finished.
     """
     simulation = Simulation(folder.job)
     folder.open(simulation)
@@ -81,9 +91,15 @@ def run_job(
 def _worker(
     folder: JobFolder, pipe: Connection, checkpoint_seconds: float, gpu: int | None
 ) -> None:
-    """Process entry: sends ("round", n, accuracy)*, then ("finished",), ("stopped",) or
-    ("failed", text). `gpu`: the number of the one to compute on."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides and tells through the pipe
+    """Entry point of a worker process.
+
+    Sends ("round", rounds done, accuracy) for every round, then one of ("finished",), ("stopped",)
+    and ("failed", error text). Any message from the parent means that the worker shall stop.
+
+    gpu: the index of the GPU to use, or None.
+    """
+    # Ctrl-C also reaches the workers; only the parent reacts, and tells them through the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     try:
@@ -97,7 +113,7 @@ def _worker(
         )
         pipe.send(("finished",) if finished else ("stopped",))
     except BrokenPipeError:
-        return  # the parent is gone
+        return  # the parent has died
     except Exception:
         pipe.send(("failed", traceback.format_exc()))
 
@@ -111,7 +127,10 @@ class _Running:
 
 
 class _Pool:
-    """The processes now at work; `step` waits for news and reports it to the progress display."""
+    """The running worker processes and the queue of jobs that wait for one.
+
+    `step` waits for messages from the workers and forwards them to the progress display.
+    """
 
     def __init__(
         self,
@@ -121,12 +140,12 @@ class _Pool:
         checkpoint_seconds: float,
         progress: Progress,
     ) -> None:
-        # A server forked once with torch imported starts a worker in milliseconds; where there is
-        # none, every worker imports torch for itself.
+        # A fork server that has already imported torch starts a worker in milliseconds. On
+        # platforms without one, every worker imports torch itself.
         self._context: SpawnContext | ForkServerContext
         if "forkserver" in multiprocessing.get_all_start_methods():
             self._context = multiprocessing.get_context("forkserver")
-            # The second is what the data set digits needs, and takes most of a second to import.
+            # The data set digits needs sklearn.datasets, which takes most of a second to import.
             self._context.set_forkserver_preload(["fastagg_sim.simulation", "sklearn.datasets"])
         else:
             self._context = multiprocessing.get_context("spawn")
@@ -186,17 +205,17 @@ class _Pool:
         if not running.ended:
             code = running.process.exitcode
             cause = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-            self._fail(running.folder, f"the worker process ended by {cause}\n")
+            self._fail(running.folder, f"the worker process was ended by {cause}\n")
 
     def _fail(self, folder: JobFolder, text: str) -> None:
         self.outcome.failures[folder.job.key] = text
         self._progress.ended(folder.job, "failed")
 
     def stop(self) -> None:
-        """Ask every worker to save and leave, and wait for it."""
+        """Ask every worker to save a checkpoint and exit, and wait until all have exited."""
         self._queue.clear()
         for pipe in self._running:
-            with suppress(BrokenPipeError):  # it has just ended; step() hears of it
+            with suppress(BrokenPipeError):  # this worker has just ended; step() will notice
                 pipe.send("stop")
         while self._running:
             self.step()
@@ -219,7 +238,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def default_workers() -> int:
-    """Number of cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -234,11 +253,13 @@ def run_jobs(
 ) -> Outcome:
     """Compute every job that is not finished yet.
 
-    workers: how many at a time; None: one per core, or one per GPU where jobs are on GPUs, over
-        which they are spread evenly.
+    workers: number of worker processes; None for one per core, or one per GPU if there are jobs on
+        GPUs. Jobs are spread evenly over the GPUs.
+    checkpoint_seconds: seconds between two checkpoints of a job.
+    progress: the display; by default a new one for the unfinished jobs.
 
-    Raises ConfigError if the device of a job is not there. Raises Interrupted after Ctrl-C or
-    SIGTERM, when all workers have saved their state; a second Ctrl-C ends them at once.
+    Raises ConfigError if the device of a job is not available. Raises Interrupted after Ctrl-C or
+    SIGTERM, once all workers have saved a checkpoint; a second Ctrl-C ends them at once.
     """
     waiting = [folder for folder in folders if not folder.finished]
     for device in {folder.job.task.device for folder in waiting}:
@@ -254,7 +275,7 @@ def run_jobs(
                 pool.start_waiting_jobs()
                 pool.step()
         except KeyboardInterrupt:
-            progress.message("stopping: every job finishes its round and saves a checkpoint")
+            progress.message("stopping: waiting for every job to finish its round and save it")
             try:
                 pool.stop()
             except KeyboardInterrupt:

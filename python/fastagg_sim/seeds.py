@@ -2,10 +2,10 @@
 """Random streams derived from one seed.
 
 Every random choice of a simulation names its stream, for instance `("dropout", round)` or
-`("batches", round, client)`, and gets a generator that depends on the run's seed and on that name
-alone. No stream is ever continued, so the choices of one round do not depend on how many numbers
-earlier rounds drew, on the order in which clients train, or on whether the run was resumed: a
-checkpoint holds no random state.
+`("batches", round, client)`, and gets a new generator that depends only on the seed of the run and
+on that name. The choices of a round therefore do not depend on how many numbers earlier rounds
+drew, on the order in which clients train, or on whether the run was resumed. Checkpoints contain no
+random state.
 
 Streams in use: "data", "partition", "dropout", "model", "batches", "layers",
 "train-loss".
@@ -22,10 +22,10 @@ import torch
 
 
 def derive(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the stream `names` of a run with `seed`: the same on every machine.
+    """Return a 63-bit seed for the stream `names` of a run with `seed`; the same on every machine.
 
-    `names` are strings and integers; 1 and "1" name different streams, and so do ("a", "b") and
-    ("ab",). Any integer is a valid `seed`, also a negative one.
+    seed: any integer, including negative ones.
+    names: strings and integers. 1 and "1" are different streams, and so are ("a", "b") and ("ab",).
 
     Raises TypeError if `seed` is not an integer or a name is neither a string nor an integer.
     """
@@ -36,19 +36,19 @@ def derive(seed: int, *names: str | int) -> int:
 
 
 def generator(seed: int, *names: str | int) -> torch.Generator:
-    """A fresh CPU generator for the stream `names`.
+    """Return a new CPU generator for the stream `names`.
 
-    PyTorch's CPU generator keeps the low 32 bits of a seed. Two of n streams share their numbers
-    with a probability of about n^2 / 2^33; for a (round, client) stream such a meeting means that
-    two local passes shuffle alike, and nothing else.
+    PyTorch's CPU generator only uses the low 32 bits of a seed, so among n streams two are equal
+    with a probability of about n^2 / 2^33. For (round, client) streams such a collision only means
+    that two clients use the same order of samples.
     """
     return torch.Generator().manual_seed(derive(seed, *names))
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.RandomState:
-    """A fresh numpy generator for the stream `names`.
+    """Return a new numpy generator for the stream `names`.
 
-    Generated data sets use this one: numpy promises never to change what a RandomState draws,
+    Used for generated data sets: numpy guarantees that the numbers of a RandomState never change,
     while torch's normal numbers differ in the last bit between instruction sets.
     """
     return np.random.RandomState(np.random.PCG64(derive(seed, *names)))

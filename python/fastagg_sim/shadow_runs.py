@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two shadow runs of Su et al., section 6.1, kept on disk and shared by all who need them.
+"""The two shadow runs of Su et al., section 6.1, which choose the clients to silence.
 
-Both are ordinary jobs: resumed where they were interrupted, run in parallel, and repeated by nobody
-as long as their files are there. What the adversary takes from them is one norm per client in each
-of two rounds (`Task.norm_rounds`).
+Both are ordinary jobs: they run in parallel and are resumed after an interruption. Their results
+are stored in a cache folder and used by all runs with the same settings. The adversary uses one
+norm per client from each of two rounds (`Task.norm_rounds`).
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from fastagg_sim.progress import Progress
 from fastagg_sim.report import JobsFailed, check
 from fastagg_sim.runner import Interrupted, run_jobs
 
-# In seconds; a shadow round of 100 clients on CIFAR-10 takes about 20 seconds.
+# In seconds. A round of 100 clients on CIFAR-10 takes about 20 seconds.
 _CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """What decides whom the adversary would silence, but for the seed.
+    """The settings, except the seed, that determine which clients the adversary may silence.
 
-    task: the real run's task, with local training of its FedAvg; data that are drawn afresh
-        (`redraw`) are for the caller to ask for. Rounds and evaluation are set here.
-    momentum: local training of the clients whose momentum is looked at: one step, momentum kept.
+    task: the task of the real run, with the local training of its FedAvg. To draw new data from the
+        same distributions, set the option `redraw` of the partition or the data set. The number of
+        rounds and the evaluation are replaced.
+    momentum: local training of the second run, whose clients send their momentum; it must have
+        local_steps=1 and keep_momentum.
     clipping: options of the rule centered-clip in the second run.
-    sample_weights: clients weigh as much as they have samples.
-    seed_shift: added to the seed. Anything but 0 makes the clients' distributions other ones, too,
-        as in the released code.
+    sample_weights: see `Method.sample_weights`.
+    seed_shift: added to the seed. With any value but 0 the distributions of the clients also differ
+        from those of the real run, as in the released code.
 
-    The others are those of `choose_candidates`.
+    For the other fields see `choose_candidates`.
     """
 
     task: Task
@@ -69,7 +71,7 @@ class Shadow:
             )
 
     def config(self, seeds: Sequence[int]) -> Config:
-        """The two runs for each of `seeds`, which get the shift here."""
+        """Return the configuration of the two runs for `seeds`; `seed_shift` is added here."""
         task = dataclasses.replace(
             self.task,
             rounds=self.last_round + 1,
@@ -80,7 +82,8 @@ class Shadow:
         config = Config(
             name="shadow",
             task=task,
-            # In gradient units an update is minus the sum of the gradients, or minus the momentum.
+            # In gradient units an update is minus the sum of the gradients (first run) or minus the
+            # momentum (second run).
             methods=(
                 self._method("fedavg", "fedavg", {}, None),
                 self._method("clipping", "centered-clip", dict(self.clipping), self.momentum),
@@ -104,12 +107,13 @@ class Shadow:
         )
 
     def folder(self, root: Path | None = None) -> Path:
-        """Where the runs are kept: a folder named by all that the norms depend on.
+        """Return the folder of the runs; its name is a hash of all settings of the norms.
 
         root: the cache folder (default: that of the data sets).
         """
         config = dataclasses.asdict(self.config([0]))
-        if self.task.device == "cpu":  # folders are older than the setting
+        # Earlier versions had no `device`; without it, their folders are found again.
+        if self.task.device == "cpu":
             del config["task"]["device"]
         digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8).hexdigest()
         return (cache_dir() if root is None else root) / "shadow" / digest
@@ -122,11 +126,16 @@ class Shadow:
         workers: int | None = None,
         console: Console | None = None,
     ) -> dict[int, Candidates]:
-        """Whom the adversary would silence, for each of `seeds`; runs what is not there yet.
+        """Return the clients that the adversary may silence, by seed.
 
-        Another process that wants the same runs waits for this one, and says so. Raises
-        Interrupted as `run_jobs` does; the next call then goes on. Raises ConfigError or DataError
-        before anything runs, JobsFailed if a run fails.
+        Computes the shadow runs that are not in the cache yet. If another process is computing
+        them, prints a message and waits for it.
+
+        root: the cache folder (default: that of the data sets).
+        workers: as for `run_jobs`.
+
+        Raises ConfigError or DataError before any run starts, JobsFailed if a run fails, and
+        Interrupted as `run_jobs` does; the next call then resumes the runs.
         """
         console = console or Console()
         folder = self.folder(root)
@@ -164,7 +173,7 @@ class Shadow:
         }
 
     def _norms(self, job: JobFolder) -> torch.Tensor:
-        """[2, K] float64: the norms of the first and the last round."""
+        """Return the norms of the first and the last round, float64 [2, K]."""
         norms = torch.full((2, self.task.num_clients), torch.nan, dtype=torch.float64)
         with open(job.path / "norms.csv", newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
@@ -175,11 +184,12 @@ class Shadow:
 
 @contextmanager
 def _locked(path: Path, console: Console) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`; print a message if it has to wait."""
     with open(path, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            console.print(f"waiting for the process that holds {path}", soft_wrap=True)
+            console.print(f"waiting for the process that holds the lock {path}", soft_wrap=True)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
             except KeyboardInterrupt:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The federated loop: broadcast, local training, dropout, aggregation, evaluation.
+"""The federated training loop: broadcast, local training, dropout, aggregation, evaluation.
 
-Every random draw is a function of (seed, stream, round, client), so a round needs no generator
-state from the rounds before it: a run resumed from a checkpoint repeats the same numbers.
+Every random draw is a function of (seed, stream, round, client). A round therefore needs no
+generator state from earlier rounds, and a run resumed from a checkpoint computes the same numbers
+as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import fastagg
-from fastagg import ops
-from fastagg.buffer import FlatLayout, UpdateBuffer
+from fastagg import FlatLayout, UpdateBuffer, ops
 from fastagg_sim import data
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork
 from fastagg_sim.client import ClientData, LocalTrainer, evaluate
@@ -34,14 +34,22 @@ from fastagg_sim.seeds import derive, generator
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What one round did. `uploads` counts the vectors of the model's size that clients have sent
-    so far: two for a client and round of SCAFFOLD, as in its paper, else one. `accuracy` and `loss`
-    (test set) are None if it was not evaluated; `wrong_friend_rate` is the fraction of
-    substitutions whose friend is of another group, None without known groups or without a
-    substitution. `distance2_friends` and `distance2_all` are the largest squared distances between
-    the updates of two active clients of one group, and of any two, or None if there is no such
-    pair. They and `train_loss` are None, too, where the task does not ask for them. Times are in
-    seconds."""
+    """The measurements of one round: one row of metrics.csv, timings.csv and distances.csv.
+
+    uploads: number of vectors of the model's size that clients have sent so far. With SCAFFOLD a
+        client sends two per round, as counted in its paper; with all other rules one.
+    active: number of active clients.
+    accuracy, loss: on the test set; None if the model was not evaluated in this round.
+    substitutions: number of absent clients that were substituted by a friend.
+    wrong_friend_rate: fraction of the substitutions in which the friend belongs to another group;
+        None if the groups are not known or there was no substitution.
+    pairs: `StepReport.pairs`.
+    distance2_friends: largest squared distance between the updates of two active clients of the
+        same group; None if there is no such pair, or unless `Task.distances`.
+    distance2_all: the same over all pairs of active clients.
+    train_loss: on the sample that `Task.train_loss` asks for, else None.
+    seconds_*: wall-clock times.
+    """
 
     round: int
     uploads: int
@@ -60,13 +68,16 @@ class RoundRecord:
 
 
 class Simulation:
-    """One job, advanced round by round.
+    """One job, computed round by round.
 
-    Attributes: `device`, where models, data and updates are; `params` [d] float32, the global
-    model; `aggregator`; `groups`, the group of each client or None; `next_round`, the index of the
-    round that `run_round` will compute.
+    Attributes:
+        device: where models, data and updates are stored.
+        params: [d] float32, the global model.
+        aggregator: the server's rule.
+        groups: the group of each client, or None if the groups are not known.
+        next_round: the index of the round that `run_round` will compute.
 
-    Raises ConfigError if there is no such device.
+    Raises ConfigError if the device of the job is not available.
     """
 
     def __init__(self, job: Job) -> None:
@@ -79,7 +90,7 @@ class Simulation:
         dataset = data.load(task.dataset, seed=job.seed, **task.data_options)
         split = split_clients(task, dataset, job.seed)
         self.groups = split.groups
-        # Gathered once, so that the full training set can be freed.
+        # Copy the clients' samples once, so that the full training set can be freed.
         self._clients = [
             ClientData(dataset.train_x[ids].to(device), dataset.train_y[ids].to(device))
             for ids in split.clients
@@ -101,12 +112,13 @@ class Simulation:
         self._batched: BatchedTrainer | None = None
         if job.training.clients_at_once > 1:
             self._batched = BatchedTrainer(model, layout, job.training)
-        self._momentum: dict[int, Tensor] = {}  # client -> [d], where clients keep it
+        self._momentum: dict[int, Tensor] = {}  # client -> [d]; empty unless keep_momentum
         self._norms: dict[int, list[float]] = {}  # round -> [K]
         self._sizes = [client.y.numel() for client in self._clients]
         self.aggregator = make_aggregator(task, job.method, layout.num_params, self._sizes, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
-        self._mimic: list[fastagg.MimiCClient] = []  # of every client, where it keeps a correction
+        # One per client in MimiC's client mode, where clients store their own corrections.
+        self._mimic: list[fastagg.MimiCClient] = []
         if isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client":
             d = layout.num_params
             self._mimic = [fastagg.MimiCClient(d, device) for _ in range(task.num_clients)]
@@ -119,8 +131,11 @@ class Simulation:
 
     @property
     def rounds_done(self) -> int:
-        """How much of the job is done, for a display: rounds, or as many as the uploads stand for
-        where the task ends after a number of them."""
+        """Number of rounds done, for the progress display.
+
+        If the task ends after a number of uploads (`max_uploads`), this is the same fraction of
+        `rounds` as the uploads so far are of `max_uploads`, if that is larger.
+        """
         task = self.job.task
         if task.max_uploads is None:
             return self.next_round
@@ -128,7 +143,10 @@ class Simulation:
         return max(self.next_round, uploads)
 
     def _active(self, round_index: int) -> Tensor:
-        """The active clients, [S] int64, and remembers them: the process may depend on the past."""
+        """Return the active clients, int64 [S], and append them to the history.
+
+        Dropout processes may depend on the history.
+        """
         if round_index == 0 and self.job.method.full_first_round:
             active = torch.arange(self.job.task.num_clients)
         else:
@@ -137,13 +155,14 @@ class Simulation:
         return active
 
     def run_round(self) -> RoundRecord:
-        """Compute the next round. Changes `params` and the aggregator's state."""
+        """Compute the next round. Changes `params` and the state of the aggregator in place."""
         index = self.next_round
         started = now(self.device)
         active = self._active(index)
         clients: list[int] = active.tolist()
         task = self.job.task
-        # What an update of 1 is in the model.
+        # Updates are sent in units of `unit`: the server gets row / unit and its learning rate is
+        # multiplied by `unit`.
         unit = self.job.training.rate(index) if self.job.method.gradient_units else 1.0
         self.aggregator.server_lr = task.server_lr * unit
         scaffold = self.aggregator if isinstance(self.aggregator, fastagg.Scaffold) else None
@@ -167,7 +186,7 @@ class Simulation:
         with repeatable(self.device):
             accuracy, loss, train_loss = self._evaluate()
         evaluated = now(self.device)
-        substitutions, wrong_rate = self._judge(report.friends, set(clients))
+        substitutions, wrong_rate = self._count_substitutions(report.friends, set(clients))
         return RoundRecord(
             round=index,
             uploads=self._uploads,
@@ -186,11 +205,11 @@ class Simulation:
         )
 
     def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
-        """Put the updates of some clients into their rows."""
+        """Train `clients` in round `index` and write their updates into their rows."""
         seed = self.job.seed
         # Layers that draw random numbers (nn.Dropout) use a global generator.
         seed_layers(self.device, derive(seed, "layers", index, clients[0]))
-        velocities = {client: self._kept_momentum(client) for client in clients}
+        velocities = {client: self._load_momentum(client) for client in clients}
         work = [
             ClientWork(
                 self._buffer.row(client),
@@ -209,42 +228,48 @@ class Simulation:
                     one.row, self.params, one.data, index, one.generator, one.control, one.velocity
                 )
         for client, velocity in velocities.items():
-            self._keep_momentum(client, velocity)
+            self._store_momentum(client, velocity)
 
-    def _kept_momentum(self, client: int) -> Tensor | None:
-        """A copy [d] of the momentum that `client` goes on from, zeros at first; None: no client
-        keeps it."""
+    def _load_momentum(self, client: int) -> Tensor | None:
+        """Return a copy [d] of the momentum that `client` stored in its last active round.
+
+        Zeros for a client that was never active; None unless `keep_momentum`.
+        """
         if not self.job.training.keep_momentum:
             return None
         kept = self._momentum.get(client)
         return torch.zeros_like(self.params) if kept is None else kept.clone()
 
-    def _keep_momentum(self, client: int, velocity: Tensor | None) -> None:
-        """What `client` has after its training; a client whose training went wrong keeps what it
-        had, since momentum with a NaN would have one for ever. Decided on the device: nobody waits
-        for it."""
+    def _store_momentum(self, client: int, velocity: Tensor | None) -> None:
+        """Store the momentum of `client` after its training.
+
+        If it is not finite, the client keeps its previous momentum: a NaN would never disappear
+        from it again. The check runs on the device, without waiting for the result.
+        """
         if velocity is None:
             return
         before = self._momentum.get(client, torch.zeros_like(velocity))
-        sound = torch.isfinite(velocity).all()
-        self._momentum[client] = torch.where(sound, velocity, before)
+        finite = torch.isfinite(velocity).all()
+        self._momentum[client] = torch.where(finite, velocity, before)
 
     def _step(self, active: Tensor) -> fastagg.StepReport:
-        """One step of the server, and in MimiC's client mode what its clients do around it."""
+        """Run one step of the server and, in MimiC's client mode, the clients' part of it."""
         aggregator = self.aggregator
         if not (self._mimic and isinstance(aggregator, fastagg.MimiC)):
             return aggregator.step(self.params, self._buffer, active)
         clients = active.tolist()
         sent = [self._mimic[k].correct_(self._buffer.row(k)) for k in clients]
         report = aggregator.step(self.params, sent, active)
-        dropped = set(report.rejected.tolist())  # what they sent is no part of v, and not finite
+        # Rejected rows are not finite and do not contribute to the aggregate, so these clients
+        # must not update their corrections.
+        rejected = set(report.rejected.tolist())
         for client, row in zip(clients, sent, strict=True):
-            if client not in dropped:
+            if client not in rejected:
                 self._mimic[client].learn(row, aggregator.aggregate)
         return report
 
     def _distances(self, clients: Sequence[int]) -> tuple[float | None, float | None]:
-        """The largest squared distance between two updates of one group, and of any two."""
+        """Return `RoundRecord.distance2_friends` and `distance2_all` of the active `clients`."""
         gram = ops.gram(self._buffer.rows(clients), dtype=torch.float64)
         distance2 = ops.distance_scores(gram).square().cpu()  # [S, S]
         groups = torch.tensor([-1 - k if self.groups is None else self.groups[k] for k in clients])
@@ -255,7 +280,7 @@ class Simulation:
         return first, second
 
     def _row_norms(self, clients: Sequence[int]) -> list[float]:
-        """The norm of every client's row, [K]; NaN for those without one in this round."""
+        """Return the norm of every client's row, [K]; NaN for clients that are not active."""
         norms = [math.nan] * self.job.task.num_clients
         for client in clients:
             norms[client] = float(self._buffer.row(client).norm(dtype=torch.float64))
@@ -263,12 +288,15 @@ class Simulation:
 
     @property
     def norms(self) -> dict[int, list[float]]:
-        """For every round of the task's `norm_rounds` so far, the norms of the updates [K]."""
+        """The norms of the updates, [K], by round, for the `norm_rounds` of the task so far."""
         return dict(self._norms)
 
     def _evaluate(self) -> tuple[float | None, float | None, float | None]:
-        """Accuracy and loss on the test set, and the training loss, after `next_round` rounds,
-        where they are due."""
+        """Return the accuracy and loss on the test set, and the training loss.
+
+        All are None if the model is not to be evaluated after this round (`Task.eval_every`); the
+        training loss is also None if the task does not ask for it.
+        """
         if self.next_round % self.job.task.eval_every and not self.done:
             return None, None, None
         self._layout.bind(self._model, self.params)
@@ -277,8 +305,10 @@ class Simulation:
             _, train_loss = evaluate(self._model, *self._train_sample)
         return *evaluate(self._model, *self._test), train_loss
 
-    def _judge(self, friends: Tensor | None, active: set[int]) -> tuple[int, float | None]:
-        """Number of substitutions of this round and the fraction across groups."""
+    def _count_substitutions(
+        self, friends: Tensor | None, active: set[int]
+    ) -> tuple[int, float | None]:
+        """Return the number of substitutions in this round, and `RoundRecord.wrong_friend_rate`."""
         if friends is None:
             return 0, None
         pairs = [(k, i) for k, i in enumerate(friends.tolist()) if i >= 0 and k not in active]
@@ -288,7 +318,7 @@ class Simulation:
         return len(pairs), wrong / len(pairs)
 
     def save(self, folder: Path) -> None:
-        """Write all that the next rounds depend on into the existing, empty `folder`."""
+        """Write the complete state that later rounds depend on to `folder`, an empty folder."""
         save_file({"params": self.params}, folder / "params.safetensors")
         self.aggregator.save(folder / "aggregator.safetensors")
         if self._mimic:
@@ -301,15 +331,18 @@ class Simulation:
         (folder / "state.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
-        """Go on from what :meth:`save` wrote for the same job."""
+        """Restore the state that :meth:`save` wrote for the same job.
+
+        Raises ConfigError if the checkpoint has another number of parameters.
+        """
         state = json.loads((folder / "state.json").read_text())
         device = str(self.device)
         aggregator = fastagg.load(folder / "aggregator.safetensors", device=device)
         params = load_file(folder / "params.safetensors", device)["params"]
         if params.shape != self.params.shape:
             raise ConfigError(
-                f"{folder}: params has shape {tuple(params.shape)}, "
-                f"this job needs {tuple(self.params.shape)}"
+                f"{folder}: expected params of shape {tuple(self.params.shape)} for this job, "
+                f"got {tuple(params.shape)}"
             )
         self.params = params
         self.aggregator = aggregator
@@ -330,7 +363,7 @@ class Simulation:
 
 
 def groups_of(clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    """`clients` in their order, `size` at a time; the last may be fewer."""
+    """Split `clients` into consecutive groups of `size`; the last one may be smaller."""
     for start in range(0, len(clients), size):
         yield clients[start : start + size]
 
@@ -342,7 +375,11 @@ def make_aggregator(
     sizes: Sequence[int],
     device: str | torch.device = "cpu",
 ) -> fastagg.Aggregator:
-    """The server of a method, for models of `num_params` and clients with so many samples each."""
+    """Create the aggregation rule of `method`.
+
+    num_params: the number of parameters d of the model.
+    sizes: the number of training samples of each client.
+    """
     needed: dict[str, Any] = {}
     if method.rule == "scaffold":
         needed["local_work"] = local_work(method.training or task.training, sizes, 0)
@@ -359,7 +396,12 @@ def make_aggregator(
 
 
 def local_work(training: LocalTraining, sizes: Sequence[int], round_index: int) -> Tensor:
-    """[K] float64: what SCAFFOLD's server must know of the clients' training in a round."""
+    """Return `LocalTraining.work` of every client in a round, float64 [K].
+
+    sizes: the number of training samples of each client.
+
+    This is the option `local_work` of SCAFFOLD.
+    """
     work = [training.work(size, round_index) for size in sizes]
     return torch.tensor(work, dtype=torch.float64)
 
@@ -367,8 +409,10 @@ def local_work(training: LocalTraining, sizes: Sequence[int], round_index: int) 
 def train_sample(
     task: Task, dataset: data.Dataset, split: Partition, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
-    """The x and y on which the training loss of `task` is measured, on `device`; None if it is
-    not."""
+    """Return the samples (x, y) on which the training loss of `task` is measured, on `device`.
+
+    None if the task does not measure the training loss.
+    """
     if not task.train_loss:
         return None
     every = torch.cat(split.clients)
@@ -378,7 +422,7 @@ def train_sample(
 
 
 def split_clients(task: Task, dataset: data.Dataset, seed: int) -> Partition:
-    """The samples of each client of `task`."""
+    """Partition the training samples of `dataset` among the clients of `task`."""
     options = dict(task.partition_options)
     if task.partition == "natural":
         options["clients"] = dataset.clients
@@ -395,7 +439,8 @@ def split_clients(task: Task, dataset: data.Dataset, seed: int) -> Partition:
 def dropout_process(
     dropout: Dropout, split: Partition, dataset: data.Dataset, seed: int
 ) -> DropoutProcess:
-    """The process of `dropout` for the clients of `split`, a partition of `dataset`."""
+    """Create the dropout process of a setting for the clients of `split`, which partitions
+    `dataset`."""
     return make_dropout(
         dropout.process,
         num_clients=split.num_clients,

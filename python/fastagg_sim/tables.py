@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table at the end of a run, for the terminal and as Markdown."""
+"""Tables of results, for the terminal and as Markdown; the summary of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = 10
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as text: column names, rows of the same length, and what the columns mean."""
+    """A table of text cells: its columns, its rows, and a note that explains the columns."""
 
     title: str
     columns: tuple[str, ...]
@@ -59,9 +59,12 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def summary(folder: ResultsFolder) -> Grid:
-    """One row per method and dropout setting, means over seeds: accuracy at the end and over the
-    last evaluations (± standard deviation over seeds), uploads, substitutions by a client of
-    another group, milliseconds of aggregation per round."""
+    """Return the summary of a run, with one row per method and dropout setting.
+
+    The columns are means over seeds: accuracy at the end; accuracy over the last evaluations
+    (± standard deviation over seeds); uploads; fraction of the substitutions whose friend belongs
+    to another group; milliseconds of aggregation per round.
+    """
     curves: dict[tuple[str, str], list[Curve]] = defaultdict(list)
     for curve in read_curves(folder.path / "metrics.csv"):
         curves[curve.dropout, curve.method].append(curve)
@@ -105,13 +108,14 @@ def summary(folder: ResultsFolder) -> Grid:
 
 
 def _friends(curves: Sequence[Curve]) -> tuple[int, int]:
-    """Substitutions by a client of another group, and all substitutions where that is known."""
+    """Return the number of substitutions by a friend of another group, and of all substitutions,
+    in rounds for which the groups are known."""
     known = [friends for curve in curves for friends in curve.wrong_friends]
     return round(sum(rate * count for rate, count in known)), sum(count for _, count in known)
 
 
 def _aggregation_seconds(path: Path) -> dict[tuple[str, str], float]:
-    """Mean seconds of aggregation per round, for each (method, dropout)."""
+    """Return the mean seconds of aggregation per round, by (method, dropout)."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of finished runs went, by their timings.csv."""
+"""Summarise how finished runs spent their time, from their timings.csv files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastagg_sim.tables import Grid
 
 @dataclass
 class Spent:
-    """Seconds of all rounds of a method in one results folder."""
+    """Seconds that one method spent in one results folder, summed over all rounds."""
 
     folder: str
     method: str
@@ -29,14 +29,14 @@ class Spent:
 
     @property
     def share(self) -> float:
-        """The part of the server's step in all rounds, in [0, 1]; 0 if no time was spent."""
+        """The server's fraction of the total time, in [0, 1]; 0 if the total is 0."""
         return self.server / self.total if self.total else 0.0
 
 
 def read_spent(folders: Sequence[Path]) -> list[Spent]:
-    """Every method of every results folder at or below one of `folders`.
+    """Return the times of every method in every results folder at or below one of `folders`.
 
-    Raises ConfigError where there is none.
+    Raises ConfigError if one of `folders` contains no results folder.
     """
     found: list[Spent] = []
     for top in folders:
@@ -44,7 +44,10 @@ def read_spent(folders: Sequence[Path]) -> list[Spent]:
             f for f in top.rglob("timings.csv") if "jobs" not in f.relative_to(top).parts
         )
         if not files:
-            raise ConfigError(f"{top}: expected a results folder, or one of such, found none")
+            raise ConfigError(
+                f"{top}: expected a results folder, or a folder that contains some, found none "
+                "(no timings.csv)"
+            )
         for file in files:
             methods: dict[str, Spent] = {}
             with open(file, newline="", encoding="utf-8") as content:
@@ -64,7 +67,10 @@ def _name(folder: Path, top: Path) -> str:
 
 
 def shares(spent: Sequence[Spent], limit: float) -> Grid:
-    """One row per results folder and method. limit: in [0, 1], which shares above it are marked."""
+    """Return a table with one row per results folder and method.
+
+    limit: in [0, 1]; a server's share above it is marked with "!".
+    """
     rows = []
     for one in spent:
         seconds = (one.training, one.server, one.evaluation)
@@ -72,7 +78,7 @@ def shares(spent: Sequence[Spent], limit: float) -> Grid:
         mark = " !" if one.share > limit else ""
         rows.append((one.folder, one.method, str(one.rounds), *cells, f"{one.share:.2%}{mark}"))
     return Grid(
-        "milliseconds of a round, and the server's share of it",
+        "milliseconds per round, and the server's share of them",
         ("results", "method", "rounds", "training", "server", "evaluation", "share"),
         rows,
         f"means over all rounds, dropout settings and seeds; !: above {limit:.0%}",

@@ -10,10 +10,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[2]
 EMULATOR = ROOT / "tests/cuda/emulator"
@@ -29,20 +31,33 @@ def _build() -> ModuleType:
     return module
 
 
+def _once(
+    factory: pytest.TempPathFactory, name: str, build: Callable[[ModuleType, Path], object]
+) -> Path:
+    """The folder ``name`` after ``build(module, folder)``, which one process does for all."""
+    base = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all workers
+    folder, built = root / name, root / f"{name}.built"
+    with FileLock(root / f"{name}.lock"):
+        if not built.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            build(_build(), folder)
+            built.touch()
+    return folder
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("emulated")
-    _build().build(path)
-    return path
+    return _once(tmp_path_factory, "emulated", lambda module, path: module.build(path))
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program: Path = _build().build_faults(tmp_path_factory.mktemp("faults"))
-    return program
+    folder = _once(tmp_path_factory, "faults", lambda module, path: module.build_faults(path))
+    return folder / "faults"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("core", ["sm_90", "sm_80"])
 @pytest.mark.parametrize(
     "check",
@@ -56,7 +71,6 @@ def test_on_either_tensor_core(folder: Path, check: str, core: str) -> None:
     run(folder, check, core)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [
@@ -73,7 +87,6 @@ def test_emulated(folder: Path, check: str) -> None:
     run(folder, check)
 
 
-@pytest.mark.slow
 def test_the_op_tests_pass(folder: Path) -> None:
     """Those that take less than a second or two each; `make emulate` runs all of them."""
     slow = ["thread", "300003", "600001", "62006", "40000", "101-610", "530", "2047", "4100"]
@@ -85,7 +98,6 @@ def test_the_op_tests_pass(folder: Path) -> None:
     assert found and int(found[1]) > 200, output
 
 
-@pytest.mark.slow
 def test_whole_rounds_pass(folder: Path) -> None:
     tests = [str(ROOT / "tests/rules/test_enqueued.py"), "-o", f"pythonpath={folder}"]
     output = run_python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
@@ -112,7 +124,6 @@ def run_python(folder: Path, *arguments: str, **environment: str) -> str:
 # --- whether the emulator notices ---------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kernel", ["neighbours", "warp_barrier", "blocks_apart", "atomic", "copy", "aligned"]
 )
@@ -121,7 +132,6 @@ def test_no_fault_is_seen_where_there_is_none(faults: Path, kernel: str) -> None
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # compiles a program
+
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = [
     "triangle",

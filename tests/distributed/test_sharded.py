@@ -7,12 +7,9 @@ Ranks are processes of gloo on this machine that meet in a file. What they do is
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-import os
+import multiprocessing
 import signal
-import subprocess
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -23,52 +20,41 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg.columns import Columns
+from fastagg.updates.columns import Columns
+from tests.distributed import worker
 
-WORKER = Path(__file__).with_name("worker.py")
-PATIENCE = 180.0  # seconds for a job on a busy machine; each takes 3 to 10
+PATIENCE = 180.0  # seconds for a job on a busy machine; each takes 1 to 10
 
 Run = Callable[..., list[Any]]
-
-
-@pytest.fixture(scope="module", name="worker")
-def _worker() -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location("distributed_worker", WORKER)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module", name="run")
 def _run() -> Run:
     """run(job, ranks, folder, dead=()) -> what each rank saw (None for the dead ones)."""
+    # Ranks are forked from a server that has imported torch once: seconds less for each.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__])
 
     def run(job: str, ranks: int, folder: Path, dead: tuple[int, ...] = ()) -> list[Any]:
         folder.mkdir(exist_ok=True)
         (folder / f"{job}.store").unlink(missing_ok=True)
-        environment = {**os.environ, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        source = str(Path(fastagg.__file__).parents[1])
-        environment["PYTHONPATH"] = os.pathsep.join([source, environment.get("PYTHONPATH", "")])
         processes = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER), job, str(folder)],
-                env=environment | {"RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+            context.Process(target=worker.main, args=(job, folder, rank, ranks))
             for rank in range(ranks)
         ]
+        for process in processes:
+            process.start()
         try:
-            said = [process.communicate(timeout=PATIENCE)[0] for process in processes]
+            for process in processes:
+                process.join(PATIENCE)
         finally:
             for process in processes:
                 process.kill()
-                process.wait()
+                process.join()
         for rank, process in enumerate(processes):
             expected = -signal.SIGKILL if rank in dead else 0
-            assert process.returncode == expected, f"rank {rank}:\n{said[rank]}"
+            said = (folder / f"{job}-{rank}.log").read_text()
+            assert process.exitcode == expected, f"rank {rank}:\n{said}"
         return [
             None if rank in dead else torch.load(folder / f"{job}-{rank}.pt", weights_only=False)
             for rank in range(ranks)
@@ -78,7 +64,7 @@ def _run() -> Run:
 
 
 def alone(
-    worker: types.ModuleType, name: str, options: dict[str, Any], rounds: int
+    name: str, options: dict[str, Any], rounds: int
 ) -> tuple[fastagg.Aggregator, Tensor, list[list[float]]]:
     """The same rounds in this process, with the same segments."""
     agg = fastagg.make(name, num_clients=worker.K, num_params=worker.D, **options)
@@ -91,24 +77,25 @@ def alone(
     return agg, params, weights
 
 
-def test_every_rule_takes_part(worker: types.ModuleType) -> None:
+def test_every_rule_takes_part() -> None:
     assert sorted({name for name, _ in worker.RULES}) == fastagg.available()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "ranks_later"), [(2, 4), (4, 2)])
 def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ranks(
-    run: Run, worker: types.ModuleType, tmp_path: Path, ranks: int, ranks_later: int
+    run: Run, tmp_path: Path, ranks: int, ranks_later: int
 ) -> None:
     first = run("equal", ranks, tmp_path)
     later = run("resume", ranks_later, tmp_path)
     for number, (name, options) in enumerate(worker.RULES):
-        _, params, weights = alone(worker, name, options, worker.ROUNDS)
+        _, params, weights = alone(name, options, worker.ROUNDS)
         for seen in first:
             assert seen[number][1] == weights, name
             assert torch.equal(seen[number][0], params), name
         complete = [len(of_round) for of_round in weights] == [4, 4, 0, 4]
         assert complete == ("max_norm" not in options)  # which leaves some out
-        agg, params, _ = alone(worker, name, options, 2 * worker.ROUNDS)
+        agg, params, _ = alone(name, options, 2 * worker.ROUNDS)
         state = agg.state_dict()
         for seen in later:
             assert torch.equal(seen[number][0], params), name
@@ -117,9 +104,8 @@ def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ra
                 assert torch.equal(seen[number][1][key], value), (name, key)
 
 
-def test_what_goes_wrong_on_one_rank_is_known_to_all(
-    run: Run, worker: types.ModuleType, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_what_goes_wrong_on_one_rank_is_known_to_all(run: Run, tmp_path: Path) -> None:
     zero, one = run("refuse", 2, tmp_path)
     assert one["shape"].startswith("ValueError: updates: expected shape")
     assert (
@@ -147,8 +133,9 @@ def test_what_goes_wrong_on_one_rank_is_known_to_all(
         assert seen["active"] == [3, 5]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_an_error_on_the_others_and_a_restart_ends_at_the_same_bits(
-    run: Run, worker: types.ModuleType, tmp_path: Path
+    run: Run, tmp_path: Path
 ) -> None:
     seen = run("killed", 4, tmp_path, dead=(1,))
     for rank in (0, 2, 3):
@@ -157,14 +144,13 @@ def test_a_killed_rank_is_an_error_on_the_others_and_a_restart_ends_at_the_same_
         assert seconds < worker.TIMEOUTS["killed"]  # the connection breaks at once
         assert unchanged
     ends = run("restarted", 2, tmp_path)
-    _, params, _ = alone(worker, "geometric-median", {}, 6)
+    _, params, _ = alone("geometric-median", {}, 6)
     for end in ends:
         assert torch.equal(end, params)
 
 
-def test_a_rank_that_is_too_late_is_an_error_within_the_timeout(
-    run: Run, worker: types.ModuleType, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_a_rank_that_is_too_late_is_an_error_within_the_timeout(run: Run, tmp_path: Path) -> None:
     said, seconds, unchanged = run("hung", 2, tmp_path)[0]
     assert said.startswith("RankError: rank 0 of 2 got no answer in the arguments"), said
     assert worker.TIMEOUTS["hung"] - 0.5 < seconds < worker.TIMEOUTS["hung"] + 10.0

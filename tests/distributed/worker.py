@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of tests/distributed do: ``worker.py JOB FOLDER``, with RANK and WORLD_SIZE set.
+"""What the ranks of tests/distributed do: each runs ``main(job, folder, rank, ranks)``.
 
-Each job writes what it saw to ``FOLDER/JOB-RANK.pt``. The tests read that, and run the same rounds
-in one process.
+Each job writes what it saw to ``FOLDER/JOB-RANK.pt`` and what it prints to ``FOLDER/JOB-RANK.log``.
+The tests read that, and run the same rounds in one process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastagg.distributed import ShardedAggregator
-from fastagg.streaming import ColumnBlocks
+from fastagg.updates.streams import ColumnBlocks
 
 K, D, SEGMENT = 6, 5_003, 1_024  # five segments, the last one short
 ROUNDS = 4
-TIMEOUTS = {"killed": 20.0, "hung": 5.0}  # seconds, of the group of ranks
+TIMEOUTS = {"killed": 20.0, "hung": 3.0}  # seconds, of the group of ranks
 
 WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
 RULES: list[tuple[str, dict[str, Any]]] = [
@@ -192,7 +192,7 @@ def job_hung(folder: Path) -> Any:
     params = agg.own(first_params())
     before = params.clone()
     if dist.get_rank() == 1:
-        time.sleep(TIMEOUTS["hung"] + 2.0)
+        time.sleep(TIMEOUTS["hung"] + 1.0)
     start = time.monotonic()
     said = outcome(lambda: follow(agg, params, 0, 1))
     return said, time.monotonic() - start, bool(torch.equal(params, before))
@@ -211,15 +211,16 @@ def job_restarted(folder: Path) -> Any:
     return agg.gather(params)
 
 
-def main() -> None:
-    job, folder = sys.argv[1], Path(sys.argv[2])
+def main(job: str, folder: Path, rank: int, ranks: int) -> None:
+    log = os.open(folder / f"{job}-{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
     torch.set_num_threads(1)
-    rank = int(os.environ["RANK"])
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/{job}.store",
         rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
+        world_size=ranks,
         timeout=timedelta(seconds=120),  # to meet, on a busy machine
     )
     result = globals()[f"job_{job}"](folder)
@@ -228,7 +229,3 @@ def main() -> None:
         dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # a broken group may wait at exit
-
-
-if __name__ == "__main__":
-    main()

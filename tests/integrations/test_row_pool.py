@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.integrations._rows import RowPool
+from fastagg.integrations._row_pool import RowPool
 
 
 @pytest.mark.parametrize(

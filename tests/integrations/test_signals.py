@@ -41,6 +41,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_whole_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
     path = tmp_path / "run"

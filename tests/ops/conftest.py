@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fastagg import _C, build_info, ops
-from fastagg.selfcheck import OnDevice
+from fastagg.ops.selfcheck import OnDevice
 
-ISAS = ("portable", "avx2", "avx512", "cuda")
+EMULATED = build_info()["torch"] == "emulated"
 
 
 class Emulated:
@@ -23,23 +23,27 @@ class Emulated:
         return getattr(ops, name)
 
 
-@pytest.fixture(params=ISAS)
+def available() -> list[str]:
+    """The instruction sets of this processor, and "cuda" if its kernels can run here."""
+    best, found = _C.isa(), []
+    for name in ("portable", "avx2", "avx512"):
+        try:
+            _C.set_isa(name)
+        except ValueError:
+            continue
+        found.append(name)
+    _C.set_isa(best)
+    return found + ["cuda"] * (EMULATED or "cuda" in ops.devices())
+
+
+@pytest.fixture(params=available())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What the ops of the test's module are computed with."""
-    if request.param == "cuda" and build_info()["torch"] == "emulated":
-        monkeypatch.setattr(request.module, "ops", Emulated())
-        yield "cuda"
-        return
     if request.param == "cuda":
-        if "cuda" not in ops.devices():
-            pytest.skip("no CUDA kernels in this build, or no GPU")
-        monkeypatch.setattr(request.module, "ops", OnDevice("cuda"))
+        monkeypatch.setattr(request.module, "ops", Emulated() if EMULATED else OnDevice("cuda"))
         yield "cuda"
         return
     before = _C.isa()
-    try:
-        _C.set_isa(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
+    _C.set_isa(request.param)
     yield request.param
     _C.set_isa(before)

@@ -137,8 +137,9 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
   const std::unique_ptr<float[]> rounded(new float[d]);
   std::vector<const float*> references(S, nullptr);
   references[0] = state[1];
+  const Rows kept(S, d);
   cpu::mimic_mean(mean.get(), rounded.get(), peaks.get(), x.read(), memory.read(),
-                  references.data(), S, d, parallel);
+                  references.data(), kept.data(), S, d, parallel);
   for (int64_t k = 0; k < d; ++k) {
     const double first = double{state[1][k]} - 2.0 * memory[0][k];  // reference - row, not row
     expect(mean[k], (sum[k] + old[k] + first) / static_cast<double>(S), scale, "mimic_mean");
@@ -157,7 +158,7 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
   for (int64_t k = 0; k < d; ++k)
     for (int64_t s = 0; s < S; ++s) moved[k] += 0.5 * (double{x[s][k]} - memory[s][k]);
   cpu::memory_total(fresh.get(), peaks.get(), total.data(), x.read(), memory.read(), nullptr, S, d,
-                    weights.data(), nullptr, parallel);
+                    weights.data(), nullptr, kept.data(), parallel);
   cpu::memory_update(state[0], total.data(), x.read(), memory.data(), S, d, weights.data(), 0.5,
                      1.0, false, parallel);
   for (int64_t k = 0; k < d; ++k) {

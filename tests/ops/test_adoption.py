@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 # Blocks are 1,024 columns for a small d and 16,384 for a large one, in steps of 64; rows are taken
 # in groups of 8, 4, 2 and 1.
@@ -33,6 +34,11 @@ class Server:
         shared = torch.randn(2, d, generator=g)
         which = torch.randint(0, 3, (S,), generator=g).tolist()
         self.references = [None if w == 2 else shared[w] for w in which]
+        self.kept: list[Tensor] | None = None
+
+    def keep(self) -> None:
+        """Ask for the new rows beside the old ones."""
+        self.kept = list(torch.full((len(self.updates), len(self.params)), torch.nan).unbind())
 
     def stored(self, sign: float) -> list[Tensor]:
         """The same memory without references, as float32 holds it."""
@@ -52,7 +58,7 @@ class Server:
         out, rounded = torch.full((d,), torch.nan, dtype=F64), torch.full((d,), torch.nan)
         peaks = torch.full((len(self.updates),), torch.nan)
         module.mimic_mean_(  # type: ignore[attr-defined]
-            out, rounded, peaks, self.updates, self.rows, self.clients, self.references
+            out, rounded, peaks, self.updates, self.rows, self.clients, self.references, self.kept
         )
         return out, rounded, peaks
 
@@ -61,7 +67,7 @@ class Server:
         peaks = torch.full((len(self.updates),), torch.nan)
         module.memory_total_(  # type: ignore[attr-defined]
             out, peaks, self.total, self.rows, self.updates, self.clients, self.weights,
-            self.references, self.params if models else None,
+            self.references, self.params if models else None, self.kept,
         )  # fmt: skip
         return out, peaks
 
@@ -76,6 +82,12 @@ def test_a_round_of_mimic_in_two_halves_is_mimic_to_the_bit(isa: str, S: int, d:
     assert torch.equal(server.params, params)
     assert torch.equal(torch.stack(corrections), rounded - server.updates)
     assert torch.equal(peaks, ops.abs_max(server.updates))
+    before = [row.clone() for row in server.rows]
+    server.keep()
+    again = server.mean(ops)
+    assert all(map(torch.equal, again, (out, rounded, peaks)))
+    assert server.kept is not None and all(map(torch.equal, server.kept, corrections))
+    assert all(map(torch.equal, server.rows, before))
 
 
 @pytest.mark.parametrize(("S", "d"), SHAPES)
@@ -84,6 +96,7 @@ def test_a_memory_update_in_two_halves_is_that_update_to_the_bit(
     isa: str, S: int, d: int, models: bool
 ) -> None:
     server = Server(S, d)
+    before = server.params.clone()
     params, total, memory = server.params.clone(), server.total.clone(), server.stored(1.0)
     ops.memory_update_(
         params, total, memory, server.updates, server.clients, server.weights, 0.7, 0.1, models
@@ -95,6 +108,10 @@ def test_a_memory_update_in_two_halves_is_that_update_to_the_bit(
     assert torch.equal(server.params, params)
     assert torch.equal(torch.stack(memory), rows)
     assert torch.equal(peaks, ops.abs_max(server.updates))
+    server.params.copy_(before)
+    server.keep()
+    assert all(map(torch.equal, server.sum(ops, models), (out, peaks)))
+    assert server.kept is not None and torch.equal(torch.stack(server.kept), rows)
 
 
 @pytest.mark.parametrize(("S", "d"), SHAPES)
@@ -194,3 +211,20 @@ def test_rows_that_are_written_must_be_separate() -> None:
             server.total, torch.zeros(3), server.total, server.rows, server.updates,
             server.clients, server.weights,
         )  # fmt: skip
+
+
+def test_kept_rows_share_no_memory_with_what_is_read() -> None:
+    server = Server(3, 9)
+    for shared in (server.updates[1], server.rows[2]):
+        server.kept = [torch.zeros(9), shared, torch.zeros(9)]
+        with pytest.raises(ValueError, match="shares memory with kept"):
+            server.mean(ops)
+        with pytest.raises(ValueError, match="shares memory with kept"):
+            server.sum(ops, models=False)
+    same = torch.zeros(9)
+    server.kept = [same, torch.zeros(9), same]
+    with pytest.raises(ValueError, match="kept: expected rows that share no memory"):
+        server.mean(ops)
+    server.kept = [same]
+    with pytest.raises(ValueError, match="kept: expected one row for each of 3 updates, got 1"):
+        server.sum(ops, models=False)

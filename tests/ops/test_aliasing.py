@@ -60,9 +60,9 @@ OPS = {
     "mimic_mean_": Op(
         lambda a: ops.mimic_mean_(
             a["out"], a["rounded"], a["peaks"], a["updates"], list(a["corrections"]), CLIENTS,
-            [a["references"][0], None, *a["references"][2:]],
+            [a["references"][0], None, *a["references"][2:]], list(a["kept"]),
         ),
-        ("out", "rounded", "peaks"),
+        ("out", "rounded", "peaks", "kept"),
         {
             "out": ((d,), F64),
             "rounded": ((d,), F32),
@@ -70,14 +70,15 @@ OPS = {
             "updates": ((S, d), F32),
             "corrections": ((S, d), F32),
             "references": ((S, d), F32),
+            "kept": ((S, d), F32),
         },
     ),
     "memory_total_": Op(
         lambda a: ops.memory_total_(
             a["out"], a["peaks"], a["total"], list(a["memory"]), a["updates"], CLIENTS, WEIGHTS,
-            [a["references"][0], None, *a["references"][2:]], a["params"],
+            [a["references"][0], None, *a["references"][2:]], a["params"], list(a["kept"]),
         ),
-        ("out", "peaks"),
+        ("out", "peaks", "kept"),
         {
             **VECTORS,
             "out": ((d,), F64),
@@ -85,6 +86,7 @@ OPS = {
             "updates": ((S, d), F32),
             "memory": ((S, d), F32),
             "references": ((S, d), F32),
+            "kept": ((S, d), F32),
         },
     ),
     "add_total_": Op(

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastagg import _C, ops, reference
+from fastagg import _C, ops
+from fastagg.ops import reference
 
 # Tiles are 5 or 3 rows, vectors 16, 8 or 4 columns, blocks 16 to 768 columns.
 SHAPES = [
@@ -108,7 +109,9 @@ def test_entry_depends_on_its_two_rows_alone(seed: int, S: int, d: int) -> None:
     assert torch.equal(masked, torch.where(pairs | torch.eye(S, dtype=torch.bool), full, 0.0))
 
 
-@pytest.mark.parametrize("S", [241, 1000, 2045, 4096])  # more than L2 holds, than one task takes
+@pytest.mark.parametrize(
+    "S", [241, 1000, *(pytest.param(S, marks=pytest.mark.slow) for S in (2045, 4096))]
+)  # more than L2 holds, than one task takes
 def test_many_rows(S: int) -> None:
     rows = torch.randn(S, 600)
     got = ops.gram(rows, dtype=torch.float64)
@@ -116,6 +119,7 @@ def test_many_rows(S: int) -> None:
     assert torch.equal(ops.gram(rows[:13], dtype=torch.float64), got[:13, :13])
 
 
+@pytest.mark.slow
 def test_many_rows_on_many_threads() -> None:
     """Partial sums of two chunks fit the memory that they may take, so workers wait in line."""
     rows = torch.randn(2045, 1000)
@@ -179,6 +183,7 @@ def test_only_bad_rows_have_bad_diagonals(isa: str, bad: float) -> None:
     assert finite.tolist() == [s != 4 for s in range(11)]
 
 
+@pytest.mark.slow
 def test_cosines_of_large_models_are_right() -> None:
     # What the blocks are for: all-positive rows, as updates with a common drift are. A plain
     # float32 product is off by about 1e-4 here.

@@ -3,47 +3,21 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastagg import ops
+from fastagg.ops._dispatch import TABLE
+from fastagg.ops._examples import ExampleData
+from fastagg.ops.selfcheck import tensors_in
 
 K, S, D = 7, 4, 33
-
-
-def arguments() -> dict[str, tuple[object, ...]]:
-    """Valid arguments for every registered operator."""
-    rows, params, memory = torch.randn(S, D), torch.randn(D), torch.randn(K, D)
-    clients, weights = torch.tensor([5, 1, 3, 0]), torch.rand(S)
-    gram = rows @ rows.T
-    scores, counts = torch.rand(K, K), torch.randint(0, 3, (K, K), dtype=torch.int32)
-    flags, active = torch.ones(K, K, dtype=torch.bool), torch.rand(K) > 0.5
-    total = torch.zeros(D, dtype=torch.float64)
-    pairs = torch.ones(S, S, dtype=torch.bool)
-    own, references = list(memory[clients].unbind()), [None, torch.randn(D), None, None]
-    wide, peaks = torch.zeros(D, dtype=torch.float64), torch.zeros(S)
-    return {
-        "gram": ([rows], pairs),
-        "gram_rows": ([rows], torch.tensor([2, 0])),
-        "replace_rows": (gram[:3, :3].double(), torch.tensor([3, 1]), gram[[3, 1]].double()),
-        "bucketed_gram": (gram.double(), torch.tensor([1, 0, 2]), torch.rand(3).double(), 2),
-        "weiszfeld": (gram.double(), weights.double(), weights.double(), 0.1, 2),
-        "clip_towards": (gram.double(), weights[:3].double(), 0.5, 2),
-        "abs_max": ([rows],),
-        "cosine_scores": (gram,),
-        "distance_scores": (gram,),
-        "update_scores_": (scores, counts, gram, clients, pairs),
-        "select_friends": (scores, counts, active, flags, 0.2),
-        "eliminate_": (flags, scores, counts, 0.1),
-        "weighted_sum_": (params, [rows[0], rows[1:]], torch.rand(S), 0.5),
-        "gram_and_sum_": (params, gram.double(), [rows], torch.rand(S)),
-        "mimic_": (params, list(rows), own, clients, 0.5),
-        "memory_update_": (params, total, [memory], [rows], clients, weights, 0.5, 0.1, True),
-        "mimic_mean_": (wide, params, peaks, [rows], own, clients, references),
-        "memory_total_": (wide, peaks, total, own, [rows], clients, weights, references, params),
-        "add_total_": (params, total, 0.5, 0.1, True),
-    }
+NAMES = sorted(TABLE)
 
 
 def registered() -> set[str]:
@@ -51,16 +25,58 @@ def registered() -> set[str]:
     return {name.split("::")[1] for name in schemas if name.startswith("fastagg::")}
 
 
-def test_every_operator_is_tested_here_and_wrapped() -> None:
-    assert registered() == set(arguments())
+def schema(name: str) -> Any:
+    return getattr(torch.ops.fastagg, name).default._schema
+
+
+def test_every_operator_has_a_wrapper() -> None:
+    assert registered() == set(TABLE)
     assert registered() == set(ops.__all__) - {"Rows"}
+    assert all(getattr(ops, name) is op.wrapper for name, op in TABLE.items())
 
 
-@pytest.mark.parametrize("name", sorted(arguments()))
-def test_opcheck(name: str) -> None:
-    operator = getattr(torch.ops.fastagg, name).default
-    result = torch.library.opcheck(operator, arguments()[name])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_says_whether_arguments_change(name: str) -> None:
+    assert schema(name).is_mutable == name.endswith("_")
+    assert bool(schema(name).returns) != name.endswith("_")
+
+
+class Calls(TorchDispatchMode):
+    """Records the calls of fastagg's operators, with the arguments that the wrappers pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, tuple[object, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[object, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace == "fastagg":
+            assert not kwargs
+            self.seen.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def check_registration(operator: Any, args: tuple[object, ...]) -> None:
+    result = torch.library.opcheck(operator, args)
     assert set(result.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str) -> None:
+    with Calls() as calls:
+        TABLE[name].example(getattr(ops, name), ExampleData.random(K, S, D))
+    assert calls.seen
+    for operator, args in calls.seen:
+        assert operator is getattr(torch.ops.fastagg, name).default
+        check_registration(operator, args)
+
+
+def test_opcheck_of_lists_that_mix_rows_and_matrices() -> None:
+    x = ExampleData.random(K, S, D)
+    mixed = [x.updates[0], x.updates[1:]]
+    check_registration(torch.ops.fastagg.gram.default, (mixed, x.pairs))
+    check_registration(torch.ops.fastagg.weighted_sum_.default, (x.params, mixed, x.weights, 0.5))
 
 
 def every_op(
@@ -98,30 +114,24 @@ def test_torch_compile_full_graph() -> None:
     assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
 
 
-def as_rows(argument: object) -> object:
-    """A list of rows for an operator, as its wrapper takes it: [S, d], or a list of [d]."""
-    if isinstance(argument, list) and len(argument) == 1:
-        return argument[0]
-    if isinstance(argument, list) and any(t is not None and t.dim() == 2 for t in argument):
-        return torch.cat([t.reshape(-1, D) for t in argument])
-    return argument
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_")])
+def test_version_counters(name: str) -> None:
+    changes = {a.name for a in schema(name).arguments if a.alias_info and a.alias_info.is_write}
+    signature = inspect.signature(TABLE[name].wrapper)
+    calls = 0
 
+    def call(*args: object, **kwargs: object) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        before = {key: [t._version for t in tensors_in(value)] for key, value in given.items()}
+        assert getattr(ops, name)(*args, **kwargs) is args[0]
+        for key, value in given.items():
+            for tensor, version in zip(tensors_in(value), before[key], strict=True):
+                assert (tensor._version > version) == (key in changes), key
+        nonlocal calls
+        calls += 1
 
-def test_version_counters() -> None:
-    wrappers = {name: call for name, call in arguments().items() if name.endswith("_")}
-    changed = {"update_scores_": 2, "eliminate_": 1, "weighted_sum_": 1, "mimic_": 1 + S}
-    changed |= {"gram_and_sum_": 2}
-    changed |= {"memory_update_": 3, "mimic_mean_": 3, "memory_total_": 2, "add_total_": 1}
-    assert set(wrappers) == set(changed)
-    for name, call in wrappers.items():
-        call = tuple(as_rows(a) for a in call)
-        tensors = [t for a in call for t in (a if isinstance(a, list) else [a])]
-        tensors = [t for t in tensors if isinstance(t, Tensor)]
-        before = [t._version for t in tensors]
-        result = getattr(ops, name)(*call)
-        assert result is call[0]
-        bumped = sum(t._version > v for t, v in zip(tensors, before, strict=True))
-        assert bumped == changed[name], name
+    TABLE[name].example(call, ExampleData.random(K, S, D))
+    assert calls and changes <= set(signature.parameters)
 
 
 def test_backward_through_a_changed_tensor_is_refused() -> None:

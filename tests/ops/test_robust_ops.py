@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 
 def gram_of(rows: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 F64 = torch.float64
 SHORT = [torch.bfloat16, torch.float16]

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastagg import ops, reference
+from fastagg import ops
+from fastagg.ops import reference
 
 # Blocks are 1,024 columns for a small d and 16,384 for a large one, less in mimic_ with many rows;
 # rows are taken in groups of 8, 4, 2 and 1, vectors are 16, 8 or 4 floats, steps 64.

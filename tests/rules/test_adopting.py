@@ -116,7 +116,7 @@ def test_any_number_of_threads_and_many_clients(
 @rules
 @given(seed=st.integers(0, 2**32))
 def test_saved_and_loaded_in_the_middle(
-    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
     same_bits: Callable[..., None],
     same_state: Callable[..., None],
     name: str,
@@ -124,7 +124,7 @@ def test_saved_and_loaded_in_the_middle(
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    path = tmp_path_factory.mktemp("checkpoint") / "a"
+    path = tmp_path / "a"
     agg, buffer = make(name, options), UpdateBuffer(K, 23)
     params = torch.zeros(23)
     for _ in range(4):
@@ -242,22 +242,23 @@ def test_vectors_that_nobody_refers_to_are_used_again(name: str) -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mifa", "stale", "stale-models"])
 @pytest.mark.parametrize("adopt", [False, True])
-def test_after_ten_thousand_rounds_the_total_is_a_fresh_sum(name: str, adopt: bool) -> None:
+def test_after_two_thousand_rounds_the_total_is_a_fresh_sum(name: str, adopt: bool) -> None:
     many, d = 12, 40
     weights = torch.rand(many, dtype=torch.float64) + 0.1
     agg = fastagg.make(name, num_clients=many, num_params=d, client_weights=weights)
     buffer, params = UpdateBuffer(many, d), torch.zeros(d)
     generator = torch.Generator().manual_seed(0)
-    for t in range(10_000):
+    for t in range(2_000):
         clients = torch.randperm(many, generator=generator)[:4].tolist()
         for row in buffer.rows(clients):  # every seventh round is ten thousand times as large
             row.normal_(generator=generator).mul_(100.0 if t % 7 == 0 else 0.01)
         agg.step(params.zero_(), buffer if adopt else buffer.rows(clients), clients)
     fresh = (weights / weights.sum()) @ agg.memory.clone().double()  # type: ignore[attr-defined]
     error = (agg.total - fresh).abs().max() / fresh.abs().max()  # type: ignore[attr-defined]
-    # 40,000 float64 roundings of sums that were up to ten thousand times the last one: 4e-8 at the
+    # 8,000 float64 roundings of sums that were up to ten thousand times the last one: 9e-9 at the
     # worst, if they all went one way. A float32 total is off by 1e-2 here.
     assert error <= 1e-9
 
@@ -297,7 +298,7 @@ def test_nothing_large_is_allocated_once_a_step_is_agreed_on(
 
     def agree(report: fastagg.StepReport) -> None:
         agreed.append(report)
-        monkeypatch.setattr("fastagg.row_memory.allocate_rows", refuse)
+        monkeypatch.setattr("fastagg.memory.stores.allocate_rows", refuse)
 
     agg.columns.agree = agree  # type: ignore[method-assign]
     for row in buffer.rows([0, 3]):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import FDMS, EnqueuedFDMS
-from fastagg.columns import Columns
+from fastagg.updates.columns import Columns
 
 K, S, D = 9, 5, 40
 

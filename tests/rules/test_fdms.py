@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import FDMS, FedAvg, Theorem2Threshold, bits, ops
+from fastagg import FDMS, FedAvg, Theorem2Threshold, ops
+from fastagg.ops import bits
 
 
 class Oracle:

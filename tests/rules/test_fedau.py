@@ -56,6 +56,7 @@ def test_follows_the_oracle(follow: Callable[..., None], cutoff: int) -> None:
         assert error <= 4 * 2.0**-24  # factors, aggregate and parameters are rounded once each
 
 
+@pytest.mark.slow
 def test_factors_come_to_the_inverse_rates() -> None:
     agg = FedAU(num_clients=4, num_params=1)
     rates = torch.tensor([1.0, 0.5, 0.25, 0.1])

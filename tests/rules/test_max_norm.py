@@ -14,8 +14,8 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer
-from fastagg.columns import Columns
-from fastagg.streaming import ColumnBlocks
+from fastagg.updates.columns import Columns
+from fastagg.updates.streams import ColumnBlocks
 
 K, D, SEGMENT = 6, 2_603, 1_024  # d is two segments and a half
 Check = Callable[..., None]

@@ -70,6 +70,7 @@ def test_client_mode_hand_worked() -> None:
     assert agg.state_dict() == {} and agg.memory_bytes == 0
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32), rounds=st.integers(1, 40))
 def test_both_modes_end_with_the_same_parameters(
     random_rounds: Callable[..., Any], seed: int, rounds: int
@@ -115,6 +116,7 @@ def test_a_server_that_remembers_nothing_needs_no_folder(tmp_path: Path) -> None
         MimiC(num_clients=2, num_params=1, mode="client", memory_folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_overflow_bound_never_refuses_ordinary_magnitudes() -> None:
     agg = MimiC(num_clients=2, num_params=1)
     params = torch.zeros(1)

@@ -18,13 +18,13 @@ def test_hand_worked() -> None:
     params = torch.zeros(1)
     agg.step(params, torch.tensor([[4.0], [2.0]]), [0, 1])  # v = 3, c = -1, 1
     assert params.tolist() == [3.0]
-    assert agg.corrections.flatten().tolist() == [-1.0, 1.0, 0.0]
+    assert agg.corrections.clone().flatten().tolist() == [-1.0, 1.0, 0.0]
     agg.step(params, torch.tensor([[6.0]]), [0])  # age 1: v = 5, c = -1
     agg.step(params, [], [])
     # client 0 has age 2, client 1 age 3: v = ((6 - .5) + (2 + .25)) / 2 = 3.875
     agg.step(params, torch.tensor([[6.0], [2.0]]), [0, 1])
     assert params.tolist() == [3.0 + 5.0 + 3.875]
-    assert agg.corrections.flatten().tolist() == [-2.125, 1.875, 0.0]
+    assert agg.corrections.clone().flatten().tolist() == [-2.125, 1.875, 0.0]
     assert agg.last.tolist() == [3, 3, -1]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.rules._policy import all_times, nearest, square_distances, times
+from fastagg.rules.gram_policy import all_times, nearest, square_distances, times
 from fastagg.rules.krum import krum_scores
 
 

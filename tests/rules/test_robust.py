@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fastagg
 from fastagg import UpdateBuffer, ops
-from fastagg.rules._gram import GramRule
+from fastagg.rules._gram_rule import GramRule
 
 Same = Callable[..., None]
 
@@ -167,8 +167,10 @@ def test_nothing_of_the_size_of_a_row_is_allocated(
     d = 5_000
     agg = make(name, options, 12, d, reuse=reuse)
     params, rows = torch.zeros(d), torch.randn(8, d)
-    state = [t for t in (agg.previous, agg._scratch) if t is not None]
-    state += [] if agg.memory is None else agg.memory.rows
+    agg.step(params, rows, range(3, 11))  # allocates spare rows, if it needs some
+    state = [t for t in (agg.previous, agg._aggregate) if t is not None]
+    if agg.memory is not None:
+        state += [*agg.memory.rows, *agg.memory.spares.rows(range(8))]
     with Allocations([params, rows, *state]) as allocations:
         agg.step(params, rows, range(3, 11))
     assert allocations.bytes

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer
-from fastagg.columns import Columns
-from fastagg.row_store import RowStore
-from fastagg.streaming import ColumnBlocks, TensorRows
+from fastagg.memory.stores import RowStore
+from fastagg.updates.columns import Columns
+from fastagg.updates.streams import ColumnBlocks, TensorRows
 
 K, D = 6, 5_003
 SEGMENT = 1_024  # d is four and a bit

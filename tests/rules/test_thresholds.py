@@ -8,7 +8,8 @@ import math
 import pytest
 
 from fastagg import ReleasedThreshold, Theorem2Threshold
-from fastagg.rules.thresholds import Threshold, from_option, named_threshold, to_option
+from fastagg.options import to_saved
+from fastagg.rules.thresholds import Threshold, from_option, named_threshold
 
 
 def first_below_one(threshold: Threshold) -> int:
@@ -63,14 +64,14 @@ def test_out_of_range(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("threshold", [theorem2(factor=0.3), ReleasedThreshold(0.25)])
 def test_thresholds_survive_a_checkpoint(threshold: Threshold) -> None:
-    option = to_option(threshold)
+    option = to_saved("elimination", threshold)
     assert isinstance(option, dict)
     assert from_option(option) == threshold
 
 
 def test_a_custom_callable_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="elimination: a custom callable"):
-        to_option(lambda t: 1.0 / t)
+        to_saved("elimination", lambda t: 1.0 / t)
 
 
 def test_unknown_kind() -> None:

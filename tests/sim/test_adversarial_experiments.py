@@ -156,6 +156,7 @@ def test_uniform_silencing_can_be_told_apart_and_averaged_out() -> None:
     assert _theorem4.errors(x, u, epsilon)[1] < 0.5 * _theorem4.bound(epsilon)
 
 
+@pytest.mark.slow
 def test_theorem4_claims_pass_and_fail(tmp_path: Path) -> None:
     options = theorem4.Theorem4Options(epsilons=(0.2,), rounds=60)
     folders = {"": tmp_path}
@@ -259,6 +260,7 @@ def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:
         assert not _adversarial_results.budget_claims(folder, 0.1, strict=False)[0].passed
 
 
+@pytest.mark.slow
 def test_figures_of_two_seeds(tmp_path: Path) -> None:
     options = adversarial_fig9.Fig9Options(seeds=(0, 1))
     methods = {"baselines": _adversarial.BASELINES, "byzantine": _adversarial.BYZANTINE}

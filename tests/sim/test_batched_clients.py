@@ -108,7 +108,10 @@ def without_masks(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n == "vgg11" else ()) for n in MODELS],
+)
 def test_every_model(name: str, as_on_a_gpu: bool) -> None:
     for in_shape in IN_SHAPES[name]:
         model = without_masks(make_model(name, num_classes=3, in_shape=in_shape, seed=0))
@@ -124,6 +127,7 @@ def test_every_model(name: str, as_on_a_gpu: bool) -> None:
             assert error < 1e-5
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     batch_size=st.integers(1, 9),

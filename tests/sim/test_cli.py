@@ -22,6 +22,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_run_writes_everything_and_can_be_repeated_from_its_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +60,8 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--dropout", "round-robin:tau_max"], "dropout: expected KEY=VALUE, got 'tau_max'"),
         (["--dropout", "trace:path=none.csv"], "cannot read none.csv"),
         (["--dropout", "sampled:sample=5,process=never"], "unknown dropout process 'never'"),
+        (["--dropout", "bernoulli:p=[0.1,0.5]"], "p"),
+        (["--data-options", "normalize=no"], "normalize"),
         (["--alphas", "1.5"], "alpha"),
         (["--rules", "fdms:similar"], "expected KEY=VALUE"),
         (["--rules", "fdms:unknown=1"], "unknown"),
@@ -77,6 +80,7 @@ def test_wrong_usage_is_one_clear_error(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_every_process_and_partition_runs(tmp_path: Path) -> None:
     trace = tmp_path / "who is there.csv"
     trace.write_text("round,client\n0,1\n0,2\n2,0\n")
@@ -103,6 +107,7 @@ def test_missing_data_is_one_clear_error(
     assert "fastagg-sim data mnist" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_diverging_job_is_reported_and_fails_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +118,7 @@ def test_diverging_job_is_reported_and_fails_the_run(
     assert "1 of 1 jobs failed" in captured.err
 
 
+@pytest.mark.slow
 def test_quick_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["demo", "--quick", "--alphas", "0.5", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
@@ -131,9 +137,9 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in printed
     (line,) = (line for line in printed.splitlines() if line.startswith("  mimic-table5 "))
     assert line.split()[1:9] == ["MimiC", "table", "5", "7", "days", "4", "min", "10"]
-    assert "GPU (--device cuda): an estimate, never measured; none: no estimate" in printed
-    head, *rows = printed[printed.index("  name ") :].split("  times with")[0].splitlines()
-    starts = [head.index(name) for name in ("paper", "figure", "what")]
+    assert "GPU times (--device cuda) are estimates, not measurements; none: no estimate" in printed
+    head, *rows = printed[printed.index("  name ") :].split("  Times are")[0].splitlines()
+    starts = [head.index(name) for name in ("paper", "figure", "description")]
     assert len(rows) == len(experiments.available())
     assert all(row[start - 2 : start] == "  " for row in rows for start in starts)
     assert all(row[start] != " " for row in rows if "demo" not in row for start in starts)
@@ -152,7 +158,7 @@ def test_options_without_a_use_are_refused(
     name: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["experiment", name, "--quick", *given, "--out", str(tmp_path / "out")]) == 2
-    assert f"{given[0]}: {name} has no use for it" in capsys.readouterr().err
+    assert f"{given[0]}: {name} does not use this option" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -163,6 +169,7 @@ def test_help_of_an_experiment_names_its_paper(capsys: pytest.CaptureFixture[str
         assert text in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_experiment_writes_its_figure_table_and_claims(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

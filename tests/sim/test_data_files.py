@@ -165,7 +165,9 @@ class TestCifar:
 
     def test_binary_of_another_size(self) -> None:
         for content in (b"", b"x" * 3072):
-            with pytest.raises(CorruptDataError, match="not a whole number of 3073-byte records"):
+            with pytest.raises(
+                CorruptDataError, match="expected a whole number of 3073-byte records"
+            ):
                 parse_binary(content)
 
     def test_png_of_another_kind(self) -> None:
@@ -305,5 +307,5 @@ class TestFindingTheFiles:
             images.read_from(tmp_path / "nowhere")
         files.pop("train-labels-idx1-ubyte")
         put(tmp_path, files)
-        with pytest.raises(DataNotFoundError, match=r"none of its files under .*; they are train-"):
+        with pytest.raises(DataNotFoundError, match=r"none of its files under .*; expected train-"):
             images.read_from(tmp_path)

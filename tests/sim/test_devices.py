@@ -125,7 +125,7 @@ def test_experiments_that_train_nobody_have_no_use_for_one(
 ) -> None:
     arguments = ["experiment", name, "--device", "cuda", "--out", str(tmp_path)]
     assert cli.main(arguments) == 2
-    assert f"--device: {name} has no use for it" in capsys.readouterr().err
+    assert f"--device: {name} does not use this option" in capsys.readouterr().err
 
 
 # --- what a run on a GPU is --------------------------------------------------------------------
@@ -234,6 +234,7 @@ def on_meta(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return meta
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, GPU_CLIENTS_AT_ONCE])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_round_of_training_stays_on_the_device(
@@ -271,6 +272,7 @@ def test_a_round_of_training_stays_on_the_device(
         simulation.params.sum().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "in_shape"),
     [("mnist-cnn", (1, 28, 28)), ("lenet", (3, 32, 32)), ("vgg11", (3, 32, 32))],

@@ -419,6 +419,7 @@ def write_fake_results(folder: Path, config: Config) -> None:
     (folder / "distances.csv").write_text("\n".join(distances) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [n for n in experiments.available() if n.startswith(("fdms-", "friends-", "mimic-"))],

@@ -126,6 +126,7 @@ def test_table_has_means_over_seeds(tmp_path: Path) -> None:
     assert grid.to_markdown().count("\n") == 2 + 2 + 3 + 2
 
 
+@pytest.mark.slow
 def test_figures_need_only_the_csv_files(tmp_path: Path) -> None:
     fake_results(tmp_path)
     (tmp_path / "config.json").unlink()

@@ -54,6 +54,7 @@ def found(shadow: Shadow, root: Path, seeds: tuple[int, ...] = (0,)) -> dict[int
     return shadow.candidates(seeds, root=root, workers=1, console=Console(file=io.StringIO()))
 
 
+@pytest.mark.slow
 def test_norms_are_those_of_gradient_sums_and_momenta(tmp_path: Path) -> None:
     chosen = found(SHADOW, tmp_path)[0]
     changes = {}
@@ -73,6 +74,7 @@ def test_norms_are_those_of_gradient_sums_and_momenta(tmp_path: Path) -> None:
     assert (chosen.fedavg, chosen.clipping) == (tuple(first), tuple(rest[:1]))
 
 
+@pytest.mark.slow
 def test_are_computed_once_and_shared_by_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +97,7 @@ def test_are_computed_once_and_shared_by_seeds(
     assert again.folder(tmp_path) == SHADOW.folder(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_interrupted_shadow_run_goes_on(tmp_path: Path) -> None:
     whole = found(SHADOW, tmp_path / "a")
     for job in SHADOW.config([0]).jobs():
@@ -152,6 +155,7 @@ def test_candidates_may_differ_from_seed_to_seed() -> None:
         assert silenced == candidates
 
 
+@pytest.mark.slow
 def test_waits_for_a_process_with_the_same_runs(tmp_path: Path) -> None:
     folder = SHADOW.folder(tmp_path)
     folder.mkdir(parents=True)

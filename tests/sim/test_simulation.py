@@ -78,6 +78,7 @@ def test_same_seed_same_numbers_and_resuming_changes_nothing(
     assert torch.equal(resumed.params, first.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["fdms", "mimic", "scaffold"])
 def test_clients_at_once_repeat_to_the_bit_and_differ_by_rounding(
     rule: str, tmp_path: Path
@@ -234,12 +235,13 @@ def test_scaffold_uploads_twice_and_learns_the_clients_gradients() -> None:
     scaffold = simulation.aggregator
     assert isinstance(scaffold, fastagg.Scaffold)
     assert scaffold.local_work.tolist() == [training.work(20, 2)] * 10
-    assert scaffold.controls.any(dim=1).sum() >= 6
+    assert scaffold.controls.clone().any(dim=1).sum() >= 6
     # the mean control variate is the mean of all, up to float32 rounding
-    mean = scaffold.controls.mean(dim=0)
+    mean = scaffold.controls.clone().mean(dim=0)
     torch.testing.assert_close(scaffold.mean_control, mean, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_scaffold_beats_fedavg_where_clients_drift() -> None:
     """The claim of its paper: many local steps on clients with few labels each, all active."""
     training = LocalTraining(batch_size=20, local_epochs=20, lr=0.1)
@@ -299,11 +301,11 @@ def test_judging_friends() -> None:
     simulation = Simulation(make_job())
     simulation.groups = [0, 0, 1, 1]
     friends = torch.tensor([0, 2, 2, -1])  # 0 and 2 active; 1 has a wrong friend, 3 has none
-    assert simulation._judge(friends, {0, 2}) == (1, 1.0)
-    assert simulation._judge(torch.tensor([0, 0, 2, 2]), {0, 2}) == (2, 0.0)
-    assert simulation._judge(None, {0}) == (0, None)
+    assert simulation._count_substitutions(friends, {0, 2}) == (1, 1.0)
+    assert simulation._count_substitutions(torch.tensor([0, 0, 2, 2]), {0, 2}) == (2, 0.0)
+    assert simulation._count_substitutions(None, {0}) == (0, None)
     simulation.groups = None
-    assert simulation._judge(friends, {0, 2}) == (1, None)
+    assert simulation._count_substitutions(friends, {0, 2}) == (1, None)
 
 
 def test_training_on_digits_learns() -> None:

@@ -13,15 +13,15 @@ namespace {
 
 constexpr int kRows = 4;  // updates taken together, each with its memory row
 
-// sums += weight * (row - old) for n columns of G rows, in ascending order of rows, and memory =
-// row if memory is not const. A row or old row that is computed here (params + update, reference +
-// memory) is rounded to float32 before it is used, so `sums` stay the sums of what memory holds. No
-// two arguments overlap.
-template <int G, bool kModels, bool kReference, class Memory>
+// sums += weight * (row - old) for n columns of G rows, in ascending order of rows, and kept = row.
+// A row or old row that is computed here (params + update, reference + memory) is rounded to
+// float32 before it is used, so `sums` stay the sums of what memory holds. `kept` may be `memory`;
+// otherwise no two arguments overlap.
+template <int G, bool kModels, bool kReference, bool kKeep>
 FASTAGG_INLINE void remember_step(double* sums, const float* params,
-                                  const float* const (&update)[G], Memory* const (&memory)[G],
-                                  const float* const (&reference)[G], const double* weights,
-                                  int64_t n) {
+                                  const float* const (&update)[G], const float* const (&memory)[G],
+                                  const float* const (&reference)[G], float* const (&kept)[G],
+                                  const double* weights, int64_t n) {
 #pragma GCC ivdep
   for (int64_t k = 0; k < n; ++k) {
     double sum = sums[k];
@@ -29,7 +29,7 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
       const float row = kModels ? params[k] + update[g][k] : update[g][k];
       const float old = kReference ? reference[g][k] + memory[g][k] : memory[g][k];
       sum += weights[g] * (static_cast<double>(row) - static_cast<double>(old));
-      if constexpr (!std::is_const_v<Memory>) memory[g][k] = row;
+      if constexpr (kKeep) kept[g][k] = row;
     }
     sums[k] = sum;
   }
@@ -42,14 +42,17 @@ constexpr float kZeros[kRowColumns] = {};
 // largest magnitude of its update.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
+//   kept         // [G] or nullptr: nothing is kept
 //   peaks        // [G] or nullptr
 template <int W, int G, class T, class Memory>
 FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* updates,
-                             Memory* const* memory, const float* const* references,
-                             const double* weights, int32_t* peaks, int64_t column, int64_t n) {
+                             const Memory* const* memory, const float* const* references,
+                             float* const* kept, const double* weights, int32_t* peaks,
+                             int64_t column, int64_t n) {
   const T* u[G];
-  Memory* m[G];
+  const Memory* m[G];
   const float* r[G];
+  float* out[G];
   double w[G];
   bool referring = false;
   Magnitude<W> largest[G];
@@ -57,28 +60,42 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
     u[g] = updates[g] + column;
     m[g] = memory[g] + column;
     r[g] = references && references[g] ? references[g] + column : kZeros;
+    out[g] = kept ? kept[g] + column : nullptr;
     w[g] = weights[g];
     referring = referring || r[g] != kZeros;
   }
   const float* p = params ? params + column : nullptr;
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
     const float* update[G];
-    Widened<Memory>* own[G];
+    const float* own[G];
     const float* reference[G];
+    float* target[G];
     float update_room[G][kStep], own_room[G][kStep];
     widen_step(update, u, begin, count, update_room);
     widen_step(own, m, begin, count, own_room);
-    for (int g = 0; g < G; ++g) reference[g] = r[g] + begin;
+    for (int g = 0; g < G; ++g) {
+      reference[g] = r[g] + begin;
+      target[g] = kept ? out[g] + begin : nullptr;
+    }
     double* sum = sums + begin;
     const float* base = p ? p + begin : nullptr;
+    const auto step = [&](auto models, auto refers) FASTAGG_INLINE_LAMBDA {
+      constexpr bool kModels = decltype(models)::value, kReference = decltype(refers)::value;
+      if (kept)
+        remember_step<G, kModels, kReference, true>(sum, base, update, own, reference, target, w,
+                                                    count);
+      else
+        remember_step<G, kModels, kReference, false>(sum, base, update, own, reference, target, w,
+                                                     count);
+    };
     if (p && referring)
-      remember_step<G, true, true>(sum, base, update, own, reference, w, count);
+      step(std::true_type(), std::true_type());
     else if (p)
-      remember_step<G, true, false>(sum, base, update, own, reference, w, count);
+      step(std::true_type(), std::false_type());
     else if (referring)
-      remember_step<G, false, true>(sum, base, update, own, reference, w, count);
+      step(std::false_type(), std::true_type());
     else
-      remember_step<G, false, false>(sum, base, update, own, reference, w, count);
+      step(std::false_type(), std::false_type());
     if (peaks)
       for (int g = 0; g < G; ++g) largest[g].add(update[g], count);
   });
@@ -88,17 +105,17 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
 
 template <int W, class T, class Memory>
 FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* const* updates,
-                                 Memory* const* memory, const float* const* references,
-                                 const double* weights, int32_t* peaks, int64_t S, int64_t column,
-                                 int64_t n) {
+                                 const Memory* const* memory, const float* const* references,
+                                 float* const* kept, const double* weights, int32_t* peaks,
+                                 int64_t S, int64_t column, int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   int64_t s = 0;
   for (; s + kRows <= S; s += kRows)
-    remember<W, kRows>(sums, params, updates + s, memory + s, from(references, s), weights + s,
-                       from(peaks, s), column, n);
+    remember<W, kRows>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
+                       weights + s, from(peaks, s), column, n);
   for (; s < S; ++s)
-    remember<W, 1>(sums, params, updates + s, memory + s, from(references, s), weights + s,
-                   from(peaks, s), column, n);
+    remember<W, 1>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
+                   weights + s, from(peaks, s), column, n);
 }
 
 struct MemoryUpdate {
@@ -106,8 +123,9 @@ struct MemoryUpdate {
   FASTAGG_INLINE static void run(float* params, double* total, const T* const* updates,
                                  float* const* memory, const double* weights, int64_t S, double lr,
                                  double norm, bool models, int64_t column, int64_t n) {
-    remember_all<W>(total + column, models ? params : nullptr, updates, memory, nullptr, weights,
-                    nullptr, S, column, n);
+    const float* const* old = memory;
+    remember_all<W>(total + column, models ? params : nullptr, updates, old, nullptr, memory,
+                    weights, nullptr, S, column, n);
     apply_total(params + column, total + column, n, lr, norm, models);
   }
 };
@@ -117,10 +135,11 @@ struct MemoryTotal {
   FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
                                  const T* const* updates, const T* const* memory,
                                  const float* const* references, const double* weights, int64_t S,
-                                 const float* params, int64_t column, int64_t n) {
+                                 const float* params, float* const* kept, int64_t column,
+                                 int64_t n) {
     std::copy_n(total + column, n, out + column);
-    remember_all<W>(out + column, params, updates, memory, references, weights, peaks, S, column,
-                    n);
+    remember_all<W>(out + column, params, updates, memory, references, kept, weights, peaks, S,
+                    column, n);
   }
 };
 
@@ -148,12 +167,13 @@ void memory_update(float* params, double* total, const T* const* updates, float*
 template <class T>
 void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
-                  const double* weights, const float* params, const Parallel& parallel) {
+                  const double* weights, const float* params, float* const* kept,
+                  const Parallel& parallel) {
   const Isa isa = current_isa();
   const RowPeaks row_peaks(S, parallel);
   for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
-                          weights, S, params, column, n);
+                          weights, S, params, kept, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -174,12 +194,12 @@ template void memory_update(float*, double*, const Half* const*, float* const*, 
                             const double*, double, double, bool, const Parallel&);
 template void memory_total(double*, float*, const double*, const float* const*, const float* const*,
                            const float* const*, int64_t, int64_t, const double*, const float*,
-                           const Parallel&);
+                           float* const*, const Parallel&);
 template void memory_total(double*, float*, const double*, const Bfloat16* const*,
                            const Bfloat16* const*, const float* const*, int64_t, int64_t,
-                           const double*, const float*, const Parallel&);
+                           const double*, const float*, float* const*, const Parallel&);
 template void memory_total(double*, float*, const double*, const Half* const*, const Half* const*,
                            const float* const*, int64_t, int64_t, const double*, const float*,
-                           const Parallel&);
+                           float* const*, const Parallel&);
 
 }  // namespace fastagg::cpu

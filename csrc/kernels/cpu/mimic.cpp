@@ -94,6 +94,27 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const 
   for (int64_t k = 0; k < n; ++k) rounded[k] = static_cast<float>(v[k]);
 }
 
+// corrections[s] = v - updates[s] for n columns. `rounded` is v of these columns in float32.
+template <int W, class T>
+FASTAGG_INLINE void write_corrections(float* const* corrections, const float* rounded,
+                                      const T* const* updates, int64_t S, int64_t column,
+                                      int64_t n) {
+  for (int64_t s = S - 1; s >= 0; --s) {  // the row read last is in the nearest cache
+    const T* u[1] = {updates[s] + column};
+    float* c = corrections[s] + column;
+    for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      const float* x[1];
+      float room[1][kStep];
+      widen_step(x, u, begin, count, room);
+      const float* v_step = rounded + begin;
+      int64_t k = 0;
+      for (; k + W <= count; k += W)
+        store<W>(c + begin + k, load<W>(v_step + k) - load<W>(x[0] + k));
+      for (; k < count; ++k) c[begin + k] = v_step[k] - x[0][k];
+    });
+  }
+}
+
 struct Mimic {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* params, const T* const* updates, float* const* corrections,
@@ -102,20 +123,7 @@ struct Mimic {
     alignas(64) float rounded[kRowColumns];
     block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
-    for (int64_t s = S - 1; s >= 0; --s) {  // the row read last is in the nearest cache
-      const T* u[1] = {updates[s] + column};
-      float* c = corrections[s] + column;
-      for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-        const float* x[1];
-        float room[1][kStep];
-        widen_step(x, u, begin, count, room);
-        const float* v_step = rounded + begin;
-        int64_t k = 0;
-        for (; k + W <= count; k += W)
-          store<W>(c + begin + k, load<W>(v_step + k) - load<W>(x[0] + k));
-        for (; k < count; ++k) c[begin + k] = v_step[k] - x[0][k];
-      });
-    }
+    write_corrections<W>(corrections, rounded, updates, S, column, n);
   }
 };
 
@@ -123,9 +131,10 @@ struct MimicMean {
   template <int W, class T>
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                  const T* const* corrections, const float* const* references,
-                                 int64_t S, int64_t column, int64_t n) {
+                                 float* const* kept, int64_t S, int64_t column, int64_t n) {
     block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, S, column,
                   n);
+    if (kept) write_corrections<W>(kept, rounded + column, updates, S, column, n);
   }
 };
 
@@ -143,13 +152,14 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 
 template <class T>
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
-                const T* const* corrections, const float* const* references, int64_t S, int64_t d,
-                const Parallel& parallel) {
+                const T* const* corrections, const float* const* references, float* const* kept,
+                int64_t S, int64_t d, const Parallel& parallel) {
   const Isa isa = current_isa();
   const RowPeaks row_peaks(S, parallel);
-  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int worker) {
-    dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references, S,
-                        column, n);
+  const int64_t columns = kept ? cached_columns(S, d) : block_columns(d);
+  for_blocks(d, columns, parallel, [&](int64_t column, int64_t n, int worker) {
+    dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
+                        kept, S, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -161,10 +171,10 @@ template void mimic(float*, const Bfloat16* const*, float* const*, int64_t, int6
 template void mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double,
                     const Parallel&);
 template void mimic_mean(double*, float*, float*, const float* const*, const float* const*,
-                         const float* const*, int64_t, int64_t, const Parallel&);
+                         const float* const*, float* const*, int64_t, int64_t, const Parallel&);
 template void mimic_mean(double*, float*, float*, const Bfloat16* const*, const Bfloat16* const*,
-                         const float* const*, int64_t, int64_t, const Parallel&);
+                         const float* const*, float* const*, int64_t, int64_t, const Parallel&);
 template void mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
-                         const float* const*, int64_t, int64_t, const Parallel&);
+                         const float* const*, float* const*, int64_t, int64_t, const Parallel&);
 
 }  // namespace fastagg::cpu

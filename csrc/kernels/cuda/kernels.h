@@ -42,11 +42,11 @@ template <class T>
 cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
                   int64_t d, double lr, int width, cudaStream_t stream);
 
-// `references` and its entries may be null.
+// `references`, its entries and `kept` may be null. `peaks` is in the order of rows.
 template <class T>
 cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
-                       const T* const* corrections, const float* const* references, int64_t S,
-                       int64_t d, int width, cudaStream_t stream);
+                       const T* const* corrections, const float* const* references,
+                       float* const* kept, int64_t S, int64_t d, int width, cudaStream_t stream);
 
 template <class T>
 cudaError_t memory_update(float* params, double* total, const T* const* updates,
@@ -56,8 +56,8 @@ cudaError_t memory_update(float* params, double* total, const T* const* updates,
 template <class T>
 cudaError_t memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                          const T* const* memory, const float* const* references, int64_t S,
-                         int64_t d, const double* weights, const float* params, int width,
-                         cudaStream_t stream);
+                         int64_t d, const double* weights, const float* params, float* const* kept,
+                         int width, cudaStream_t stream);
 
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
                       bool models, cudaStream_t stream);

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <type_traits>
-
 #include "kernels.h"
 #include "rows.cuh"
 
 namespace fastagg::cuda {
 namespace {
 
-// sums += weight * (row - old) for the rows of batch b, in float64, and memory = row if memory is
-// not const. A row or old row that is computed here (params + update, reference + memory) is
-// rounded to float32 before it is used, so `sums` stay the sums of what memory holds.
+// sums += weight * (row - old) for the rows of batch b, in float64, and kept = row. A row or old
+// row that is computed here (params + update, reference + memory) is rounded to float32 before it
+// is used, so `sums` stay the sums of what memory holds.
 //   params       // this thread's columns; used if `models`
 //   references   // [S], entries may be null, or nullptr
+//   kept         // [S], may be `memory`, or nullptr
 template <class T, int V, class Memory>
 __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& updates,
-                                         Memory* const* memory, const float* const* references,
+                                         const Memory* const* memory,
+                                         const float* const* references, float* const* kept,
                                          const double* weights, const Floats<V>& params,
                                          bool models, int64_t S, int64_t b, Columns<V> columns) {
-  Batch<std::remove_const_t<Memory>, V> stored;
+  Batch<Memory, V> stored;
   stored.load_rows(memory, S, b, columns);
 #pragma unroll
   for (int j = 0; j < kHeldRows; ++j) {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& u
       const double change = static_cast<double>(row.at[v]) - static_cast<double>(old.at[v]);
       sums[v] = fma(weight, change, sums[v]);
     }
-    if constexpr (!std::is_const_v<Memory>) store<V>(memory[s] + columns.begin, row, columns.count);
+    if (kept) store<V>(kept[s] + columns.begin, row, columns.count);
   }
 }
 
@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int64_t b = 0; b < batches; ++b) {
       Batch<T, V> batch;
       batch.load_rows(updates, S, b, columns);
-      remember(sums, batch, memory, nullptr, weights, p, models, S, b, columns);
+      const float* const* old = memory;
+      remember(sums, batch, old, nullptr, memory, weights, p, models, S, b, columns);
     }
     sum_over_splits(sums, scratch);
     if (threadIdx.y > 0) continue;
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     memory_total_kernel(int64_t tasks, double* out, int32_t* peaks, const double* total,
                         const T* const* updates, const T* const* memory,
                         const float* const* references, int64_t S, int64_t d, const double* weights,
-                        const float* params) {
+                        const float* params, float* const* kept) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int64_t b = 0; b < batches; ++b) {
       Batch<T, V> batch;
       batch.load_rows(updates, S, b, columns);
-      remember(sums, batch, memory, references, weights, p, params != nullptr, S, b, columns);
+      remember(sums, batch, memory, references, kept, weights, p, params != nullptr, S, b, columns);
       largest.add(batch, peaks, S, b);
     }
     sum_over_splits(sums, scratch);
@@ -124,14 +125,14 @@ cudaError_t memory_update(float* params, double* total, const T* const* updates,
 template <class T>
 cudaError_t memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                          const T* const* memory, const float* const* references, int64_t S,
-                         int64_t d, const double* weights, const float* params, int width,
-                         cudaStream_t stream) {
+                         int64_t d, const double* weights, const float* params, float* const* kept,
+                         int width, cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
     return launch_rows<V>(memory_total_kernel<T, V>, S, d, stream, out, bits, total, updates,
-                          memory, references, S, d, weights, params);
+                          memory, references, S, d, weights, params, kept);
   });
 }
 
@@ -153,12 +154,12 @@ template cudaError_t memory_update(float*, double*, const Half* const*, float* c
                                    int64_t, const double*, double, double, bool, int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const float* const*,
                                   const float* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, int, cudaStream_t);
+                                  const double*, const float*, float* const*, int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const Bfloat16* const*,
                                   const Bfloat16* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, int, cudaStream_t);
+                                  const double*, const float*, float* const*, int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const Half* const*,
                                   const Half* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, int, cudaStream_t);
+                                  const double*, const float*, float* const*, int, cudaStream_t);
 
 }  // namespace fastagg::cuda

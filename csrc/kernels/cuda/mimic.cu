@@ -37,6 +37,22 @@ __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& update
   own.add_to(sums, S, b, factor);
 }
 
+// corrections = v - updates for the rows of batch b.
+template <class T, int V>
+__device__ __forceinline__ void write_corrections(float* const* corrections, const double (&v)[V],
+                                                  const Batch<T, V>& updates, int64_t S, int64_t b,
+                                                  Columns<V> columns) {
+#pragma unroll
+  for (int j = 0; j < kHeldRows; ++j) {
+    const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+    if (s >= S) continue;
+    Floats<V> c = updates.row(j);
+#pragma unroll
+    for (int k = 0; k < V; ++k) c.at[k] = __fsub_rn(static_cast<float>(v[k]), c.at[k]);
+    store<V>(corrections[s] + columns.begin, c, columns.count);
+  }
+}
+
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     mimic_kernel(int64_t tasks, float* params, const T* const* updates, float* const* corrections,
@@ -53,15 +69,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     if (threadIdx.y == 0) apply_total(params, sums, columns, lr, 1.0, false);
     for (int64_t b = 0; b < batches; ++b) {
       if (batches > 1) batch.load_rows(updates, S, b, columns);
-#pragma unroll
-      for (int j = 0; j < kHeldRows; ++j) {
-        const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
-        if (s >= S) continue;
-        Floats<V> c = batch.row(j);
-#pragma unroll
-        for (int v = 0; v < V; ++v) c.at[v] = __fsub_rn(static_cast<float>(sums[v]), c.at[v]);
-        store<V>(corrections[s] + columns.begin, c, columns.count);
-      }
+      write_corrections(corrections, sums, batch, S, b, columns);
     }
   }
 }
@@ -70,19 +78,25 @@ template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     mimic_mean_kernel(int64_t tasks, double* v_out, float* rounded, int32_t* peaks,
                       const T* const* updates, const T* const* corrections,
-                      const float* const* references, int64_t S, int64_t d, float mean) {
+                      const float* const* references, float* const* kept, int64_t S, int64_t d,
+                      float mean) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
     double sums[V] = {};
+    Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b) {
-      Batch<T, V> batch;
       add_batch(sums, batch, updates, corrections, references, S, b, mean, columns);
       largest.add(batch, peaks, S, b);
     }
     sum_over_splits(sums, scratch);
+    if (kept)
+      for (int64_t b = 0; b < batches; ++b) {
+        if (batches > 1) batch.load_rows(updates, S, b, columns);
+        write_corrections(kept, sums, batch, S, b, columns);
+      }
     if (threadIdx.y > 0) continue;
     Floats<V> single;
 #pragma unroll
@@ -112,14 +126,14 @@ cudaError_t mimic(float* params, const T* const* updates, float* const* correcti
 
 template <class T>
 cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
-                       const T* const* corrections, const float* const* references, int64_t S,
-                       int64_t d, int width, cudaStream_t stream) {
+                       const T* const* corrections, const float* const* references,
+                       float* const* kept, int64_t S, int64_t d, int width, cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
     return launch_rows<V>(mimic_mean_kernel<T, V>, S, d, stream, v, rounded, bits, updates,
-                          corrections, references, S, d, mean_weight(S));
+                          corrections, references, kept, S, d, mean_weight(S));
   });
 }
 
@@ -130,11 +144,13 @@ template cudaError_t mimic(float*, const Bfloat16* const*, float* const*, int64_
 template cudaError_t mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double, int,
                            cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const float* const*, const float* const*,
-                                const float* const*, int64_t, int64_t, int, cudaStream_t);
-template cudaError_t mimic_mean(double*, float*, float*, const Bfloat16* const*,
-                                const Bfloat16* const*, const float* const*, int64_t, int64_t, int,
+                                const float* const*, float* const*, int64_t, int64_t, int,
                                 cudaStream_t);
+template cudaError_t mimic_mean(double*, float*, float*, const Bfloat16* const*,
+                                const Bfloat16* const*, const float* const*, float* const*, int64_t,
+                                int64_t, int, cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
-                                const float* const*, int64_t, int64_t, int, cudaStream_t);
+                                const float* const*, float* const*, int64_t, int64_t, int,
+                                cudaStream_t);
 
 }  // namespace fastagg::cuda

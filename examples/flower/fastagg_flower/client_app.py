@@ -19,7 +19,7 @@ def train(message: Message, context: Context) -> Message:
     net = task.model()
     task.set_weights(net, message.content["arrays"].to_numpy_ndarrays())
     samples = task.train(net, partition, int(config["clients"]), server_round)
-    arrays = faults.suffer(
+    arrays = faults.inject(
         str(config["faults"]),
         server_round,
         partition,
@@ -28,6 +28,6 @@ def train(message: Message, context: Context) -> Message:
     )
     names = message.content["arrays"].keys()
     record = ArrayRecord({n: Array(a) for n, a in zip(names, arrays, strict=True)})
-    # The partition is what the server knows this client by, in this run and the next.
+    # The server identifies this client by its partition, in this run and after a restart.
     metrics = MetricRecord({"num-examples": samples, "partition-id": partition})
     return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong when: ``2.0=crash 3.1=late`` is client 0 in round 2 and client 1 in round 3.
+"""Faults of clients, as ROUND.CLIENT=KIND: with ``2.0=crash 3.1=late`` client 0 crashes in round 2,
+and client 1 is late in round 3.
 
-crash: the client dies without a word, all of its process group with it, its SuperNode too.
-late: the answer comes after the timeout.  error: an exception.  nan: the weights hold NaN.
+crash: the client is killed, with its process group and its SuperNode.  late: the answer comes after
+the timeout.  error: the client raises an exception.  nan: all weights are NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ KINDS = ("crash", "late", "error", "nan")
 
 
 def parse(text: str) -> dict[tuple[int, int], str]:
-    """(round, client) -> what goes wrong there."""
+    """Parse the faults to {(round, client): kind}."""
     faults = {}
     for item in text.split():
         place, _, kind = item.partition("=")
@@ -29,17 +30,20 @@ def parse(text: str) -> dict[tuple[int, int], str]:
     return faults
 
 
-def suffer(
+def inject(
     text: str, server_round: int, client: int, timeout: float, weights: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """Do to a client what ``text`` says of this round; returns the weights to send."""
+    """Inject the fault that ``text`` has for this round and client, if any.
+
+    Returns the weights that the client shall send.
+    """
     kind = parse(text).get((server_round, client))
     if kind == "crash":
         os.killpg(0, signal.SIGKILL)
     if kind == "late":
         time.sleep(timeout + 2.0)
     if kind == "error":
-        raise RuntimeError(f"client {client} ran out of luck")
+        raise RuntimeError(f"client {client}: injected error")
     if kind == "nan":
         return [np.full_like(value, math.nan) for value in weights]
     return weights

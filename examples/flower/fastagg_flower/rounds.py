@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file with one line per round: who took part, who was absent or rejected, the model's bits."""
+"""A file with one line per round: active, absent and rejected clients, and a hash of the model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fastagg_flower import task
 
 
 def digest(params: Tensor) -> str:
-    """A fingerprint of the bits of a model, [d] float32."""
+    """Return a hash of the bits of a model, [d] float32."""
     return hashlib.sha256(params.numpy().tobytes()).hexdigest()
 
 
 class RoundLog:
-    """Appends to ``path``."""
+    """Appends one line per round to the file ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -16,12 +16,12 @@ app = ServerApp()
 
 
 class Logged(FastAggStrategy):
-    """Also writes who took part in which round to a file, for run.py to compare."""
+    """Also writes the clients of every round to a file, from which run.py repeats the run."""
 
     log: RoundLog
 
     def aggregate_train(self, server_round, replies):  # type: ignore[no-untyped-def]
-        with self.server.held():  # no signal comes between a round and its line
+        with self.server.held():  # no signal arrives between a round and its line in the file
             result = super().aggregate_train(server_round, replies)
             self.log.append(self.last_report, self.server.params)
         return result

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of simulate.py, half of whom are away. Flower's workers import this module."""
+"""The clients of simulate.py, half of which are absent. Flower's workers import this module."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def client_app(process: str, alpha: float) -> ClientApp:
         partition = int(context.node_config["partition-id"])
         server_round = int(message.content["config"]["server-round"])
         if partition not in dropout(process, alpha).active(server_round - 1).tolist():
-            raise RuntimeError("away")
+            raise RuntimeError("absent in this round")
         net = task.model()
         task.set_weights(net, message.content["arrays"].to_numpy_ndarrays())
         samples = task.train(net, partition, CLIENTS, server_round, groups=GROUPS)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learned: digits, with two of them in each group of clients; plain PyTorch training.
+"""The task: digits, with two labels per group of clients, and plain PyTorch training.
 
-Data, partition and batches come from fastagg's simulation, so that the same run can be done there
-and compared bit for bit. Nothing else of it is used: models and training are as anybody's.
+The data, the model, the partition and the batches come from fastagg's simulation, so that the same
+run can be repeated there and compared bit for bit. Local training does not use the simulation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastagg_sim.simulation import split_clients
 
 SEED = 0
 
-# Small models train fastest on one thread, and matrix products have other bits on two.
+# Small models train fastest on one thread, and matrix products on two threads have other bits.
 torch.set_num_threads(1)
 
 
@@ -35,7 +35,7 @@ def job(
     *,
     groups: int | None = None,
 ) -> Job:
-    """The run as a job of the simulation; two clients to a group if not said otherwise."""
+    """Return the run as a job of fastagg's simulation; by default with two clients per group."""
     task = Task(
         dataset="digits",
         partition="clustered",
@@ -70,7 +70,7 @@ def client_data(partition: int, clients: int, groups: int | None) -> ClientData:
 def train(
     net: nn.Module, partition: int, clients: int, server_round: int, *, groups: int | None = None
 ) -> int:
-    """One round of local training, in place; returns the number of samples."""
+    """Train `net` in place for one round; return the number of samples."""
     training = job("fedavg", clients, 1).task.training
     samples = client_data(partition, clients, groups)
     optimizer = torch.optim.SGD(net.parameters(), lr=training.lr)
@@ -84,7 +84,7 @@ def train(
 
 
 def accuracy(net: nn.Module) -> float:
-    """On the test set."""
+    """Return the accuracy on the test set."""
     digits = dataset()
     return evaluate(net, digits.test_x, digits.test_y)[0]
 

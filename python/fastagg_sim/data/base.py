@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every data set shares: its type and its errors."""
+"""The type of all data sets, and their errors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class DataError(Exception):
 
 
 class DataNotFoundError(DataError):
-    """A data set is not on this machine; the message says what to do."""
+    """A data set is not on this machine; the message states what to do."""
 
 
 class CorruptDataError(DataError):
-    """A file is truncated, foreign, or does not hold what the data set is known to hold."""
+    """A file is truncated, has another format, or has other contents than the data set."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Dataset:
 
     train_x, test_x: float32 [n, *in_shape]; images are [n, channels, height, width].
     train_y, test_y: int64 [n], in [0, num_classes).
-    clients: for data that is born federated, the int64 training indices of each client, else None.
+    clients: the training indices of each client, int64, if the data set is divided among clients;
+        else None.
     """
 
     name: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache: one safetensors file per image data set, checked whenever it is read."""
+"""The cache: one safetensors file per image data set, verified whenever it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fastagg_sim.data.images import ImageSet, RawImages
 
 
 def cache_dir() -> Path:
-    """$FASTAGG_DATA if set, else fastagg/ in $XDG_CACHE_HOME or ~/.cache."""
+    """Return the cache folder: $FASTAGG_DATA if set, else fastagg/ in $XDG_CACHE_HOME or
+    ~/.cache."""
     if chosen := os.environ.get("FASTAGG_DATA"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -24,15 +25,14 @@ def cache_dir() -> Path:
 
 
 def cache_path(images: ImageSet, root: Path | None = None) -> Path:
-    """The file that holds `images` in the cache folder `root` (default: `cache_dir()`)."""
+    """Return the file of `images` in the cache folder `root` (default: `cache_dir()`)."""
     return (cache_dir() if root is None else root) / f"{images.name}.safetensors"
 
 
 def read_cache(images: ImageSet, root: Path | None = None) -> RawImages:
-    """The cached data set, bit for bit as published.
+    """Read a data set from the cache, bit for bit as published.
 
-    Raises DataNotFoundError if it is not cached, CorruptDataError if the file is not what it
-    should be.
+    Raises DataNotFoundError if it is not in the cache, CorruptDataError if the file is damaged.
     """
     path = cache_path(images, root)
     if not path.is_file():
@@ -44,9 +44,9 @@ def read_cache(images: ImageSet, root: Path | None = None) -> RawImages:
 
 
 def write_cache(images: ImageSet, raw: RawImages, root: Path | None = None) -> Path:
-    """Puts `raw` into the cache; whoever reads it meanwhile sees the old file or the new one.
+    """Write `raw` to the cache atomically and return the file.
 
-    Raises CorruptDataError, and writes nothing, if `raw` is not `images`.
+    Raises CorruptDataError, and writes nothing, if `raw` is not the data set `images`.
     """
     images.check(raw)
     path = cache_path(images, root)

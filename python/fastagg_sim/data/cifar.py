@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three formats in which CIFAR-10 is handed round.
+"""Decoders for the three formats in which CIFAR-10 is distributed.
 
-Each function turns the content of one file into uint8 images [n, 3, 32, 32] and uint8 labels [n]
-(the strips of PNG keep images and labels apart), and raises CorruptDataError if it cannot.
+Each function decodes the contents of one file to uint8 images [n, 3, 32, 32] and uint8 labels [n]
+(the PNG format has separate files for images and labels). It raises CorruptDataError if the file
+does not have the format.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ PIXELS = 32 * 32
 
 
 def parse_binary(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """A data_batch_*.bin: per image one byte of label, then 1024 bytes of each of R, G and B."""
+    """Decode a data_batch_*.bin: per image 1 byte of label and 1024 bytes each of R, G and B."""
     record = 1 + 3 * PIXELS
     if not content or len(content) % record:
         raise CorruptDataError(
-            f"{len(content)} bytes are not a whole number of {record}-byte records"
+            f"expected a whole number of {record}-byte records, got {len(content)} bytes"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 
 def parse_png(content: bytes) -> np.ndarray:
-    """A strip *_batch*.png: one image per row, its 1024 pixels in RGB; no labels."""
+    """Decode a *_batch*.png: one image per row of 1024 RGB pixels; no labels."""
     from PIL import Image
 
     try:
@@ -45,7 +46,7 @@ def parse_png(content: bytes) -> np.ndarray:
 
 
 def parse_json_labels(content: bytes) -> np.ndarray:
-    """A *_lables.json (spelt so): one list of labels."""
+    """Decode a *_lables.json (sic): a list of labels."""
     try:
         labels = json.loads(content)
     except ValueError as error:
@@ -54,11 +55,11 @@ def parse_json_labels(content: bytes) -> np.ndarray:
 
 
 def parse_python(content: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """A batch of the Python archive: a pickled dict with "data" [n, 3072] and "labels".
+    """Decode a batch of the Python archive: a pickled dict with "data" [n, 3072] and "labels".
 
-    Pickles can run any code, so this one is read with stand-ins for the three numpy names that an
-    array needs. They only note their arguments: nothing that the file names is ever called, and
-    any other name is refused.
+    Unpickling can run arbitrary code. Therefore the three numpy functions and types that an array
+    needs are replaced by stand-ins that only store their arguments, and all other names are
+    refused. Nothing that the file names is ever called.
     """
     try:
         batch = _BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
@@ -81,7 +82,8 @@ def _labels(labels: Any) -> np.ndarray:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Reads numbers, strings, containers and numpy arrays; arrays become inert `Array`s."""
+    """Unpickles numbers, strings, containers and numpy arrays; an array becomes an `Array`, which
+    only stores the pickled state."""
 
     def find_class(self, module: str, name: str) -> Any:
         class Array:
@@ -95,7 +97,7 @@ class _BatchUnpickler(pickle.Unpickler):
                 self.code = code
 
             def __setstate__(self, state: Any) -> None:
-                pass  # Byte order and alignment: of no meaning for bytes.
+                pass  # Byte order and alignment do not matter for bytes.
 
         stand_ins: dict[tuple[str, str], Any] = {
             ("numpy.core.multiarray", "_reconstruct"): lambda *_: Array(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The 8x8 digits that scikit-learn carries: nothing to download."""
+"""The 8x8 digits that are part of scikit-learn; they need no download."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TEST_FRACTION = 0.2
 
 
 def load_digits(root: Path | None, seed: int) -> Dataset:
-    """1,797 images [1, 8, 8] in [0, 1] of 10 digits: 1,442 to train on, 355 to test.
+    """Load 1,797 images [1, 8, 8] of 10 digits, with values in [0, 1]: 1,442 training, 355 test.
 
-    The split is stratified (a fifth of every class, rounded down, is test data) and fixed: it does
-    not depend on `seed`, so the accuracies of different seeds are over the same test images. Both
-    parts are in the order in which scikit-learn has them. `root` is unused.
+    The split is stratified: a fifth of every class, rounded down, is test data. It does not depend
+    on `seed`, so runs with different seeds are evaluated on the same images. Both parts are in
+    scikit-learn's order. `root` is unused.
 
     Raises DataNotFoundError if scikit-learn is not installed.
     """
@@ -26,8 +26,8 @@ def load_digits(root: Path | None, seed: int) -> Dataset:
         from sklearn.datasets import load_digits as sklearn_digits
     except ImportError as error:
         raise DataNotFoundError(
-            f"digits comes with scikit-learn, which cannot be imported ({error}): "
-            "pip install scikit-learn"
+            f"the data set digits is part of scikit-learn, which cannot be imported ({error}); "
+            "install it with: pip install scikit-learn"
         ) from error
     pixels, labels = sklearn_digits(return_X_y=True)
     x = torch.from_numpy(pixels).to(torch.float32).div_(16.0).reshape(-1, 1, 8, 8)

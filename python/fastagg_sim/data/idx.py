@@ -14,9 +14,9 @@ from fastagg_sim.data.base import CorruptDataError
 
 
 def parse_idx(content: bytes, ndim: int) -> np.ndarray:
-    """The uint8 array in `content`, an IDX file of `ndim` dimensions, gzipped or not.
+    """Decode `content`, an IDX file (gzipped or not), to a uint8 array with `ndim` dimensions.
 
-    Raises CorruptDataError if it is anything else, too short or too long.
+    Raises CorruptDataError if `content` is not such a file, or is too short or too long.
     """
     if content[:2] == b"\x1f\x8b":
         try:

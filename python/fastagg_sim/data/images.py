@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MNIST, Fashion-MNIST and CIFAR-10: where their files come from, what is in them, how they load.
+"""MNIST, Fashion-MNIST and CIFAR-10: the sources, contents and formats of their files.
 
-Add an image data set by describing it with an `ImageSet` and naming it in IMAGE_SETS.
+To add an image data set, describe it with an `ImageSet` and add it to IMAGE_SETS.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class RawImages:
     test_y: np.ndarray
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The four arrays by name, in the order in which they are hashed."""
+        """Return the four arrays by name, in the order in which they are hashed."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def sha256(self) -> str:
-        """Hash of the bytes of all arrays, each in C order."""
+        """Return the SHA-256 of the bytes of all arrays, each in C order."""
         digest = hashlib.sha256()
         for array in self.arrays().values():
             digest.update(np.ascontiguousarray(array).data)
@@ -43,17 +43,17 @@ class RawImages:
 
 @dataclass(frozen=True)
 class Format:
-    """One set of files that holds a data set.
+    """A set of files that contains a data set.
 
-    files: for each file that is needed, the names it may have.
-    decode: turns the contents of those files, in that order, into images.
+    files: for each required file, the names that it may have.
+    decode: function that decodes the contents of these files, in the same order.
     """
 
     files: tuple[tuple[str, ...], ...]
     decode: Callable[[Sequence[bytes]], RawImages]
 
     def choose(self, names: set[str]) -> list[str] | None:
-        """The name to use for each file, or None if one is missing in `names`."""
+        """Return the name in `names` of each required file, or None if a file is missing."""
         chosen = [next((n for n in spellings if n in names), None) for spellings in self.files]
         found = [name for name in chosen if name is not None]
         return found if len(found) == len(chosen) else None
@@ -61,14 +61,18 @@ class Format:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """An image data set.
+    """The description of an image data set.
 
-    shape: (channels, height, width); sizes: training and test images.
-    sha256: of the right `RawImages`.
-    mean, std: per channel, of the training images in [0, 1]; for normalize="standard".
+    name: the name in `fastagg_sim.data.load`.
+    title: the name in messages.
+    shape: (channels, height, width).
+    sizes: number of training and of test images.
+    sha256: `RawImages.sha256` of the correct data.
+    mean, std: per channel, of the training images scaled to [0, 1]; for normalize="standard".
     normalize: the default normalisation.
-    torchvision: name of its class there.
-    npm, debian: the package that carries it, in either registry.
+    formats: the formats in which its files are distributed.
+    torchvision: name of its class in torchvision.datasets.
+    npm, debian: names of the packages that contain it, if any.
     """
 
     name: str
@@ -85,7 +89,7 @@ class ImageSet:
     debian: str | None = None
 
     def check(self, raw: RawImages) -> RawImages:
-        """`raw`, if it is this data set bit for bit; raises CorruptDataError otherwise."""
+        """Return `raw` if it is this data set bit for bit; raise CorruptDataError otherwise."""
         for part, size in zip(("train", "test"), self.sizes, strict=True):
             x, y = raw.arrays()[f"{part}_x"], raw.arrays()[f"{part}_y"]
             if x.shape != (size, *self.shape) or y.shape != (size,):
@@ -102,9 +106,10 @@ class ImageSet:
         return raw
 
     def read_from(self, root: Path) -> RawImages:
-        """The data set from its original files anywhere under the folder (or archive) `root`.
+        """Read the data set from its original files anywhere under the folder (or archive) `root`.
 
-        Raises DataNotFoundError if there are no such files, CorruptDataError if all are wrong.
+        Raises DataNotFoundError if there are no such files, CorruptDataError if all that exist are
+        damaged or differ from the data set.
         """
         if not root.exists():
             raise DataNotFoundError(f"{root} does not exist")
@@ -128,11 +133,11 @@ class ImageSet:
         wanted = " or ".join(
             ", ".join(spellings[0] for spellings in candidate.files) for candidate in self.formats
         )
-        raise DataNotFoundError(f"none of its files under {root}; they are {wanted}")
+        raise DataNotFoundError(f"found none of its files under {root}; expected {wanted}")
 
 
 def scale(images: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """uint8 [n, c, h, w] to float32: (image / 255 - mean) / std, per channel."""
+    """Normalise uint8 images [n, c, h, w] to float32: (image / 255 - mean) / std, per channel."""
     x = torch.from_numpy(images).to(torch.float32).div_(255.0)
     x.sub_(torch.tensor(mean).view(-1, 1, 1))
     return x.div_(torch.tensor(std).view(-1, 1, 1))

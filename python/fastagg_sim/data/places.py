@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places where the files of a data set may lie: folders, and tar archives in them."""
+"""Places that may contain the files of a data set: folders, and tar archives in them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Place(Protocol):
     path: Path
 
     def names(self) -> set[str]:
-        """The names of the files here, without folders."""
+        """Return the names of the files in this place, without folders."""
 
     def read(self, names: Sequence[str]) -> list[bytes]:
-        """The contents of the files `names`, in that order."""
+        """Return the contents of the files `names`, in the same order."""
 
 
 class Folder:
@@ -45,7 +45,7 @@ class Folder:
 
 
 class Archive:
-    """The files in a tar archive, whatever folders they are in. Nothing is unpacked to disk."""
+    """The files in all folders of a tar archive. Nothing is unpacked to disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,7 +73,7 @@ class Archive:
 
 
 def find_places(root: Path) -> Iterator[Place]:
-    """`root` itself if it is an archive, else every folder under it and every archive in those."""
+    """Yield `root` if it is an archive, else `root` and all folders and archives under it."""
     if root.is_file():
         yield Archive(root)
     for folder, subfolders, files in os.walk(root):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Synthetic(alpha, beta): clients with their own linear models and their own inputs."""
+"""Synthetic(alpha, beta): generated clients that differ in their linear models and their inputs."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ def load_synthetic(
     beta: float = 1.0,
     redraw: int = 0,
 ) -> Dataset:
-    """Synthetic(alpha, beta) of FedProx (Li et al. 2020); Su et al., appendix E.2, uses (1, 1).
+    """Generate Synthetic(alpha, beta) of FedProx (Li et al. 2020).
 
-    Client k has n_k = 50 + floor(lognormal(4, 2)) samples (a heavy tail, about 450 on average):
+    Su et al., appendix E.2, use (1, 1). Client k has n_k = 50 + floor(lognormal(4, 2)) samples, a
+    heavy-tailed distribution with a mean of about 450:
 
         u_k ~ N(0, alpha^2)    W_k ~ N(u_k, 1) [10, 60]    b_k ~ N(u_k, 1) [10]
         B_k ~ N(0, beta^2)     v_k ~ N(B_k, 1) [60]
         x ~ N(v_k, diag(j^-1.2, j = 1 ... 60))             y = argmax(W_k x + b_k)
 
-    The first 90 % of each client's samples are training data; the rest of all clients is pooled as
-    test data. `Dataset.clients` has the training indices of each client (partition "natural").
+    The first 90 % of each client's samples are training data; the other samples of all clients
+    together are the test data. `Dataset.clients` contains the training indices of each client
+    (partition "natural").
 
-    seed: the run's seed; client k's samples come from the stream ("data", "synthetic", k), so that
-        they do not depend on `num_clients`. `root` is unused: the data is generated.
+    root: unused, since the data are generated.
+    seed: the seed of the run. The samples of client k are drawn from the stream
+        ("data", "synthetic", k), so they do not depend on `num_clients`.
     num_clients: M = 100 in Su et al., 30 in FedProx.
-    redraw: another number draws other x from the same n_k, W_k, b_k and v_k; the shadow runs of Su
-        et al. need that.
+    redraw: another number draws other x from the same n_k, W_k, b_k and v_k. The shadow runs of Su
+        et al. need this.
 
     Raises ValueError for num_clients < 1 or a negative alpha, beta or redraw.
     """
@@ -77,7 +80,10 @@ def load_synthetic(
 def _samples(
     rng: np.random.RandomState, fresh: np.random.RandomState, alpha: float, beta: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One client's x float32 [n, 60] and y int64 [n]: the model from `rng`, the x from `fresh`."""
+    """Draw one client's x float32 [n, 60] and y int64 [n].
+
+    The size, the model and the mean of x are drawn from `rng`, x itself from `fresh`.
+    """
     size = int(rng.lognormal(4.0, 2.0)) + 50
     u = rng.normal(0.0, alpha)
     center = rng.normal(0.0, beta)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Availability processes: which clients answer in a round.
+"""Dropout processes: which clients are active in a round.
 
-One process per file: add one by adding a file here with a `DropoutProcess` that is decorated with
-`@register("its-name")`. Every module of this package is imported and so registers itself. All are
-described in docs/dropout.md.
+docs/dropout.md describes all processes. To add one, add a file to this package with a
+`DropoutProcess` class decorated with `@register("its-name")`. All modules of this package are
+imported, so the class is registered automatically.
 
-They work without the simulation, for any framework that asks which clients answer:
+The processes do not depend on the simulation and can be used with any framework:
 
     process = make_dropout("markov", num_clients=100, seed=0, rate=0.3)
     process.active(17)  # int64 ids, ascending
@@ -25,5 +25,5 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def available() -> list[str]:
-    """The names of all processes."""
+    """Return the names of all processes."""
     return sorted(PROCESSES)

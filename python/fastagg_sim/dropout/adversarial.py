@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A system adversary that silences chosen clients within a budget."""
+"""An adversary that silences selected clients within a budget."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from fastagg_sim.dropout.id_files import read_numbers
 from fastagg_sim.seeds import generator
 
 ALL = "all"
-# Products like 0.7 * 10 = 7 + 9e-16 are meant as the whole number.
+# Relative tolerance of the budget, for rounding errors such as 0.7 * 10 = 7 + 9e-16.
 SLACK = 1e-9
 
 
 @register("adversarial")
 @dataclass(frozen=True, kw_only=True)
 class Adversarial(DropoutProcess):
-    """The scheme of Su et al., section 6.1: the server samples, the adversary then silences.
+    """The scheme of Su et al., section 6.1: the adversary silences some of the sampled clients.
 
-    Round t takes a uniform sample of `sample` clients in random order. The adversary goes through
-    them in that order and silences every candidate that still fits into the budget,
+    In every round the server takes a uniform sample of `sample` clients in random order. The
+    adversary visits them in that order and silences every candidate that fits into the budget
 
-        sum of n_i over the silenced <= epsilon * sample / K * sum of n_i over all clients,
+        sum of n_i over the silenced clients <= epsilon * sample / K * sum of n_i over all clients,
 
-    but never the last client that is left.
+    but it always leaves at least one client active.
 
-    candidates: the clients it would silence: a list of ids, the path of a CSV file with a column
-        `client` (what `fastagg_sim.dropout.shadow` writes), or "all". In the paper they are the
-        clients whose updates change most in two shadow runs, 35 of 100. With 35 candidates the 8 of
-        10 clients that the paper's figures show as silenced in every round are impossible (on
-        average 3.5 of 10 sampled clients are candidates); with "all" they are what happens, but the
-        first eight of a random order are a uniform choice, so that nothing adversarial is left.
-    sample: how many of the K clients the server samples per round; 10 in the paper.
-    epsilon: the budget, in [0, 1]; at 0 nobody is silenced.
-    strict: the budget must not be reached (<), as in the released code, whose epsilon of 0.9 is the
-        0.8 of the paper.
-    sizes: n_i. "samples": what client i holds (needs label_counts, which the simulation passes on).
-        "equal": every client counts the same.
+    candidates: the clients that the adversary may silence: a list of ids, the path of a CSV file
+        with a column `client` (as `fastagg_sim.dropout.shadow` writes), or "all". In the paper they
+        are the 35 of 100 clients whose updates change most in two shadow runs. The paper's figures
+        show 8 of 10 clients silenced in every round. With 35 candidates this is impossible, since
+        on average 3.5 of 10 sampled clients are candidates. With "all" it happens, but silencing
+        the first eight of a random order is a uniform choice and no longer adversarial.
+    sample: number of clients that the server samples per round; 10 in the paper.
+    epsilon: the budget, in [0, 1]; with 0 no client is silenced.
+    strict: require < instead of <= in the budget, as in the released code, where epsilon = 0.9
+        corresponds to 0.8 in the paper.
+    sizes: the meaning of n_i. "samples": number of samples of client i (needs label_counts, which
+        the simulation provides). "equal": n_i = 1 for every client.
     """
 
     candidates: str | Path | Sequence[int]
@@ -65,7 +65,8 @@ class Adversarial(DropoutProcess):
         self.one_of("sizes", ("samples", "equal"))
         if self.sizes == "samples" and self.label_counts is None:
             raise ValueError(
-                "label_counts: adversarial needs the samples of every client, or sizes=equal"
+                "label_counts: adversarial needs the samples of every client; "
+                "pass label_counts, or use sizes=equal"
             )
         _ = self._candidates  # reads and checks them
 
@@ -97,18 +98,23 @@ class Adversarial(DropoutProcess):
 
     @property
     def _sampled_mass(self) -> float:
-        """The expected sum of n_i over the sample, which epsilon refers to."""
+        """The expected sum of n_i over a sample; the budget is epsilon times this number."""
         return sum(self._sizes) * self.sample / self.num_clients
 
     def sampled(self, round: int) -> list[int]:
-        """The clients that the server samples in `round`, in the order of the adversary."""
+        """Return the clients that the server samples in `round`, in the order in which the
+        adversary visits them."""
         return self._sampled(generator(self.seed, "dropout", round))
 
     def _sampled(self, rng: torch.Generator) -> list[int]:
         return torch.randperm(self.num_clients, generator=rng)[: self.sample].tolist()
 
     def silenced_fraction(self, round: int) -> float:
-        """epsilon_t: the silenced clients' samples over those of an average sample; <= epsilon."""
+        """Return epsilon_t, the used part of the budget in `round`; at most epsilon.
+
+        It is the sum of n_i over the silenced clients, divided by its expectation over a sample of
+        clients.
+        """
         silenced = set(self.sampled(round)) - set(self.active(round).tolist())
         return sum(self._sizes[client] for client in silenced) / self._sampled_mass
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every availability process shares: the contract and the registry."""
+"""The base class and the registry of dropout processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fastagg_sim.seeds import generator
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutProcess(ABC):
-    """Says which clients are active in a round.
+    """Decides which clients are active in a round.
 
-    A process is a pure function of (seed, round, history): what it keeps only saves time, so rounds
-    may be asked for in any order, again, or after a restart.
+    A process is a pure function of (seed, round, history). State that it stores only saves time, so
+    rounds can be requested in any order, repeatedly, or after a restart.
 
     num_clients: K, at least 1.
-    seed: the run's seed; round t uses the stream ("dropout", t), what is drawn once the stream
-        ("dropout", name of the process).
-    groups: the group of every client, where known and needed.
-    label_counts: how many samples of each label every client holds, K rows of C numbers, where
-        known and needed.
+    seed: the seed of the run. Draws for round t use the stream ("dropout", t); draws that are made
+        once per run use the stream ("dropout", name of the process).
+    groups: the group of every client, if the process needs them.
+    label_counts: how many samples of each label every client has, K rows of C numbers, if the
+        process needs them.
     """
 
     num_clients: int
@@ -53,17 +53,20 @@ class DropoutProcess(ABC):
 
     @classmethod
     def at_ratio(cls, alpha: float) -> dict[str, Any]:
-        """The options with which a fraction `alpha` of the clients is absent on average, up to
-        rounding to whole clients; empty if there is no such option. For the command line."""
+        """Return the options for which a fraction `alpha` of the clients is absent on average.
+
+        The fraction is exact up to rounding to whole clients. The result is empty if the process
+        has no such option. Used by the command line.
+        """
         return {}
 
     def active(self, round: int, history: Sequence[torch.Tensor] = ()) -> torch.Tensor:
-        """The ids of the active clients of `round` (0, 1, ...): int64 [S], ascending, maybe empty.
+        """Return the ids of the active clients in `round` (0, 1, ...).
 
-        history: the active ids of the rounds before, oldest first, for processes that react to
+        history: the active ids of all earlier rounds, oldest first, for processes that react to
             them.
 
-        Raises ValueError for a negative round.
+        Returns int64 [S], ascending; S may be 0. Raises ValueError for a negative round.
         """
         if round < 0:
             raise ValueError(f"round: expected 0 or more, got {round}")
@@ -73,16 +76,16 @@ class DropoutProcess(ABC):
     def draw(
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """What `active` returns, drawn from `rng`, the random stream of this round."""
+        """Draw the result of `active` from `rng`, the random stream of this round."""
 
     def whole_numbers(self, name: str, minimum: int) -> None:
-        """ValueError unless the option `name` is a whole number and at least `minimum`."""
+        """Raise ValueError unless the option `name` is a whole number >= `minimum`."""
         value = getattr(self, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             raise ValueError(f"{name}: expected a whole number >= {minimum}, got {value!r}")
 
     def one_of(self, name: str, choices: Sequence[str]) -> None:
-        """ValueError unless the option `name` is one of `choices`."""
+        """Raise ValueError unless the option `name` is one of `choices`."""
         value = getattr(self, name)
         if value not in choices:
             raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
@@ -92,11 +95,11 @@ PROCESSES: dict[str, type[DropoutProcess]] = {}
 
 
 def register(name: str) -> Callable[[type[DropoutProcess]], type[DropoutProcess]]:
-    """Class decorator: makes the process known to `make_dropout` as `name`."""
+    """Class decorator that registers a process for `make_dropout` under `name`."""
 
     def add(process: type[DropoutProcess]) -> type[DropoutProcess]:
         if name in PROCESSES:
-            raise ValueError(f"name: there already is a dropout process {name!r}")
+            raise ValueError(f"name: a dropout process {name!r} already exists")
         PROCESSES[name] = process
         return process
 
@@ -112,14 +115,14 @@ def make_dropout(
     label_counts: Sequence[Sequence[int]] | None = None,
     **options: Any,
 ) -> DropoutProcess:
-    """The process `name` for `num_clients` clients of a run with `seed`.
+    """Create the process `name` for `num_clients` clients of a run with `seed`.
 
-    groups: the group of every client (`Partition.groups`), which cluster-floor needs.
-    label_counts: K rows of C numbers (`Partition.label_counts`), which label-correlated needs, and
-        adversarial unless all clients count the same.
-    options: those of the process; docs/dropout.md lists them.
+    groups: the group of every client (`Partition.groups`); required by cluster-floor.
+    label_counts: K rows of C numbers (`Partition.label_counts`); required by label-correlated, and
+        by adversarial unless sizes="equal".
+    options: the options of the process, see docs/dropout.md.
 
-    Raises ValueError for an unknown name or an impossible setting, TypeError for an unknown option.
+    Raises ValueError for an unknown name or an invalid setting, TypeError for an unknown option.
     """
     return call(
         "dropout process",
@@ -138,9 +141,11 @@ def make_dropout(
 
 
 def probabilities(name: str, value: float | Sequence[float], num_clients: int) -> torch.Tensor:
-    """One probability per client, float64 [K], from one number for all or a list of K numbers.
+    """Return one probability per client, float64 [K].
 
-    Raises ValueError naming the option `name` for anything else or outside [0, 1].
+    value: one number for all clients, or a list of K numbers.
+
+    Raises ValueError, naming the option `name`, if `value` is neither or is outside [0, 1].
     """
     many = isinstance(value, Sequence) and not isinstance(value, str)
     listed = list(value) if many else [value] * num_clients  # type: ignore[arg-type]
@@ -155,10 +160,10 @@ def probabilities(name: str, value: float | Sequence[float], num_clients: int) -
 
 
 def active_count(num_clients: int, alpha: float) -> int:
-    """S = floor((1 - alpha) K): the clients left when a fraction `alpha` in [0, 1] drops out.
+    """Return S = floor((1 - alpha) K), the number of active clients at dropout ratio `alpha`.
 
-    Products such as (1 - 0.9) * 10 = 1 - 2e-16 are meant as the whole number, so what is less than
-    1e-9 below a whole number counts as that number.
+    A product less than 1e-9 below a whole number counts as that number, so that rounding errors
+    such as (1 - 0.9) * 10 = 1 - 2e-16 do not change the result.
 
     Raises ValueError if alpha is not in [0, 1].
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every client on its own."""
+"""Every client is active independently of the others and of earlier rounds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fastagg_sim.dropout.base import DropoutProcess, probabilities, register
 class Bernoulli(DropoutProcess):
     """Each client is active with its own fixed probability, independently (MimiC's "static").
 
-    p: in [0, 1], one number for all (the paper) or a list of K numbers. A round may be empty: with
-        K = 30 and p = 0.1 that is 4 % of them.
-    levels: with more than one level, p must be one number, and client k's probability is the
-        (k mod levels)-th of `levels` numbers that are evenly spaced from p to 1. MimiC's released
-        code has 5: p = 0.1 means 0.1, 0.325, 0.55, 0.775 and 1, on average 0.55.
+    p: the probability, in [0, 1]: one number for all clients (the paper) or a list of K numbers.
+        Rounds may be empty; with K = 30 and p = 0.1, 4 % of them are.
+    levels: if larger than 1, p must be one number, and the probability of client k is the
+        (k mod levels)-th of `levels` numbers evenly spaced from p to 1. MimiC's released code uses
+        5 levels: with p = 0.1 the probabilities are 0.1, 0.325, 0.55, 0.775 and 1, 0.55 on average.
     """
 
     p: float | Sequence[float] = 0.5
@@ -39,7 +39,7 @@ class Bernoulli(DropoutProcess):
 
     @cached_property
     def rates(self) -> torch.Tensor:
-        """The probability of each client, float64 [K]."""
+        """The probability that each client is active, float64 [K]."""
         p = probabilities("p", self.p, self.num_clients)
         if self.levels == 1:
             return p

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fixed number of clients, with at least one of every group."""
+"""A fixed number of active clients, with at least one in every group."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fastagg_sim.dropout.base import DropoutProcess, active_count, register
 @register("cluster-floor")
 @dataclass(frozen=True, kw_only=True)
 class ClusterFloor(DropoutProcess):
-    """Exactly floor((1 - alpha) K) clients, at least one active in every group.
+    """Exactly S = floor((1 - alpha) K) active clients, with at least one in every group.
 
-    This is how the released FL-FDMS code makes Assumption 5 (an active friend) hold. Round t
-    draws first how many clients each group has active, uniformly among all ways to write S as a sum
-    of one number in [1, group size] per group, then that many clients of each group uniformly. The
-    active sets are therefore not equally likely: uneven splits are more frequent than among the
-    uniform sets with one client per group.
+    The released FL-FDMS code ensures Assumption 5 (every client has an active friend) in this way.
+    Every round first draws the number of active clients of each group, uniformly among all ways to
+    write S as a sum of one number in [1, group size] per group. It then draws this many clients of
+    each group uniformly. The possible active sets are therefore not equally likely: uneven splits
+    are more frequent than in a uniform draw among all sets with a client of every group.
 
-    alpha: dropout ratio in [0, 1] with floor((1 - alpha) K) >= the number of groups.
+    alpha: dropout ratio in [0, 1], with floor((1 - alpha) K) >= number of groups.
     groups: the group of every client; required.
     """
 
@@ -39,7 +39,7 @@ class ClusterFloor(DropoutProcess):
         if self.groups is None:
             raise ValueError(
                 "groups: cluster-floor needs the group of every client; "
-                "the partition 'clustered' knows them"
+                "use the partition 'clustered', which provides them"
             )
         count = active_count(self.num_clients, self.alpha)
         if count < len(self._members):
@@ -50,13 +50,13 @@ class ClusterFloor(DropoutProcess):
 
     @cached_property
     def _members(self) -> list[torch.Tensor]:
-        """The client ids of each group, groups in ascending order."""
+        """The client ids of each group, sorted by group."""
         groups = torch.tensor(self.groups)
         return [torch.nonzero(groups == group).flatten() for group in torch.unique(groups)]
 
     @cached_property
     def _ways(self) -> list[list[int]]:
-        """ways[g][r]: in how many ways groups g, g + 1, ... can have r active clients together."""
+        """ways[g][r]: number of ways in which groups g, g + 1, ... have r active clients in all."""
         count = active_count(self.num_clients, self.alpha)
         ways = [[1] + [0] * count]
         for members in reversed(self._members):
@@ -66,7 +66,10 @@ class ClusterFloor(DropoutProcess):
         return ways
 
     def group_counts(self, rng: torch.Generator) -> list[int]:
-        """Active clients per group, uniform over all feasible splits (to float64 rounding)."""
+        """Draw the number of active clients of each group, uniformly among all possible splits.
+
+        The probabilities are exact up to float64 rounding.
+        """
         left = active_count(self.num_clients, self.alpha)
         counts = []
         for group, members in enumerate(self._members):
@@ -74,7 +77,7 @@ class ClusterFloor(DropoutProcess):
             choices = [n for n in range(1, len(members) + 1) if n <= left and rest[left - n]]
             draw = float(torch.rand((), generator=rng, dtype=torch.float64))
             for count in choices:
-                # Integers of any size; their ratio is rounded once.
+                # Python integers of any size, so only their ratio is rounded.
                 draw -= rest[left - count] / self._ways[group][left]
                 if draw < 0.0:
                     break

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fixed number of clients, uniformly at random."""
+"""A fixed number of active clients, drawn uniformly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fastagg_sim.dropout.base import DropoutProcess, active_count, register
 @register("exact")
 @dataclass(frozen=True, kw_only=True)
 class Exact(DropoutProcess):
-    """Exactly floor((1 - alpha) K) clients, every set of that size equally likely (FL-FDMS).
+    """Exactly floor((1 - alpha) K) active clients, all sets of this size equally likely (FL-FDMS).
 
-    alpha: dropout ratio in [0, 1]; at 1 nobody is active. With one seed the active sets of two
-    values of alpha are nested, so that runs which differ in alpha alone are paired.
+    alpha: dropout ratio in [0, 1]; with 1 no client is active. For the same seed the active sets of
+        two values of alpha are nested, so runs that only differ in alpha are paired.
     """
 
     alpha: float = 0.5

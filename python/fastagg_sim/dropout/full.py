@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody drops out."""
+"""No client drops out."""
 
 from __future__ import annotations
 

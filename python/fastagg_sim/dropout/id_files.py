@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CSV files of whole numbers, which the processes trace and adversarial read."""
+"""Read CSV files of whole numbers, for the processes trace and adversarial."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from pathlib import Path
 
 
 def read_numbers(option: str, path: str | Path, columns: Sequence[str]) -> list[list[int]]:
-    """The `columns` of the CSV file `path` as whole numbers of 0 or more, row by row.
+    """Return the `columns` of the CSV file `path`, row by row, as whole numbers >= 0.
 
-    The first line names the columns, in any order; other columns and blank lines are ignored. Files
-    from spreadsheets (a byte order mark, CRLF) are fine.
+    The first line names the columns, in any order. Other columns and blank lines are ignored. A
+    byte order mark and CRLF line ends, as in files from spreadsheets, are accepted.
 
-    Raises ValueError naming the `option`, the file and the line for whatever is wrong.
+    Raises ValueError, naming the `option`, the file and the line, if the file cannot be read or is
+    not of this form.
     """
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
@@ -45,7 +46,7 @@ def _rows(where: str, lines: Iterator[list[str]], columns: Sequence[str]) -> Ite
             text = cells[place].strip()
             if not (text.isascii() and text.isdigit()):
                 raise ValueError(
-                    f"{where}, line {number}: expected a whole number of 0 or more as {name}, "
+                    f"{where}, line {number}: expected a whole number >= 0 in column {name}, "
                     f"got {text!r}"
                 )
             row.append(int(text))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Availability that depends on which labels a client holds."""
+"""Availability that depends on the labels of a client's samples."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from fastagg_sim.dropout.base import DropoutProcess, register
 @register("label-correlated")
 @dataclass(frozen=True, kw_only=True)
 class LabelCorrelated(DropoutProcess):
-    """Each client is active with probability low + (high - low) s, independently, where s in [0, 1]
-    depends on its labels c = 0 ... C - 1. What is absent is then not a fair sample of the data.
+    """Each client is active independently with probability low + (high - low) s, where the score s
+    in [0, 1] depends on its labels c = 0 ... C - 1.
 
-    pattern:
+    The absent clients are therefore not a representative sample of the data.
+
+    pattern: how the score is computed.
         "smallest" (the experiments of MIFA): s = the client's smallest label / (C - 1), the same in
-            every round: clients with label 0 are active least.
-        "cycle" (day and night): label c is at its best in round c period / C and again every
-            `period` rounds; s is the mean over the client's samples of
-            (1 + cos(2 pi (t / period - c / C))) / 2. Over a whole number of periods every client is
-            active at the rate (low + high) / 2.
+            every round. Clients with label 0 are active least often.
+        "cycle" (day and night): s is the mean over the client's samples of
+            (1 + cos(2 pi (t / period - c / C))) / 2. Clients with label c are most active in round
+            c * period / C and every `period` rounds after it. Over a whole number of periods every
+            client is active in a fraction (low + high) / 2 of the rounds.
     low, high: 0 <= low <= high <= 1.
-    period: rounds per cycle, at least 2; only for "cycle".
-    label_counts: needed; the simulation passes it on from the partition.
+    period: rounds per cycle, at least 2; only used by "cycle".
+    label_counts: required; the simulation takes them from the partition.
     """
 
     pattern: str = "smallest"
@@ -46,7 +48,9 @@ class LabelCorrelated(DropoutProcess):
                 f"high = {self.high}"
             )
         if self.label_counts is None:
-            raise ValueError("label_counts: label-correlated needs the labels of every client")
+            raise ValueError(
+                "label_counts: label-correlated needs the labels of every client; pass label_counts"
+            )
         if any(sum(row) == 0 for row in self.label_counts):
             raise ValueError("label_counts: expected at least one sample per client")
 
@@ -57,7 +61,7 @@ class LabelCorrelated(DropoutProcess):
         return counts / counts.sum(dim=1, keepdim=True)
 
     def rates(self, round: int) -> torch.Tensor:
-        """The probability of each client to be active in `round`, float64 [K]."""
+        """Return the probability that each client is active in `round`, float64 [K]."""
         classes = self._shares.shape[1]
         if self.pattern == "smallest":
             smallest = (self._shares > 0).double().argmax(dim=1).double()  # the first > 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every client on its own, in stretches."""
+"""Every client is active and absent in stretches, independently of the others."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from fastagg_sim.seeds import generator
 @register("markov")
 @dataclass(frozen=True, kw_only=True)
 class Markov(DropoutProcess):
-    """Each client is an independent two-state Markov chain, in its stationary law from round 0 on.
+    """Each client is an independent two-state Markov chain that starts in its stationary
+    distribution.
 
-    From round to round a client keeps its state with probability `memory`, and is otherwise drawn
-    anew: active with probability `rate`. That is the chain with
+    From one round to the next a client keeps its state with probability `memory`. Otherwise its
+    state is drawn anew: active with probability `rate`. This is the chain with
 
-        P(active -> absent) = (1 - memory) (1 - rate),   P(absent -> active) = (1 - memory) rate,
+        P(active -> absent) = (1 - memory) (1 - rate),   P(absent -> active) = (1 - memory) rate.
 
-    in which absences last 1 / ((1 - memory) rate) rounds on average, active stretches
-    1 / ((1 - memory) (1 - rate)), and states n rounds apart have the correlation memory^n. Without
-    memory it is `bernoulli`.
+    Absences last 1 / ((1 - memory) rate) rounds on average, active stretches
+    1 / ((1 - memory) (1 - rate)) rounds. States n rounds apart have the correlation memory^n. With
+    memory = 0 the process has the same distribution as `bernoulli`.
 
     rate: the fraction of rounds in which a client is active, in [0, 1]; one number or a list of K.
     memory: in [0, 1).
 
-    A round is a function of (seed, round) without a walk through all rounds before it: one looks
-    back only to the last new draw of each client, some (1 + ln K) / (1 - memory) rounds in all, and
-    not even that far when the rounds are asked for in turn.
+    A round is a function of (seed, round) and does not need the states of all earlier rounds. It is
+    enough to go back to the latest new draw of each client, about (1 + ln K) / (1 - memory) rounds
+    for all clients. Rounds requested in ascending order reuse the previous state and go back less.
     """
 
     rate: float | Sequence[float] = 0.5
@@ -55,7 +56,7 @@ class Markov(DropoutProcess):
 
     @cached_property
     def _last(self) -> dict[str, tuple[int, torch.Tensor]]:
-        """Under "state" the last round that was asked for and its states: saves time only."""
+        """A cache: under the key "state", the last requested round and the states in it."""
         return {}
 
     def draw(
@@ -63,7 +64,7 @@ class Markov(DropoutProcess):
     ) -> torch.Tensor:
         known_round, known = self._last.get("state", (-1, torch.empty(0)))
         state = torch.zeros(self.num_clients, dtype=torch.bool)
-        open_ = torch.ones(self.num_clients, dtype=torch.bool)  # no new draw found yet
+        open_ = torch.ones(self.num_clients, dtype=torch.bool)  # clients without a new draw so far
         for t in range(round, -1, -1):
             if t == known_round:
                 state |= open_ & known

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every client at its own regular interval."""
+"""Every client is active at its own regular interval."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ HALF_NORMAL_DEVIATION = 3.0
 class RoundRobin(DropoutProcess):
     """Client i is active in every tau_i-th round: bounded absences (MimiC, section 7.1, 1).
 
-    tau_max: largest interval; no client is absent for tau_max rounds or more in a row.
+    tau_max: largest interval; no client is absent for tau_max or more rounds in a row.
     sampling: how each tau_i is drawn, once per run.
-        "uniform" (the paper): a whole number from 0 to tau_max, where 0 counts as 1, always
-            active. Of 30 clients 6.6, 3.2, 1.8 are active on average for tau_max = 20, 50, 100.
-        "half-normal" (the released code): round(|N(0, 3^2)|) between 1 and tau_max, about 2.5 on
-            average, so that a tau_max of 15 or more hardly matters; 17.8 of 30 are active.
-    phase: "aligned" (the released code): client i is active when t is a multiple of tau_i, so
-        everybody in round 0. "random": client i first in a round drawn from 0 ... tau_i - 1. The
-        paper does not say.
+        "uniform" (the paper): a whole number from 0 to tau_max; 0 counts as 1, that is, the client
+            is always active. Of 30 clients, 6.6, 3.2 and 1.8 are active on average for
+            tau_max = 20, 50 and 100.
+        "half-normal" (the released code): round(|N(0, 3^2)|), limited to [1, tau_max]; about 2.5 on
+            average, so a tau_max of 15 or more makes little difference. Of 30 clients, 17.8 are
+            active on average.
+    phase: when client i is active for the first time; the paper does not say.
+        "aligned" (the released code): in round 0, like all clients, and in all multiples of tau_i.
+        "random": in a round drawn from 0 ... tau_i - 1.
 
-    With one seed, "uniform" intervals grow with tau_max client by client, so that runs which differ
-    in tau_max alone are paired.
+    For the same seed, the "uniform" interval of a client grows with tau_max, so runs that only
+    differ in tau_max are paired.
     """
 
     tau_max: int = 20

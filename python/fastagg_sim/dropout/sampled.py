@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client sampling by the server, combined with any other process."""
+"""Client sampling by the server, combined with another dropout process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from fastagg_sim.seeds import generator
 @register("sampled")
 @dataclass(frozen=True, kw_only=True)
 class Sampled(DropoutProcess):
-    """The server asks a uniform sample of the clients; another process says who can answer.
+    """The server samples clients uniformly; another process decides which clients are available.
 
-    sample: how many clients the server asks per round, from 1 to K.
-    process, options: the name and the options of the other process; it sees all K clients and the
-        same seed and history, so with one seed the same clients can answer as without sampling.
-    among: whom the server samples from. "all": it does not know who can answer, so the active
-        clients are those who are asked and can: sample * rate of them on average. "available": only
-        those who can answer; all of them if they are fewer than `sample`.
+    sample: number of clients that the server samples per round, from 1 to K.
+    process, options: the name and the options of the other process. It uses all K clients and the
+        same seed and history, so for the same seed the same clients are available as without
+        sampling.
+    among: the clients from which the server samples. "all": it does not know which are available;
+        the active clients are those that are sampled and available, sample * rate of them on
+        average. "available": only the available clients; if they are fewer than `sample`, all of
+        them are active.
 
-    For K clients of which `sample` are asked and answer, use process="full".
+    For uniform sampling without dropout, use process="full".
     """
 
     sample: int = 10
@@ -51,7 +53,7 @@ class Sampled(DropoutProcess):
 
     @cached_property
     def inner(self) -> DropoutProcess:
-        """The process that says who can answer."""
+        """The process that decides which clients are available."""
         return make_dropout(
             self.process,
             num_clients=self.num_clients,
@@ -64,7 +66,7 @@ class Sampled(DropoutProcess):
     def draw(
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        # Not `rng`: the other process starts from the same stream.
+        # A separate stream: the other process already uses the stream of `rng`.
         own = generator(self.seed, "dropout", "sampled", round)
         order = torch.randperm(self.num_clients, generator=own)
         able = torch.zeros(self.num_clients, dtype=torch.bool)

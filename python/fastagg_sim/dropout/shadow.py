@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the adversary of Su et al. silences: the candidates, from two shadow runs (section 6.1).
+"""The candidates: the clients that the adversary of Su et al. may silence (section 6.1).
 
-A shadow run is a run with every client active in every round, on data drawn afresh from the same
-distributions (option `redraw` of the partition dirichlet and of the data set synthetic), so that
-the adversary uses nothing that the real run will see. One is FedAvg; the other is centered
-clipping, whose clients send momentum. The caller runs them and notes one norm per round and client.
+They are chosen from two shadow runs. In a shadow run every client is active in every round, and the
+data are drawn anew from the same distributions (option `redraw` of the partition dirichlet and of
+the data set synthetic), so the adversary does not use the data of the real run. The first shadow
+run is FedAvg. The second is centered clipping, whose clients send their momentum. The caller
+computes the runs and records one norm per round and client (`fastagg_sim.shadow_runs`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import torch
 
 @dataclass(frozen=True)
 class Candidates:
-    """Two disjoint lists of client ids, each from the largest change down.
+    """Two disjoint lists of client ids, each sorted by decreasing change.
 
-    fedavg: the first num_fedavg clients by the change of their gradient sums.
-    clipping: the first num_clipping of the others by the change of their momentum.
+    fedavg: the num_fedavg clients whose gradient sums change most.
+    clipping: among the others, the num_clipping clients whose momentum changes most.
     """
 
     fedavg: tuple[int, ...]
@@ -29,11 +30,11 @@ class Candidates:
 
     @property
     def ids(self) -> list[int]:
-        """All candidates, ascending: the option `candidates` of the process adversarial."""
+        """All candidates, ascending, for the option `candidates` of the process adversarial."""
         return sorted(self.fedavg + self.clipping)
 
     def write(self, path: str | Path) -> None:
-        """Write a CSV file that the process adversarial reads (columns client, shadow)."""
+        """Write a CSV file (columns client, shadow) that the process adversarial can read."""
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.write("client,shadow\n")
             file.writelines(f"{client},fedavg\n" for client in self.fedavg)
@@ -50,19 +51,22 @@ def choose_candidates(
     num_clipping: int = 10,
     absolute: bool = True,
 ) -> Candidates:
-    """The candidates from the norms noted in the two shadow runs.
+    """Choose the candidates from the norms recorded in the two shadow runs.
 
     fedavg_norms: float [T, M]; entry (t, i) is the norm of the sum of the gradients of client i's
-        local steps in round t, that is, of its model difference divided by the round's local
-        learning rate.
+        local steps in round t, that is, of its model difference divided by the local learning rate
+        of the round.
     clipping_norms: float [T, M]; entry (t, j) is the norm of client j's momentum in round t.
     first_round, last_round: T_1 and T_2 of the paper, counted from 0.
     num_fedavg, num_clipping: K'_1 and K'_2 of the paper.
-    absolute: rank by | |a(T_2)| - |a(T_1)| |, as in the released code; in the paper the outer bars
-        are hard to tell from those of the norms. False ranks by the growth |a(T_2)| - |a(T_1)|.
+    absolute: rank by the change | |a(T_2)| - |a(T_1)| |, as in the released code; in the paper the
+        outer bars are hard to distinguish from those of the norms. False: rank by the growth
+        |a(T_2)| - |a(T_1)|.
 
-    Clients with the same change rank by id. Raises ValueError naming the argument for shapes that
-    do not fit, rounds outside the runs, norms that are not finite, or more candidates than clients.
+    Clients with equal change are ranked by id.
+
+    Raises ValueError, naming the argument, for mismatched shapes, rounds outside the runs, norms
+    that are not finite, or more candidates than clients.
     """
     if fedavg_norms.ndim != 2 or clipping_norms.ndim != 2:
         raise ValueError(
@@ -97,6 +101,6 @@ def choose_candidates(
 
 
 def _largest(change: torch.Tensor, clients: Sequence[int], count: int) -> tuple[int, ...]:
-    """The `count` of `clients` with the largest `change`; the lower id wins ties."""
+    """Return the `count` clients with the largest `change`; ties are broken by the lower id."""
     ranked = sorted(clients, key=lambda client: (-float(change[client]), client))
     return tuple(ranked[:count])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fixed number of clients, chosen with weights that are new in every round."""
+"""A fixed number of active clients, drawn with weights that change in every round."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fastagg_sim.seeds import generator
 @register("time-varying")
 @dataclass(frozen=True, kw_only=True)
 class TimeVarying(DropoutProcess):
-    """Exactly floor(P K) clients, heavier ones more likely (MimiC, section 7.1, 3).
+    """Exactly floor(P K) active clients, drawn with random weights (MimiC, section 7.1, 3).
 
-    Round t draws a weight a ~ U[low, high] for every client and then takes clients one after the
-    other, without replacement, each with a probability in proportion to its weight. The weights are
-    independent from round to round and from client to client, so over the rounds every client is
-    active at the same rate floor(P K) / K, and rounds are independent.
+    Every round draws a weight a ~ U[low, high] for each client. It then draws clients one after the
+    other, without replacement, with probability proportional to their weights. The weights are
+    independent between rounds and between clients. Rounds are therefore independent, and over many
+    rounds every client is active at the same rate floor(P K) / K.
 
     fraction: P in (0, 1], with P K >= 1.
-    low, high: 0 < low <= high; 1 and 10 in the paper. Only their ratio matters; the released code
-        has 0.1 and 1, which is the same.
+    low, high: 0 < low <= high; 1 and 10 in the paper. Only their ratio matters: the values 0.1 and
+        1 of the released code are equivalent.
     """
 
     fraction: float = 0.5
@@ -51,11 +51,11 @@ class TimeVarying(DropoutProcess):
 
     @property
     def count(self) -> int:
-        """floor(P K), the number of active clients in every round."""
+        """The number of active clients in every round, floor(P K)."""
         return active_count(self.num_clients, 1.0 - self.fraction)
 
     def weights(self, round: int) -> torch.Tensor:
-        """The weights a of `round`, float64 [K]."""
+        """Return the weights a of `round`, float64 [K]."""
         return self._weights(generator(self.seed, "dropout", round))
 
     def _weights(self, rng: torch.Generator) -> torch.Tensor:
@@ -66,9 +66,9 @@ class TimeVarying(DropoutProcess):
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         weights = self._weights(rng)
-        # The first of independent exponential clocks with rates a rings at i with probability
-        # a_i / sum a; the remaining clocks then start afresh. So the order in which they ring is
-        # the order of a weighted draw without replacement.
+        # Of independent exponential clocks with rates a, clock i rings first with probability
+        # a_i / sum a, and the remaining times are again exponential. The order in which the clocks
+        # ring is therefore the order of a weighted draw without replacement.
         uniform = torch.rand(self.num_clients, generator=rng, dtype=torch.float64)
         clocks = -torch.log1p(-uniform) / weights
         return torch.argsort(clocks, stable=True)[: self.count].sort().values

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replay of who was there, from a file."""
+"""Replay of the active clients from a file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from fastagg_sim.dropout.id_files import read_numbers
 class Trace(DropoutProcess):
     """The active clients of every round, from a CSV file with the columns `round` and `client`.
 
-    One line says that this client is active in this round; lines may come in any order, other
-    columns are ignored, and a round without a line is empty. `write_trace` writes such a file.
+    A line states that a client is active in a round. Lines may be in any order, other columns are
+    ignored, and in a round without a line no client is active. `write_trace` writes such a file.
 
-    path: the file; a relative path is relative to the working directory. It is read once.
-    rounds: the length of the trace; by default the last round with a line ends it.
-    after: what comes after the end. "error": active raises IndexError. "repeat": the trace again
-        from its start. "empty": nobody.
+    path: the file, absolute or relative to the working directory. It is read once.
+    rounds: the length of the trace; by default it ends with the last round in the file.
+    after: what to do after the end of the trace. "error": `active` raises IndexError. "repeat":
+        start again from the beginning. "empty": no client is active.
 
-    Raises ValueError for a file that cannot be read, a wrong header, a line that is not two whole
-    numbers, a client that is not in [0, K), a line that is there twice, or a round beyond `rounds`;
-    all but the first name the line.
+    Raises ValueError for a file that cannot be read, a wrong header, a line without two whole
+    numbers, a client that is not in [0, K), a duplicate line, or a round beyond `rounds`.
     """
 
     path: str | Path
@@ -55,10 +54,12 @@ class Trace(DropoutProcess):
                 raise ValueError(f"{what}: the trace has rounds = {self.rounds}")
             clients = found.setdefault(round, set())
             if client in clients:
-                raise ValueError(f"{what}: there twice")
+                raise ValueError(f"{what}: expected each line once, got it twice")
             clients.add(client)
         if self.rounds is None and not found:
-            raise ValueError(f"path: {self.path} names no round; give its length as rounds")
+            raise ValueError(
+                f"path: {self.path} contains no round; set its length with the option rounds"
+            )
         length = self.rounds if self.rounds is not None else max(found) + 1
         return [torch.tensor(sorted(found.get(t, ())), dtype=torch.int64) for t in range(length)]
 
@@ -71,15 +72,16 @@ class Trace(DropoutProcess):
         if self.after == "error":
             raise IndexError(
                 f"round: {self.path} has rounds 0 to {length - 1}, got {round}; "
-                "after=repeat or after=empty says what comes then"
+                "after=repeat or after=empty continues after the end of the trace"
             )
         return self._sets[round % length].clone() if self.after == "repeat" else torch.arange(0)
 
 
 def write_trace(path: str | Path, active: Iterable[Iterable[int] | torch.Tensor]) -> None:
-    """Write the active clients of rounds 0, 1, ... as a file for the process `trace`.
+    """Write the active clients of rounds 0, 1, ... to a file for the process `trace`.
 
-    Give the number of rounds to `trace` if the last ones are empty: the file cannot say so.
+    If the last rounds have no active client, also pass the number of rounds to `trace` as `rounds`:
+    the file cannot represent them.
     """
     with open(path, "w", encoding="utf-8", newline="") as file:
         file.write("round,client\n")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' figures and tables, one file each.
+"""Experiments that reproduce the figures and tables of the papers, one file each.
 
-Add one by adding a file here that defines `EXPERIMENT`: every module whose name does not start
-with an underscore is imported and so registers itself.
+To add one, add a file to this package that defines `EXPERIMENT`. All modules whose names do not
+start with an underscore are imported by `available`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Claim", "Expected", "Experiment", "Options", "available", "claims_js
 
 
 def available() -> dict[str, Experiment]:
-    """All experiments by name."""
+    """Return all experiments by name."""
     names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name[0] != "_")
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return {module.EXPERIMENT.name: module.EXPERIMENT for module in modules}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experiments of Su et al. share: settings, methods and the adversary.
+"""Common parts of the experiments of Su et al.: options, methods and the adversary.
 
-Local training follows the paper's table 1. It tunes learning rates on a grid and does not say what
-came out; the defaults here are of that grid too, and options.
+Local training follows the paper's table 1. The paper tunes learning rates on a grid and does not
+report the chosen ones. The defaults here are values of the same grid; options can change them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from fastagg_sim.shadow_runs import Shadow
 
 NUM_CLIENTS = 100  # M
-SAMPLE = 10  # K, the clients that the server asks in a round; the default of "adversarial"
+SAMPLE = 10  # K, clients that the server samples per round; the default of "adversarial"
 BETA = NUM_CLIENTS / SAMPLE
 MOMENTUM = 0.9
 CLIPPING = {"tau": 10 / (1 - MOMENTUM), "iterations": 3}
 MEDIAN: dict[str, Any] = {"nu": 0.1, "iterations": 8, "start": "zero"}
-FULL_BATCH = 1_000_000  # no client has as many samples
+FULL_BATCH = 1_000_000  # more than any client has samples
 
 FEDAVG, FEDPROX, MIFA = "FedAvg", "FedProx", "MIFA"
 FEDAVG_VARIANT, FEDPROX_VARIANT = "FedAvg variant", "FedProx variant"
@@ -38,19 +38,20 @@ class AdversarialOptions(Options):
     """Options of the experiments of Su et al."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """One repetition per seed; the paper has at least two."""
+    """Seeds; the experiment is repeated once per seed. The paper has at least two repetitions."""
     epsilon: float = 0.8
-    """The adversary's budget: the part of an average sample that it may silence per round."""
+    """The adversary's budget: the largest fraction of an average sample of clients, weighted by
+    their numbers of samples, that it may silence per round."""
     candidates: Literal["all", "shadow"] = "all"
-    """Whom the adversary may silence. all: everybody, which is what gives the published fraction of
-    silenced clients, and is a uniform choice. shadow: the 35 of section 6.1, found by shadow runs
-    that are kept in the data cache."""
+    """The clients that the adversary may silence. all: all clients; this gives the published
+    fraction of silenced clients, but amounts to a uniform choice. shadow: the 35 clients of section
+    6.1, chosen by shadow runs, which are stored in the data cache."""
     as_released: bool = False
-    """The released code instead of the text: the budget, 0.1 larger, must not be reached; the
-    variants move the model within the loop over the clients; shadow clients have label
-    distributions of their own."""
+    """Follow the released code instead of the text: the budget is 0.1 larger, but must not be
+    reached; the variants update the model within the loop over the clients; clients have other
+    label distributions in the shadow runs than in the real run."""
     fedavg_lr: float = 0.1
-    """Learning rate of FedAvg-type methods (in round 0, where it decays)."""
+    """Learning rate of FedAvg-type methods (its initial value, if it decays)."""
     fedprox_lr: float = 0.01
     """Learning rate of FedProx's local solver."""
     prox: float = 0.1
@@ -59,7 +60,10 @@ class AdversarialOptions(Options):
     """Learning rate of the Byzantine-robust rules."""
 
     def dropout(self, shadow: Shadow) -> Dropout:
-        """The adversary; with candidates="shadow" this runs what `shadow` lacks."""
+        """Return the dropout setting of the adversary.
+
+        With candidates="shadow" this computes the shadow runs that are not in the cache yet.
+        """
         epsilon = self.epsilon + (0.1 if self.as_released else 0.0)
         options: dict[str, Any] = {"epsilon": round(epsilon, 9)}
         if self.as_released:
@@ -79,11 +83,13 @@ class SyntheticOptions(AdversarialOptions):
     """Options of the experiments on Synthetic(1, 1)."""
 
     candidates: Literal["all", "shadow"] = "shadow"
-    """Whom the adversary may silence. shadow: the 35 of section 6.1, found by shadow runs that are
-    kept in the data cache; with them there are rounds in which nobody is silenced, as the paper
-    says of this data set. all: everybody, which leaves 1.2 clients per round on average."""
-    # Of 0.1, 0.01 and 0.001 those with which most methods of the group end at the lowest training
-    # loss, with --quick and seed 100, which no figure shows: results/README.md has the losses.
+    """The clients that the adversary may silence. shadow: the 35 clients of section 6.1, chosen by
+    shadow runs, which are stored in the data cache; in some rounds no client is silenced, as the
+    paper says of this data set. all: all clients, which leaves 1.2 clients active per round on
+    average."""
+    # The learning rates are those of 0.1, 0.01 and 0.001 for which most methods of the group reach
+    # the lowest training loss at the end, measured with --quick and seed 100, which is used in no
+    # figure. results/README.md lists the losses.
     fedavg_lr: float = 0.01
     """Learning rate of FedAvg-type methods."""
     fedprox_lr: float = 0.001
@@ -92,7 +98,7 @@ class SyntheticOptions(AdversarialOptions):
 
 @dataclass(frozen=True)
 class Local:
-    """The three local programs of table 1."""
+    """The three kinds of local training in table 1."""
 
     fedavg: LocalTraining
     fedprox: LocalTraining
@@ -100,10 +106,10 @@ class Local:
 
 
 def baselines(local: Local, as_released: bool) -> tuple[Method, ...]:
-    """FedAvg, FedProx, MIFA and the two variants (eq. 2), in the order of the legend.
+    """Return FedAvg, FedProx, MIFA and the two variants (eq. 2), in the order of the legend.
 
-    MIFA starts from zeros for clients never seen; in the released code, from random models on
-    CIFAR-10, the sum of which stays in its aggregate for ever.
+    MIFA uses zeros for clients that were never active. The released code starts from random models
+    on CIFAR-10, and their sum remains in the aggregate for the whole run.
     """
     variant: dict[str, Any] = {"beta": BETA}
     if as_released:
@@ -111,17 +117,18 @@ def baselines(local: Local, as_released: bool) -> tuple[Method, ...]:
     return (
         Method(FEDAVG, "fedavg", sample_weights=True),
         Method(FEDPROX, "fedavg", sample_weights=True, training=local.fedprox),
-        Method(MIFA, "mifa", sample_weights=True, gradient_units=True),  # eq. 44: current rate
+        # Eq. 44 applies remembered updates at the current learning rate.
+        Method(MIFA, "mifa", sample_weights=True, gradient_units=True),
         Method(FEDAVG_VARIANT, "amplified", variant, sample_weights=True),
         Method(FEDPROX_VARIANT, "amplified", variant, sample_weights=True, training=local.fedprox),
     )
 
 
 def byzantine(local: Local) -> tuple[Method, ...]:
-    """The robust rules over everybody's last momentum; zeros for clients never seen.
+    """Return the robust rules, applied to the last momentum of all clients.
 
-    In gradient units a client sends minus its momentum. "2 buckets" are buckets of two, as in the
-    paper that bucketing is from.
+    The momentum of a client that was never active is zero. In gradient units a client sends minus
+    its momentum. We interpret "2 buckets" as buckets of two clients, as in the bucketing paper.
     """
 
     def method(label: str, rule: str, options: Mapping[str, Any]) -> Method:
@@ -145,7 +152,7 @@ def byzantine(local: Local) -> tuple[Method, ...]:
 def configs(
     name: str, task: Task, local: Local, shadow: Shadow, options: AdversarialOptions
 ) -> Mapping[str, Config]:
-    """The runs of a figure and of its comparison with Byzantine-robust rules."""
+    """Return the runs of a figure: "baselines", and the comparison with "byzantine" rules."""
     dropout = options.dropout(shadow)
     seeds = options.chosen_seeds()
     return {
@@ -161,8 +168,11 @@ def configs(
 
 
 def cifar_local(options: AdversarialOptions) -> Local:
-    """Table 1. With --quick clients that take many steps a round take them on batches of 20; those
-    that take one have the paper's 100."""
+    """Return the local training of table 1 on CIFAR-10.
+
+    With --quick, FedAvg and FedProx use batches of 20 instead of 100. The rules with one step per
+    round always use batches of 100.
+    """
     size = 20 if options.quick else 100
     return Local(
         LocalTraining(size, local_steps=25, lr=options.fedavg_lr, lr_power=0.5),
@@ -186,7 +196,8 @@ def _one_step(batch_size: int, options: AdversarialOptions) -> LocalTraining:
 def cifar(name: str, options: AdversarialOptions, quick_rounds: int) -> Mapping[str, Config]:
     """Section 6.2: CIFAR-10, Dir(0.1) label proportions per client, 500 samples each, LeNet-5.
 
-    `--quick` evaluates a dozen times, at least, since claims are about changes between evaluations.
+    With `--quick` the model is evaluated at least twelve times, because some claims are about the
+    changes between evaluations.
     """
     local = cifar_local(options)
     every = options.eval_every
@@ -210,7 +221,8 @@ def cifar(name: str, options: AdversarialOptions, quick_rounds: int) -> Mapping[
 
 
 def _shadow(task: Task, local: Local, options: AdversarialOptions) -> Shadow:
-    """--quick looks at rounds 1 and 6 instead of 5 and 150."""
+    """Return the shadow runs of a task. With --quick they use rounds 1 and 6 instead of 5 and
+    150."""
     from fastagg_sim.shadow_runs import Shadow
 
     return Shadow(
@@ -230,7 +242,7 @@ def _shadow(task: Task, local: Local, options: AdversarialOptions) -> Shadow:
 def synthetic(name: str, options: AdversarialOptions) -> Mapping[str, Config]:
     """Appendix E.2: 100 clients with heavy-tailed sizes, logistic regression, full batches.
 
-    The number of rounds is not given.
+    The paper does not state the number of rounds.
     """
     quick = options.quick
     local = Local(
@@ -255,7 +267,7 @@ def synthetic(name: str, options: AdversarialOptions) -> Mapping[str, Config]:
             num_clients=NUM_CLIENTS,
             data_options=data,
             eval_every=options.eval_every,
-            train_loss=NUM_CLIENTS * FULL_BATCH,  # all
+            train_loss=NUM_CLIENTS * FULL_BATCH,  # all samples
         )
 
     fresh = {} if options.as_released else {"redraw": 1}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an experiment of Su et al. that trains is put together."""
+"""Build the experiments of Su et al. that train models."""
 
 from __future__ import annotations
 
@@ -24,8 +24,14 @@ def adversarial_experiment(
     *,
     rows: Sequence[Sequence[str]] = (BASELINES,),
 ) -> Experiment:
-    """An experiment that compares the variants with `rows` of baselines, and with Byzantine-robust
-    rules, and writes down who was silenced."""
+    """Create an experiment that compares the variants with baselines and with robust rules.
+
+    It also writes epsilon.csv, the fraction of samples that was silenced in every round.
+
+    rows: for each row of panels in the figure, the methods to draw.
+
+    For the other arguments see `Experiment`.
+    """
 
     def prepare(folders: Mapping[str, Path], chosen: AdversarialOptions) -> Sequence[Path]:
         from fastagg_sim.experiments._adversarial_plots import write_epsilon
@@ -54,7 +60,8 @@ def adversarial_experiment(
 def synthetic_experiment(
     name: str, title: str, figure: str, options: type[AdversarialOptions], expected: Expected
 ) -> Experiment:
-    """One of appendix E.2, whose figures show the baselines without MIFA, and with it."""
+    """Create an experiment of appendix E.2. Its figure shows the baselines without and with
+    MIFA."""
 
     def claims(folders: Mapping[str, Path], chosen: AdversarialOptions) -> Sequence[Claim]:
         return synthetic_claims(folders, chosen.epsilon, chosen.as_released)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""epsilon.csv and the pictures of the experiments of Su et al."""
+"""Write epsilon.csv and the figures of the experiments of Su et al."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ _BYZANTINE_LEGEND = (*BYZANTINE, *VARIANTS)
 
 
 def write_epsilon(folder: Path) -> Path:
-    """Write epsilon.csv: per seed and round the fraction of samples that was silenced, and how many
-    clients were left. The process is a pure function, so nothing of the runs is needed."""
+    """Write epsilon.csv and return its path.
+
+    It contains, per seed and round, the fraction of samples that was silenced and the number of
+    active clients. The dropout process is a pure function, so the results of the runs are not
+    needed.
+    """
     config = ResultsFolder.read(folder).config
     task, (dropout,) = config.task, config.dropouts
     lines = ["seed,round,epsilon,active"]
@@ -51,8 +55,11 @@ def write_epsilon(folder: Path) -> Path:
 
 
 def draw(folders: Mapping[str, Path], rows: Sequence[Sequence[str]], target: Path) -> None:
-    """Write the comparison with the baselines to `target`, with a row of panels for each of `rows`,
-    which name methods, and the one with Byzantine-robust rules beside it."""
+    """Draw the comparison with the baselines to `target`, and that with the Byzantine-robust rules
+    to figure-byzantine.png in the same folder.
+
+    rows: for each row of panels in the first figure, the methods to draw.
+    """
     lines = Lines.read(folders)
     epsilon = read_epsilon(folders["baselines"])
     _figure(lines, epsilon, rows, target)
@@ -65,8 +72,11 @@ def _figure(
     rows: Sequence[Sequence[str]],
     target: Path,
 ) -> None:
-    """Training loss and test accuracy over rounds, a row for each of `rows`, and epsilon_t below:
-    means over seeds, with a band from the lowest to the highest."""
+    """Draw training loss and test accuracy over rounds, with a row of panels for each of `rows`,
+    and epsilon_t in the last row.
+
+    The lines are means over seeds, with a band from the lowest to the highest seed.
+    """
     count = len(rows) + 1
     figure, panels = plt.subplots(
         count, 2, figsize=(9.5, 2.6 * count), sharex=True, squeeze=False, layout="constrained"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims that the experiments of Su et al. share, from their CSV files."""
+"""Common claims of the experiments of Su et al., checked on their CSV files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPSILON_FILE = "epsilon.csv"
 
 
 class Lines:
-    """The curves of one experiment by method, all seeds, from both of its folders."""
+    """The curves of one experiment from both of its folders: for each method, one per seed."""
 
     def __init__(self, curves: Sequence[Curve]) -> None:
         self.curves: dict[str, list[Curve]] = {}
@@ -31,25 +31,25 @@ class Lines:
         return Lines([curve for part in parts for curve in read_curves(part)])
 
     def accuracy(self, method: str) -> float:
-        """Test accuracy, mean over seeds and the last evaluations."""
+        """Return the mean test accuracy over seeds and the last evaluations."""
         return fmean(curve.last(LAST) for curve in self.curves[method])
 
     def loss(self, method: str) -> float:
-        """Training loss, mean over seeds and the last evaluations."""
+        """Return the mean training loss over seeds and the last evaluations."""
         return fmean(fmean(curve.train_loss[-LAST:]) for curve in self.curves[method])
 
     def noise(self, method: str, of: str = "accuracy") -> float:
-        """Deviation of the change from one evaluation to the next in the second half of the run,
-        mean over seeds; `of`: accuracy or train_loss."""
+        """Return the `fluctuation` of "accuracy" or "train_loss" (`of`), averaged over seeds."""
         return fmean(fluctuation(getattr(curve, of)) for curve in self.curves[method])
 
     def rise(self, method: str) -> float:
-        """`largest_rise` of the training loss in the second half of the run, mean over seeds."""
+        """Return the `largest_rise` of the training loss in the second half of the run, averaged
+        over seeds."""
         return fmean(largest_rise(c.train_loss[len(c.rounds) // 2 :]) for c in self.curves[method])
 
 
 def largest_rise(values: Sequence[float]) -> float:
-    """By how much `values` are above an earlier one, at most; 0 if they only fall."""
+    """Return the largest difference between a value and an earlier one; 0 if values only fall."""
     lowest, rise = values[0], 0.0
     for value in values:
         lowest = min(lowest, value)
@@ -58,7 +58,7 @@ def largest_rise(values: Sequence[float]) -> float:
 
 
 def read_epsilon(folder: Path) -> dict[int, list[tuple[float, int]]]:
-    """(epsilon_t, active clients) of every round, by seed."""
+    """Return (epsilon_t, number of active clients) of every round, by seed."""
     found: dict[int, list[tuple[float, int]]] = {}
     with open(folder / EPSILON_FILE, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -72,7 +72,10 @@ def read_epsilon(folder: Path) -> dict[int, list[tuple[float, int]]]:
 
 
 def budget_claims(folder: Path, epsilon: float, strict: bool) -> list[Claim]:
-    """Assumption 2: the adversary keeps to its budget; `strict`: that of the released code."""
+    """Claim: the adversary never exceeds its budget (Assumption 2).
+
+    strict: use the budget of the released code, which is 0.1 larger.
+    """
     seen = [values for seed in read_epsilon(folder).values() for values in seed]
     fractions = [fraction for fraction, _ in seen]
     numbers = {
@@ -87,6 +90,7 @@ def budget_claims(folder: Path, epsilon: float, strict: bool) -> list[Claim]:
 
 
 def constant_epsilon_claim(folder: Path, epsilon: float) -> Claim:
+    """Claim: the adversary uses its complete budget in every round."""
     fractions = [f for values in read_epsilon(folder).values() for f, _ in values]
     share = fmean(abs(fraction - epsilon) < 1e-6 for fraction in fractions)
     return Claim(
@@ -97,21 +101,21 @@ def constant_epsilon_claim(folder: Path, epsilon: float) -> Claim:
 
 
 def above(lines: Lines, text: str, upper: Sequence[str], lower: Sequence[str]) -> Claim:
-    """Each of `upper` has a higher accuracy at the end than each of `lower`."""
+    """Claim: each method of `upper` has a higher accuracy at the end than each of `lower`."""
     values = {method: round(lines.accuracy(method), 4) for method in (*upper, *lower)}
     passed = min(values[m] for m in upper) > max(values[m] for m in lower)
     return Claim(f"{text} (accuracy, last {LAST} evaluations)", passed, values)
 
 
 def alike(lines: Lines, text: str, methods: Sequence[str], tolerance: float = 0.03) -> Claim:
-    """The accuracies of `methods` at the end are within `tolerance` of each other."""
+    """Claim: the accuracies of `methods` at the end differ by at most `tolerance`."""
     values = {method: round(lines.accuracy(method), 4) for method in methods}
     passed = max(values.values()) - min(values.values()) <= tolerance
     return Claim(f"{text} (within {tolerance:g}, last {LAST} evaluations)", passed, values)
 
 
 def smoother(lines: Lines, calm: str, noisy: str, of: str = "accuracy") -> Claim:
-    """`calm` changes less from one evaluation to the next than `noisy`."""
+    """Claim: `calm` changes less between consecutive evaluations than `noisy`."""
     values = {method: round(lines.noise(method, of), 5) for method in (calm, noisy)}
     name = of.replace("_", " ")
     text = f"{calm} progresses more smoothly than {noisy} ({name}, deviation of changes)"
@@ -119,22 +123,24 @@ def smoother(lines: Lines, calm: str, noisy: str, of: str = "accuracy") -> Claim
 
 
 def steadier(lines: Lines, calm: str, wild: str) -> Claim:
-    """The training loss of `calm` rises less again than that of `wild`. This sees the long swings
-    of a roller coaster, between which a curve can be smooth from one evaluation to the next."""
+    """Claim: the `largest_rise` of the training loss of `calm` is smaller than that of `wild`.
+
+    This also detects slow oscillations, in which consecutive evaluations differ little.
+    """
     values = {method: round(lines.rise(method), 4) for method in (calm, wild)}
     text = f"{calm} is steadier than {wild} (train loss, largest rise in the second half)"
     return Claim(text, values[calm] < values[wild], values)
 
 
 def naive_pairs() -> list[tuple[str, str]]:
-    """(variant, the naive method it is of)."""
+    """Return the pairs (variant, the naive method that it modifies)."""
     return [(variant, variant.removesuffix(" variant")) for variant in VARIANTS]
 
 
 def synthetic_claims(
     folders: Mapping[str, Path], epsilon: float, as_released: bool
 ) -> Sequence[Claim]:
-    """Appendix E.2, figures 9 to 12."""
+    """The claims of appendix E.2 about figures 9 to 12."""
     lines = Lines.read(folders)
     found = budget_claims(folders["baselines"], epsilon, as_released)
     for variant, naive in naive_pairs():

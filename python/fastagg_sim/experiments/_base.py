@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an experiment is: configurations to run and claims to check on their results."""
+"""The type of an experiment: configurations to run, and claims to check on their results."""
 
 from __future__ import annotations
 
@@ -15,36 +15,42 @@ from fastagg_sim.tables import Grid
 
 @dataclass(frozen=True)
 class Options:
-    """What every experiment lets its user choose."""
+    """The options of all experiments."""
 
     out: Path | None = None
-    """Folder of the results; results/NAME by default."""
+    """Results folder; results/NAME by default."""
     seeds: tuple[int, ...] = (0,)
-    """One repetition per seed."""
+    """Seeds; the experiment is repeated once per seed."""
     rounds: int | None = None
-    """Number of rounds; the paper's by default."""
+    """Number of rounds; by default that of the paper."""
     eval_every: int = 1
-    """Evaluate the global model in every n-th round."""
+    """Evaluate the global model every this many rounds."""
     workers: int | None = None
-    """Number of worker processes; by default one per core, on GPUs one per GPU."""
+    """Number of worker processes; by default one per core, or one per GPU with --device cuda."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where models, data and the server are. cuda: on a GPU, which trains clients at once. Results
-    differ by rounding."""
+    """Device of the models, the data and the server. A GPU (cuda) trains many clients at once. The
+    results of cpu and cuda differ by rounding errors."""
     quick: bool = False
-    """Scaled down to minutes, with one seed: fewer rounds, settings or samples."""
+    """Run a reduced experiment that takes minutes: fewer rounds, settings or samples, and only the
+    first seed."""
 
     def chosen_rounds(self, full: int, quick: int) -> int:
+        """Return `rounds` if it is set, else `full`, or `quick` with --quick."""
         return self.rounds or (quick if self.quick else full)
 
     def chosen_seeds(self) -> tuple[int, ...]:
+        """Return the seeds to run: with --quick only the first one."""
         return self.seeds[:1] if self.quick else self.seeds
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of the paper, whether these results show it, and the numbers that decide.
+    """A statement of the paper and whether the results confirm it.
 
-    `passed` is None where the results cannot tell, and `numbers` says why."""
+    text: the statement.
+    passed: whether it holds in the results; None if the results cannot decide it.
+    numbers: the numbers on which the decision is based, or the reason why there is none.
+    """
 
     text: str
     passed: bool | None
@@ -57,11 +63,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Expected:
-    """How long an experiment takes with its default options.
+    """The run time of an experiment with its default options, in minutes.
 
-    cpu, quick: minutes on two cores, one torch thread each; the second with `--quick`.
-    gpu: minutes on a data-centre GPU: an estimate, as long as nobody has measured it; None: there
-        is none, and models are so small that a GPU may not gain anything.
+    cpu: on two cores, with one torch thread each.
+    quick: the same with `--quick`.
+    gpu: on a data-centre GPU; this is an estimate, not a measurement. None: no estimate, since
+        the models are so small that a GPU may not help.
     """
 
     cpu: float
@@ -73,14 +80,23 @@ class Expected:
 class Experiment:
     """A figure or table of a paper.
 
-    `configs(options)` gives the configurations by the name of their subfolder ("" for the results
-    folder itself), maybe none; it may first compute what they depend on. What is done with the
-    finished results gets their folders by the same names (without configurations the results folder
-    as ""): `claims(folders, options)` judges them; `draw(folders, options, path)` writes the
-    paper's figure to `path`; `table(folders, options)` makes the paper's table. Before all these,
-    `prepare(folders, options)` writes what they need besides, and returns the paths.
+    name: the name on the command line and of the results folder.
+    title: one line for listings.
+    options: the type of its options.
+    configs: `configs(options)` returns the configurations to run, by the name of their subfolder
+        ("" for the results folder itself). There may be none. It may run computations that the
+        configurations depend on.
+    claims: `claims(folders, options)` checks the claims on the finished results.
+    paper, figure: the source.
+    expected: how long it takes.
+    draw: `draw(folders, options, path)` writes the paper's figure to `path`.
+    table: `table(folders, options)` returns the paper's table.
+    prepare: `prepare(folders, options)` is called before claims, table and draw. It writes further
+        files that they need and returns the paths.
+    unused: options of all experiments that do not apply to this one; they are refused.
 
-    unused: options that all experiments have and this one has no use for; they are refused.
+    `folders` are the folders of the finished results by the names that `configs` returned; without
+    configurations it is the results folder under the name "".
     """
 
     name: str
@@ -98,27 +114,27 @@ class Experiment:
 
     @property
     def summary(self) -> str:
-        """Paper, figure and title in a line."""
+        """Paper, figure and title in one line."""
         part = (
             self.figure if self.figure.startswith(("table", "theorem")) else f"figure {self.figure}"
         )
         return f"{self.paper}, {part}: {self.title}" if self.paper else self.title
 
     def runs(self, options: Options) -> dict[str, Config]:
-        """What `configs` gives, on the device that `options` name."""
+        """Return the configurations of `configs`, on the device of `options`."""
         from fastagg_sim.devices import on_device  # imports torch, which takes seconds
 
         found = self.configs(options)
         return {name: on_device(config, options.device) for name, config in found.items()}
 
     def check_options(self, options: Options) -> None:
-        """ConfigError if `options` has what this experiment would ignore."""
+        """Raise ConfigError if `options` sets an option that this experiment does not use."""
         defaults = self.options()
         for name in self.unused:
             value = getattr(options, name)
             if value != getattr(defaults, name):
                 option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option}: {self.name} has no use for it, got {value}")
+                raise ConfigError(f"{option}: {self.name} does not use this option, got {value}")
 
 
 def claims_json(experiment: Experiment, claims: Sequence[Claim]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experiments of FL-FDMS share: settings, methods, and how a figure is put together."""
+"""Common parts of the FL-FDMS experiments: options, methods, tasks, and how a figure is built."""
 
 from __future__ import annotations
 
@@ -25,28 +25,32 @@ class FdmsOptions(Options):
     """Options of the FL-FDMS experiments."""
 
     alphas: tuple[float, ...] = (0.3, 0.5, 0.7)
-    """Dropout ratios; --quick takes one of them."""
+    """Dropout ratios; --quick uses one of them."""
     as_written: bool = False
-    """The paper's text taken literally instead of the settings that give its curves, which are
-    those of the released code: server learning rate 0.1, E = 2 local iterations, batches of 20 on
-    CIFAR-10, all samples of a client, dropout uniform and from the first round on, Stale with
-    updates instead of models."""
+    """Follow the paper's text literally. By default the settings of the released code are used,
+    which reproduce the published curves. The text differs in: server learning rate 0.1, E = 2 local
+    iterations, batches of 20 on CIFAR-10, all samples of a client, uniform dropout that starts in
+    the first round, Stale with updates instead of models."""
 
     def chosen_alphas(self, quick: float) -> tuple[float, ...]:
-        """The ratios to run: with `--quick` only `quick`, or the first if that is not one."""
+        """Return the ratios to run.
+
+        With `--quick` only one: `quick` if it is one of `alphas`, else the first.
+        """
         if not self.quick:
             return self.alphas
         return (quick,) if quick in self.alphas else self.alphas[:1]
 
     def chosen_eval_every(self) -> int:
+        """Return `eval_every`, but at least 2 with --quick."""
         return max(self.eval_every, 2) if self.quick else self.eval_every
 
 
 def methods(as_written: bool) -> tuple[Method, ...]:
-    """The four lines of the figures, in the order of the paper's legend.
+    """Return the four methods of the figures, in the order of the paper's legend.
 
-    The released code has everybody active in round 0 for Stale and FDMS (not for Dropout), and its
-    Stale averages the last local models.
+    In the released code, all clients are active in round 0 for Stale and FDMS, but not for Dropout,
+    and Stale averages the last local models.
     """
     first = not as_written
     return (
@@ -58,8 +62,11 @@ def methods(as_written: bool) -> tuple[Method, ...]:
 
 
 def dropouts(alphas: Sequence[float], as_written: bool) -> tuple[Dropout, ...]:
-    """int((1 - alpha) K) active clients; the released code keeps one of every group active, which
-    the paper's Assumption 5 asks for and its text does not describe."""
+    """Return dropout settings with floor((1 - alpha) K) active clients.
+
+    The released code keeps at least one client of every group active. The paper's Assumption 5
+    requires this, but its text does not describe it.
+    """
     process = "exact" if as_written else "cluster-floor"
     return tuple(Dropout(process, {"alpha": alpha}) for alpha in alphas)
 
@@ -74,10 +81,13 @@ def mnist_clustered(
 ) -> Task:
     """Section 6.1: 200 samples per client from the two labels of its group, batches of 5.
 
-    The text gives E = 2 iterations and eta = 0.1, with which MNIST does not learn at the published
-    speed; 2 epochs and eta = 1 do, on the first 80 % of the samples as in the released code.
-    Pixels are in [0, 1]: scaled to zero mean and unit deviation, as is common for MNIST, SGD with
-    lr = 0.1 and batches of 5 diverges within 100 rounds in some runs, at every method.
+    With E = 2 iterations and eta = 0.1 from the text, MNIST is learned more slowly than published.
+    2 epochs and eta = 1, on the first 80 % of the samples as in the released code, give the
+    published speed.
+
+    Pixels are in [0, 1]. If they are scaled to zero mean and unit deviation, as is common for
+    MNIST, SGD with lr = 0.1 and batches of 5 diverges within 100 rounds in some runs of every
+    method.
     """
     return _task(
         options,
@@ -100,8 +110,11 @@ def cifar_clustered(
     num_clients: int = NUM_CLIENTS,
     prox: float = 0.0,
 ) -> Task:
-    """Section 6.1: 1000 samples per client. The text gives batches of 20; the released code's 200
-    gives the published curve, 20 a much faster one."""
+    """Section 6.1: 1000 samples per client.
+
+    Batches of 200, as in the released code, reproduce the published curve. The text says batches of
+    20, which give a curve that rises much faster.
+    """
     return _task(
         options,
         rounds,
@@ -115,11 +128,12 @@ def cifar_clustered(
 
 
 def cifar_general(options: FdmsOptions, rounds: int, heterogeneity: str = "medium") -> Task:
-    """Section 6.1.1 and 6.5: sorted by label, cut into shards, 500 samples per client.
+    """Sections 6.1.1 and 6.5: sorted by label, cut into shards, 500 samples per client.
 
-    At the medium level, which is figure 2, too, the published curves rise as fast as with the
-    text's batches of 20, at the others as with the released code's 200: in the paper clients with
-    five shards learn more slowly than those with two, which equal batches cannot give.
+    At the medium level, which is also figure 2, the published curves rise as fast as with batches
+    of 20 (the text). At the other levels they rise as fast as with batches of 200 (the released
+    code). With equal batches for all levels, clients with five shards would not learn more slowly
+    than clients with two, as they do in the paper.
     """
     small = options.as_written or heterogeneity == "medium"
     return _task(
@@ -168,13 +182,15 @@ def _task(
 class Part:
     """Panels of a figure that share a task: one per dropout ratio.
 
-    folder: where its results are, below those of the experiment; "" for the same.
-    title: of its panels, with "{alpha}" for the ratio.
-    ylim: of the axis of accuracy, as in the paper.
-    uniform: uniform dropout also where `as_written` does not ask for it (no groups are known).
-    labels: which of the four methods run.
-    drop_diverged: leave clients whose training diverges out of their round: a method that fails
-        ends with a useless model, which is a result, and not with an error.
+    folder: the subfolder of its results; "" for the results folder of the experiment itself.
+    task: the task.
+    alphas: the dropout ratios.
+    title: the title of the panels, with "{alpha}" for the ratio.
+    ylim: the limits of the accuracy axis, as in the paper.
+    uniform: use uniform dropout even without `as_written` (the partition has no groups).
+    labels: the methods to run, of the four.
+    drop_diverged: leave out the updates of clients whose training diverges. A method that fails
+        then ends with a useless model, which is a result, and not with an error.
     """
 
     folder: str
@@ -205,7 +221,7 @@ class Part:
         return dropouts(self.alphas, options.as_written or self.uniform)
 
     def panels(self, folder: Path, options: FdmsOptions) -> dict[str, Panel]:
-        """The panels by title."""
+        """Read the results in `folder` and return the panels by title."""
         curves = read_curves(folder / "metrics.csv")
         return {
             self.title.format(alpha=f"{alpha:g}"): Panel(curves, setting.label)
@@ -219,7 +235,7 @@ Parts = Callable[[Any], Sequence[Part]]
 def read_panels(
     parts: Sequence[Part], folders: Mapping[str, Path], options: FdmsOptions
 ) -> dict[str, Panel]:
-    """All panels of a figure by title, in its order."""
+    """Return all panels of a figure by title, in the order of the figure."""
     found: dict[str, Panel] = {}
     for part in parts:
         found |= part.panels(folders[part.folder], options)
@@ -238,8 +254,14 @@ def fdms_experiment(
     paper: str = PAPER,
     columns: int = 3,
 ) -> Experiment:
-    """An experiment with the four methods' accuracy over rounds: its parts, drawn in their order,
-    and `claims(panels by title, options)`."""
+    """Create an experiment whose figure shows the accuracy of the four methods over rounds.
+
+    parts: `parts(options)` returns the parts of the figure, in the order in which they are drawn.
+    claims: `claims(panels by title, options)` checks the claims.
+    columns: number of panels in a row of the figure.
+
+    For the other arguments see `Experiment`.
+    """
 
     def configs(chosen: FdmsOptions) -> Mapping[str, Config]:
         return {part.folder: part.config(name, chosen) for part in parts(chosen)}

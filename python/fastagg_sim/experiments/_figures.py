@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The papers' figures: panels of lines with means and ranges over seeds."""
+"""Draw the papers' figures: panels of lines, with the mean and the range over seeds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from fastagg_sim.plots import COLORS, DPI, STYLES
 from fastagg_sim.records import Curve
 
 Line = tuple[Sequence[float], Sequence[float]]
-"""x, ascending, and y of one seed."""
+"""The (x, y) values of one seed; x is ascending."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One panel: its lines by their name in the legend, in its order, each with one per seed."""
+    """One panel of a figure.
+
+    lines: for each name in the legend, in its order, one line per seed.
+    """
 
     title: str
     lines: Mapping[str, Sequence[Line]]
@@ -30,12 +33,12 @@ class Plot:
 
 
 def over_rounds(curves: Sequence[Curve]) -> list[Line]:
-    """Accuracy over the number of rounds, of every seed."""
+    """Return, for every seed, the accuracy over the number of rounds."""
     return [([r + 1 for r in curve.rounds], curve.accuracy) for curve in curves]
 
 
 def over_uploads(curves: Sequence[Curve]) -> list[Line]:
-    """Accuracy in percent over the number of uploads, of every seed."""
+    """Return, for every seed, the accuracy in percent over the number of uploads."""
     return [(curve.uploads, [100 * a for a in curve.accuracy]) for curve in curves]
 
 
@@ -47,7 +50,10 @@ def draw(
     columns: int = 3,
     marker: str | None = None,
 ) -> Path:
-    """Draw panels, at most `columns` side by side, with a legend beside them, and write a PNG."""
+    """Draw the panels, at most `columns` in a row, with a legend beside them.
+
+    Writes a PNG to `target` and returns `target`.
+    """
     columns = min(columns, len(plots))
     rows = -(-len(plots) // columns)
     figure, axes = plt.subplots(
@@ -58,7 +64,7 @@ def draw(
         layout="constrained",
     )
     legend: dict[str, Artist] = {}
-    indices: dict[str, int] = {}  # the same mark in every panel
+    indices: dict[str, int] = {}  # a label has the same colour and style in every panel
     for panel in axes.flat[len(plots) :]:
         panel.set_visible(False)
     for panel, plot in zip(axes.flat, plots, strict=False):
@@ -75,7 +81,7 @@ def draw(
         panel.grid(color="#dddddd", linewidth=0.6)
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             legend.setdefault(label, handle)
-    # Beside the panels: inside, it would hide parts of curves that fill them.
+    # Beside the panels, because a legend inside them would hide parts of the curves.
     figure.legend(list(legend.values()), list(legend), loc="outside right center", fontsize=9)
     figure.savefig(target, dpi=DPI)
     plt.close(figure)
@@ -90,8 +96,10 @@ def draw_line(
     style: str = "-",
     marker: str | None = None,
 ) -> None:
-    """Draw the mean over seeds where all seeds have values, between which it is straight, and a
-    band from the lowest to the highest seed."""
+    """Draw the mean over seeds, and a band from the lowest to the highest seed.
+
+    Values are interpolated linearly, and drawn in the range of x that all seeds have.
+    """
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
     grid = np.unique(np.concatenate([np.asarray(x, dtype=float) for x, _ in lines]))
     grid = grid[(grid >= start) & (grid <= end)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the experiments of MimiC share: settings, methods, and how figures and tables are made.
+"""Common parts of the MimiC experiments: options, methods, tasks, figures and tables.
 
-All runs end after a number of uploads, which are counted as the paper counts them: two for a client
-and round of SCAFFOLD, else one. "200 model uploadings" is read as the total over all clients, the
-first round with everybody included.
+Runs end after a number of uploads. As in the paper, a client sends two uploads per round with
+SCAFFOLD and one with all other methods. We interpret "200 model uploadings" as the total over all
+clients, including the first round, in which all clients are active.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class MimicOptions(Options):
     """Options of the MimiC experiments."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One repetition per seed: data, initial model, batches and dropout are those of the seed for
-    every method, so that methods are compared in pairs."""
+    """Seeds; the experiment is repeated once per seed. For a seed all methods have the same data,
+    initial model, batches and dropout, so they are compared in pairs."""
     mu: float = 0.1
-    """FedProx's weight, which the paper does not give."""
+    """Weight of FedProx's proximal term; the paper does not state it."""
     as_released: bool = False
     """Availability and units as in the released code: intervals |N(0, 3^2)| instead of
     U[0, tau_max], five levels of static probabilities instead of one, and corrections and stale
-    updates that count at the learning rate of their own round instead of the current one."""
+    updates that are applied at the learning rate of their own round instead of the current one."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,17 @@ class CifarMimicOptions(MimicOptions):
     """Options of the MimiC experiments on CIFAR-10."""
 
     model: str = "vgg11"
-    """Model: vgg11 (the paper, about 5 hours per run of 400 uploads on a core), or lenet."""
+    """Model: vgg11 (as in the paper; a run of 400 uploads takes about 5 hours on one core), or
+    lenet."""
 
 
 def methods(options: MimicOptions, training: LocalTraining) -> tuple[Method, ...]:
-    """The five methods in the order of the paper's tables. Everybody is active in the first round,
-    which the paper's analysis assumes and its released code does for all methods. Clients whose
-    training diverges are left out of their round: a method that fails ends with a useless model,
-    which is a result, and not with an error."""
+    """Return the five methods, in the order of the paper's tables.
+
+    All clients are active in the first round, as the paper's analysis assumes and as its released
+    code does for all methods. Updates of clients whose training diverges are left out: a method
+    that fails then ends with a useless model, which is a result, and not with an error.
+    """
     units = not options.as_released
     prox = replace(training, prox=options.mu)
     common: dict[str, Any] = {"options": {"nonfinite": "drop"}, "full_first_round": True}
@@ -72,18 +75,22 @@ def methods(options: MimicOptions, training: LocalTraining) -> tuple[Method, ...
 def fmnist(options: MimicOptions, uploads: int | None, rounds: int | None = None) -> Task:
     """Section 7.1: 2 classes and 2000 samples per client, batches of 16, lr 0.01 * 0.95^t.
 
-    Table 2 calls 5 the number of local epochs, Algorithm 1 the number of steps; with epochs and
-    sums of gradients, as in the released code, Fashion-MNIST is learned, with steps it is not.
-    `--quick`: 200 samples per client and a learning rate of 0.05.
+    The number 5 is the number of local epochs in table 2, but the number of local steps in
+    Algorithm 1. We use epochs and sums of gradients, as the released code does; with steps,
+    Fashion-MNIST is not learned.
+
+    With `--quick`: 200 samples per client and a learning rate of 0.05.
     """
     training = LocalTraining(batch_size=16, local_epochs=5, lr=0.01, lr_decay=0.95)
     return _task(options, "fmnist", "niid-cnn", training, 2, uploads, rounds)
 
 
 def cifar(options: CifarMimicOptions, uploads: int, classes: int = 2) -> Task:
-    """As `fmnist`, with 1666 samples per client, batches of 32, and lr 0.01 * 0.99^t. The released
-    code also crops and flips at random, which is not done here. `--quick`: LeNet, 200 samples per
-    client, a learning rate of 0.05, and evaluation in every third round."""
+    """As `fmnist`, but with 1666 samples per client, batches of 32, and lr 0.01 * 0.99^t.
+
+    The released code also crops and flips images at random; we do not. With `--quick`: LeNet, 200
+    samples per client, a learning rate of 0.05, and an evaluation every third round.
+    """
     model = "lenet" if options.quick else options.model
     training = LocalTraining(batch_size=32, local_epochs=5, lr=0.01, lr_decay=0.99)
     task = _task(options, "cifar10", model, training, classes, uploads, None)
@@ -103,7 +110,8 @@ def _task(
     if options.quick:
         partition["shard_size"] = QUICK_SAMPLES // classes
         training = replace(training, lr=0.05)
-    # Rounds without anybody cost no uploads, so the limit on rounds is far above what is needed.
+    # Rounds without active clients cost no uploads, so the limit on the number of rounds is far
+    # above the number usually needed.
     return Task(
         dataset=dataset,
         partition="label-limited",
@@ -132,11 +140,11 @@ def time_varying(options: MimicOptions, fraction: float) -> Dropout:
 
 @dataclass(frozen=True)
 class Setting:
-    """A column of a table, or a figure: a task under one dropout setting.
+    """A task with one dropout setting: a column of a table, or a panel of a figure.
 
-    column: its name.
-    folder: where its results are, below those of the experiment; "" for the same.
-    published: accuracy in percent by method, where the paper has a table.
+    column: the name of the column or panel.
+    folder: the subfolder of its results; "" for the results folder of the experiment itself.
+    published: the accuracy in percent by method, if the paper has a table.
     """
 
     column: str
@@ -147,7 +155,7 @@ class Setting:
 
 
 class Results:
-    """The curves of one setting by method, all seeds in their order."""
+    """The curves of one setting: for each method, one curve per seed."""
 
     def __init__(self, setting: Setting, folder: Path) -> None:
         self.setting = setting
@@ -157,31 +165,33 @@ class Results:
                 self.curves.setdefault(curve.method, []).append(curve)
 
     def finals(self, method: str) -> list[float]:
-        """Accuracy in percent at the end, of every seed."""
+        """Return the accuracy in percent at the end, for every seed."""
         return [100 * curve.accuracy[-1] for curve in self.curves[method]]
 
     def tails(self, method: str) -> list[float]:
-        """Mean accuracy in percent over the last fifth of the uploads, of every seed."""
+        """Return the mean accuracy in percent over the last fifth of the uploads, for every
+        seed."""
         return [100 * tail(curve) for curve in self.curves[method]]
 
     def overall(self, method: str) -> float:
-        """Mean accuracy in percent over the uploads: higher for faster convergence."""
+        """Return the mean accuracy in percent over all uploads; a higher value means faster
+        convergence."""
         return 100 * fmean(map(over_run, self.curves[method]))
 
     def fluctuation(self, method: str) -> float:
-        """Deviation in percent points of the change from one evaluation to the next in the second
-        half of the run, mean over seeds."""
+        """Return the `fluctuation` of the accuracy in percentage points, averaged over seeds."""
         return 100 * fmean(fluctuation(curve.accuracy) for curve in self.curves[method])
 
 
 def tail(curve: Curve) -> float:
-    """Mean accuracy of the evaluations in the last fifth of the uploads."""
+    """Return the mean accuracy of the evaluations in the last fifth of the uploads."""
     start = (1.0 - TAIL) * curve.uploads[-1]
     return fmean(a for u, a in zip(curve.uploads, curve.accuracy, strict=True) if u >= start)
 
 
 def over_run(curve: Curve) -> float:
-    """Mean accuracy over uploads, each counted with that of the model before it."""
+    """Return the mean accuracy over uploads: each upload counts the accuracy of the model before
+    it."""
     steps = zip(curve.uploads, curve.uploads[1:], curve.accuracy, strict=False)
     spent = [(after - before, accuracy) for before, after, accuracy in steps]
     uploads = sum(count for count, _ in spent)
@@ -189,8 +199,14 @@ def over_run(curve: Curve) -> float:
 
 
 def best(name: str, results: Results, count: int) -> list[Claim]:
-    """MimiC above every other method near the end: over seeds, in pairs. Undecided within one
-    standard error; with a single seed there is none, and the difference alone decides."""
+    """Claim, for every other method: MimiC has a higher accuracy near the end.
+
+    The seeds are compared in pairs. A difference within one standard error is undecided. With a
+    single seed there is no standard error, and the sign of the difference decides.
+
+    name: the setting, for the text of the claims.
+    count: the number of seeds.
+    """
     claims = []
     for other in (label for label in results.curves if label not in ("MimiC", REFERENCE)):
         pairs = zip(results.tails("MimiC"), results.tails(other), strict=True)
@@ -209,12 +225,13 @@ def best(name: str, results: Results, count: int) -> list[Claim]:
 
 
 def ends(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The first and the last of a list of settings, which `--quick` takes; one if it has one."""
+    """Return the first and the last of a list of settings, for `--quick`; one if it has only
+    one."""
     return tuple(values) if len(values) < 2 else (values[0], values[-1])
 
 
 def curve_claims(name: str, results: Results, options: MimicOptions) -> list[Claim]:
-    """Section 7.2 on figures 4, 5, 7 and 8."""
+    """The claims of section 7.2 about figures 4, 5, 7 and 8."""
     overall = {label: round(results.overall(label), 2) for label in LABELS}
     noise = {label: round(results.fluctuation(label), 2) for label in LABELS}
     calmest = min(("FedAvg", "FedProx", "SCAFFOLD"), key=lambda label: noise[label])
@@ -237,8 +254,11 @@ def curve_claims(name: str, results: Results, options: MimicOptions) -> list[Cla
 
 
 def table(title: str, columns: Sequence[Results]) -> Grid:
-    """Methods by settings: accuracy in percent at the end, mean and deviation over seeds; the mean
-    over the last fifth of the uploads; and the paper's number."""
+    """Return a table with one row per method.
+
+    For each setting it has three columns: the accuracy in percent at the end (mean and deviation
+    over seeds), the mean over the last fifth of the uploads, and the paper's number.
+    """
     names = ["method"]
     for results in columns:
         names += [results.setting.column, "tail", "paper"]
@@ -279,10 +299,15 @@ def mimic_experiment(
     labels: Sequence[str] = LABELS,
     reference: bool = False,
 ) -> Experiment:
-    """An experiment whose settings are the columns of a table, or the panels of a figure with
-    accuracy over uploads: a table and a figure are made of it in either case.
+    """Create an experiment with a table and a figure of accuracy over uploads.
 
-    labels: the methods. reference: also FedAvg without dropout.
+    settings: `settings(options)` returns the columns of the table, which are also the panels of the
+        figure.
+    claims: `claims(results of the settings, options)` checks the claims.
+    labels: the methods to run.
+    reference: also run FedAvg without dropout.
+
+    For the other arguments see `Experiment`.
     """
 
     def configs(chosen: MimicOptions) -> Mapping[str, Config]:
@@ -333,7 +358,7 @@ def curve_experiment(
     setting: Callable[[Any], Setting],
     expected: Expected,
 ) -> Experiment:
-    """An experiment with one panel of five curves."""
+    """Create an experiment whose figure is one panel with five curves."""
 
     def claims(columns: Sequence[Results], chosen: MimicOptions) -> Sequence[Claim]:
         return curve_claims(columns[0].setting.column, columns[0], chosen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two halves of MimiC's table 4 share."""
+"""Common parts of the two halves of MimiC's table 4."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def participation_settings(
     task: Task,
     published: Mapping[int, Sequence[float]],
 ) -> list[Setting]:
-    """A column for each P in percent; with --quick for the first and the last."""
+    """Return a column for each P (in percent), or for the first and the last with --quick."""
     return [
         Setting(
             f"P = {p} %",
@@ -38,8 +38,8 @@ def participation_settings(
 
 
 def participation_claims(columns: Sequence[Results], options: MimicOptions) -> list[Claim]:
-    """MimiC best at every P, and every method better at the largest P than at the smallest,
-    if there are two."""
+    """Claims: MimiC is best at every P, and every method is better at the largest P than at the
+    smallest (if there are at least two)."""
     seeds = len(options.chosen_seeds())
     found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
     if len(columns) < 2:

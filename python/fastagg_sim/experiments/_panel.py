@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The curves of one panel of an FL-FDMS figure, and the claims that are made about them."""
+"""The curves of one panel of an FL-FDMS figure, and the claims about them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AROUND = 5
 
 
 class Panel:
-    """The curves of one dropout setting by method, all seeds."""
+    """The curves of one dropout setting: for each method, one curve per seed."""
 
     def __init__(self, curves: Sequence[Curve], dropout: str) -> None:
         self.curves: dict[str, list[Curve]] = {}
@@ -27,33 +27,38 @@ class Panel:
                 self.curves.setdefault(curve.method, []).append(curve)
 
     def last(self, method: str, count: int = 10) -> float:
-        """Mean accuracy over seeds and the last `count` evaluations."""
+        """Return the mean accuracy over seeds and the last `count` evaluations."""
         return fmean(curve.last(count) for curve in self.curves[method])
 
     def overall(self, method: str) -> float:
-        """Mean accuracy over seeds and all evaluations: higher for faster convergence."""
+        """Return the mean accuracy over seeds and all evaluations; a higher value means faster
+        convergence."""
         return fmean(fmean(curve.accuracy) for curve in self.curves[method])
 
     def after(self, method: str, rounds: int) -> float | None:
-        """Mean accuracy over seeds after that many rounds, None if not evaluated then."""
+        """Return the mean accuracy over seeds after `rounds` rounds, None if not evaluated then."""
         values = [curve.after(rounds) for curve in self.curves[method]]
         known = [value for value in values if value is not None]
         return fmean(known) if len(known) == len(values) else None
 
     def around(self, method: str, rounds: int, radius: int) -> float | None:
-        """Mean accuracy over seeds and the evaluations within `radius` rounds of that many."""
+        """Return the mean accuracy over seeds and the evaluations after `rounds` ± `radius`
+        rounds."""
         near = range(rounds - radius, rounds + radius + 1)
         values = [curve.after(r) for curve in self.curves[method] for r in near]
         known = [value for value in values if value is not None]
         return fmean(known) if known else None
 
     def fluctuation(self, method: str) -> float:
-        """`fluctuation` of the accuracy, mean over seeds."""
+        """Return the `fluctuation` of the accuracy, averaged over seeds."""
         return fmean(fluctuation(curve.accuracy) for curve in self.curves[method])
 
     def difference(self, method: str, other: str, count: int = 10) -> tuple[float, float]:
-        """How far `method` is above `other` in the last `count` evaluations, and the standard error
-        of that: over seeds, which are paired, or with one seed over these evaluations."""
+        """Return the accuracy of `method` minus that of `other`, and its standard error.
+
+        The difference is the mean over the last `count` evaluations. The standard error is over
+        seeds, which are paired; with a single seed it is over these evaluations.
+        """
         pairs = list(zip(self.curves[method], self.curves[other], strict=True))
         if len(pairs) > 1:
             return mean_and_error([a.last(count) - b.last(count) for a, b in pairs])
@@ -63,34 +68,35 @@ class Panel:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and its standard error; zero for a single value."""
+    """Return the mean of `values` and its standard error, which is 0 for a single value."""
     error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     return fmean(values), error
 
 
 def fluctuation(values: Sequence[float]) -> float:
-    """Standard deviation of the change from one value to the next in the second half of a run."""
+    """Return the standard deviation of the changes between consecutive values, in the second half
+    of a run."""
     half = values[len(values) // 2 :]
     steps = [after - before for before, after in pairwise(half)]
     return pstdev(steps) if steps else 0.0
 
 
 def above(name: str, panel: Panel, method: str, other: str) -> Claim:
-    """`method` above `other` at the end."""
+    """Claim: the accuracy of `method` is above that of `other` at the end."""
     numbers = {key: round(panel.last(key), 4) for key in (method, other)}
     text = f"{name}: {method} above {other} in the last 10 evaluations"
     return Claim(text, numbers[method] > numbers[other], numbers)
 
 
 def faster(name: str, panel: Panel, method: str, other: str) -> Claim:
-    """`method` above `other` over the whole run."""
+    """Claim: the accuracy of `method` is above that of `other` on average over the run."""
     numbers = {key: round(panel.overall(key), 4) for key in (method, other)}
     text = f"{name}: {method} converges faster than {other} (mean over the run)"
     return Claim(text, numbers[method] > numbers[other], numbers)
 
 
 def not_below(name: str, panel: Panel, method: str, other: str) -> Claim:
-    """`method` not below `other` at the end, by more than a standard error."""
+    """Claim: at the end, `method` is not below `other` by more than one standard error."""
     mean, error = panel.difference(method, other)
     numbers = {"difference": round(mean, 4), "standard error": round(error, 4)}
     text = f"{name}: {method} not below {other}, up to one standard error (last 10 evaluations)"
@@ -98,19 +104,21 @@ def not_below(name: str, panel: Panel, method: str, other: str) -> Claim:
 
 
 def close(name: str, panel: Panel, method: str, other: str, tolerance: float = 0.03) -> Claim:
+    """Claim: at the end, the accuracies of `method` and `other` differ by at most `tolerance`."""
     numbers = {key: round(panel.last(key), 4) for key in (other, method)}
     text = f"{name}: {method} within {tolerance:g} of {other} in the last 10 evaluations"
     return Claim(text, abs(numbers[method] - numbers[other]) <= tolerance, numbers)
 
 
 def calmer(name: str, panel: Panel, method: str, other: str) -> Claim:
+    """Claim: the accuracy of `method` fluctuates less than that of `other`."""
     noise = {key: round(panel.fluctuation(key), 4) for key in (method, other)}
     text = f"{name}: {method} fluctuates less from round to round than {other}"
     return Claim(text, noise[method] < noise[other], noise)
 
 
 def comparison_claims(name: str, panel: Panel) -> list[Claim]:
-    """Section 6.2 of the paper for one panel of the clustered setting."""
+    """The claims of section 6.2 of the paper about one panel of the clustered setting."""
     claims = []
     for other in ("Dropout", "Stale"):
         claims += [above(name, panel, "FDMS", other), faster(name, panel, "FDMS", other)]
@@ -118,7 +126,7 @@ def comparison_claims(name: str, panel: Panel) -> list[Claim]:
 
 
 def across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
-    """Section 6.2 of the paper, from ratio to ratio."""
+    """The claims of section 6.2 of the paper that compare dropout ratios."""
     if len(panels) < 2:
         return []
     alphas = sorted(panels)
@@ -147,10 +155,10 @@ def across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
 
 
 def published_claims(name: str, panel: Panel, published: Published) -> list[Claim]:
-    """The measured curves against the published ones, one claim per method and round.
+    """Compare the measured curves with the published ones: one claim per method and round.
 
-    The mean over the rounds around is given too: published are means of 10 runs, one run
-    fluctuates.
+    The numbers also include the mean over the neighbouring rounds, because a single run fluctuates
+    more than the published means of 10 runs.
     """
     claims = []
     missing: dict[str, list[int]] = {}

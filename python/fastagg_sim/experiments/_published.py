@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FL-FDMS's published curves, read off the vector graphics of its figures (means of 10 repeats)."""
+"""The published curves of FL-FDMS, from the vector graphics of its figures (means of 10 runs)."""
 
 from __future__ import annotations
 

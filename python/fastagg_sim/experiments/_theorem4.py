@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hard instances of Su et al., theorem 4 (appendix D), and what every rule makes of them."""
+"""The hard instances of Su et al., theorem 4 (appendix D), and the error of every rule on them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from fastagg_sim.job_folder import write_atomically
 from fastagg_sim.plots import DPI
 from fastagg_sim.seeds import generator
 
-NUM_CLIENTS = 20  # M, all of them sampled; epsilon M is a whole number for the epsilons here
+NUM_CLIENTS = 20  # M; all clients are sampled; epsilon M must be a whole number
 DIMENSION = 50
 SMOOTHNESS = 1.0  # L
 SPREAD = 1.0  # G, and sigma
-RATE = 0.3  # of the local step; in "noise, uniform" RATE / (1 + RATE t) from round t = 0
+RATE = 0.3  # learning rate; in "noise, uniform" it is RATE / (1 + RATE t) in round t = 0, 1, ...
 MIDPOINT = "midpoint"
 PARTS = ("heterogeneity", "noise", "noise, uniform")
-# The rules with the options that they need; those that remember rows use them for absent clients.
+# Label -> (name, required options) of every rule. With "reuse" a robust rule uses the remembered
+# rows of absent clients.
 RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg": ("fedavg", {}),
     "amplified": ("amplified", {"beta": 1.0}),
@@ -54,8 +55,11 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One rule on one part: `errors` are |grad F|^2 under instances 1 and 2, `same` whether the
-    server ended at the same bits in both."""
+    """The result of one rule on one part.
+
+    errors: |grad F|^2 under instances 1 and 2.
+    same: whether the final models of the two instances have the same bits.
+    """
 
     part: str
     epsilon: float
@@ -78,29 +82,32 @@ class Row:
 
 
 def bound(epsilon: float) -> float:
-    """Eq. 40 for |grad F|^2, with G = sigma = SPREAD."""
+    """Return the minimax bound on |grad F|^2 (eq. 40), with G = sigma = SPREAD."""
     return epsilon * SPREAD**2 / (4.0 * (1.0 - epsilon))
 
 
 def hard_direction(epsilon: float, seed: int) -> Tensor:
-    """u [d] float64: grad g - grad f, as large as the heterogeneity G (or sigma) allows."""
+    """Return u = grad g - grad f, float64 [d], with the largest norm that G (or sigma) allows."""
     u = torch.randn(DIMENSION, generator=generator(seed, "theorem4", "u"), dtype=torch.float64)
     return u / u.norm() * SPREAD / (epsilon * (1.0 - epsilon)) ** 0.5
 
 
 def errors(x: Tensor, u: Tensor, epsilon: float) -> tuple[float, float]:
-    """|grad F_1(x)|^2 and |grad F_2(x)|^2 for x [d]: F_2's gradient is L x + epsilon u."""
+    """Return |grad F_1(x)|^2 and |grad F_2(x)|^2 for x [d].
+
+    The gradients are grad F_1(x) = L x and grad F_2(x) = L x + epsilon u.
+    """
     gradient = SMOOTHNESS * x.double()
     return float(gradient.square().sum()), float((gradient + epsilon * u).square().sum())
 
 
 def midpoint(u: Tensor, epsilon: float) -> Tensor:
-    """The model [d] with equal errors under both instances, which attains the bound."""
+    """Return the model [d] with equal errors under both instances, which attains the bound."""
     return -epsilon * u / (2.0 * SMOOTHNESS)
 
 
 def run(part: str, instance: int, rule: str, epsilon: float, seed: int, rounds: int) -> Tensor:
-    """The model [d] after training on one instance (1 or 2) of one part, from a random start."""
+    """Train on one instance (1 or 2) of one part from a random start; return the model [d]."""
     u = hard_direction(epsilon, seed)
     name, options = RULES[rule]
     server = fastagg.make(name, num_clients=NUM_CLIENTS, num_params=DIMENSION, **options)
@@ -111,7 +118,7 @@ def run(part: str, instance: int, rule: str, epsilon: float, seed: int, rounds: 
         order = torch.randperm(NUM_CLIENTS, generator=rng)
         with_g = range(NUM_CLIENTS - bad, NUM_CLIENTS) if part == PARTS[0] else order[:bad].tolist()
         silenced, rate = set(with_g), RATE
-        if part == "noise, uniform":  # independent of who has g
+        if part == "noise, uniform":  # silenced independently of which clients have g
             silenced = set(torch.randperm(NUM_CLIENTS, generator=rng)[:bad].tolist())
             rate = RATE / (1.0 + RATE * t)
         active = [client for client in range(NUM_CLIENTS) if client not in silenced]
@@ -130,13 +137,15 @@ def run(part: str, instance: int, rule: str, epsilon: float, seed: int, rounds: 
 
 
 def measure(epsilons: Sequence[float], seeds: Sequence[int], rounds: int) -> list[Row]:
-    """Every rule on both parts, FedAvg on the third, and the midpoint."""
+    """Measure every rule on the first two parts, FedAvg on the third, and the midpoint.
+
+    Raises ConfigError if an epsilon is not a multiple of 1 / NUM_CLIENTS in (0, 1).
+    """
     rows = []
     for epsilon in epsilons:
         if abs(epsilon * NUM_CLIENTS - round(epsilon * NUM_CLIENTS)) > 1e-9 or not 0 < epsilon < 1:
             raise ConfigError(
-                f"epsilons: expected numbers in (0, 1) that are whole times 1/{NUM_CLIENTS}, "
-                f"got {epsilon}"
+                f"epsilons: expected multiples of 1/{NUM_CLIENTS} in (0, 1), got {epsilon}"
             )
         for seed in seeds:
             u = hard_direction(epsilon, seed)
@@ -155,7 +164,7 @@ def measure(epsilons: Sequence[float], seeds: Sequence[int], rounds: int) -> lis
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """Write a CSV file that `read_rows` reads."""
+    """Write the results to a CSV file that `read_rows` can read."""
     lines = ["part,epsilon,rule,seed,error_1,error_2,bound,ratio,same"]
     for r in rows:
         numbers = ",".join(f"{value:.9g}" for value in (*r.errors, r.bound, r.ratio))
@@ -164,7 +173,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows in a theorem4.csv."""
+    """Read the results in a theorem4.csv."""
     with open(path, newline="", encoding="utf-8") as file:
         return [
             Row(
@@ -180,7 +189,8 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], target: Path) -> None:
-    """The larger error of the two instances over epsilon: the range of all rules, and the bound."""
+    """Draw the larger error of the two instances over epsilon: the range over all rules, and the
+    bound."""
     figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.0), sharey=True, layout="constrained")
     epsilons = sorted({row.epsilon for row in rows})
     for panel, part in zip(panels, PARTS[:2], strict=True):

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Su et al., figures 1, 3 and 4: CIFAR-10, 10 of 100 clients sampled, a budget of 0.8.
 
-Figure 1 a compares the variants of FedAvg and FedProx (eq. 2) with FedAvg, FedProx and MIFA,
-figure 1 b with Byzantine-robust rules over everybody's last momentum. The model is evaluated in
-every 15th round, as the paper's curves are; with `--eval-every 1` these are figures 3 and 4.
+Figure 1 a compares the variants of FedAvg and FedProx (eq. 2) with FedAvg, FedProx and MIFA.
+Figure 1 b compares them with Byzantine-robust rules applied to the last momentum of all clients.
+The model is evaluated every 15th round, as in the paper's figure 1; with `--eval-every 1` the
+results correspond to figures 3 and 4.
 
-The paper shows epsilon_t = 0.8 in every round, two active clients. Its scheme of section 6.1 cannot
-do that: of 35 candidates among 100, 3.5 are sampled in a round on average. So the default is
-`--candidates all`, with which the adversary silences the first eight of a random order: nothing
-adversarial, but what the curves are of. `--candidates shadow` follows section 6.1.
+The paper shows epsilon_t = 0.8, that is, two active clients, in every round. This is impossible
+with its scheme of section 6.1: of 35 candidates among 100 clients, only 3.5 are sampled per round
+on average. The default is therefore `--candidates all`: the adversary silences the first eight
+clients of a random order. This is not adversarial, but it is the setting of the published curves.
+`--candidates shadow` follows section 6.1.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Fig1Options(AdversarialOptions):
     """Figures 1, 3 and 4 of Su et al.: CIFAR-10 with 8 of 10 sampled clients silenced."""
 
     eval_every: int = 15
-    """Evaluate the global model in every n-th round; 15 is figure 1, 1 is figures 3 and 4."""
+    """Evaluate the global model every this many rounds: 15 for figure 1, 1 for figures 3 and 4."""
 
 
 def configs(options: Fig1Options) -> Mapping[str, Config]:

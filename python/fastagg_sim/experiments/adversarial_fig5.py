@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Su et al., figures 5, 6 and 7: as figures 1, 3 and 4, with a budget of 0.2.
 
-Eight of ten sampled clients are active. With `--eval-every 1` this is figure 7. Of 35 candidates at
-least two are sampled in 93 % of the rounds, so here `--candidates shadow` comes close to the
-published epsilon_t, too.
+Eight of ten sampled clients are active. With `--eval-every 1` the results correspond to figure 7.
+At least two of the 35 candidates are sampled in 93 % of the rounds, so here `--candidates shadow`
+also comes close to the published epsilon_t.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Fig5Options(AdversarialOptions):
     """Figures 5, 6 and 7 of Su et al.: CIFAR-10 with 2 of 10 sampled clients silenced."""
 
     epsilon: float = 0.2
-    """The adversary's budget: the part of an average sample that it may silence per round."""
+    """The adversary's budget: the largest fraction of an average sample of clients, weighted by
+    their numbers of samples, that it may silence per round."""
     eval_every: int = 15
-    """Evaluate the global model in every n-th round; 15 is figures 5 and 6, 1 is figure 7."""
+    """Evaluate the global model every this many rounds: 15 for figures 5 and 6, 1 for figure 7."""
 
 
 def configs(options: Fig5Options) -> Mapping[str, Config]:

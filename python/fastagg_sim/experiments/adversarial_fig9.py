@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Su et al., figures 9 and 10: Synthetic(1, 1) with heavy-tailed client sizes, a budget of 0.9.
 
-Logistic regression with full batches; 200 local steps for FedAvg-type methods, 100 for FedProx, one
-for the Byzantine-robust rules. A client counts as much as it has samples, for the budget, too: the
-largest clients do not fit into it and can never be silenced.
+Logistic regression with full batches: 200 local steps for FedAvg-type methods, 100 for FedProx, one
+for the Byzantine-robust rules. Clients are weighted by their numbers of samples, also in the
+adversary's budget. The largest clients exceed the budget, so they are never silenced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ class Fig9Options(SyntheticOptions):
     """Figures 9 and 10 of Su et al.: Synthetic(1, 1), budget 0.9."""
 
     epsilon: float = 0.9
-    """The adversary's budget: the part of an average sample that it may silence per round."""
+    """The adversary's budget: the largest fraction of an average sample of clients, weighted by
+    their numbers of samples, that it may silence per round."""
 
 
 EXPERIMENT = synthetic_experiment(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo: five rules under client dropout on the digits of scikit-learn, in about a minute.
 
-20 clients in 5 groups of two digits each. Everybody takes part in the first round; then
-50 % or 70 % drop out of every round, but never a whole group, which is what FL-FDMS assumes.
-`--process exact` draws them uniformly: where all of a group are away, FDMS has no right friend to
-choose, and rules that remember past updates do better.
+There are 20 clients in 5 groups; each group has two of the ten digits. All clients are active in
+the first round. In every later round 50 % or 70 % of the clients drop out, but never a whole group,
+as FL-FDMS assumes. `--process exact` draws them uniformly. If a whole group is absent, FDMS finds
+no friend in the same group, and rules that remember past updates are better.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class DemoOptions(Options):
     """Five rules under client dropout on the digits of scikit-learn."""
 
     out: Path | None = Path("build/demo")
-    """Folder of the results."""
+    """Results folder."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One repetition per seed."""
+    """Seeds; the demo is repeated once per seed."""
     alphas: tuple[float, ...] = (0.5, 0.7)
     """Dropout ratios."""
     process: str = "cluster-floor"
-    """Dropout process with an option alpha: cluster-floor or exact."""
+    """Dropout process: cluster-floor or exact."""
 
     def dropouts(self) -> tuple[Dropout, ...]:
         return tuple(Dropout(self.process, {"alpha": alpha}) for alpha in self.alphas)

@@ -4,11 +4,11 @@
 20 clients in 5 groups of two labels, 1000 samples each; Full, Dropout, Stale and FDMS over 500
 rounds. The paper averages 10 repeats.
 
-Default settings are those of the released code, which give the published curves: batches of 200
-(the text says 20), 2 local epochs, server learning rate 1, the first 80 % of each client's samples,
-pixels normalised with mean and deviation 0.5, everybody active in round 0 for Stale and FDMS, at
-least one active client per group, Stale with last models. `--as-written` takes the text instead
-(batches of 20, 2 iterations, eta = 0.1, all samples, uniform dropout, Stale with last updates).
+The default settings are those of the released code, which reproduce the published curves: batches
+of 200, 2 local epochs, server learning rate 1, the first 80 % of each client's samples, pixels
+normalised with mean and deviation 0.5, all clients active in round 0 for Stale and FDMS, at least
+one active client per group, Stale with the last models. `--as-written` follows the text instead:
+batches of 20, 2 iterations, eta = 0.1, all samples, uniform dropout, Stale with the last updates.
 
 The curves at alpha = 0.5 are compared with the published ones.
 """

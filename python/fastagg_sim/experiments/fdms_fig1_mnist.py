@@ -4,11 +4,11 @@
 20 clients in 5 groups of two labels, 200 samples each; Full, Dropout, Stale and FDMS over 100
 rounds. The paper averages 10 repeats.
 
-Default settings are those that give the published curves: 2 local epochs, server learning rate 1,
-the first 80 % of each client's samples, everybody active in round 0 for Stale and FDMS, at least
-one active client per group, Stale with last models. `--as-written` takes the text instead
-(2 iterations, eta = 0.1, all samples, uniform dropout, Stale with last updates); the published
-curves are out of reach of it.
+The default settings reproduce the published curves: 2 local epochs, server learning rate 1, the
+first 80 % of each client's samples, all clients active in round 0 for Stale and FDMS, at least one
+active client per group, Stale with the last models. `--as-written` follows the text instead:
+2 iterations, eta = 0.1, all samples, uniform dropout, Stale with the last updates. It does not
+reach the published curves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MnistOptions(FdmsOptions):
     """Figure 1 a-c of the FL-FDMS paper: clustered MNIST."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One repetition per seed; the paper has 10."""
+    """Seeds; the experiment is repeated once per seed. The paper has 10 repetitions."""
 
 
 def parts(options: MnistOptions) -> Sequence[Part]:

@@ -2,12 +2,13 @@
 """FL-FDMS, figure 2: CIFAR-10 in the general setting at three dropout ratios.
 
 20 clients with two shards of 250 samples each, cut from the training set sorted by label; Full,
-Dropout, Stale and FDMS over 500 rounds. Settings are those of figure 1 d-f, but for batches of 20,
-which the published curves need here; as no groups of clients are known, dropout is uniform.
+Dropout, Stale and FDMS over 500 rounds. The settings are those of figure 1 d-f with two exceptions:
+batches of 20, which the published curves need here, and uniform dropout, because the clients have
+no groups.
 
-The paper says that FDMS is best of the three. In its own curves at alpha = 0.5 Stale ends above
-FDMS (0.502 against 0.498), so what is checked is that FDMS is not below Dropout, and the published
-curves themselves.
+The paper says that FDMS is the best of the three methods with dropout. In its own curves at
+alpha = 0.5, however, Stale ends above FDMS (0.502 against 0.498). The claims are therefore that
+FDMS is not below Dropout, and that the curves agree with the published ones.
 """
 
 from __future__ import annotations

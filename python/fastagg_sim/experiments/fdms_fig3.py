@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FL-FDMS, figure 3: similarity scores of all client pairs at the last round.
+"""FL-FDMS, figure 3: similarity scores of all pairs of clients after the last round.
 
-FDMS on clustered MNIST (100 rounds) and CIFAR-10 (500 rounds) at alpha = 0.5 (the paper does not
-say which alpha), everything else as in figure 1. The claims: scores within a group are higher than
-across groups, and more clearly so on CIFAR-10.
+FDMS on clustered MNIST (100 rounds) and CIFAR-10 (500 rounds) at alpha = 0.5, which the paper does
+not state; the other settings are those of figure 1. The claims: scores within groups are higher
+than across groups, and the difference is larger on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _scores(folder: Path, setting: str, seed: int) -> Scores:
 
 
 def draw(folders: Mapping[str, Path], options: Fig3Options, path: Path) -> Path:
-    """The matrices of the first ratio and seed."""
+    """Draw the score matrices of the first dropout ratio and the first seed."""
     setting = dropouts(options.alphas, options.as_written)[0].label
     seed = options.chosen_seeds()[0]
     named = [(TITLES[part], _scores(folder, setting, seed)) for part, folder in folders.items()]

@@ -2,15 +2,18 @@
 """FL-FDMS, figure 4: candidate elimination on clustered CIFAR-10 at alpha = 0.5.
 
 FDMS without complexity reduction (CR) and with the threshold sequences Theta_t (case 1) and
-0.5 Theta_t (case 2): a) "computation per round", the ordered pairs (i, j) of active clients of
-which j is a candidate of i, S (S - 1) = 90 without CR; b) accuracy.
+0.5 Theta_t (case 2). Panel a) shows the "computation per round": the number of ordered pairs (i, j)
+of active clients for which j is a candidate of i; it is S (S - 1) = 90 without CR. Panel b) shows
+the accuracy.
 
-Theta_t is that of Theorem 2 with the constants of the released code, beta = 0.5 among them. That
-beta violates the theorem's Assumption 6: two clients are both active in a quarter of the rounds.
-With `--beta 0.25` no candidate is eliminated in most of the 500 rounds. `--as-released` takes the
-released code's formula, which has another 2 under the root, and whose case 2 halves the root alone.
+Theta_t is that of Theorem 2 with the constants of the released code, including beta = 0.5. This
+beta violates the theorem's Assumption 6, since two clients are both active in only a quarter of the
+rounds. With `--beta 0.25` no candidate is eliminated in most of the 500 rounds. `--as-released`
+uses the formula of the released code, which has an additional factor of 2 under the root; its
+case 2 only halves the root.
 
-`--quick` runs fewer rounds with thresholds that reach their values at the same part of the run.
+`--quick` runs fewer rounds and scales the thresholds, so that they reach their values at the same
+fraction of the run.
 """
 
 from __future__ import annotations
@@ -44,19 +47,19 @@ class EliminationOptions(FdmsOptions):
     """Figure 4 of the FL-FDMS paper: candidate elimination."""
 
     alphas: tuple[float, ...] = (0.5,)
-    """Dropout ratio; the first one counts."""
+    """Dropout ratio; only the first one is used."""
     as_released: bool = False
-    """The released code's thresholds instead of Theorem 2's."""
+    """Use the thresholds of the released code instead of those of Theorem 2."""
     beta: float = 0.5
-    """Theorem 2's fraction of rounds in which two clients are both active."""
+    """The beta of Theorem 2: the fraction of rounds in which two clients are both active."""
 
 
 def thresholds(options: EliminationOptions, rounds: int) -> list[Any]:
-    """The `elimination` options of the three methods."""
+    """Return the option `elimination` of the three methods."""
     if options.as_released and not options.quick:
         return [None, "released_case1", "released_case2"]
     scale = math.sqrt(rounds / ROUNDS)  # thresholds fall as 1 / sqrt(t)
-    # Another 2 under the root is twice the beta.
+    # The additional factor of 2 under the root in the released code is equivalent to twice beta.
     beta = min(1.0, (2.0 if options.as_released else 1.0) * options.beta)
     constants = {"rounds": ROUNDS, "beta": beta, "p": 0.01, "b_max": 3, "delta_f": 0.01}
     kind = {"kind": "Theorem2Threshold", "num_clients": NUM_CLIENTS, **constants}
@@ -84,8 +87,11 @@ def configs(options: EliminationOptions) -> Mapping[str, Config]:
 
 
 def pairs(folder: Path, options: EliminationOptions) -> dict[str, list[list[float]]]:
-    """Pairs per round of each method, all seeds; without a first round with everybody, which has
-    380 and is beyond the paper's axis."""
+    """Return the pairs per round of each method, one list per seed.
+
+    If all clients are active in the first round, it is left out: it has 380 pairs, which is outside
+    the paper's axis.
+    """
     start = 0 if options.as_written else 1
     columns = read_columns(folder / "metrics.csv", ["pairs"])
     return {

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """FL-FDMS, figure 5: CIFAR-10 in the general setting at three levels of heterogeneity.
 
-Always 500 samples per client at alpha = 0.5: five shards of 100 (low), two of 250 (medium) or one
-of 500 (high). Otherwise as figure 2.
+Each client has 500 samples: five shards of 100 (low), two of 250 (medium) or one of 500 (high).
+alpha = 0.5; the other settings are those of figure 2.
 
-The paper says that FDMS loses to Full as heterogeneity grows and still outperforms both Dropout and
-Stale. Its own curves show the first, and of the second only that FDMS is not below Dropout: Stale
-ends above FDMS at the medium level (0.502 against 0.498) and level with it at the high one.
+The paper says that the gap between FDMS and Full grows with the heterogeneity, and that FDMS still
+outperforms both Dropout and Stale. Its own curves show the first statement, but of the second only
+that FDMS is not below Dropout: Stale ends above FDMS at the medium level (0.502 against 0.498) and
+equal to it at the high level.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class HeterogeneityOptions(FdmsOptions):
     """Figure 5 of the FL-FDMS paper: three levels of heterogeneity."""
 
     alphas: tuple[float, ...] = (0.5,)
-    """Dropout ratio; the first one counts."""
+    """Dropout ratio; only the first one is used."""
 
 
 def parts(options: HeterogeneityOptions) -> Sequence[Part]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """FL-FDMS, figure 6: one and five local epochs on clustered MNIST and CIFAR-10.
 
-Everything else as in figure 1, at alpha = 0.5. The paper: FDMS stays ahead, and stale models help
-more, against Dropout, the more local epochs there are. In its curves for CIFAR-10 with five epochs
-Stale has caught up with FDMS by the end, so that FDMS is compared over the whole run there.
+alpha = 0.5; the other settings are those of figure 1. The paper says that FDMS remains the best,
+and that the advantage of Stale over Dropout grows with the number of local epochs. In its curves
+for CIFAR-10 with five epochs Stale has caught up with FDMS at the end, so FDMS and Stale are
+compared over the whole run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class EpochsOptions(FdmsOptions):
     """Figure 6 of the FL-FDMS paper: numbers of local epochs."""
 
     alphas: tuple[float, ...] = (0.5,)
-    """Dropout ratio; the first one counts."""
+    """Dropout ratio; only the first one is used."""
 
 
 def parts(options: EpochsOptions) -> Sequence[Part]:

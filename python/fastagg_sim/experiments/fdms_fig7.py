@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """FL-FDMS, figure 7: 40 clients on clustered MNIST and CIFAR-10.
 
-Twice the clients of figure 1 with half the samples each, at alpha = 0.5. The paper: the lead of
-FDMS over Dropout and Stale grows with the number of clients; so 20 clients run here, too, without
-Full.
+Twice as many clients as in figure 1, with half as many samples each, at alpha = 0.5. The paper says
+that the lead of FDMS over Dropout and Stale grows with the number of clients. The experiment
+therefore also runs 20 clients, without Full.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ClientsOptions(FdmsOptions):
     """Figure 7 of the FL-FDMS paper: 40 clients."""
 
     alphas: tuple[float, ...] = (0.5,)
-    """Dropout ratio; the first one counts."""
+    """Dropout ratio; only the first one is used."""
 
 
 def parts(options: ClientsOptions) -> Sequence[Part]:

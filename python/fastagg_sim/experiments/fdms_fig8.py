@@ -2,7 +2,7 @@
 """FL-FDMS, figure 8: FedAvg against FedProx (mu = 0.2) on clustered CIFAR-10 at alpha = 0.5.
 
 The four methods with plain local training, as in figure 1 e, and with FedProx's proximal term. The
-paper: FDMS remains the best of the three.
+paper says that FDMS remains the best of the three methods with dropout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ProxOptions(FdmsOptions):
     """Figure 8 of the FL-FDMS paper: FedAvg and FedProx."""
 
     alphas: tuple[float, ...] = (0.5,)
-    """Dropout ratio; the first one counts."""
+    """Dropout ratio; only the first one is used."""
     mu: float = 0.2
     """Weight of FedProx's proximal term."""
 

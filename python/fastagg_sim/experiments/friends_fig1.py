@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """FL-FDMS, conference version ("Friends to Help"), figure 1: updates of friends and of all clients.
 
-sigma_F^2 and sigma_P^2 are the largest expected squared distances between the updates of two
-friends, here clients of one group, and of any two clients. Full participation on a clustered data
-set; the paper does not say which one, CIFAR-10 is the default. Every seed is one draw of the
-mini-batches over which the paper takes the expectation. Updates are differences of models.
+sigma_F^2 is the largest expected squared distance between the updates of two friends (here two
+clients of the same group), sigma_P^2 that between the updates of any two clients. All clients are
+active, on a clustered data set. The paper does not state the data set; the default is CIFAR-10. The
+paper takes the expectation over mini-batches, of which every seed is one draw. Updates are
+differences of models.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class FriendsOptions(FdmsOptions):
     """Figure 1 of the conference version of FL-FDMS: distances between updates."""
 
     alphas: tuple[float, ...] = ()
-    """Not to be given: everybody is active."""
+    """Not supported: in this experiment all clients are active."""
     dataset: str = "cifar10"
-    """cifar10 or mnist, clustered."""
+    """Data set: cifar10 or mnist, in the clustered setting."""
 
 
 def configs(options: FriendsOptions) -> Mapping[str, Config]:
@@ -56,15 +57,15 @@ def configs(options: FriendsOptions) -> Mapping[str, Config]:
 
 
 def distances(folder: Path) -> dict[str, list[list[float]]]:
-    """sigma^2 per round, all seeds, by name."""
+    """Return sigma_F^2 and sigma_P^2 per round, by name, with one list per seed."""
     jobs = read_columns(folder / "distances.csv", list(COLUMNS.values())).values()
     return {name: [job[column] for job in jobs] for name, column in COLUMNS.items()}
 
 
 def claims(folders: Mapping[str, Path], options: FriendsOptions) -> Sequence[Claim]:
     found = distances(folders[""])
-    friends, everybody = ([fmean(t) for t in zip(*found[name], strict=True)] for name in COLUMNS)
-    ratios = [f / p for f, p in zip(friends, everybody, strict=True)]
+    friends, all_pairs = ([fmean(t) for t in zip(*found[name], strict=True)] for name in COLUMNS)
+    ratios = [f / p for f, p in zip(friends, all_pairs, strict=True)]
     return [
         Claim(
             "sigma_F^2 below sigma_P^2 in every round",

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MimiC, figure 4: Fashion-MNIST, clients active at regular intervals of up to 20 rounds.
 
-Five methods up to 200 uploads (the left column of table 3 has the ends). The paper: MIFA and MimiC
-do not oscillate as the others do, and MimiC is the best and the fastest.
+Five methods up to 200 uploads; the left column of table 3 has the final accuracies. The paper says
+that MIFA and MimiC oscillate less than the other methods, and that MimiC is the best and converges
+fastest.
 """
 
 from __future__ import annotations

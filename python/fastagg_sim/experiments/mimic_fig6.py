@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """MimiC, figure 6: accuracy on Fashion-MNIST against the active probability p.
 
-FedAvg, MIFA and MimiC. The paper does not give the values of p, and compares after equally many
-rounds, not uploads ("uploading more gradients means more communication"): here 60, after which the
-learning rate is 5 % of its first value. It says that accuracy rises with p, and that MimiC is best
-at every p.
+FedAvg, MIFA and MimiC. The paper does not state the values of p. It compares accuracies after the
+same number of rounds, not of uploads ("uploading more gradients means more communication"). We use
+60 rounds, after which the learning rate is 5 % of its initial value. The paper says that the
+accuracy rises with p, and that MimiC is the best at every p.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Fig6Options(MimicOptions):
     """Figure 6 of the MimiC paper: accuracy against the active probability."""
 
     p: tuple[float, ...] = (0.1, 0.2, 0.3, 0.5, 0.7)
-    """Active probabilities, ascending; --quick takes the first and the fourth."""
+    """Active probabilities, ascending; --quick only uses the first and the fourth."""
 
     def chosen_p(self) -> tuple[float, ...]:
         return self.p[::3] if self.quick else self.p

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MimiC, figure 7: Fashion-MNIST, every client active with probability 0.1.
 
-Five methods up to 200 uploads. The paper: MIFA and MimiC do not oscillate as the others do, and
-MimiC is the best and the fastest.
+Five methods up to 200 uploads. The paper says that MIFA and MimiC oscillate less than the other
+methods, and that MimiC is the best and converges fastest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MimiC, figure 8: CIFAR-10, every client active with probability 0.3.
 
-As figure 7, up to 400 uploads. `--model lenet` runs on a CPU. The paper also says that SCAFFOLD may
-fail to converge here.
+As figure 7, up to 400 uploads. `--model lenet` is small enough for a CPU. The paper also says that
+SCAFFOLD may fail to converge here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MimiC, table 3: Fashion-MNIST after 200 uploads, absences bounded by 20, 50 and 100 rounds.
 
-The paper: every method loses as the bound grows, MIFA and MimiC the least, and MimiC is best
-throughout. It also states 76.82 % for FedAvg without dropout after 200 uploads (section 7.1), which
-is run here, too: seven rounds of 30 clients.
+The paper says that the accuracy of every method falls as the bound grows, that of MIFA and MimiC
+the least, and that MimiC is always the best. It also states 76.82 % for FedAvg without dropout
+after 200 uploads (section 7.1). This experiment runs that too: seven rounds of 30 clients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Table3Options(MimicOptions):
     """Table 3 of the MimiC paper: bounded absences."""
 
     tau_max: tuple[int, ...] = (20, 50, 100)
-    """Largest intervals, ascending; --quick takes the first and the last."""
+    """Largest intervals, ascending; --quick only uses the first and the last."""
 
 
 def settings(options: Table3Options) -> list[Setting]:

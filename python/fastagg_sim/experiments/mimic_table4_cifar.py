@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MimiC, table 4: CIFAR-10 after 400 uploads, a part P of the clients active.
+"""MimiC, table 4: CIFAR-10 after 400 uploads, a fraction P of the clients active.
 
-The paper's deviations over three trials, up to ten points, are larger than most differences between
-its methods: orderings need paired seeds, and are left open within a standard error.
+The paper's standard deviations over three trials, up to ten percentage points, are larger than most
+differences between its methods. The claims therefore compare the methods in pairs with the same
+seed, and a difference within one standard error is undecided.
 
-`--model lenet` runs on a CPU.
+`--model lenet` is small enough for a CPU.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Table4CifarOptions(CifarMimicOptions):
     """Table 4 of the MimiC paper, CIFAR-10: time-varying participation."""
 
     percent: tuple[int, ...] = (10, 30, 50)
-    """Percentages of active clients, ascending; --quick takes the first and the last."""
+    """Percentages of active clients, ascending; --quick only uses the first and the last."""
 
 
 def settings(options: Table4CifarOptions) -> Sequence[Setting]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MimiC, table 4: Fashion-MNIST after 200 uploads, a part P of the clients active.
+"""MimiC, table 4: Fashion-MNIST after 200 uploads, a fraction P of the clients active.
 
-The paper's deviations over three trials, up to ten points, are larger than most differences between
-its methods: orderings need paired seeds, and are left open within a standard error.
+The paper's standard deviations over three trials, up to ten percentage points, are larger than most
+differences between its methods. The claims therefore compare the methods in pairs with the same
+seed, and a difference within one standard error is undecided.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Table4FmnistOptions(MimicOptions):
     """Table 4 of the MimiC paper, Fashion-MNIST: time-varying participation."""
 
     percent: tuple[int, ...] = (10, 30, 50)
-    """Percentages of active clients, ascending; --quick takes the first and the last."""
+    """Percentages of active clients, ascending; --quick only uses the first and the last."""
 
 
 def settings(options: Table4FmnistOptions) -> Sequence[Setting]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MimiC, table 5: CIFAR-10 after 400 uploads at p = 0.1, with 2, 5, 8 and 10 classes per client.
 
-The paper: MimiC is best throughout, and with 8 or 10 classes all methods are about equal.
-`--model lenet` runs on a CPU.
+The paper says that MimiC is always the best, and that with 8 or 10 classes all methods are about
+equal. `--model lenet` is small enough for a CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Table5Options(CifarMimicOptions):
     """Table 5 of the MimiC paper: classes per client."""
 
     classes: tuple[int, ...] = (2, 5, 8, 10)
-    """Classes per client, ascending; --quick takes the first and the last."""
+    """Classes per client, ascending; --quick only uses the first and the last."""
 
 
 def settings(options: Table5Options) -> Sequence[Setting]:

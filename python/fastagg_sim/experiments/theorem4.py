@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Su et al., theorem 4: no rule is below the minimax bound, and by how much they are above it.
+"""Su et al., theorem 4: the error of every rule compared to the minimax bound.
 
-The hard instances of appendix D, with f(x) = L/2 |x|^2 and g(x) = L/2 |x + u/L|^2. Instance 1 is
-the same for both parts: all clients have f. Instance 2 of part "heterogeneity": epsilon M of the M
-clients always have g, |u|^2 = G^2 / (epsilon (1 - epsilon)), and the adversary always silences
-them. Of part "noise": in every round other epsilon M clients, drawn uniformly, have g, with sigma
-for G, and the adversary silences those. A server sees the same gradients in both instances, so it
-ends at the same model x, and the larger of |grad F_1(x)|^2 and |grad F_2(x)|^2 is at least
+The hard instances are those of appendix D, with f(x) = L/2 |x|^2 and g(x) = L/2 |x + u/L|^2. In
+instance 1 all clients have the objective f. Instance 2 differs between the parts:
+
+- "heterogeneity": epsilon M of the M clients always have g, with
+  |u|^2 = G^2 / (epsilon (1 - epsilon)), and the adversary always silences these clients.
+- "noise": in every round epsilon M clients, drawn uniformly, have g, with sigma instead of G, and
+  the adversary silences these clients.
+
+The server receives the same gradients in both instances, so it ends at the same model x, and the
+larger of |grad F_1(x)|^2 and |grad F_2(x)|^2 is at least
 
     epsilon / (4 (1 - epsilon)) G^2    (eq. 40; sigma^2 for noise).
 
-(Eq. 13 has half of that: of two bounds, the larger is at least half of their sum.) What converges
-to what it sees ends at x = 0, four times the bound; the point halfway between the two minimisers,
--epsilon u / (2 L), attains it. "noise, uniform" silences as many clients without looking at them:
-the adversary that theory for a static set of faulty clients has in mind. There averaging with a
-falling learning rate goes to the minimum of F_2.
+(Eq. 13 is half of that: the larger of two bounds is at least half of their sum.) A rule that
+converges to the minimum of the objective that it sees ends at x = 0, where the error is four times
+the bound. The midpoint between the two minimisers, -epsilon u / (2 L), attains the bound.
+
+The third part, "noise, uniform", silences the same number of clients, independently of which
+clients have g. This is the setting of theories with a static set of faulty clients. There averaging
+with a falling learning rate converges to the minimum of F_2.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ class Theorem4Options(Options):
     """Theorem 4 of Su et al.: every rule's error on the hard instances."""
 
     epsilons: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
-    """Fractions of clients that the adversary may silence; times 20 a whole number."""
+    """Fractions of clients that the adversary may silence; multiples of 1/20."""
 
 
 def configs(options: Theorem4Options) -> Mapping[str, Config]:
@@ -42,7 +48,7 @@ def configs(options: Theorem4Options) -> Mapping[str, Config]:
 
 
 def prepare(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Path]:
-    """Measure, and write theorem4.csv."""
+    """Measure the errors of all rules and write theorem4.csv."""
     from fastagg_sim.experiments import _theorem4
 
     rounds = options.chosen_rounds(300, quick=100)
@@ -73,7 +79,7 @@ def claims(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Cl
     for part in PARTS[:2]:
         of_part = [row for row in rules if row.part == part]
         lowest = min(of_part, key=lambda row: row.ratio)
-        # float32 models: 50 parameters of about 1e-7 relative rounding
+        # 1e-5: the models are float32, with relative rounding errors of about 1e-7 per parameter.
         found.append(
             Claim(
                 f"{part}: no rule is below the minimax bound",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitions: which training samples each client holds.
+"""Partitions: which training samples each client has.
 
-A partition is a function of the labels and the seed. Add one by adding a file with a function
-`(labels, num_clients, generator, **options) -> Partition` and naming it in PARTITIONS.
+A partition is a function of the labels and the seed. To add one, add a file with a function
+`(labels, num_clients, generator, **options) -> Partition` and add the function to PARTITIONS.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ def partition(
     train_fraction: float = 1.0,
     **options: Any,
 ) -> Partition:
-    """The partition `name` of a training set with `labels` (int64 [n]) among `num_clients`.
+    """Divide a training set among `num_clients` clients with the partition `name`.
 
-    seed: the run's seed; the stream "partition" is derived from it.
-    train_fraction: in (0, 1]; each client keeps only the first part of its index list. The released
-        FL-FDMS code trains on the first 0.8, so that in the clustered setting the client's
-        second label is under-represented (500 + 300 on CIFAR-10); the paper does not mention it.
+    labels: the labels of the training set, int64 [n].
+    seed: the seed of the run; random choices use its stream "partition".
+    train_fraction: in (0, 1]; each client only keeps this fraction of its samples, from the start
+        of its index list. The released FL-FDMS code keeps 0.8, which the paper does not mention. In
+        the clustered setting, clients then have fewer samples of their second label (500 + 300 on
+        CIFAR-10).
     options: see the function in PARTITIONS.
 
     Raises ValueError for an unknown name or an impossible partition, TypeError for an unknown
@@ -62,9 +64,11 @@ def partition(
         raise ValueError(f"train_fraction: expected a number in (0, 1], got {train_fraction}")
     rng = generator(seed, "partition")
     dealt = call("partition", name, make, labels, num_clients, rng, **options)
-    # The small number guards against products like 0.7 * 10 = 7 - 1e-15.
+    # 1e-9 corrects rounding errors such as 0.7 * 10 = 7 - 1e-15.
     kept = [indices[: int(train_fraction * len(indices) + 1e-9)] for indices in dealt.clients]
     empty = [client for client, indices in enumerate(kept) if len(indices) == 0]
     if empty:
-        raise ValueError(f"train_fraction: {train_fraction} leaves clients {empty} no sample")
+        raise ValueError(
+            f"train_fraction: {train_fraction} leaves clients {empty} no sample; use a larger one"
+        )
     return Partition(kept, dealt.groups)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every partition shares: its type and its tools."""
+"""The type of all partitions, and a helper function."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 class Partition:
     """The training samples of K clients.
 
-    clients: K int64 tensors, client k's indices into the training set; no sample has two clients.
-    groups: the group of each client where the partition knows it (clients of one group have the
-        same distribution and are each other's true friends), else None.
+    clients: K int64 tensors, the indices of each client's samples in the training set. No two
+        clients share a sample.
+    groups: the group of each client, or None if the partition has no groups. Clients of one group
+        have the same distribution: they are true friends of each other.
     """
 
     clients: list[torch.Tensor]
@@ -26,11 +27,15 @@ class Partition:
 
     @property
     def sizes(self) -> torch.Tensor:
-        """Samples per client, int64 [K]."""
+        """The number of samples of each client, int64 [K]."""
         return torch.tensor([len(indices) for indices in self.clients])
 
     def label_counts(self, labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-        """How many samples of each label each client holds: int64 [K, C]. `labels`: int64 [n]."""
+        """Return how many samples of each label each client has, int64 [K, C].
+
+        labels: the labels of the training set, int64 [n].
+        num_classes: C.
+        """
         counts = [
             torch.bincount(labels[indices], minlength=num_classes) for indices in self.clients
         ]
@@ -38,5 +43,5 @@ class Partition:
 
 
 def shuffled(values: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """`values` [n] in random order."""
+    """Return `values` [n] in random order."""
     return values[torch.randperm(len(values), generator=rng)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of clients with the same labels."""
+"""Partition into groups of clients that have the same labels."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def clustered(
 ) -> Partition:
     """Groups of clients that share a few labels: the clustered setting of FL-FDMS, section 6.1.
 
-    The labels that occur are dealt at random into `num_groups` disjoint sets of equal size, and
-    consecutive clients form a group (client k is in group k // (num_clients / num_groups)). Each
-    client draws `samples_per_client` samples without replacement, equally many of every label of
-    its group; no two clients share a sample. Its index list is laid out label by label, in the
-    order in which the group drew them, and within a label in random order.
+    The labels are divided at random into `num_groups` disjoint sets of equal size, one per group.
+    Client k is in group k // (num_clients / num_groups). Each client draws `samples_per_client`
+    samples, the same number of every label of its group. No two clients share a sample. The index
+    list of a client is sorted by label, in the order in which the group drew its labels; the
+    samples of a label are in random order.
 
-    FL-FDMS: MNIST 200 samples per client (100 per label), CIFAR-10 1000 (500 per label), 20
-    clients in 5 groups.
+    FL-FDMS has 20 clients in 5 groups, with 200 samples per client on MNIST (100 per label) and
+    1000 on CIFAR-10 (500 per label).
 
-    Raises ValueError if the labels or clients cannot be dealt equally, or a label has too few
-    samples.
+    Raises ValueError if the labels or the clients cannot be divided equally among the groups, or if
+    a label has too few samples.
     """
     if num_groups < 1 or num_clients % num_groups:
         raise ValueError(
@@ -51,7 +51,7 @@ def clustered(
     dealt = classes[torch.randperm(len(classes), generator=rng)].reshape(num_groups, -1)
     clients = []
     for group_labels in dealt:
-        drawn = []  # per label of the group: [group_size, per_label] sample indices
+        drawn = []  # for each label of the group: sample indices [group_size, per_label]
         for label in group_labels:
             samples = torch.nonzero(labels == label).flatten()
             if len(samples) < group_size * per_label:

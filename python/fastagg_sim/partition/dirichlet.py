@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random label proportions."""
+"""Partition with random label proportions."""
 
 from __future__ import annotations
 
@@ -21,24 +21,29 @@ def dirichlet(
     min_samples: int = 10,
     redraw: int = 0,
 ) -> Partition:
-    """Label proportions from a symmetric Dirichlet law, Dir(alpha, ..., alpha); small = skewed.
+    """Label proportions from a symmetric Dirichlet distribution, Dir(alpha, ..., alpha).
 
-    balanced (Su et al., section 6.2, after Hsu et al. 2019): every client has its own proportions
-        of the C labels and draws `samples_per_client` samples (all samples divided by K, rounded
-        down, by default) in turn, without replacement. When a label runs out, the client draws its
-        rest from the others in proportion; if no sample is left of all of its labels, from what is
-        left. So where most samples are used, the last clients' proportions are those of the rest.
-    not balanced (Li et al. 2022 and others): every label has its own proportions of the K clients
-        and is split accordingly; sizes differ. Proportions are drawn anew until every client has
-        `min_samples`.
+    alpha: > 0; the smaller, the more skewed the proportions. 0.1 in Su et al. (Hsu et al. write
+        Dir(alpha p) with the distribution p of the labels, so their alpha is C times this one.)
+    balanced: whether all clients have the same number of samples.
+        True (Su et al., section 6.2, after Hsu et al. 2019): every client draws proportions of the
+            C labels. The clients then draw `samples_per_client` samples each, one client after the
+            other, without replacement. If a label runs out, a client draws from its other labels in
+            proportion; if all of its labels run out, from all remaining samples. If most samples
+            are used, the last clients therefore get the proportions of the remaining samples.
+        False (Li et al. 2022 and others): every label draws proportions of the K clients and is
+            split accordingly, so the clients have different numbers of samples. The proportions are
+            drawn again until every client has at least `min_samples`.
+    samples_per_client: only if balanced; by default the number of samples divided by K, rounded
+        down.
+    min_samples: only if not balanced.
+    redraw: another number draws other samples with the same proportions and, if not balanced, the
+        same sizes. The shadow runs of Su et al. need this.
 
-    alpha: > 0; 0.1 in Su et al. (Hsu et al. write Dir(alpha p) with the distribution p of the
-        labels: their alpha is C times this one.)
-    redraw: another number draws other samples with the same proportions, and in the unbalanced case
-        the same sizes; the shadow runs of Su et al. need that.
+    Index lists are in random order.
 
-    An index list is in random order. Raises ValueError for impossible settings, or if 1000 draws
-    leave some client with fewer than `min_samples`.
+    Raises ValueError for impossible settings, or if after 1000 draws a client still has fewer than
+    `min_samples`.
     """
     if not 0.0 < alpha < float("inf"):
         raise ValueError(f"alpha: expected a positive number, got {alpha}")
@@ -49,7 +54,7 @@ def dirichlet(
     stream = int(torch.randint(2**62, (), generator=rng))
     draws = generator(stream, "samples", redraw)
     classes = torch.unique(labels)
-    # Per label its samples in random order; clients take them from the front.
+    # The samples of each label in random order; clients take them from the front.
     samples = [shuffled(torch.nonzero(labels == c).flatten(), draws) for c in classes]
     sizes = torch.tensor([len(part) for part in samples])
     proportions = numpy_generator(stream, "proportions")
@@ -74,10 +79,10 @@ def dirichlet(
 def _dirichlet_rows(
     rng: np.random.RandomState, alpha: float, rows: int, columns: int
 ) -> torch.Tensor:
-    """Independent Dir(alpha, ..., alpha) draws, float64 [rows, columns], for any alpha > 0.
+    """Draw `rows` independent vectors from Dir(alpha, ..., alpha), float64 [rows, columns].
 
-    Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha), in logarithms: for small alpha the numbers
-    themselves underflow.
+    Uses Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha) in logarithms, because the numbers themselves
+    underflow for small alpha.
     """
     logs = np.log(rng.standard_gamma(alpha + 1.0, (rows, columns)))
     logs += np.log(1.0 - rng.random_sample((rows, columns))) / alpha
@@ -87,9 +92,11 @@ def _dirichlet_rows(
 def _take_in_turn(
     shares: torch.Tensor, sizes: torch.Tensor, samples: int, rng: torch.Generator
 ) -> torch.Tensor:
-    """How many samples of each label each client takes: int64 [K, C], rows summing to `samples`.
+    """Return how many samples of each label each client takes, int64 [K, C], if `balanced`.
 
-    shares: [K, C] proportions; sizes: [C] samples of each label.
+    shares: [K, C], the proportions.
+    sizes: [C], the number of samples of each label.
+    samples: the number of samples per client, the sum of each row of the result.
     """
     left = sizes.clone()
     counts = torch.zeros(shares.shape, dtype=torch.int64)
@@ -112,7 +119,10 @@ def _split_labels(
     num_clients: int,
     min_samples: int,
 ) -> torch.Tensor:
-    """How many samples of each label each client gets: int64 [K, C], columns summing to `sizes`."""
+    """Return how many samples of each label each client takes, int64 [K, C], if not `balanced`.
+
+    The columns of the result sum to `sizes` [C], the number of samples of each label.
+    """
     for _ in range(1000):
         shares = _dirichlet_rows(rng, alpha, len(sizes), num_clients)  # [C, K]
         ends = torch.round(shares.cumsum(dim=1) * sizes[:, None]).to(torch.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the data set says itself."""
+"""The partition that is part of a data set."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ def natural(
     *,
     clients: Sequence[torch.Tensor] | None = None,
 ) -> Partition:
-    """The partition the data set comes with (`clients`, from `Dataset.clients`); `rng` is unused.
+    """Use the partition that is part of the data set.
 
-    Raises ValueError if the data set has none, or one for another number of clients.
+    clients: `Dataset.clients`. `rng` is unused.
+
+    Raises ValueError if the data set has no partition, or has another number of clients.
     """
     if clients is None:
         raise ValueError(
-            "clients: the partition 'natural' is for data sets that come with their clients "
-            "(for instance synthetic); this one has none"
+            "clients: the partition 'natural' needs a data set that is divided among clients "
+            "(for instance synthetic); this one is not, choose another partition"
         )
     if len(clients) != num_clients:
         raise ValueError(
-            f"num_clients: the data set comes with {len(clients)} clients, got {num_clients}"
+            f"num_clients: expected {len(clients)}, the number of clients of the data set, "
+            f"got {num_clients}"
         )
     for client, indices in enumerate(clients):
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(labels):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards of similar samples, dealt at random."""
+"""Partition into shards of samples with similar labels, which clients draw at random."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from fastagg_sim.partition.base import Partition, shuffled
 
-# Shards and shards per client; a client always gets 1/100 of all samples.
+# (number of shards, shards per client); a client always gets 1/100 of all samples.
 HETEROGENEITY = {"low": (500, 5), "medium": (200, 2), "high": (100, 1)}
 
 
@@ -21,26 +21,29 @@ def shards(
     shards_per_client: int | None = None,
     heterogeneity: str | None = None,
 ) -> Partition:
-    """Sorted by label, cut into shards, and dealt at random: the general setting of FL-FDMS.
+    """Shards of samples sorted by label: the general setting of FL-FDMS.
 
-    The samples are sorted by label (equal labels keep their order) and the first
-    `num_shards * shard_size` are cut into equal shards; `shard_size` is the largest possible by
-    default. Each client draws `shards_per_client` of them without replacement, so no two clients
-    share one; shards that are left over are not used. A client's index list is laid out shard by
-    shard. Where a label's samples are no multiple of the shard size, shards straddle labels.
+    The samples are sorted by label (samples with the same label keep their order), and the first
+    `num_shards * shard_size` samples are cut into shards of equal size. Each client draws
+    `shards_per_client` shards without replacement; the remaining shards are not used. The index
+    list of a client contains its shards one after the other. A shard may contain two labels if the
+    number of samples of a label is not a multiple of the shard size.
 
-    num_shards, shards_per_client: 200 and 2 by default, or given by
-    heterogeneity: "low" (500 shards, 5 per client), "medium" (200, 2) or "high" (100, 1): the
-        settings of FL-FDMS, figure 5. With CIFAR-10 the shards have 100, 250 and 500 samples, and
-        every client 500.
+    num_shards: 200 by default.
+    shard_size: samples per shard; by default the largest possible number.
+    shards_per_client: 2 by default.
+    heterogeneity: sets num_shards and shards_per_client to the values of FL-FDMS, figure 5: "low"
+        (500 shards, 5 per client), "medium" (200, 2) or "high" (100, 1). With CIFAR-10 the shards
+        have 100, 250 and 500 samples, and every client has 500.
 
-    Raises ValueError if there are too few samples or shards, or the heterogeneity is given together
-    with what it stands for.
+    Raises ValueError if there are too few samples or shards, or if heterogeneity is given together
+    with num_shards or shards_per_client.
     """
     if heterogeneity is not None:
         if num_shards is not None or shards_per_client is not None:
             raise ValueError(
-                "heterogeneity: stands for num_shards and shards_per_client; give it without them"
+                "heterogeneity: sets num_shards and shards_per_client, so it cannot be combined "
+                "with them"
             )
         if heterogeneity not in HETEROGENEITY:
             raise ValueError(
@@ -81,20 +84,22 @@ def label_limited(
     distinct: bool = True,
     shard_size: int | None = None,
 ) -> Partition:
-    """Shards of a single label each, the same number per client: the setting of MimiC, section 7.1.
+    """Shards with one label each, the same number per client: the setting of MimiC, section 7.1.
 
-    Every label is cut into K * classes_per_client / C shards of `shard_size` samples (the largest
-    possible by default; what is left over is not used, so no shard straddles labels), and each
-    client draws `classes_per_client` shards without replacement. With 30 clients and 2 classes
-    there are 60 shards: of 1,000 samples on Fashion-MNIST, of 833 on CIFAR-10. Samples are in
-    random order within their label; a client's index list is laid out shard by shard.
+    The samples of every label are put into random order and cut into K * classes_per_client / C
+    shards of `shard_size` samples; the remaining samples are not used. Each client draws
+    `classes_per_client` shards without replacement. With 30 clients and 2 classes per client there
+    are 60 shards, of 1,000 samples on Fashion-MNIST and of 833 on CIFAR-10. The index list of a
+    client contains its shards one after the other.
 
-    classes_per_client: 2 in the paper, and 5, 8 and 10 in its table 5.
-    distinct: each client gets shards of different labels, which the paper's "classes per client"
-        needs. False is its sentence "assign two random shards to each client": in 8.5 % of the
-        cases both are of one label.
+    classes_per_client: 2 in the paper; 5, 8 and 10 in its table 5.
+    distinct: True: the shards of a client have different labels, as the paper's term "classes per
+        client" implies. False: they are drawn at random, as in the paper's sentence "assign two
+        random shards to each client"; in 8.5 % of the cases both then have the same label.
+    shard_size: samples per shard; by default the largest possible number.
 
-    Raises ValueError if the shards cannot be dealt equally, or a label has too few samples.
+    Raises ValueError if the shards cannot be divided equally among the clients, or if a label has
+    too few samples.
     """
     classes = torch.unique(labels)
     if classes_per_client < 1 or (distinct and classes_per_client > len(classes)):
@@ -130,11 +135,12 @@ def label_limited(
 def _deal_distinct(
     num_classes: int, num_clients: int, hand: int, rng: torch.Generator
 ) -> list[list[int]]:
-    """For each client `hand` different classes, each class equally often, at random.
+    """Draw `hand` different classes for each client, such that each class is drawn equally often.
 
-    Client after client draws without replacement, in proportion to how often each class is left. A
-    class that is left as often as there are clients left has to be taken by all of them; taking
-    those first keeps every class at most that often, so that the deal always ends.
+    The clients draw one after the other, without replacement, with probability proportional to the
+    number of remaining shards of each class. If a class has as many shards left as there are
+    clients left, each of these clients must take one. Such classes are taken first, so that no
+    class ever has more shards left than there are clients, and the draw always succeeds.
     """
     left = torch.full((num_classes,), num_clients * hand // num_classes)
     hands = []

@@ -9,7 +9,8 @@ import sys
 import torch
 from torch import Tensor
 
-from fastagg import bits, ops, reference, selfcheck
+from fastagg import ops
+from fastagg.ops import bits, reference, selfcheck
 
 F64 = torch.float64
 

@@ -18,6 +18,7 @@ Make = Callable[..., DropoutProcess]
 
 
 class TestMarkov:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("rate", "memory"), [(0.3, 0.0), (0.3, 0.8), (0.7, 0.5)])
     def test_rate_and_stretches(
         self,
@@ -45,6 +46,7 @@ class TestMarkov:
         length = float((1 - active).sum()) / starts
         assert abs(length - 1 / on) < 6 * (1 / on) / math.sqrt(starts) + K / starts
 
+    @pytest.mark.slow
     def test_stationary_from_the_start_and_independent_clients(
         self, pair_counts: Callable[..., torch.Tensor], assert_rate: Callable[..., None]
     ) -> None:

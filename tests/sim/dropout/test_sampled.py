@@ -26,6 +26,7 @@ class TestSampled:
         assert_rate(active.sum(dim=0), rounds, 5 / 20)
         assert_rate(pair_counts(active), rounds, 5 * 4 / (20 * 19))
 
+    @pytest.mark.slow
     def test_independent_of_the_other_process(
         self,
         make: Make,

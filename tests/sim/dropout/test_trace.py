@@ -61,12 +61,18 @@ class TestTrace:
             ("", r"line 1: expected a header with round, client, got ''"),
             ("0,1\n", r"line 1: expected a header with round, client, got '0,1'"),
             ("round,client\n0,1\n\n1\n", r"line 4: expected 2 columns, got '1'"),
-            ("round,client\n0,one\n", r"line 2: expected a whole number .* as client, got 'one'"),
-            ("round,client\n-1,0\n", r"line 2: expected a whole number .* as round, got '-1'"),
-            ("round,client\n0.5,0\n", r"as round, got '0.5'"),
+            (
+                "round,client\n0,one\n",
+                r"line 2: whole number .* in column client, got 'one'",
+            ),
+            (
+                "round,client\n-1,0\n",
+                r"line 2: whole number .* in column round, got '-1'",
+            ),
+            ("round,client\n0.5,0\n", r"column round, got '0.5'"),
             ("round,client\n0,4\n", r"round 0, client 4: expected clients from 0 to 3"),
-            ("round,client\n2,1\n0,0\n2,1\n", r"round 2, client 1: there twice"),
-            ("round,client\n", r"names no round; give its length as rounds"),
+            ("round,client\n2,1\n0,0\n2,1\n", r"round 2, client 1: expected each line once"),
+            ("round,client\n", r"contains no round; set its length"),
         ],
     )
     def test_bad_files(self, tmp_path: Path, content: str, message: str) -> None:

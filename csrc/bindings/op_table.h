@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of operators. Each op of fastagg is one entry:
+//
+//   FASTAGG_OP(name, CPU, CUDA, ANY, "(arguments) -> results")
+//
+// The three columns (yes or no) say which files define a function `name` with the arguments of the
+// schema: ops_cpu.cpp, ops_cuda.cpp, and ops_policy.cpp (for tensors on any device, used where the
+// device's own column says no).
+//
+// No include guard: a file defines FASTAGG_OP and includes the table, once for each use. The macro
+// is undefined at the end. library.cpp makes the schemas and the autograd kernels from it, the
+// other three their registrations. A missing function is a compile error.
+//
+// Conventions of the schemas:
+// - A name that ends in `_` changes the arguments marked `Tensor(a!)` and returns nothing. No other
+//   op changes an argument.
+// - `Tensor[]` arguments named updates or rows hold S rows of d float32 (in the one-pass updates
+//   also bfloat16 or float16): one [S, d] tensor, S tensors [d], or a mixture. They are not copied.
+// - memory and corrections are one [K, d] tensor, or one tensor [d] for each of the S updates.
+
+// FASTAGG_IF_yes(code) is code, FASTAGG_IF_no(code) is nothing: for a column of the table.
+#define FASTAGG_IF_yes(code) code
+#define FASTAGG_IF_no(code)
+
+// clang-format off
+
+//         name             CPU  CUDA ANY
+
+// Reductions over d.
+FASTAGG_OP(gram,            yes, yes, no,
+           "(Tensor[] updates, Tensor? pairs=None, str precision='highest') -> Tensor")
+FASTAGG_OP(gram_rows,       yes, no,  yes,
+           "(Tensor[] updates, Tensor changed, str precision='highest') -> Tensor")
+FASTAGG_OP(abs_max,         yes, yes, no,
+           "(Tensor[] rows) -> Tensor")
+
+// Scores and friends: policy on [S, S] and [K, K].
+FASTAGG_OP(cosine_scores,   yes, yes, no,
+           "(Tensor gram) -> Tensor")
+FASTAGG_OP(distance_scores, yes, yes, no,
+           "(Tensor gram) -> Tensor")
+FASTAGG_OP(update_scores_,  yes, yes, no,
+           "(Tensor(a!) scores, Tensor(b!) counts, Tensor round_scores, Tensor clients, "
+           "Tensor? pairs=None, Tensor? when=None) -> ()")
+FASTAGG_OP(select_friends,  yes, yes, no,
+           "(Tensor scores, Tensor counts, Tensor active, Tensor? candidates=None, "
+           "float? threshold=None) -> Tensor")
+FASTAGG_OP(eliminate_,      yes, yes, no,
+           "(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
+           "Tensor? when=None) -> ()")
+
+// Robust rules: policy on Gram matrices.
+FASTAGG_OP(replace_rows,    no,  no,  yes,
+           "(Tensor gram, Tensor changed, Tensor rows) -> Tensor")
+FASTAGG_OP(bucketed_gram,   no,  no,  yes,
+           "(Tensor gram, Tensor order, Tensor weights, int bucket_size) "
+           "-> (Tensor, Tensor, Tensor, Tensor)")
+FASTAGG_OP(weiszfeld,       no,  no,  yes,
+           "(Tensor gram, Tensor weights, Tensor start, float nu, int iterations) -> Tensor")
+FASTAGG_OP(clip_towards,    no,  no,  yes,
+           "(Tensor gram, Tensor weights, float tau, int iterations) -> Tensor")
+
+// One-pass updates of vectors [d] and of memory rows.
+FASTAGG_OP(weighted_sum_,   yes, yes, no,
+           "(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0, "
+           "Tensor? when=None) -> ()")
+FASTAGG_OP(gram_and_sum_,   yes, yes, no,
+           "(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights, "
+           "str precision='highest') -> ()")
+FASTAGG_OP(mimic_,          yes, yes, no,
+           "(Tensor(a!) params, Tensor[] updates, Tensor(b!)[] corrections, Tensor clients, "
+           "float lr) -> ()")
+FASTAGG_OP(memory_update_,  yes, yes, no,
+           "(Tensor(a!) params, Tensor(b!) total, Tensor(c!)[] memory, Tensor[] updates, "
+           "Tensor clients, Tensor weights, float lr, float norm, bool models=False) -> ()")
+
+// The same updates, without a write to anything that is read: new memory rows go to `kept`, unless
+// the server keeps the received rows instead. add_total_ applies the result.
+FASTAGG_OP(mimic_mean_,     yes, yes, no,
+           "(Tensor(a!) out, Tensor(b!) rounded, Tensor(c!) peaks, Tensor[] updates, "
+           "Tensor[] corrections, Tensor clients, Tensor?[] references, Tensor(d!)[] kept) -> ()")
+FASTAGG_OP(memory_total_,   yes, yes, no,
+           "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, Tensor[] updates, "
+           "Tensor clients, Tensor weights, Tensor?[] references, Tensor? params, "
+           "Tensor(c!)[] kept) -> ()")
+FASTAGG_OP(add_total_,      yes, yes, no,
+           "(Tensor(a!) params, Tensor total, float lr, float norm, bool models=False) -> ()")
+
+// clang-format on
+
+#undef FASTAGG_OP

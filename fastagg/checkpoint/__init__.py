@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: the file format of an aggregator, and atomic replacement of files."""
+
+from __future__ import annotations
+
+from fastagg.checkpoint.atomic import replace_text
+from fastagg.checkpoint.format import FORMAT, VERSION, Saved, opened, read, write
+
+__all__ = ["FORMAT", "VERSION", "Saved", "opened", "read", "replace_text", "write"]

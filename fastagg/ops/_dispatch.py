@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compiled operators, and the table in which every wrapper of :mod:`fastagg.ops` is entered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastagg import _C
+from fastagg.ops._examples import ExampleData
+
+compiled = torch.ops.fastagg
+"""The operators that the extension registers when it is imported (csrc/bindings/op_table.h)."""
+
+# float32 results are rounded once or twice, 6e-8 each.
+ROUNDED = 2e-7
+
+Wrapper = TypeVar("Wrapper", bound=Callable[..., Any])
+Example = Callable[[Callable[..., Any], ExampleData], object]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op: its name, and what the self-check and the tests need to call and judge it."""
+
+    name: str
+    wrapper: Callable[..., Any]
+    example: Example
+    bound: float
+    cuda_bound: float
+
+
+TABLE: dict[str, Op] = {}
+"""All ops by name, in the order in which the wrappers are defined."""
+
+
+def op(
+    *,
+    example: Example,
+    fake: Callable[..., object] | None = None,
+    bound: float = ROUNDED,
+    cuda_bound: float | None = None,
+) -> Callable[[Wrapper], Wrapper]:
+    """Enter a wrapper into :data:`TABLE` and register the fake kernel of its operator.
+
+    The wrapper is returned unchanged: calls cost nothing more, and its signature and docstring stay
+    visible to tools.
+
+    Args:
+        example: ``example(f, x)`` calls ``f``, which is the op, its oracle or a recorder, once or
+            more with valid arguments taken from the data ``x``. The self-check compares these calls
+            with the oracle, and ``tests/ops/test_registration.py`` checks their registration.
+        fake: the fake kernel. It takes the arguments of the operator's schema, in which rows are
+            lists of tensors, and returns empty tensors with the result's shapes, dtypes and device.
+            Leave it out for an operator that returns nothing.
+        bound: largest error that the self-check accepts on a CPU, relative to the largest
+            magnitude in the oracle's result.
+        cuda_bound: the same on a GPU. Default: ``bound``.
+    """
+
+    def enter(wrapper: Wrapper) -> Wrapper:
+        name = wrapper.__name__
+        torch.library.register_fake(f"fastagg::{name}", fake or _returns_nothing)
+        TABLE[name] = Op(name, wrapper, example, bound, bound if cuda_bound is None else cuda_bound)
+        return wrapper
+
+    return enter
+
+
+def _returns_nothing(*args: object, **kwargs: object) -> None:
+    return None
+
+
+def devices() -> tuple[str, ...]:
+    """Return the device types that this build has kernels for and this machine has.
+
+    Returns:
+        ``("cpu",)``, or ``("cpu", "cuda")``.
+    """
+    cuda = bool(_C.build_info()["cuda_archs"]) and torch.cuda.is_available()
+    return ("cpu", "cuda") if cuda else ("cpu",)
+
+
+def mark_changed(*tensors: Tensor) -> None:
+    """Bump the version counters of arguments that an operator changed.
+
+    A backward pass that saved one of them then fails instead of using the new content. Inference
+    tensors have no version counter.
+    """
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
+def count_rows(rows: list[Tensor]) -> int:
+    """Return S for a list of rows whose tensors hold one row (1-D) or several (2-D)."""
+    return sum(row.shape[0] if row.dim() == 2 else 1 for row in rows)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computations of the robust rules on a Gram matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastagg.ops._dispatch import compiled, op
+
+__all__ = ["bucketed_gram", "clip_towards", "weiszfeld"]
+
+
+def _fake_bucketed_gram(
+    gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, members = gram.shape[0], order.shape[0]
+    count = -(-members // bucket_size)
+    size = rows - members + count
+    buckets = gram.new_empty(rows, dtype=torch.int64)
+    return gram.new_empty(size, size), buckets, gram.new_empty(rows), gram.new_empty(count)
+
+
+@op(
+    example=lambda f, x: f(x.gram, x.order, x.weights[1:], 3),
+    fake=_fake_bucketed_gram,
+    bound=1e-12,
+)
+def bucketed_gram(
+    gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the Gram matrix of the weighted means of buckets of rows, from that of the rows.
+
+    Bucket b holds the rows ``order[b * bucket_size : (b + 1) * bucket_size]``; the last bucket may
+    be smaller. The results number the buckets by the lowest row in them.
+
+    Args:
+        gram: float64 [n + e, n + e], symmetric. The last e rows are in no bucket; they follow the
+            means unchanged.
+        order: int64 [n], a permutation of [0, n).
+        weights: float64 [n], > 0: the weight of each row in the mean of its bucket.
+        bucket_size: >= 1.
+
+    Returns:
+        For m = ceil(n / bucket_size) buckets:
+
+        - the Gram matrix, float64 [m + e, m + e], exactly symmetric. Products are added in the
+          order of rows;
+        - int64 [n + e]: the row of that matrix to which each row contributes;
+        - float64 [n + e]: the factor with which it contributes, 1 for the last e rows;
+        - float64 [m]: the weight of each bucket, which is the sum of the weights of its rows.
+    """
+    return compiled.bucketed_gram(gram, order, weights, bucket_size)
+
+
+def _fake_factors(gram: Tensor, *_: object) -> Tensor:
+    return gram.new_empty(gram.shape[0])
+
+
+@op(
+    example=lambda f, x: f(x.gram, x.weights, x.weights, 1.0, 3),
+    fake=_fake_factors,
+    bound=1e-12,
+)
+def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iterations: int) -> Tensor:
+    """Approach the geometric median by steps of the smoothed Weiszfeld algorithm (RFA).
+
+    With z the combination of the rows by ``factors``, which are ``start`` at first, one step is::
+
+        factors[i] = weights[i] / max(nu, |x_i - z|), divided by their sum
+
+    Args:
+        gram: float64 [n, n], the Gram matrix of the rows x. Its squares are accurate to 1e-8 of the
+            squared norms of the rows, so distances below 1e-4 of the norms are noise.
+        weights: float64 [n], > 0; only their ratios matter.
+        start: float64 [n], the first factors.
+        nu: > 0, in units of the rows; the smoothing.
+        iterations: >= 0, the number of steps.
+
+    Returns:
+        float64 [n], the factors. Their sum is 1 (up to rounding) after the first step.
+    """
+    return compiled.weiszfeld(gram, weights, start, nu, iterations)
+
+
+@op(
+    example=lambda f, x: f(x.gram, x.weights[1:] / x.weights[1:].sum(), 300.0, 3),
+    fake=_fake_factors,
+    bound=1e-12,
+)
+def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
+    """Apply steps of centered clipping (Su et al. eq. 43), starting from the last row.
+
+    With v the last of n + 1 rows at first, one step is::
+
+        v <- v + sum over i < n of weights[i] * (x_i - v) * min(1, tau / |x_i - v|)
+
+    Args:
+        gram: float64 [n + 1, n + 1], the Gram matrix of the rows x; see :func:`weiszfeld` for its
+            accuracy.
+        weights: float64 [n] with sum 1.
+        tau: > 0, in units of the rows; may be infinite.
+        iterations: >= 0, the number of steps.
+
+    Returns:
+        float64 [n + 1], the factors of the rows in v.
+    """
+    return compiled.clip_towards(gram, weights, tau, iterations)

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One-pass updates of vectors [d] and of memory rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastagg.ops._dispatch import compiled, count_rows, mark_changed, op
+from fastagg.ops.row_lists import Rows, row_list
+
+__all__ = [
+    "abs_max",
+    "add_total_",
+    "memory_total_",
+    "memory_update_",
+    "mimic_",
+    "mimic_mean_",
+    "weighted_sum_",
+]
+
+
+def _fake_abs_max(rows: list[Tensor]) -> Tensor:
+    return rows[0].new_empty(count_rows(rows))
+
+
+@op(example=lambda f, x: f(x.updates), fake=_fake_abs_max)
+def abs_max(rows: Rows) -> Tensor:
+    """Compute the largest magnitude in each row.
+
+    Args:
+        rows: S rows of d float32.
+
+    Returns:
+        float32 [S]; NaN for a row that holds a NaN.
+    """
+    tensors = row_list(rows, "rows")
+    return compiled.abs_max(tensors) if tensors else torch.empty(0)
+
+
+@op(
+    example=lambda f, x: (
+        f(x.params, x.updates, x.weights, 0.5),
+        f(x.params, list(x.updates), x.weights.float()),
+    )
+)
+def weighted_sum_(
+    out: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    beta: float = 1.0,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
+    """Compute ``out = beta * out + weights @ rows`` in one pass over the rows, in place.
+
+    Args:
+        out: float32 [d]; changed in place. With ``beta=0`` its old content is not read.
+        rows: S rows of d float32 or short. None may share memory with ``out``.
+        weights: float32 or float64 [S]. float64 weights are rounded to float32 before they are
+            multiplied; ``beta`` is not. (:func:`mimic_` and :func:`memory_update_` do not round
+            their factors.)
+        beta: factor of the old content.
+        when: bool [], on the device of ``out``; if False, nothing changes. On a GPU it may be the
+            result of work that is still queued; the call does not wait for it.
+
+    Returns:
+        ``out``. Rows are added in the given order, in float32 within groups of 8 rows and in
+        float64 across groups.
+    """
+    compiled.weighted_sum_(out, row_list(rows, "rows"), weights, beta, when)
+    mark_changed(out)
+    return out
+
+
+@op(
+    example=lambda f, x: (
+        f(x.params, x.updates, x.memory, x.clients, 0.7),
+        f(x.params, list(x.updates), list(x.memory[x.clients]), x.clients, 0.7),
+    )
+)
+def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr: float) -> Tensor:
+    """Apply the server's part of a MimiC round (Algorithm 1, lines 5 to 10), in one pass, in place.
+
+    With the sign of updates (local model - global model, to be added)::
+
+        v = mean over s of (updates[s] + corrections[clients[s]])
+        params += lr * v
+        corrections[clients[s]] = v - updates[s]
+
+    Args:
+        params: float32 [d]; changed in place.
+        updates: S rows of d float32 or short. With S = 0 nothing changes.
+        corrections: float32 [K, d], contiguous, or S tensors [d], those of ``clients``. The rows of
+            ``clients`` are changed in place.
+        clients: int64 [S].
+        lr: server learning rate.
+
+    Returns:
+        ``params``. Rows are added in the order of their client ids: any permutation of
+        (updates, clients) gives the same bits.
+    """
+    own = row_list(corrections, "corrections")
+    compiled.mimic_(params, row_list(updates, "updates"), own, clients, lr)
+    mark_changed(params, *own)
+    return params
+
+
+@op(
+    example=lambda f, x: (
+        f(x.params, x.total, x.memory, x.updates, x.clients, x.weights, 0.7, 1 / len(x.memory)),
+        f(x.params, x.total, x.memory, x.updates, x.clients, x.weights, 0.7, 0.1, True),
+    )
+)
+def memory_update_(
+    params: Tensor,
+    total: Tensor,
+    memory: Rows,
+    updates: Rows,
+    clients: Tensor,
+    weights: Tensor,
+    lr: float,
+    norm: float,
+    models: bool = False,
+) -> Tensor:
+    """Store the received updates (or models) and apply the mean of all memory rows, in place.
+
+    One pass does the round of Stale and MIFA (eq. 44 of the adversarial-unavailability paper)::
+
+        m[s] = updates[s]                      # or params + updates[s], with models=True
+        total += sum over s of weights[s] * (m[s] - memory[clients[s]])
+        memory[clients[s]] = m[s]
+        params += lr * norm * total            # or lr * (norm * total - params), with models=True
+
+    Args:
+        params: float32 [d]; changed in place.
+        total: float64 [d], the weighted sum of all rows of ``memory``; changed in place. It is
+            float64 so that it remains that sum over any number of rounds.
+        memory: float32 [K, d], contiguous, or S tensors [d], those of ``clients``. The rows of
+            ``clients`` are changed in place.
+        updates: S rows of d float32 or short.
+        clients: int64 [S].
+        weights: float32 or float64 [S], the weight of each row's client. A client must have the
+            same weight in every round.
+        lr: server learning rate.
+        norm: factor that makes ``total`` a mean, for instance 1 / (number of clients seen).
+        models: store local models instead of updates.
+
+    Returns:
+        ``params``. Rows are added in the order of their client ids: any permutation of
+        (updates, clients, weights) gives the same bits.
+    """
+    own = row_list(memory, "memory")
+    rows = row_list(updates, "updates")
+    compiled.memory_update_(params, total, own, rows, clients, weights, lr, norm, models)
+    mark_changed(params, total, *own)
+    return params
+
+
+# --- the same rounds, without a write to anything that is read -----------------------------------
+
+
+@op(
+    example=lambda f, x: (
+        f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, x.references, x.kept),
+        f(x.mean, x.params, x.peaks, list(x.updates), list(x.memory[x.clients]), x.clients),
+    )
+)
+def mimic_mean_(
+    out: Tensor,
+    rounded: Tensor,
+    peaks: Tensor,
+    updates: Rows,
+    corrections: Rows,
+    clients: Tensor,
+    references: Sequence[Tensor | None] | None = None,
+    kept: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Compute the v of :func:`mimic_` and its new corrections; nothing read is changed.
+
+    ::
+
+        c[s] = corrections[s]                  # or references[s] - corrections[s], where given
+        out = mean over s of (updates[s] + c[s])
+        kept[s] = out - updates[s]             # where given
+
+    Followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits of :func:`mimic_`, but
+    a server can still refuse it after this call: nothing is lost.
+
+    A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
+    next round it passes the row as the correction, and the ``rounded`` of the round in which the
+    row was stored as its reference.
+
+    Args:
+        out: float64 [d]; changed in place to v.
+        rounded: float32 [d]; changed in place to v rounded to float32, the value that the
+            corrections of this round are taken from.
+        peaks: float32 [S]; changed in place to ``abs_max(updates)``.
+        updates: S >= 1 rows of d float32 or short.
+        corrections: [K, d], contiguous, or S tensors [d], those of ``clients``; of the dtype of
+            ``updates``.
+        clients: int64 [S].
+        references: S entries, each float32 [d] or None; by default all are None.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+            By default the new rows are not written.
+
+    Returns:
+        ``out``. Rows are added in the order of their client ids.
+    """
+    rows, own = row_list(updates, "updates"), row_list(corrections, "corrections")
+    written = list(kept or [])
+    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, list(references or []), written)
+    mark_changed(out, rounded, peaks, *written)
+    return out
+
+
+@op(
+    example=lambda f, x: (
+        f(x.mean, x.peaks, x.total, x.memory, x.updates, x.clients, x.weights),
+        f(
+            x.mean,
+            x.peaks,
+            x.total,
+            list(x.memory[x.clients]),
+            x.updates,
+            x.clients,
+            x.weights,
+            x.references,
+            x.params,
+            x.kept,
+        ),
+    )
+)
+def memory_total_(
+    out: Tensor,
+    peaks: Tensor,
+    total: Tensor,
+    memory: Rows,
+    updates: Rows,
+    clients: Tensor,
+    weights: Tensor,
+    references: Sequence[Tensor | None] | None = None,
+    params: Tensor | None = None,
+    kept: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Compute the total and the new rows of :func:`memory_update_`; nothing read is changed.
+
+    ::
+
+        m[s] = updates[s]                      # or params + updates[s], with params
+        old[s] = memory[s]                     # or references[s] + memory[s], where given
+        out = total + sum over s of weights[s] * (m[s] - old[s])
+        kept[s] = m[s]                         # where given
+
+    Followed by :func:`add_total_`, the result has the bits of :func:`memory_update_`, but a server
+    can still refuse it after this call: nothing is lost.
+
+    A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
+    next round it passes the row as the memory row and, if models are stored, the params of the
+    round in which the row was stored as its reference.
+
+    Args:
+        out: float64 [d]; changed in place. NaN or infinite where a row is.
+        peaks: float32 [S]; changed in place to ``abs_max(updates)``.
+        total: float64 [d].
+        memory: [K, d], contiguous, or S tensors [d], those of ``clients``; of the dtype of
+            ``updates``.
+        updates: S rows of d float32 or short.
+        clients: int64 [S].
+        weights: float32 or float64 [S].
+        references: S entries, each float32 [d] or None; by default all are None.
+        params: float32 [d]; pass it to store models instead of updates.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+            By default the new rows are not written.
+
+    Returns:
+        ``out``. Rows are added in the order of their client ids.
+    """
+    own, rows = row_list(memory, "memory"), row_list(updates, "updates")
+    bases, written = list(references or []), list(kept or [])
+    compiled.memory_total_(out, peaks, total, own, rows, clients, weights, bases, params, written)
+    mark_changed(out, peaks, *written)
+    return out
+
+
+@op(
+    example=lambda f, x: (
+        f(x.params, x.total, 0.7, 1 / len(x.memory)),
+        f(x.params, x.total, 0.7, 1 / len(x.memory), True),
+    )
+)
+def add_total_(
+    params: Tensor, total: Tensor, lr: float, norm: float, models: bool = False
+) -> Tensor:
+    """Compute ``params += lr * norm * total``, in place.
+
+    With ``models=True``: ``params += lr * (norm * total - params)``.
+
+    Args:
+        params: float32 [d]; changed in place.
+        total: float64 [d].
+        lr: server learning rate.
+        norm: factor that makes ``total`` a mean.
+        models: ``total`` is a sum of models, not of updates.
+
+    Returns:
+        ``params``.
+    """
+    compiled.add_total_(params, total, lr, norm, models)
+    mark_changed(params)
+    return params

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Similarity scores of clients, and the choice of friends by them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastagg.ops._dispatch import compiled, mark_changed, op
+
+__all__ = ["cosine_scores", "distance_scores", "eliminate_", "select_friends", "update_scores_"]
+
+
+@op(
+    example=lambda f, x: f(x.gram),
+    fake=torch.empty_like,
+    bound=1e-12,
+)
+def cosine_scores(gram: Tensor) -> Tensor:
+    """Compute similarity scores ``(cos + 1) / 2`` in [0, 1] (FL-FDMS, TMLR version, eq. 14).
+
+    Args:
+        gram: float32 or float64 [S, S]; the diagonal holds the squared norms of the rows.
+
+    Returns:
+        [S, S] of the same dtype. A zero row has no direction: it scores 0.5 with every row.
+    """
+    return compiled.cosine_scores(gram)
+
+
+@op(
+    example=lambda f, x: f(x.gram),
+    fake=torch.empty_like,
+    bound=1e-12,
+)
+def distance_scores(gram: Tensor) -> Tensor:
+    """Compute similarity scores ``-|x_i - x_j|`` (Euclidean), FL-FDMS's alternative to cosine.
+
+    Scores are unbounded and in the units of the updates. A distance that is much shorter than the
+    rows is computed as a difference of nearly equal numbers: pass ``gram`` in float64.
+
+    Args:
+        gram: float32 or float64 [S, S].
+
+    Returns:
+        [S, S] of the same dtype, at most 0, with a zero diagonal.
+    """
+    return compiled.distance_scores(gram)
+
+
+@op(
+    example=lambda f, x: (
+        f(x.scores, x.counts, x.round_scores, x.clients),
+        f(x.scores, x.counts.to(torch.int16), x.round_scores, x.clients, x.pairs),
+    )
+)
+def update_scores_(
+    scores: Tensor,
+    counts: Tensor,
+    round_scores: Tensor,
+    clients: Tensor,
+    pairs: Tensor | None = None,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
+    """Update the running mean scores of the pairs active in this round (FL-FDMS eq. 15), in place.
+
+    For a = clients[i], b = clients[j], i != j (and pairs[i, j], if given)::
+
+        counts[a, b] += 1
+        scores[a, b] += (round_scores[i, j] - scores[a, b]) / counts[a, b]
+
+    An int16 count stops at 32767: from then on the mean moves with weight 1/32767.
+
+    Args:
+        scores: float32 [K, K], R in the paper; changed in place.
+        counts: int32 or int16 [K, K], N in the paper; changed in place.
+        round_scores: float32 or float64 [S, S], r in the paper.
+        clients: int64 [S].
+        pairs: bool [S, S], symmetric; by default all pairs are updated.
+        when: bool [], on the device of the scores; if False, nothing changes.
+
+    Returns:
+        ``scores``.
+    """
+    compiled.update_scores_(scores, counts, round_scores, clients, pairs, when)
+    mark_changed(scores, counts)
+    return scores
+
+
+def _fake_select_friends(scores: Tensor, *_: object) -> Tensor:
+    return scores.new_empty(scores.shape[0], dtype=torch.int64)
+
+
+@op(
+    example=lambda f, x: (
+        f(x.scores, x.counts, x.active, x.candidates),
+        f(x.scores, x.counts, x.active, x.candidates, 0.2),
+    ),
+    fake=_fake_select_friends,
+)
+def select_friends(
+    scores: Tensor,
+    counts: Tensor,
+    active: Tensor,
+    candidates: Tensor | None = None,
+    threshold: float | None = None,
+) -> Tensor:
+    """Choose the substitute of every client (FL-FDMS, Algorithm 1: an inactive client's friend).
+
+    Args:
+        scores: float32 [K, K].
+        counts: int32 or int16 [K, K]. A pair with count 0 was never scored and is not chosen.
+        active: bool [K].
+        candidates: bool [K, K] or packed bits; row k is the candidate set of client k.
+        threshold: ignore the candidates that :func:`eliminate_` would remove with this threshold.
+
+    Returns:
+        int64 [K]. For an active client k: k itself. For an inactive client k: the active client i
+        with ``counts[k, i] > 0`` (and ``candidates[k, i]``) that has the highest ``scores[k, i]``,
+        the lowest id on ties; -1 if there is none.
+    """
+    return compiled.select_friends(scores, counts, active, candidates, threshold)
+
+
+@op(example=lambda f, x: f(x.candidates, x.scores, x.counts, 0.4))
+def eliminate_(
+    candidates: Tensor,
+    scores: Tensor,
+    counts: Tensor,
+    threshold: float,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
+    """Remove poor candidates from the candidate sets, in place (FL-FDMS sec. 5.3, steps 1 to 3).
+
+    In row k, let best be the highest score among the candidates i != k that have been scored with
+    k. Every such candidate with ``best - scores[k, i] >= threshold`` is removed, except the best
+    one. Candidates that were never scored with k stay.
+
+    Args:
+        candidates: bool [K, K] or packed bits; changed in place.
+        scores: float32 [K, K].
+        counts: int32 or int16 [K, K].
+        threshold: Theta_t in the paper, in units of the scores.
+        when: bool [], on the device of the scores; if False, nothing changes.
+
+    Returns:
+        ``candidates``.
+    """
+    compiled.eliminate_(candidates, scores, counts, threshold, when)
+    mark_changed(candidates)
+    return candidates

@@ -1,0 +1,542 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The float64 oracle: every op of :mod:`fastagg.ops` in plain torch, same names and signatures.
+
+Written for readability, not for speed: every value is computed in float64 and rounded once, to the
+dtype of the tensor that receives it. The compiled ops are tested against this module; it is never
+a fallback for them. Arguments are assumed to be valid; only ``ops`` checks them.
+
+Notation: K clients, S active clients (rows), d parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastagg.ops import bits
+
+Rows = Tensor | Sequence[Tensor]
+"""Updates of S clients: one tensor [S, d], or a sequence of S tensors [d]."""
+
+
+def _float64(rows: Rows) -> Tensor:
+    """Copy rows into one float64 tensor [S, d], or [0, 0] if there are none."""
+    if isinstance(rows, Tensor):
+        return rows.detach().to(torch.float64)
+    if len(rows) == 0:
+        return torch.zeros(0, 0, dtype=torch.float64)
+    return torch.stack([row.detach().to(torch.float64) for row in rows])
+
+
+def gram(
+    updates: Rows,
+    *,
+    pairs: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+    precision: str = "highest",
+) -> Tensor:
+    """Compute the inner products of all rows with each other.
+
+    Args:
+        updates: S rows of length d.
+        pairs: symmetric bool [S, S]; only these pairs and the diagonal are computed, every other
+            entry is 0. By default all pairs are computed.
+        dtype: dtype of the result, float32 or float64.
+        precision: minimum precision; ignored, since float64 exceeds every value.
+
+    Returns:
+        [S, S], exactly symmetric.
+    """
+    x = _float64(updates)  # [S, d]
+    products = x @ x.T
+    products = torch.triu(products) + torch.triu(products, diagonal=1).T  # exactly symmetric
+    if pairs is not None:
+        wanted = pairs | torch.eye(len(x), dtype=torch.bool)
+        products = torch.where(wanted, products, torch.zeros_like(products))
+    return products.to(dtype)
+
+
+def gram_rows(updates: Rows, changed: Tensor, *, precision: str = "highest") -> Tensor:
+    """Compute the rows ``changed`` [C] of the Gram matrix of S updates: [C, S] float64."""
+    return gram(updates, dtype=torch.float64)[changed]
+
+
+def cosine_scores(gram: Tensor) -> Tensor:
+    """Compute cosine scores (cos + 1) / 2 in [0, 1] from a Gram matrix (FL-FDMS eq. 14).
+
+    A zero row scores 0.5 with every row, itself included.
+
+    Args:
+        gram: [S, S] float32 or float64.
+
+    Returns:
+        [S, S] of the same dtype.
+    """
+    g = gram.to(torch.float64)
+    norms = g.diagonal().sqrt()
+    scale = torch.outer(norms, norms)
+    cosine = torch.where(scale > 0, g / scale, torch.zeros_like(g)).clamp(-1.0, 1.0)
+    cosine.diagonal().copy_((norms > 0).to(torch.float64))
+    return ((cosine + 1.0) / 2.0).to(gram.dtype)
+
+
+def distance_scores(gram: Tensor) -> Tensor:
+    """Compute negative distances -|x_i - x_j| from a Gram matrix (FL-FDMS, before eq. 14).
+
+    Args:
+        gram: [S, S] float32 or float64.
+
+    Returns:
+        [S, S] of the same dtype, at most 0, with a zero diagonal.
+    """
+    g = gram.to(torch.float64)
+    squares = g.diagonal()
+    squared_distance = (squares[:, None] + squares[None, :] - 2.0 * g).clamp_min(0.0)
+    scores = -squared_distance.sqrt()
+    scores.fill_diagonal_(0.0)
+    return scores.to(gram.dtype)
+
+
+def update_scores_(
+    scores: Tensor,
+    counts: Tensor,
+    round_scores: Tensor,
+    clients: Tensor,
+    pairs: Tensor | None = None,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
+    """Update the running mean scores with the scores of one round, in place (FL-FDMS eq. 15).
+
+    For every pair i != j of active clients (in ``pairs``, if given): the count grows by one, unless
+    it is the largest value of its dtype, and the mean moves by (r - mean) / count.
+
+    Args:
+        scores: [K, K] float32, the running means; changed in place.
+        counts: [K, K] int32 or int16, the number of rounds in each mean; changed in place.
+        round_scores: [S, S] float32 or float64.
+        clients: [S] int64, distinct ids.
+        pairs: symmetric bool [S, S]; by default all pairs are updated.
+        when: [] bool; if False, nothing changes.
+
+    Returns:
+        ``scores``.
+    """
+    if when is not None and not bool(when):
+        return scores
+    ids = clients.tolist()
+    most = torch.iinfo(counts.dtype).max
+    for a, i in enumerate(ids):
+        for b, j in enumerate(ids):
+            if i == j or (pairs is not None and not bool(pairs[a, b])):
+                continue
+            counts[i, j] = min(int(counts[i, j]) + 1, most)
+            mean = float(scores[i, j])
+            scores[i, j] = mean + (float(round_scores[a, b]) - mean) / int(counts[i, j])
+    return scores
+
+
+def select_friends(
+    scores: Tensor,
+    counts: Tensor,
+    active: Tensor,
+    candidates: Tensor | None = None,
+    threshold: float | None = None,
+) -> Tensor:
+    """Choose the substitute of every client (FL-FDMS section 5.1).
+
+    Args:
+        scores: [K, K] float32.
+        counts: [K, K] int32 or int16; a pair that was never scored is not chosen.
+        active: [K] bool.
+        candidates: [K, K] bool or packed bits; row k is the candidate set of client k. By default
+            every client is a candidate.
+        threshold: ignore the candidates that ``eliminate_`` would remove with this threshold.
+
+    Returns:
+        [K] int64: an active client's own id; for an inactive client k the active candidate with
+        the highest score in row k, the lowest id on ties; -1 if there is none.
+    """
+    num_clients = len(active)
+    allowed = torch.ones(num_clients, num_clients, dtype=torch.bool)
+    if candidates is not None:
+        allowed = _flags(candidates)
+    if threshold is not None:
+        eliminate_(allowed, scores, counts, threshold)
+    friends = torch.full((num_clients,), -1, dtype=torch.int64)
+    for k in range(num_clients):
+        if active[k]:
+            friends[k] = k
+            continue
+        for i in range(num_clients):
+            if not active[i] or counts[k, i] == 0 or not allowed[k, i]:
+                continue
+            if friends[k] < 0 or scores[k, i] > scores[k, friends[k]]:
+                friends[k] = i
+    return friends
+
+
+def _flags(pairs: Tensor) -> Tensor:
+    """Return a copy of a set of pairs as [K, K] bool."""
+    return pairs.clone() if pairs.dtype == torch.bool else bits.unpack(pairs, len(pairs))
+
+
+def eliminate_(
+    candidates: Tensor,
+    scores: Tensor,
+    counts: Tensor,
+    threshold: float,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
+    """Remove poor candidates, in place (FL-FDMS section 5.3).
+
+    In row k, the best candidate is the one with the highest score among the candidates i != k that
+    were scored at least once (the lowest id on ties). Candidates whose score is ``threshold`` or
+    more below the best are removed. The best one and candidates that were never scored stay.
+
+    Args:
+        candidates: [K, K] bool or packed bits; changed in place.
+        scores: [K, K] float32.
+        counts: [K, K] int32 or int16.
+        threshold: Theta_t in the paper, in units of the scores.
+        when: [] bool; if False, nothing changes.
+
+    Returns:
+        ``candidates``.
+    """
+    if when is not None and not bool(when):
+        return candidates
+    flags = _flags(candidates)
+    num_clients = len(flags)
+    for k in range(num_clients):
+        rivals = [
+            i for i in range(num_clients) if i != k and bool(flags[k, i]) and counts[k, i] > 0
+        ]
+        if not rivals:
+            continue
+        row = scores[k].to(torch.float64).tolist()
+        best = max(rivals, key=lambda i: row[i])  # the first of equals
+        for i in rivals:
+            if i != best and row[best] - row[i] >= threshold:
+                flags[k, i] = False
+    return candidates.copy_(flags if candidates.dtype == torch.bool else bits.pack(flags))
+
+
+def weighted_sum_(
+    out: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    beta: float = 1.0,
+    *,
+    when: Tensor | None = None,
+) -> Tensor:
+    """Compute ``out = beta * out + weights @ rows``, in place. Weights are not rounded.
+
+    Args:
+        out: [d] float32; changed in place. With ``beta == 0`` its old content is ignored.
+        rows: S rows of length d.
+        weights: [S] float32 or float64.
+        beta: factor of the old content.
+        when: [] bool; if False, nothing changes.
+
+    Returns:
+        ``out``.
+    """
+    if when is not None and not bool(when):
+        return out
+    total = torch.zeros_like(out, dtype=torch.float64)
+    if beta != 0.0:
+        total += beta * out.to(torch.float64)
+    if len(rows) > 0:
+        total += weights.to(torch.float64) @ _float64(rows)
+    return out.copy_(total)
+
+
+def gram_and_sum_(
+    out: Tensor, gram: Tensor, rows: Rows, weights: Tensor, *, precision: str = "highest"
+) -> Tensor:
+    """Compute ``gram = rows @ rows.T`` and ``out = weights @ rows``, in place.
+
+    Args:
+        out: [d] float32; changed in place. Its old content is ignored.
+        gram: [S, S] float64; changed in place.
+        rows: S rows of length d.
+        weights: [S] float32 or float64.
+        precision: minimum precision; ignored, since float64 exceeds every value.
+
+    Returns:
+        ``out``.
+    """
+    x = _float64(rows)
+    gram.copy_(x @ x.T)
+    return weighted_sum_(out, rows, weights, beta=0.0)
+
+
+def mimic_(params: Tensor, updates: Rows, corrections: Rows, clients: Tensor, lr: float) -> Tensor:
+    """Apply the server's part of a MimiC round (Algorithm 1, lines 5 to 10), in place.
+
+    ``v = mean_s(updates[s] + corrections[clients[s]])``, then ``params += lr * v`` and
+    ``corrections[clients[s]] = v - updates[s]``.
+
+    Args:
+        params: [d] float32; changed in place.
+        updates: S rows of length d, descent directions.
+        corrections: [K, d] float32, or S rows; the rows of ``clients`` are changed in place.
+        clients: [S] int64, distinct ids.
+        lr: server learning rate.
+
+    Returns:
+        ``params``.
+    """
+    if len(clients) == 0:
+        return params
+    u = _float64(updates)  # [S, d]
+    own = _of_clients(corrections, clients)
+    v = (u + _float64(own)).mean(dim=0)
+    for row, update in zip(own, u, strict=True):
+        row.copy_(v - update)
+    return params.copy_(params.to(torch.float64) + lr * v)
+
+
+def memory_update_(
+    params: Tensor,
+    total: Tensor,
+    memory: Rows,
+    updates: Rows,
+    clients: Tensor,
+    weights: Tensor,
+    lr: float,
+    norm: float,
+    models: bool = False,
+) -> Tensor:
+    """Apply one round of a rule with a memory row per client (MIFA, Stale), in place.
+
+    The memory row of client s becomes its update (``models=False``) or its local model
+    ``params + updates[s]``; ``total`` remains ``sum_k weight_k * memory_k``; then
+    ``params += lr * norm * total`` or, for models, ``params += lr * (norm * total - params)``
+    with the old params on the right.
+
+    Args:
+        params: [d] float32; changed in place.
+        total: [d] float64; changed in place.
+        memory: [K, d] float32, or S rows; the rows of ``clients`` are changed in place.
+        updates: S rows of length d, descent directions.
+        clients: [S] int64, distinct ids.
+        weights: [S] float32 or float64, the weights of ``clients``.
+        lr: server learning rate.
+        norm: factor that makes ``total`` a mean.
+        models: store local models instead of updates.
+
+    Returns:
+        ``params``.
+    """
+    old = params.to(torch.float64)
+    if len(clients) > 0:
+        rows = _new_memory(updates, params if models else None)
+        own = _of_clients(memory, clients)
+        total += weights.to(torch.float64) @ (rows.to(torch.float64) - _float64(own))
+        for place, row in zip(own, rows, strict=True):
+            place.copy_(row)
+    step = norm * total - old if models else norm * total
+    return params.copy_(old + lr * step)
+
+
+def _of_clients(memory: Rows, clients: Tensor) -> list[Tensor]:
+    """Return the memory rows of ``clients``, as views."""
+    if isinstance(memory, Tensor):
+        return [memory[k] for k in clients.tolist()]
+    return list(memory)
+
+
+def _new_memory(updates: Rows, params: Tensor | None) -> Tensor:
+    """Return the new memory rows [S, d], rounded to float32: the total is that of rounded rows."""
+    rows = _float64(updates)
+    return (rows if params is None else rows + params.to(torch.float64)).to(torch.float32)
+
+
+def mimic_mean_(
+    out: Tensor,
+    rounded: Tensor,
+    peaks: Tensor,
+    updates: Rows,
+    corrections: Rows,
+    clients: Tensor,
+    references: Sequence[Tensor | None] | None = None,
+    kept: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Compute the v of :func:`mimic_` and its new corrections.
+
+    ``v = mean_s(updates[s] + c[s])`` and ``kept[s] = v - updates[s]``. ``c[s]`` is
+    ``corrections[s]`` or, where a reference is given, the float32 difference
+    ``references[s] - corrections[s]``.
+
+    Args:
+        out: [d] float64; changed in place.
+        rounded: [d] float32; changed in place to v rounded.
+        peaks: [S] float32; changed in place to ``abs_max(updates)``.
+        updates: S >= 1 rows of length d.
+        corrections: [K, d] float32, or S rows.
+        clients: [S] int64, distinct ids.
+        references: S vectors [d] float32 or None.
+        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
+
+    Returns:
+        ``out``.
+    """
+    own = _of_clients(corrections, clients)
+    bases = references or [None] * len(own)
+    c = [row if base is None else base - row for row, base in zip(own, bases, strict=True)]
+    peaks.copy_(abs_max(updates))
+    out.copy_((_float64(updates) + _float64(c)).mean(dim=0))
+    rounded.copy_(out)
+    for row, update in zip(kept or [], _float64(updates), strict=kept is not None):
+        row.copy_(rounded.to(torch.float64) - update)
+    return out
+
+
+def memory_total_(
+    out: Tensor,
+    peaks: Tensor,
+    total: Tensor,
+    memory: Rows,
+    updates: Rows,
+    clients: Tensor,
+    weights: Tensor,
+    references: Sequence[Tensor | None] | None = None,
+    params: Tensor | None = None,
+    kept: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Compute the total and the new rows of :func:`memory_update_`.
+
+    ``out = total + sum_s weights[s] * (m[s] - old[s])`` and ``kept[s] = m[s]``, where ``m[s]`` is
+    ``updates[s]``, or ``params + updates[s]`` if params are given, and ``old[s]`` is ``memory[s]``,
+    or ``references[s] + memory[s]`` where a reference is given. ``m`` and ``old`` are float32.
+
+    Args:
+        out: [d] float64; changed in place.
+        peaks: [S] float32; changed in place to ``abs_max(updates)``.
+        total: [d] float64.
+        memory: [K, d] float32, or S rows.
+        updates: S rows of length d.
+        clients: [S] int64, distinct ids.
+        weights: [S] float32 or float64.
+        references: S vectors [d] float32 or None.
+        params: [d] float32; pass it to store models instead of updates.
+        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
+
+    Returns:
+        ``out``.
+    """
+    out.copy_(total)
+    if len(clients) == 0:
+        return out
+    own = _of_clients(memory, clients)
+    bases = references or [None] * len(own)
+    old = [row if base is None else base + row for row, base in zip(own, bases, strict=True)]
+    peaks.copy_(abs_max(updates))
+    new = _new_memory(updates, params)
+    for row, value in zip(kept or [], new, strict=kept is not None):
+        row.copy_(value)
+    change = new.to(torch.float64) - _float64(old)
+    return out.add_(weights.to(torch.float64) @ change)
+
+
+def add_total_(
+    params: Tensor, total: Tensor, lr: float, norm: float, models: bool = False
+) -> Tensor:
+    """Compute ``params += lr * norm * total``, in place.
+
+    With ``models=True``: ``params += lr * (norm * total - params)``.
+
+    Args:
+        params: [d] float32; changed in place.
+        total: [d] float64.
+        lr: server learning rate.
+        norm: factor that makes ``total`` a mean.
+        models: ``total`` is a sum of models, not of updates.
+
+    Returns:
+        ``params``.
+    """
+    old = params.to(torch.float64)
+    return params.copy_(old + lr * (norm * total - old if models else norm * total))
+
+
+def abs_max(rows: Rows) -> Tensor:
+    """Compute the largest magnitude of each row; NaN if the row holds a NaN.
+
+    Args:
+        rows: S rows of length d.
+
+    Returns:
+        [S] float32.
+    """
+    x = _float64(rows).abs()  # [S, d]
+    if x.numel() == 0:
+        return torch.zeros(len(x), dtype=torch.float32)
+    return x.amax(dim=1).to(torch.float32)
+
+
+# --- computations of the robust rules on a Gram matrix ------------------------------------------
+
+
+def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
+    """Return a Gram matrix [m, m] with the rows and columns ``changed`` replaced: [n, n].
+
+    Args:
+        gram: [m, m] float64.
+        changed: [C] int64, distinct positions, among them all in [m, n).
+        rows: [C, n] float64.
+    """
+    result = torch.full((rows.shape[1],) * 2, torch.nan, dtype=torch.float64)
+    result[: len(gram), : len(gram)] = gram
+    result[changed], result[:, changed] = rows, rows.T
+    return result
+
+
+def bucketed_gram(
+    gram: Tensor, order: Tensor, weights: Tensor, bucket_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute the Gram matrix of weighted means of buckets of rows.
+
+    Args and results are those of :func:`fastagg.ops.bucketed_gram`.
+    """
+    n, further = len(order), range(len(order), len(gram))
+    pieces = sorted(sorted(piece.tolist()) for piece in order.split(bucket_size)) if n else []
+    mixing = torch.zeros(len(pieces) + len(further), len(gram), dtype=torch.float64)
+    for bucket, piece in enumerate(pieces):
+        mixing[bucket, piece] = weights[piece]
+    sums = mixing[: len(pieces)].sum(dim=1)
+    mixing[: len(pieces)] /= sums[:, None]
+    for bucket, row in enumerate(further, len(pieces)):
+        mixing[bucket, row] = 1.0
+    return mixing @ gram @ mixing.T, (mixing > 0).int().argmax(dim=0), mixing.sum(dim=0), sums
+
+
+def _distances_to(gram: Tensor, factors: Tensor) -> Tensor:
+    """Return the distances |x_i - z| of the rows to z = sum_i factors[i] * x_i, [n]."""
+    products = gram @ factors
+    return (gram.diagonal() - 2 * products + factors @ products).clamp_min(0).sqrt()
+
+
+def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iterations: int) -> Tensor:
+    """Apply steps of the smoothed Weiszfeld algorithm to the factors ``start``: [n]."""
+    factors = start
+    for _ in range(iterations):
+        factors = weights / _distances_to(gram, factors).clamp_min(nu)
+        factors = factors / factors.sum()
+    return factors.clone()
+
+
+def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
+    """Apply steps of centered clipping (Su et al. eq. 43) from the last row: factors [n + 1]."""
+    factors = torch.zeros(len(gram), dtype=torch.float64)
+    factors[-1] = 1.0
+    for _ in range(iterations):
+        scale = weights * (tau / _distances_to(gram, factors)[:-1]).clamp_max(1.0)
+        own = torch.cat([scale, 1.0 - scale.sum(dim=0, keepdim=True)])
+        factors = own[-1] * factors + torch.cat([scale, scale.new_zeros(1)])
+    return factors

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Estimates of a rule's memory, memory traffic and time before a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fastagg.costs import Cost, Sizes
+from fastagg.memory.stores import element_bytes
+from fastagg.options import read_size
+from fastagg.planning.rates import Rates, measure
+from fastagg.registry import find
+from fastagg.updates.columns import MIN_PIECE, segment_columns
+
+_UNITS = ("", "k", "M", "G", "T", "P")
+_MESSAGE = 512  # bytes of a message in which a rank reports success or an error
+_MESSAGES = 5  # per round: for the arguments, three results over all columns, and the report
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Memory of a rule and work of one round. ``print`` shows a table.
+
+    With several ranks, all numbers are those of the rank with the most columns.
+
+    Attributes:
+        rule, num_clients, num_active, num_params, adopting, ranks, budget: as given to
+            :func:`plan`.
+        state_bytes: bytes kept between rounds and written to checkpoints:
+            ``Aggregator.memory_bytes``. For ``mimic`` and ``stale-models`` with ``adopting`` the
+            value depends on the run; this is then an upper bound.
+        scratch_bytes: further bytes used during a step, including results of size S x S.
+        bytes_moved: bytes read and written by the server's passes over memory in one round.
+        flops: additions and multiplications of one round.
+        update_bytes: bytes of the parameters and of the updates in memory. Streamed updates count
+            as their budget.
+        wire_bytes: bytes that a rank sends and receives in one round.
+        seconds: estimated time of a round; None if neither ``device`` nor ``rates`` was given.
+    """
+
+    rule: str
+    num_clients: int
+    num_active: int
+    num_params: int
+    adopting: bool
+    state_bytes: int
+    scratch_bytes: int
+    bytes_moved: int
+    flops: int
+    ranks: int = 1
+    budget: int | None = None
+    update_bytes: int = 0
+    wire_bytes: int = 0
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        form = "rows exchanged" if self.adopting else "rows copied or only read"
+        if self.budget is not None:
+            form = f"rows streamed, {_short(self.budget)}B at a time"
+        if self.ranks > 1:
+            form += f", one of {self.ranks} ranks"
+        rows: list[tuple[str, float, str]] = [
+            ("state", self.state_bytes, "B"),
+            ("scratch", self.scratch_bytes, "B"),
+            ("moved per round", self.bytes_moved, "B"),
+            ("work per round", self.flops, "flop"),
+        ]
+        if self.ranks > 1:
+            rows.append(("wire per round", self.wire_bytes, "B"))
+        if self.seconds is not None:
+            memory = self.state_bytes + self.scratch_bytes + self.update_bytes
+            rows.append(("total memory", memory, "B"))
+            rows.append(("time per round", self.seconds, "s"))
+        lines = [
+            f"{self.rule}: K = {self.num_clients:,}, S = {self.num_active:,}, "
+            f"d = {self.num_params:,}, {form}"
+        ]
+        lines += [f"  {name:<16}{_short(value):>7}{unit}" for name, value, unit in rows]
+        return "\n".join(lines)
+
+
+def plan(
+    name: str,
+    *,
+    num_clients: int,
+    num_active: int,
+    num_params: int,
+    adopting: bool = False,
+    device: str | torch.device | None = None,
+    ranks: int = 1,
+    budget: int | None = None,
+    rates: Rates | None = None,
+    **options: Any,
+) -> RoundPlan:
+    """Estimate memory and work of a rule with K clients, S of them active, and d parameters.
+
+    The formulas are in bytes. Each pass over a vector or a row counts once. Caches are ignored, and
+    so are the reads that some processors issue before a write:
+
+    ============  =============================  ====================================  ===========
+    rule          state                          moved per round                       flops
+    ============  =============================  ====================================  ===========
+    fedavg        0                              4Sd + 24d                             2Sd
+    amplified     0                              4Sd + 24d                             2Sd
+    fdms          6K^2 + 8                       4Sd + 24d + 6K(K - S) + 52S^2         S(S + 3)d
+      eliminating   + K ceil(K/8)                  + 4Sd + 6K^2 + (3K - S) ceil(K/8)
+                                                   + 6S^2
+    mifa          4Kd + 8d                       12Sd + 36d; adopting 8Sd + 36d        3Sd + 3d
+    stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
+    stale-models  4Kd + 8d + K (*)               12Sd + 36d; adopting 8Sd + 52d        4Sd + 3d (**)
+    mimic         4Kd (*)                        12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
+      mode client   0                              8Sd + 20d                             2Sd + 2d
+    scaffold      4Kd + 4d                       36Sd + 44d                            8Sd + d
+    mimic-aged    4Kd + 8K + 8                   24Sd + 24d                            6Sd + 2d
+    fedvarp       as mifa                        20Sd + 60d; adopting 16Sd + 60d       7Sd + 3d
+    fedau         24K                            as fedavg                             2Sd
+    fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
+    robust rules  0                              8Sd + 24d                             S(S + 3)d
+    with reuse    4Kd                            8Kd + 8Sd + 24d; adopting 8Kd + 24d   see below
+    ============  =============================  ====================================  ===========
+
+    "adopting" stands for ``adopting=True``: the rule takes ownership of rows instead of copying
+    them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in
+    any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
+
+    (*) With ``adopting`` the rule also keeps a reference vector for each round in which some client
+    was last active: at most 4(K - S + 1)d bytes. This maximum is counted. A step reads a reference
+    for each round in which one of its S clients was last active; one reference is counted.
+    (**) With ``adopting``, Sd more.
+
+    Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
+    Of the rules with a memory, mifa, stale and scaffold need 8d, fedvarp and mimic 12d, mimic-aged
+    4d, and stale-models 8d, or 12d with ``adopting``. If they copy rows, they also need S spare
+    rows, 4Sd, into which a step writes the new memory rows.
+
+    The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d and
+    about 64S^2 of scratch. With ``reuse`` it is 4d and 64K^2, and the flops are those of the inner
+    products of S rows with all K rows and of the squared norms of the other K - S rows,
+    S(S + 1)d + 2(S + 1)(K - S)d, and of the aggregate, 2Kd. centered-clip has one more row, the
+    previous aggregate, in all of these numbers and in its state.
+
+    With ``max_norm``, rules without a Gram matrix read every row once more: 4Sd bytes, 2Sd flops.
+    fdms is charged for all pairs; elimination saves up to the factor by which it shrinks the
+    candidate sets.
+
+    Args:
+        name: one of :func:`fastagg.available`.
+        num_clients: K.
+        num_active: S, in [1, K].
+        num_params: d.
+        adopting: updates will be in an :class:`fastagg.UpdateBuffer`, whose rows the rule may take
+            ownership of. The 4Kd bytes of the buffer are the caller's and are not counted.
+        device: where the steps will run. If given, the plan also has memory and time; the rates of
+            the device are measured in this call, which takes a third of a second. Time is the sum
+            of moving the bytes, the flops and, with several ranks, the wire, as if nothing
+            overlapped. Reading streams from disk is not included.
+        ranks: number of ranks over which the columns are spread (:mod:`fastagg.distributed`).
+        budget: bytes of streamed updates that are in memory at a time (:mod:`fastagg.streaming`);
+            None if updates are not streamed. Rules that remember rows then need memory for S more
+            rows, into which the stream is read.
+        rates: rates to use instead of measuring those of ``device``.
+        **options: options of the rule, as for :func:`fastagg.make`.
+
+    Raises:
+        ValueError: there is no such rule, or a size is out of range.
+        TypeError: the rule has no such option, or a size is not an int.
+    """
+    rule = find(name, list(options))
+    K, S = read_size("num_clients", num_clients), read_size("num_active", num_active)
+    d = read_size("num_params", num_params)
+    if S > K:
+        raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
+    own = -(-d // read_size("ranks", ranks))
+    plain = options.get("memory_folder") is None and element_bytes(options) == 4
+    keeps = adopting and plain and budget is None  # otherwise rows are copied
+    sizes = Sizes(K, S, own, keeps)
+    cost = rule.cost(sizes, options)
+    messages = _MESSAGES
+    if options.get("max_norm") is not None and not rule.norms_known:  # norms need another pass
+        cost = replace(
+            cost,
+            moved=cost.moved + 4 * S * own,
+            flops=cost.flops + 2 * S * own,
+            reduced=cost.reduced + 8 * S,
+        )
+        messages += 1
+    updates = 4 * own + (0 if adopting else 4 * S * own)
+    if budget is not None:
+        updates = 4 * own + read_size("budget", budget)
+    if budget is not None and rule.collects_streams:
+        cost = replace(cost, scratch=cost.scratch + 4 * S * own)
+    wire = 0
+    if ranks > 1:
+        wire = 2 * cost.reduced + messages * _MESSAGE * ranks + 8 * (S + 2)
+        cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
+    if rates is None and device is not None:
+        rates = measure(device)
+    return RoundPlan(
+        name,
+        K,
+        S,
+        d,
+        adopting,
+        cost.state,
+        cost.scratch,
+        cost.moved,
+        cost.flops,
+        ranks,
+        budget,
+        updates,
+        wire,
+        None if rates is None else _seconds(cost, wire, ranks, rates),
+    )
+
+
+def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
+    """Return the number of Gram matrices of pieces that a rank keeps, to add them in order."""
+    piece = segment_columns(num_params)
+    while budget is not None and piece > MIN_PIECE and 4 * size * piece > budget:
+        piece //= 2
+    return -(-own // piece)
+
+
+def _seconds(cost: Cost, wire: int, ranks: int, rates: Rates) -> float:
+    """Return the time of a round if nothing overlaps; reductions go through the ranks in turn."""
+    hops = (ranks - 1) * cost.reduced + wire
+    work = cost.moved / rates.bytes_per_s + cost.flops / rates.flops_per_s
+    return work + (hops / rates.wire_bytes_per_s if ranks > 1 else 0.0)
+
+
+def _short(value: float) -> str:
+    """Format a number with three digits and a decimal prefix: "12.3 M"."""
+    if 0 < value < 0.9995:
+        return f"{1e3 * value:.3g} m"
+    for prefix in _UNITS[:-1]:
+        if value < 999.5:
+            return f"{value:.3g} {prefix}"
+        value /= 1000
+    return f"{value:.3g} {_UNITS[-1]}"

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The classes of :mod:`fastagg.robust`. What all of them share is documented there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.options import read_count, read_positive
+from fastagg.robust.covariance import calmest_subset, filtered_shares
+from fastagg.robust.vectors import Vectors, combine, gram_of
+from fastagg.rules.bucketing import draw_buckets
+from fastagg.rules.gram_policy import check_majority, nearest, square_distances
+from fastagg.rules.krum import krum_scores
+
+__all__ = [
+    "ARC",
+    "CAF",
+    "MDA",
+    "NNM",
+    "SMEA",
+    "Average",
+    "Bucketing",
+    "CenteredClipping",
+    "Clipping",
+    "GeometricMedian",
+    "Krum",
+    "Meamed",
+    "Median",
+    "MoNNA",
+    "MultiKrum",
+    "TrMean",
+]
+
+Array: TypeAlias = "np.ndarray[Any, Any] | Tensor"
+VectorsLike: TypeAlias = "Array | Sequence[np.ndarray[Any, Any]] | Sequence[Tensor]"
+
+
+class _Callable:
+    def __init__(self, *, nonfinite: str = "raise") -> None:
+        if nonfinite not in ("raise", "drop"):
+            raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
+        self.nonfinite = nonfinite
+
+    def _read(self, vectors: VectorsLike) -> Vectors:
+        return Vectors.read(vectors, drop=self.nonfinite == "drop")
+
+
+class _Mixing(_Callable, ABC):
+    """Results are linear combinations of the vectors; the factors follow from the Gram matrix."""
+
+    @abstractmethod
+    def _factors(self, gram: Tensor) -> Tensor:
+        """Compute the factors [m, n] float64 of m results from the Gram matrix [n, n] float64."""
+
+
+class _Aggregator(_Mixing):
+    def __call__(self, vectors: VectorsLike) -> Array:
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
+        given = self._read(vectors)
+        return given.pack(combine(given.rows, self._factors(gram_of(given.rows))))[0]
+
+
+class _PreAggregator(_Mixing):
+    def __call__(self, vectors: VectorsLike) -> Array:
+        """Turn n vectors into m vectors of the same kind, stacked: [m, ...]; see the module."""
+        given = self._read(vectors)
+        return given.pack(combine(given.rows, self._factors(gram_of(given.rows))))
+
+
+class Average(_Aggregator):
+    """The mean of the vectors."""
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        return _mean_of(range(len(gram)), len(gram))
+
+
+class GeometricMedian(_Aggregator):
+    """The geometric median, by T steps of the smoothed Weiszfeld algorithm from zero (RFA).
+
+    Args:
+        nu: smoothing parameter, > 0, in the unit of the vectors.
+        T: number of steps, >= 0. A step costs n x n operations, whatever d is. With 0 steps the
+            result is zero.
+    """
+
+    def __init__(self, nu: float = 0.1, T: int = 3, *, nonfinite: str = "raise") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.nu = read_positive("nu", nu)
+        self.T = read_count("T", T, least=0)
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        equal = torch.ones(len(gram), dtype=torch.float64)
+        return ops.weiszfeld(gram, equal, torch.zeros_like(equal), self.nu, self.T)[None]
+
+
+class _WithMinority(_Mixing):
+    """A callable with an argument ``f``.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0. A call raises ValueError unless f is less
+            than half of the vectors.
+    """
+
+    def __init__(self, f: int = 0, *, nonfinite: str = "raise") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.f = read_count("f", f, least=0)
+
+
+class Krum(_WithMinority, _Aggregator):
+    """The vector with the smallest sum of squared distances to its n - f - 2 nearest others.
+
+    This is the definition of Blanchard et al. and of ``fastagg.make("krum")``. ByzFL counts one
+    neighbour more, so ``Krum(f + 1)`` of ByzFL is ``Krum(f)`` here. On ties the first vector wins.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+    """
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        best = int(krum_scores(gram, self.f).sort(stable=True).indices[0])
+        return _mean_of([best], len(gram))
+
+
+class MultiKrum(_WithMinority, _Aggregator):
+    """The mean of the n - f vectors with the lowest scores of :class:`Krum`.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+    """
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        order = krum_scores(gram, self.f).sort(stable=True).indices
+        return _mean_of(order[: len(gram) - self.f].tolist(), len(gram))
+
+
+class MDA(_WithMinority, _Aggregator):
+    """The mean of the n - f vectors with the smallest diameter; on ties, of the first such subset.
+
+    Tries all subsets: 15,504 for n = 20 and f = 5, 30 million for n = 30 and f = 10.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+    """
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        size = len(gram)
+        check_majority(size, self.f)
+        distances = square_distances(gram).tolist()
+        best, smallest = tuple(range(size - self.f)), math.inf
+        for members in itertools.combinations(range(size), size - self.f):
+            pairs = itertools.combinations(members, 2)
+            diameter = max((distances[i][j] for i, j in pairs), default=0.0)
+            if diameter < smallest:
+                best, smallest = members, diameter
+        return _mean_of(best, size)
+
+
+class SMEA(_WithMinority, _Aggregator):
+    """The mean of the n - f vectors whose covariance has the smallest maximum eigenvalue.
+
+    Smallest maximum eigenvalue averaging of Allouah, Guerraoui, Gupta, Pinot and Stephan, "On the
+    privacy-robustness-utility trilemma in distributed learning" (2023)::
+
+        argmin_{|S| = n - f}  lambda_max( 1/|S| sum_{i in S} (x_i - x_S)(x_i - x_S)^T )
+
+    where x_S is the mean over S. On ties the first such subset wins. LAPACK computes the
+    eigenvalues, of matrices [n - f, n - f]. ByzFL instead takes one step of the power method from a
+    random vector, so its result changes from call to call.
+
+    Tries all subsets: 15,504 for n = 20 and f = 5, 30 million for n = 30 and f = 10.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+    """
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        return _mean_of(calmest_subset(gram, self.f), len(gram))
+
+
+class CAF(_WithMinority, _Aggregator):
+    """A weighted mean, with weights from a filter along the covariance's first eigenvector.
+
+    The covariance-bound agnostic filter of Allouah, Guerraoui and Stephan, "Towards trustworthy
+    federated learning with untrusted participants" (2025)::
+
+        c_i = 1
+        while sum c > n - 2f:
+            mu, C = mean and covariance of the vectors with weights c_i / sum c
+            lambda, v = largest eigenvalue of C and its eigenvector
+            c_i *= 1 - <x_i - mu, v>^2 / max_{j: c_j > 0} <x_j - mu, v>^2
+        return the mu that had the smallest lambda
+
+    This takes at most 2f steps, because each step removes all weight of one vector. There are two
+    differences from ByzFL. Its maximum includes vectors without weight; if one of these is far
+    away, its loop may not end. And its v is one step of the power method from a random vector. With
+    f = 0, or if all vectors are equal, the result is the mean, where ByzFL returns None.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+    """
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        return filtered_shares(gram, self.f)[None]
+
+
+class MoNNA(_Callable):
+    """The mean of the n - f vectors nearest to a trusted one, which is included.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+        idx: position of the trusted vector in the input, before non-finite vectors are dropped.
+    """
+
+    def __init__(self, f: int = 0, idx: int = 0, *, nonfinite: str = "raise") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.f = read_count("f", f, least=0)
+        self.idx = read_count("idx", idx, least=0)
+
+    def __call__(self, vectors: VectorsLike) -> Array:
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
+        given = self._read(vectors)
+        if self.idx not in given.kept:
+            raise ValueError(f"idx: expected the position of a finite vector, got {self.idx}")
+        gram = gram_of(given.rows)
+        check_majority(len(gram), self.f)
+        distances = square_distances(gram)[given.kept.index(self.idx)]
+        nearest = distances.sort(stable=True).indices[: len(gram) - self.f]
+        return given.pack(combine(given.rows, _mean_of(nearest.tolist(), len(gram))))[0]
+
+
+class CenteredClipping(_Callable):
+    """L steps of centered clipping, starting from the result of the previous call.
+
+    Args:
+        m: [d] starting point of the first call; copied. None starts from zero.
+        L: number of steps, >= 0. A step costs n x n operations, whatever d is.
+        tau: clipping radius, > 0, in the unit of the vectors.
+
+    Attributes:
+        m: [d] starting point of the next call: the last result. None means zero. Assign to it to
+            start again.
+    """
+
+    def __init__(
+        self, m: Array | None = None, L: int = 1, tau: float = 100.0, *, nonfinite: str = "raise"
+    ) -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.m = None if m is None else Vectors.read([m]).rows[0].clone()
+        self.L = read_count("L", L, least=0)
+        self.tau = read_positive("tau", tau, infinite=True)
+
+    def __call__(self, vectors: VectorsLike) -> Array:
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
+        given = self._read(vectors)
+        size = len(given.rows)
+        start = torch.zeros_like(given.rows[0]) if self.m is None else self.m.to(given.rows[0])
+        if start.shape != given.rows[0].shape:
+            raise ValueError(
+                f"vectors: expected {start.numel()} numbers each, as in m, the starting point, "
+                f"got {given.rows[0].numel()}; set m = None to start again from zero"
+            )
+        rows = [*given.rows, start]
+        equal = torch.full((size,), 1.0 / size, dtype=torch.float64)
+        self.m = combine(rows, ops.clip_towards(gram_of(rows), equal, self.tau, self.L)[None])[0]
+        return given.pack(self.m[None].clone())[0]
+
+
+# --- one coordinate at a time ---------------------------------------------------------------
+
+
+class _Coordinatewise(_Callable, ABC):
+    """Sorts the n values of each coordinate, ``_BLOCK`` coordinates at a time to bound memory."""
+
+    _BLOCK = 1 << 16
+
+    def __call__(self, vectors: VectorsLike) -> Array:
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
+        given = self._read(vectors)
+        out = torch.empty_like(given.rows[0])
+        for start in range(0, out.numel(), self._BLOCK):
+            block = torch.stack([row[start : start + self._BLOCK] for row in given.rows])
+            out[start : start + self._BLOCK] = self._of(block.double().sort(dim=0).values)
+        return given.pack(out[None])[0]
+
+    @abstractmethod
+    def _of(self, ascending: Tensor) -> Tensor:
+        """Aggregate b coordinates [n, b] float64, sorted along dim 0, to [b]."""
+
+
+class Median(_Coordinatewise):
+    """The median of each coordinate; for even n, the mean of the two middle values.
+
+    For even n, ByzFL does the same for arrays, but takes the lower of the two for tensors.
+    """
+
+    def _of(self, ascending: Tensor) -> Tensor:
+        return _median(ascending)
+
+
+class TrMean(_Coordinatewise):
+    """The trimmed mean: of each coordinate, without its f largest and f smallest values.
+
+    Args:
+        f: number of values trimmed at each end, >= 0 and less than half of the vectors.
+    """
+
+    def __init__(self, f: int = 0, *, nonfinite: str = "raise") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.f = read_count("f", f, least=0)
+
+    def _of(self, ascending: Tensor) -> Tensor:
+        check_majority(len(ascending), self.f)
+        return ascending[self.f : len(ascending) - self.f].mean(dim=0)
+
+
+class Meamed(TrMean):
+    """The mean of the n - f values of each coordinate that are nearest to its median.
+
+    Args:
+        f: number of values left out in each coordinate, >= 0 and less than half of the vectors.
+    """
+
+    def _of(self, ascending: Tensor) -> Tensor:
+        check_majority(len(ascending), self.f)
+        distances = (ascending - _median(ascending)).abs()
+        order = distances.sort(dim=0, stable=True).indices[: len(ascending) - self.f]
+        return ascending.gather(0, order).mean(dim=0)
+
+
+# --- pre-aggregators ------------------------------------------------------------------------
+
+
+class NNM(_WithMinority, _PreAggregator):
+    """Nearest-neighbour mixing: each vector becomes the mean of its n - f nearest, itself included.
+
+    Args:
+        f: number of vectors that may be faulty, >= 0 and less than half of them.
+    """
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        size = len(gram)
+        check_majority(size, self.f)
+        distances = square_distances(gram, own=-1.0)  # each vector is its own nearest
+        return nearest(distances, size - self.f).to(torch.float64) / (size - self.f)
+
+
+class Bucketing(_PreAggregator):
+    """The means of random buckets of s vectors; the last bucket may be smaller.
+
+    Args:
+        s: number of vectors per bucket, >= 1.
+        seed: seed of the random buckets. Every call draws new ones, as a function of the seed and
+            the number of previous calls.
+    """
+
+    def __init__(self, s: int = 1, *, seed: int = 0, nonfinite: str = "raise") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.s = read_count("s", s, least=1)
+        self.seed = read_count("seed", seed, least=0)
+        self._calls = 0
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        buckets = draw_buckets(len(gram), self.s, self.seed, self._calls)
+        self._calls += 1
+        return torch.cat([_mean_of(bucket, len(gram)) for bucket in buckets])
+
+
+class Clipping(_PreAggregator):
+    """Static clipping: vectors with a norm above c are scaled to norm c.
+
+    Args:
+        c: largest norm, > 0, in the unit of the vectors.
+    """
+
+    def __init__(self, c: float = 2.0, *, nonfinite: str = "raise") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.c = read_positive("c", c)
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        return torch.diag((self.c / gram.diagonal().sqrt()).clamp_max(1.0))
+
+
+class ARC(_WithMinority, _PreAggregator):
+    """Adaptive robust clipping: the longest vectors are scaled to the norm of the next longest.
+
+    The floor(2f (n - f) / n) longest vectors are clipped (Allouah et al. 2024).
+
+    Args:
+        f: number of vectors that may be faulty, 0 <= f <= n.
+    """
+
+    def _factors(self, gram: Tensor) -> Tensor:
+        size = len(gram)
+        if self.f > size:
+            raise ValueError(f"vectors: expected at least {self.f} (argument f), got {size}")
+        norms = gram.diagonal().sqrt()
+        order = norms.sort(stable=True).indices
+        clipped = 2 * self.f * (size - self.f) // size  # at most size / 2
+        longest = norms[order[size - clipped - 1]]
+        factors = torch.ones(size, dtype=torch.float64)
+        above = order[size - clipped :]
+        factors[above] = torch.where(norms[above] > longest, longest / norms[above], 1.0)
+        return torch.diag(factors)
+
+
+def _mean_of(members: Sequence[int], size: int) -> Tensor:
+    """Return the factors [1, size] of the mean of the vectors ``members``."""
+    factors = torch.zeros(1, size, dtype=torch.float64)
+    factors[0, list(members)] = 1.0 / len(members)
+    return factors
+
+
+def _median(ascending: Tensor) -> Tensor:
+    """Return the median along dim 0 of sorted values."""
+    size = len(ascending)
+    return (ascending[(size - 1) // 2] + ascending[size // 2]) / 2.0

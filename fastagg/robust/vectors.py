@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion of arrays and tensors to rows for the kernels, and back; sums and Gram matrices."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import ops
+
+_BLOCK = 1 << 14  # columns per product of float64 vectors
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """n vectors [d], with the kind, dtype and shape of the input that they were read from.
+
+    Attributes:
+        rows: n contiguous tensors [d], all float32 or all float64. Do not write to them: they are
+            views of the input where possible.
+        kept: the position of each row in the input.
+        shape: shape of one input vector.
+        dtype: dtype of the input.
+        as_numpy: whether the input consisted of NumPy arrays.
+    """
+
+    rows: list[Tensor]
+    kept: list[int]
+    shape: torch.Size
+    dtype: torch.dtype
+    as_numpy: bool
+
+    @classmethod
+    def read(cls, vectors: object, *, drop: bool = False) -> Vectors:
+        """Read the vectors of the input.
+
+        Args:
+            vectors: an array or tensor [n, ...], or a sequence of n arrays or n tensors of the same
+                shape; floating-point, of one dtype, on the CPU.
+            drop: leave out vectors with NaN or Inf.
+
+        Raises:
+            TypeError: the input is of another type, or mixes types or dtypes.
+            ValueError: there are no vectors, shapes differ, a vector is not on the CPU, or a vector
+                holds NaN or Inf and ``drop`` is off.
+        """
+        parts, as_numpy = _parts(vectors)
+        if not parts:
+            raise ValueError("vectors: expected at least one, got none")
+        shape, dtype = parts[0].shape, parts[0].dtype
+        if not dtype.is_floating_point:
+            raise TypeError(f"vectors: expected a floating-point dtype, got {dtype}")
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        rows = []
+        for position, part in enumerate(parts):
+            if part.dtype != dtype:
+                raise TypeError(f"vectors[{position}]: expected dtype {dtype}, got {part.dtype}")
+            if part.shape != shape:
+                raise ValueError(
+                    f"vectors[{position}]: expected shape {list(shape)}, got {list(part.shape)}"
+                )
+            if part.device.type != "cpu":
+                raise ValueError(f"vectors[{position}]: expected device cpu, got {part.device}")
+            rows.append(part.detach().reshape(-1).to(work).contiguous())
+        if rows[0].numel() == 0:
+            raise ValueError(f"vectors: expected at least one number in each, got {list(shape)}")
+        finite = [bool(torch.isfinite(row).all()) for row in rows]
+        kept = [position for position, good in enumerate(finite) if good]
+        if len(kept) < len(rows) and not drop:
+            wrong = [position for position, good in enumerate(finite) if not good]
+            raise ValueError(
+                f"vectors: expected finite values, got NaN or Inf at {wrong}; "
+                'nonfinite="drop" leaves them out'
+            )
+        if not kept:
+            raise ValueError(
+                f"vectors: expected at least one with finite values, but all {len(rows)} hold NaN "
+                "or Inf"
+            )
+        return cls([rows[position] for position in kept], kept, shape, dtype, as_numpy)
+
+    def pack(self, rows: Tensor) -> Any:
+        """Convert vectors [m, d] to the kind, dtype and shape of the input: [m, ...]."""
+        result = rows.to(self.dtype).reshape(len(rows), *self.shape)
+        return result.numpy() if self.as_numpy else result
+
+
+def gram_of(rows: Sequence[Tensor]) -> Tensor:
+    """Compute the Gram matrix [n, n] float64 of n rows [d], all float32 or all float64."""
+    if rows[0].dtype == torch.float32:
+        return ops.gram(list(rows), dtype=torch.float64)
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for start in range(0, rows[0].numel(), _BLOCK):
+        block = torch.stack([row[start : start + _BLOCK] for row in rows])
+        gram += block @ block.T
+    return (gram + gram.T) / 2.0
+
+
+def combine(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
+    """Compute ``factors @ rows`` [m, d], in the dtype of the rows.
+
+    Args:
+        rows: n rows [d].
+        factors: [m, n] float64. Rows with factor 0 are not read.
+    """
+    out = torch.zeros(len(factors), rows[0].numel(), dtype=rows[0].dtype)
+    for target, weights in zip(out, factors, strict=True):
+        used = weights.nonzero().flatten().tolist()
+        if rows[0].dtype == torch.float32:
+            ops.weighted_sum_(target, [rows[i] for i in used], weights[used], beta=0.0)
+        else:
+            # Divide once, at the end: a mean is then exactly the sum divided by the count.
+            count = 1.0 / float(weights.abs().max()) if used else 1.0
+            for i in used:
+                target.add_(rows[i], alpha=float(weights[i]) * count)
+            target.div_(count)
+    return out
+
+
+def _parts(vectors: object) -> tuple[list[Tensor], bool]:
+    """Return the vectors as tensors, and whether they were NumPy arrays."""
+    if isinstance(vectors, Tensor):
+        return list(vectors.unbind(0)) if vectors.ndim else [], False
+    if isinstance(vectors, np.ndarray):
+        return list(_tensor(vectors).unbind(0)) if vectors.ndim else [], True
+    if isinstance(vectors, Sequence) and not isinstance(vectors, str | bytes):
+        if all(isinstance(vector, Tensor) for vector in vectors):
+            return list(vectors), False
+        if all(isinstance(vector, np.ndarray) for vector in vectors):
+            return [_tensor(vector) for vector in vectors], True
+    raise TypeError(
+        "vectors: expected an ndarray, a tensor, or a sequence of either, "
+        f"got {type(vectors).__name__}"
+    )
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """Return a tensor with the values of an array: a view, or a copy where torch needs one."""
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if any(stride < 0 for stride in native.strides):
+        native = native.copy()
+    try:
+        with warnings.catch_warnings():
+            # The array may be read-only: the tensor is never written to.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(native)
+    except TypeError as error:
+        raise TypeError(f"vectors: expected a floating-point dtype, got {array.dtype}") from error

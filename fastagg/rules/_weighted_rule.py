@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base of the rules whose aggregate is one weight per received row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.aggregator import Aggregator, CommonOptions, Plan, R, Reading, State
+from fastagg.costs import Cost, Sizes
+from fastagg.rules._client_weights import read_client_weights
+from fastagg.updates.cohort import Cohort
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = TypeVar("P", bound=Plan)
+
+
+class WeightedRule(Aggregator[P, R]):
+    """``params += server_lr * weights @ rows``, with the weights of ``_plan``.
+
+    The aggregate is computed in a scratch vector. If it is finite, so was every row (NaN and Inf
+    survive any weight, 0 included). The rows are therefore read once, and checking that they are
+    finite costs nothing.
+
+    Args:
+        client_weights: [K] finite numbers >= 0, not all zero; None: 1/K each.
+        **options: those of :class:`fastagg.Aggregator`.
+    """
+
+    collects_streams = False
+
+    def __init__(self, *, client_weights: Any = None, **options: Unpack[CommonOptions]) -> None:
+        super().__init__(**options)
+        self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
+        self._aggregate = torch.zeros(self.num_params, device=self.device)  # [d], scratch
+
+    def _receive(self, cohort: Cohort) -> Cohort:
+        return cohort  # rows need not be in memory
+
+    def _check_aggregate(self, params: Tensor, cohort: Cohort) -> None:
+        """Check that the step stays finite, once the aggregate is in the scratch vector.
+
+        Raises:
+            NonFiniteUpdates: rows hold NaN or Inf.
+            ValueError: parameters are not finite, or would leave the range of float32.
+        """
+        peak, aggregate = self._peaks_with(params, [self._aggregate])
+        if not math.isfinite(aggregate):
+            self._row_peaks(cohort)
+        self._check_range(peak, aggregate)
+
+    def _commit(self, params: Tensor, cohort: Cohort, plan: P, reading: R) -> None:
+        ops.weighted_sum_(params, [self._aggregate], self._rate)
+
+    def _state(self) -> State:
+        return {}
+
+    @classmethod
+    def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
+        # rows read, scratch written; abs_max of both params and scratch; scratch to params
+        S, d = sizes.S, sizes.d
+        return Cost(state=0, scratch=4 * d, moved=4 * S * d + 24 * d, flops=2 * S * d)
+
+
+class AveragingRule(WeightedRule[P, Reading]):
+    """A weighted rule that needs to know nothing about the rows: only their weighted sum."""
+
+    def _read(self, params: Tensor, cohort: Cohort, plan: P) -> Reading:
+        self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
+        self._check_aggregate(params, cohort)
+        return Reading(plan.weights)

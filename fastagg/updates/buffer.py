@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Update buffers: a preallocated row for every client."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.updates.allocation import allocate_rows
+
+Clients = Tensor | Sequence[int]
+"""Ids of S clients: an int64 tensor [S] or a sequence of ints."""
+
+
+class RowExchange(Protocol):
+    """Rows that a rule may take ownership of, in exchange for spare rows."""
+
+    def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return the rows of ``clients`` and replace them by ``rows``; copies nothing."""
+        ...
+
+
+class UpdateBuffer:
+    """Preallocated rows, one per client, in which updates are computed and read.
+
+    Bind a client's model to its row (``layout.bind(model, buffer.row(k))``), start from the global
+    parameters (``buffer.row(k).copy_(params)``), train in place, and turn local models into updates
+    with :meth:`subtract_`. Nothing is flattened, stacked or copied.
+
+    To let the rule take ownership of the active clients' rows, pass the buffer itself to
+    ``Aggregator.step`` as ``updates``. A rule with a memory then keeps an update's row as its
+    memory row, and the buffer gets a spare row of undefined content in exchange. So call
+    :meth:`row` and bind models again in every round: a view from before such a step shows the
+    server's memory. To keep the rows, pass ``buffer.rows(clients)`` instead.
+
+    Args:
+        capacity: number of rows; K if every client has a row.
+        num_params: d.
+        device: device of the rows.
+    """
+
+    def __init__(self, capacity: int, num_params: int, device: str | torch.device = "cpu") -> None:
+        if capacity < 1 or num_params < 1:
+            raise ValueError(
+                f"capacity, num_params: expected at least 1 each, got {capacity} and {num_params}"
+            )
+        self._num_params = num_params
+        self._rows = allocate_rows(capacity, num_params, device)
+
+    @property
+    def capacity(self) -> int:
+        return len(self._rows)
+
+    @property
+    def num_params(self) -> int:
+        return self._num_params
+
+    def row(self, client: int) -> Tensor:
+        """Return the row of a client.
+
+        Returns:
+            [d] float32, contiguous, aligned to a cache line; initially zeros.
+
+        Raises:
+            IndexError: ``client`` is not in [0, capacity).
+        """
+        index = operator.index(client)
+        if not 0 <= index < self.capacity:
+            raise IndexError(f"client: expected an id in [0, {self.capacity}), got {client}")
+        return self._rows[index]
+
+    def rows(self, clients: Clients) -> list[Tensor]:
+        """Return the rows of several clients, tensors [d], in the order given."""
+        ids = clients.tolist() if isinstance(clients, Tensor) else clients
+        return [self.row(client) for client in ids]
+
+    def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return the rows of ``clients`` and replace them by ``rows``; copies nothing.
+
+        Args:
+            clients: distinct ids.
+            rows: one contiguous tensor [d] float32 for each client; they must not share memory.
+
+        Returns:
+            The previous rows of ``clients``.
+        """
+        given = self.rows(clients)
+        after = list(self._rows)
+        for client, row in zip(clients, rows, strict=True):
+            after[client] = row
+        self._rows = after
+        return given
+
+    def subtract_(self, params: Tensor, clients: Clients) -> list[Tensor]:
+        """Turn the local models of some clients into updates, in place: ``row -= params``.
+
+        Args:
+            params: [d] float32, the global parameters that the clients started from.
+            clients: ids of the clients.
+
+        Returns:
+            The rows of ``clients``, in the order given.
+        """
+        rows = self.rows(clients)
+        minus_one = torch.tensor([-1.0])
+        with torch.no_grad():
+            for row in rows:
+                ops.weighted_sum_(row, [params], minus_one)
+        return rows
+
+    def __repr__(self) -> str:
+        return f"UpdateBuffer(capacity={self.capacity}, num_params={self.num_params})"

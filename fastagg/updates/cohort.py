@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check the arguments of one server step and sort them by client id.
+
+Everything downstream sees rows sorted by client id, so no result can depend on arrival order.
+Sorting moves views of rows, never their data.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import SupportsIndex, TypeGuard
+
+import torch
+from torch import Tensor
+
+from fastagg.ops import Rows
+from fastagg.ops.row_lists import RowList
+from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
+from fastagg.updates.columns import AnyRow, AnyRows, StreamedRow, alike, in_memory
+from fastagg.updates.streams import ColumnSource
+
+Updates = Rows | UpdateBuffer | ColumnSource
+"""What a step takes as updates."""
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The active clients of one round, by ascending id, and their rows in the same order.
+
+    Attributes:
+        ids: S ids, ascending.
+        clients: the same ids, [S] int64.
+        rows: [S, d] float32, or S tensors [d], or S rows that are read piece by piece.
+        owner: holds the rows, if the rule may take ownership of them in exchange for other rows;
+            None: the rule may only read them.
+    """
+
+    ids: list[int]
+    clients: Tensor
+    rows: AnyRows
+    owner: RowExchange | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
+        """Return the same clients with other rows."""
+        return Cohort(self.ids, self.clients, rows, owner)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the rows as S tensors [d].
+
+        Raises:
+            TypeError: some rows are not in memory, or not float32.
+        """
+        if isinstance(self.rows, Tensor):
+            return RowList(self.rows.unbind(0))
+        if not in_memory(self.rows):
+            raise TypeError("rows: expected float32 tensors in memory")
+        return list(self.rows)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether some rows are read piece by piece."""
+        return not isinstance(self.rows, Tensor | RowList) and any(
+            isinstance(row, StreamedRow) for row in self.rows
+        )
+
+    def problems(self) -> dict[int, str]:
+        """Return, by position, why rows cannot be read; empty if all of them can."""
+        found = {}
+        for position, row in enumerate(self.rows):
+            if isinstance(row, StreamedRow) and (problem := row.problem()) is not None:
+                found[position] = problem
+        return found
+
+    def without(self, rejected: Container[int]) -> Cohort:
+        """Return the cohort without the clients whose ids are in ``rejected``."""
+        kept = [client not in rejected for client in self.ids]
+        ids = [client for client, keep in zip(self.ids, kept, strict=True) if keep]
+        rows = [row for row, keep in zip(self.rows, kept, strict=True) if keep]
+        return Cohort(ids, _ids_tensor(ids), alike(self.rows, rows), self.owner)
+
+
+def read_cohort(
+    params: Tensor,
+    updates: Updates,
+    clients: Clients,
+    *,
+    num_clients: int,
+    num_params: int,
+    device: torch.device,
+) -> Cohort:
+    """Check the arguments of ``Aggregator.step`` and sort the rows by client id.
+
+    Args:
+        params: [d] float32, contiguous.
+        updates: [S, d] float32 with a contiguous last dimension, or S contiguous tensors [d], or a
+            buffer whose rows of ``clients`` the rule may take, or a source to read S rows from.
+        clients: S distinct ids in [0, K).
+        num_clients: K.
+        num_params: d.
+        device: where all tensors must live.
+
+    Returns:
+        The cohort; its rows are views of ``updates``.
+
+    Raises:
+        TypeError, ValueError, IndexError: naming the argument, what was expected and what came.
+    """
+    _check_vector("params", params, num_params, device)
+    ids = _read_ids(clients, num_clients)
+    buffer = updates if isinstance(updates, UpdateBuffer) else None
+    if isinstance(updates, UpdateBuffer):
+        _check_buffer(updates, ids, num_params)
+        updates = updates.rows(ids)
+    given: AnyRows
+    if isinstance(updates, ColumnSource):
+        given = updates.rows
+        if updates.num_params != num_params:
+            raise ValueError(
+                f"updates: expected rows of {num_params} elements, got {updates.num_params}"
+            )
+    else:
+        _check_overlap(params, _check_updates(updates, num_params, device))
+        given = updates if isinstance(updates, Tensor) else RowList(updates)
+    if len(ids) != len(given):
+        raise ValueError(
+            f"clients: expected one id per row of updates ({len(given)}), got {len(ids)}"
+        )
+    ascending = sorted(ids)
+    if ascending != ids:
+        rows: Sequence[AnyRow] = given.unbind(0) if isinstance(given, Tensor) else given
+        given = alike(given, [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)])
+    return Cohort(ascending, _ids_tensor(ascending), given, buffer)
+
+
+def _ids_tensor(ids: list[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def flags_of(ids: Sequence[int], count: int) -> Tensor:
+    """Return bool [count] with True at ``ids``."""
+    flags = bytearray(count)
+    for index in ids:
+        flags[index] = 1
+    return torch.frombuffer(flags, dtype=torch.bool)
+
+
+def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
+    if value.dtype != torch.float32:
+        raise TypeError(f"{name}: expected dtype torch.float32, got {value.dtype}")
+    if value.device != device:
+        raise ValueError(f"{name}: expected device {device}, got {value.device}")
+    return value
+
+
+def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuard[Tensor]:
+    """Return whether the value is a valid vector [d]."""
+    return (
+        isinstance(value, Tensor)
+        and value.dtype == torch.float32
+        and value.shape == (num_params,)
+        and value.layout == torch.strided
+        and value.device == device
+        and value.is_contiguous()
+    )
+
+
+def _check_vector(name: str, value: object, num_params: int, device: torch.device) -> int:
+    """Check one vector [d] and return the address of its first element."""
+    if _is_vector(value, num_params, device):
+        return value.data_ptr()
+    vector = _check_tensor(name, value, device)
+    if vector.shape != (num_params,):
+        raise ValueError(f"{name}: expected shape [{num_params}], got {list(vector.shape)}")
+    if not vector.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {vector.stride()}")
+    return vector.data_ptr()
+
+
+def _check_buffer(buffer: UpdateBuffer, ids: list[int], num_params: int) -> None:
+    if buffer.num_params != num_params:
+        raise ValueError(
+            f"updates: expected a buffer with rows of {num_params} elements, got {buffer}"
+        )
+    if ids and max(ids) >= buffer.capacity:
+        raise ValueError(
+            f"updates: expected a buffer with a row for client {max(ids)}, got {buffer}"
+        )
+
+
+def _check_updates(updates: object, num_params: int, device: torch.device) -> Sequence[int]:
+    """Check the rows and return the address of the first element of each."""
+    if isinstance(updates, Tensor):
+        matrix = _check_tensor("updates", updates, device)
+        if matrix.ndim != 2 or matrix.shape[1] != num_params:
+            raise ValueError(f"updates: expected shape [S, {num_params}], got {list(matrix.shape)}")
+        if matrix.stride(1) != 1 and num_params > 1:
+            raise ValueError(
+                f"updates: expected a contiguous last dimension, got strides {matrix.stride()}"
+            )
+        step = matrix.stride(0) * matrix.element_size()
+        first, count = matrix.data_ptr(), len(matrix)
+        return range(first, first + count * step, step) if step else [first] * count
+    if not isinstance(updates, Sequence):
+        raise TypeError(
+            "updates: expected a tensor [S, d] or a sequence of tensors [d], "
+            f"got {type(updates).__name__}"
+        )
+    return [
+        row.data_ptr()
+        if _is_vector(row, num_params, device)
+        else _check_vector(f"updates[{s}]", row, num_params, device)
+        for s, row in enumerate(updates)
+    ]
+
+
+def _read_ids(clients: object, num_clients: int) -> list[int]:
+    if isinstance(clients, Tensor):
+        if clients.dtype != torch.int64:
+            raise TypeError(f"clients: expected dtype torch.int64, got {clients.dtype}")
+        if clients.ndim != 1:
+            raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
+        if clients.is_meta:
+            raise ValueError("clients: expected a tensor with data, got one on device meta")
+        ids = clients.tolist()
+    elif isinstance(clients, Sequence) and not isinstance(clients, str | bytes):
+        ids = [_read_id(client) for client in clients]
+    else:
+        raise TypeError(
+            f"clients: expected an int64 tensor or a sequence of ints, got {type(clients).__name__}"
+        )
+    if ids and not 0 <= min(ids) <= max(ids) < num_clients:
+        wrong = next(client for client in ids if not 0 <= client < num_clients)
+        raise IndexError(f"clients: expected ids in [0, {num_clients}), got {wrong}")
+    if len(set(ids)) != len(ids):
+        twice = sorted({client for client in ids if ids.count(client) > 1})
+        raise ValueError(f"clients: expected distinct ids, got {twice} more than once")
+    return ids
+
+
+def _read_id(client: object) -> int:
+    if type(client) is int:  # the common case; isinstance of a protocol takes microseconds
+        return client
+    if isinstance(client, bool) or not isinstance(client, SupportsIndex):
+        raise TypeError(f"clients: expected ints, got {client!r} ({type(client).__name__})")
+    return operator.index(client)
+
+
+def _check_overlap(params: Tensor, starts: Sequence[int]) -> None:
+    own, length = params.data_ptr(), params.numel() * params.element_size()
+    if not starts or own + length <= min(starts) or max(starts) + length <= own:
+        return
+    for s, start in enumerate(starts):
+        if abs(start - own) < length:
+            raise ValueError(
+                f"params: must not share memory with updates, but does with row {s}; "
+                "pass a separate tensor"
+            )

@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply ops to rows of any kind: in memory, streamed, of another dtype, or spread over ranks.
+
+Most ops work column by column, so they can run on any part of the columns. Two results need all
+columns: the Gram matrix and the largest magnitudes. Rules ask a :class:`Columns` for both kinds.
+The class here has all columns in this process. :mod:`fastagg.distributed` has a subclass whose
+columns are spread over ranks. No other code knows where the columns are.
+
+Rows need not be float32 tensors in memory. A :class:`StreamedRow` is read piece by piece, and a row
+of another dtype is converted piece by piece.
+
+**Segments.** A segment has 2^20 columns, or more if d is above 2^28, so that there are at most 256.
+The Gram matrix is the sum of the segments' Gram matrices, in float64 and from left to right; each
+of them is one call of ``ops.gram``. The bits of the result therefore depend on the segments alone:
+they are the same in one process, on any number of ranks, and from a stream.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeGuard, cast
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.ops import Rows
+from fastagg.ops.row_lists import RowList
+
+MIN_SEGMENT = 1 << 20
+MAX_SEGMENTS = 256
+SCRATCH_BYTES = 64 << 20
+"""Budget for rows that are converted, if no streamed row sets one."""
+MIN_PIECE = 1024
+"""Minimum number of columns per piece; the budget must cover this many columns of every row."""
+
+
+class StreamedRow(ABC):
+    """A row [d] that is not in memory.
+
+    Attributes:
+        num_params: d.
+        budget: maximum number of bytes for one piece of all rows that are read together.
+    """
+
+    num_params: int
+    budget: int
+
+    def problem(self) -> str | None:
+        """Return why the row cannot be read, or None. A step calls this once, before it reads."""
+        return None
+
+    @abstractmethod
+    def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
+        """Return columns [begin, end) as float32: ``scratch`` [end - begin], or another tensor.
+
+        A pass begins at column 0. Each further piece begins where the last one ended.
+
+        Raises:
+            ValueError: the columns cannot be read; the message names the client's source.
+        """
+
+
+AnyRow = Tensor | StreamedRow
+AnyRows = Tensor | Sequence[AnyRow]
+"""S rows, in memory or not: [S, d] float32, or S of: tensor [d] of any dtype, streamed row."""
+
+
+def segment_columns(num_params: int) -> int:
+    """Return the number of columns of a segment for d = ``num_params``, a power of two."""
+    segment = MIN_SEGMENT
+    while num_params > segment * MAX_SEGMENTS:
+        segment *= 2
+    return segment
+
+
+def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
+    """Return whether all rows are float32 tensors, which ops take directly."""
+    if isinstance(rows, Tensor | RowList):
+        return True
+    for row in rows:  # noqa: SIM110 (all() takes twice as long for some hundred rows)
+        if not isinstance(row, Tensor) or row.dtype != torch.float32:
+            return False
+    return True
+
+
+def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
+    """Return ``some`` of ``rows``, marked as float32 tensors in memory if all ``rows`` are."""
+    return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
+
+
+class Columns:
+    """Ops on rows of any kind, with all d columns in this process.
+
+    Results are those of ``fastagg.ops`` on whole rows.
+
+    Args:
+        segment: number of columns of a segment.
+    """
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+
+    # --- results that need all columns ------------------------------------------------------
+
+    def gram(
+        self, rows: AnyRows, *, pairs: Tensor | None = None, precision: str = "highest"
+    ) -> Tensor:
+        """:func:`fastagg.ops.gram` in float64, summed over segments: S >= 1 rows -> [S, S]."""
+
+        def part(parts: Rows) -> Tensor:
+            return ops.gram(parts, pairs=pairs, dtype=torch.float64, precision=precision)
+
+        if in_memory(rows) and _width(rows) <= self.segment:
+            return self._fold([part(rows)])
+        return self._fold(part(parts) for _, _, (parts,) in self._pieces([rows]))
+
+    def gram_rows(self, rows: AnyRows, changed: Tensor) -> Tensor:
+        """:func:`fastagg.ops.gram_rows`, summed over segments: S >= 1 rows, [C] -> [C, S]."""
+        if in_memory(rows) and _width(rows) <= self.segment:
+            return self._add([ops.gram_rows(rows, changed)])
+        return self._add(ops.gram_rows(parts, changed) for _, _, (parts,) in self._pieces([rows]))
+
+    def gram_and_sum_(
+        self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
+    ) -> Tensor:
+        """Return :meth:`gram`, and set ``out = weights @ rows`` [d] in the same pass."""
+
+        def part(begin: int, end: int, parts: Rows) -> Tensor:
+            square = (len(parts), len(parts))
+            gram = torch.empty(square, dtype=torch.float64, device=out.device)
+            ops.gram_and_sum_(out[begin:end], gram, parts, weights, precision=precision)
+            return gram
+
+        if in_memory(rows) and len(out) <= self.segment:
+            return self._fold([part(0, len(out), rows)])
+        return self._fold(part(begin, end, parts) for begin, end, (parts,) in self._pieces([rows]))
+
+    def square_norms(self, rows: AnyRows) -> Tensor:
+        """Return the diagonal of :meth:`gram`, with its bits: [S] float64 on the CPU, S >= 1."""
+        return self._add(_squares(parts) for _, _, (parts,) in self._pieces([rows])).cpu()
+
+    def abs_max(self, rows: AnyRows) -> Tensor:
+        """Return the largest magnitude of each row, :func:`fastagg.ops.abs_max`: [S] on the CPU."""
+        if in_memory(rows):
+            return self.join_peaks(ops.abs_max(rows).cpu())
+        peaks = torch.zeros(len(rows))
+        for _, _, (parts,) in self._pieces([rows]):
+            peaks = torch.maximum(peaks, ops.abs_max(parts).cpu())
+        return self.join_peaks(peaks)
+
+    def join_peaks(self, peaks: Tensor) -> Tensor:
+        """Return the largest value over all processes: [n] float32, NaN if any process has NaN."""
+        return peaks
+
+    def join_flags(self, flags: Tensor) -> Tensor:
+        """Return bool [n]: True where any process has True."""
+        return flags
+
+    def agree(self, results: Sequence[Tensor | None]) -> None:
+        """Check that all processes are about to commit the same results of a step.
+
+        Raises:
+            RuntimeError: the results differ. No process has written anything.
+        """
+
+    def _fold(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return the sum of the segments' symmetric matrices [S, S] float64, from left to right."""
+        return self._add(parts)
+
+    def _add(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return the sum of the segments' [n] float64, from left to right."""
+        total: Tensor | None = None
+        for part in parts:
+            total = part if total is None else total.add_(part)
+        assert total is not None  # d >= 1
+        return total
+
+    # --- ops that work column by column -----------------------------------------------------
+
+    def weighted_sum_(
+        self, out: Tensor, rows: AnyRows, weights: Tensor, beta: float = 1.0
+    ) -> Tensor:
+        """:func:`fastagg.ops.weighted_sum_`."""
+        if in_memory(rows):
+            return ops.weighted_sum_(out, rows, weights, beta)
+        for begin, end, (parts,) in self._pieces([rows]):
+            ops.weighted_sum_(out[begin:end], parts, weights, beta)
+        return out
+
+    def copy_(self, out: Sequence[Tensor], rows: AnyRows) -> None:
+        """Copy rows into tensors [d], rounding to their dtype."""
+        if in_memory(rows):
+            for target, row in zip(out, rows, strict=True):
+                target.copy_(row)
+            return
+        for begin, end, (parts,) in self._pieces([rows]):
+            for target, part in zip(out, parts, strict=True):
+                target[begin:end].copy_(part)
+
+    def mimic_mean_(
+        self,
+        out: Tensor,
+        rounded: Tensor,
+        peaks: Tensor,
+        updates: AnyRows,
+        corrections: AnyRows,
+        clients: Tensor,
+        references: Sequence[Tensor | None],
+        kept: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """:func:`fastagg.ops.mimic_mean_`; ``peaks`` are of the columns in this process."""
+        if in_memory(updates) and in_memory(corrections):
+            return ops.mimic_mean_(
+                out, rounded, peaks, updates, corrections, clients, references, kept
+            )
+        peaks.zero_()
+        found = torch.empty_like(peaks)
+        for begin, end, (rows, own) in self._pieces([updates, corrections]):
+            bases = [None if base is None else base[begin:end] for base in references]
+            here = slice(begin, end)
+            new = [row[here] for row in kept]
+            ops.mimic_mean_(out[here], rounded[here], found, rows, own, clients, bases, new)
+            torch.maximum(peaks, found, out=peaks)
+        return out
+
+    def memory_total_(
+        self,
+        out: Tensor,
+        peaks: Tensor,
+        total: Tensor,
+        memory: AnyRows,
+        updates: AnyRows,
+        clients: Tensor,
+        weights: Tensor,
+        references: Sequence[Tensor | None],
+        params: Tensor | None,
+        kept: Sequence[Tensor] = (),
+    ) -> Tensor:
+        """:func:`fastagg.ops.memory_total_`; ``peaks`` are of the columns in this process."""
+        if in_memory(updates) and in_memory(memory):
+            return ops.memory_total_(
+                out, peaks, total, memory, updates, clients, weights, references, params, kept
+            )
+        peaks.zero_()
+        found = torch.empty_like(peaks)
+        for begin, end, (own, rows) in self._pieces([memory, updates]):
+            bases = [None if base is None else base[begin:end] for base in references]
+            base = None if params is None else params[begin:end]
+            here = slice(begin, end)
+            new = [row[here] for row in kept]
+            ops.memory_total_(
+                out[here], found, total[here], own, rows, clients, weights, bases, base, new
+            )
+            torch.maximum(peaks, found, out=peaks)
+        return out
+
+    # --- pieces --------------------------------------------------------------------------------
+
+    def _pieces(self, operands: Sequence[AnyRows]) -> Iterator[tuple[int, int, list[Rows]]]:
+        """Yield begin, end, and columns [begin, end) of each operand as float32 tensors.
+
+        A piece is a segment, or the largest power of two of columns that fits into the budget of
+        the rows that are read or converted.
+        """
+        num_params = _width(operands[0])
+        readers = [_Reader(rows) for rows in operands]
+        piece = min([self.segment, *(reader.widest() for reader in readers)])
+        scratch = [reader.scratch(min(piece, num_params)) for reader in readers]
+        for begin in range(0, num_params, piece):
+            end = min(begin + piece, num_params)
+            yield (
+                begin,
+                end,
+                [r.piece(begin, end, s) for r, s in zip(readers, scratch, strict=True)],
+            )
+
+
+class _Reader:
+    """Read S rows piece by piece; some may have to be copied into scratch first."""
+
+    def __init__(self, rows: AnyRows) -> None:
+        self.rows = rows
+        listed: Sequence[AnyRow] = () if isinstance(rows, Tensor) else rows
+        self.copied = sum(not in_memory([row]) for row in listed)
+        # Streamed rows are read to the CPU; rows of another dtype are converted on their device.
+        narrow = (row for row in listed if isinstance(row, Tensor) and not in_memory([row]))
+        self.device = next((row.device for row in narrow), torch.device("cpu"))
+        budgets = [row.budget for row in listed if isinstance(row, StreamedRow)]
+        self.budget = min(budgets, default=SCRATCH_BYTES)
+
+    def widest(self) -> int:
+        """Return the largest power of two of columns that the budget allows."""
+        if not self.copied:
+            return 1 << 62
+        columns = self.budget // (4 * self.copied)
+        if columns < MIN_PIECE:
+            raise ValueError(
+                f"budget: expected at least {4 * self.copied * MIN_PIECE} bytes, for "
+                f"{MIN_PIECE} columns of {self.copied} rows, got {self.budget}"
+            )
+        return 1 << (columns.bit_length() - 1)
+
+    def scratch(self, columns: int) -> Tensor:
+        return torch.empty(self.copied, columns, device=self.device)
+
+    def piece(self, begin: int, end: int, scratch: Tensor) -> Rows:
+        if isinstance(self.rows, Tensor):
+            return self.rows[:, begin:end]
+        copies = iter(scratch[:, : end - begin])
+        parts = []
+        for row in self.rows:
+            if isinstance(row, StreamedRow):
+                part = row.read(begin, end, next(copies))
+            else:
+                part = row[begin:end]
+                if part.dtype != torch.float32:
+                    part = next(copies).copy_(part)
+            parts.append(part)
+        return parts
+
+
+def _squares(rows: Rows) -> Tensor:
+    """Return the diagonal of ``ops.gram``, [S] float64.
+
+    Works on few rows at a time. The kernel also computes their other products, which are not used;
+    the time for them is hidden behind the reading.
+    """
+    together = 4
+    parts = []
+    for first in range(0, len(rows), together):
+        few = rows[first : first + together]
+        none = torch.zeros(len(few), len(few), dtype=torch.bool, device=few[0].device)
+        parts.append(ops.gram(few, pairs=none, dtype=torch.float64).diagonal())
+    return torch.cat(parts)
+
+
+def _width(rows: AnyRows) -> int:
+    if isinstance(rows, Tensor):
+        return rows.shape[1]
+    first = rows[0]
+    return first.num_params if isinstance(first, StreamedRow) else len(first)

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion between a model's named tensors and one flat vector [d]."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one tensor in the flat vector: elements [start, stop)."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.shape.numel()
+
+
+class FlatLayout:
+    """The order of a model's tensors in one flat float32 vector [d].
+
+    The floating-point tensors of the state dict (parameters and persistent buffers such as running
+    means) are placed in the order of the state dict, without gaps. Integer and bool tensors, such
+    as BatchNorm's ``num_batches_tracked``, cannot be averaged and are never in the vector:
+    ``integers="error"`` refuses a model that has them, ``"exclude"`` leaves them out and lists them
+    in ``excluded``. Tied tensors (one tensor under several names) have one place.
+
+    Make a layout with :meth:`from_module` or :meth:`from_state_dict`.
+
+    Attributes:
+        num_params: d.
+        names: names of the tensors in the vector, in order; for tied tensors the first name.
+        slots: places of these tensors, in the same order.
+        tied: dict from each further name of a tied tensor to its first name.
+        excluded: names of the integer and bool tensors that were left out.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], tied: Mapping[str, str], excluded: Sequence[str]
+    ) -> None:
+        self.slots = tuple(slots)
+        self.names = tuple(slot.name for slot in slots)
+        self.num_params = slots[-1].stop if slots else 0
+        self.tied = dict(tied)
+        self.excluded = tuple(excluded)
+
+    @classmethod
+    def from_module(
+        cls, module: nn.Module, *, integers: str = "error", convert: bool = False
+    ) -> FlatLayout:
+        """Make the layout of a module's state dict; arguments as in :meth:`from_state_dict`."""
+        return cls.from_state_dict(_state_of(module), integers=integers, convert=convert)
+
+    @classmethod
+    def from_state_dict(
+        cls, state: State, *, integers: str = "error", convert: bool = False
+    ) -> FlatLayout:
+        """Make the layout of a state dict.
+
+        Args:
+            state: dict from names to tensors. The layout keeps no reference to them.
+            integers: "error" or "exclude", see the class.
+            convert: accept floating-point tensors of other dtypes than float32. The vector
+                is float32: bfloat16 and float16 are represented exactly, float64 is rounded.
+
+        Raises:
+            ValueError: there is no floating-point tensor, there are integer tensors and
+                ``integers`` is "error", or two tensors share only a part of their memory.
+            TypeError: a tensor is complex, or is not float32 and ``convert`` is off.
+        """
+        if integers not in ("error", "exclude"):
+            raise ValueError(f'integers: expected "error" or "exclude", got {integers!r}')
+        slots: list[Slot] = []
+        tied: dict[str, str] = {}
+        excluded: list[str] = []
+        first_names: dict[tuple[object, ...], str] = {}
+        for name, tensor in state.items():
+            _check_dense(name, tensor)
+            if not tensor.is_floating_point():
+                if tensor.is_complex():
+                    raise TypeError(f"{name}: complex tensors are not supported")
+                excluded.append(name)
+                continue
+            if tensor.dtype != torch.float32 and not convert:
+                raise TypeError(
+                    f"{name}: expected dtype torch.float32, got {tensor.dtype}; convert=True "
+                    "converts it to float32"
+                )
+            first = first_names.setdefault(_identity(tensor), name)
+            if first != name:
+                tied[name] = first
+                continue
+            start = slots[-1].stop if slots else 0
+            slots.append(Slot(name, tensor.shape, tensor.dtype, start))
+        if excluded and integers == "error":
+            raise ValueError(
+                f"expected floating-point tensors, got the integer or bool tensors {excluded}, "
+                'which cannot be averaged; integers="exclude" leaves them out of the vector'
+            )
+        if not slots:
+            raise ValueError("the module or state dict has no floating-point tensor to flatten")
+        _check_disjoint({slot.name: state[slot.name] for slot in slots})
+        return cls(slots, tied, excluded)
+
+    def flatten(self, source: nn.Module | State, out: Tensor | None = None) -> Tensor:
+        """Copy all tensors into one vector.
+
+        Args:
+            source: a module or state dict with this layout's names, shapes and dtypes.
+            out: [d] float32, the vector to write to, such as a row of an :class:`UpdateBuffer`.
+                None allocates a new one.
+
+        Returns:
+            [d] float32: ``out`` or the new vector.
+
+        Raises:
+            TypeError, ValueError: names, shapes or dtypes do not match the layout. ``out`` is
+                unchanged.
+        """
+        state = self._matching_state(source)
+        if out is None:
+            out = torch.empty(self.num_params, device=state[self.names[0]].device)
+        views = self.unflatten(out)
+        with torch.no_grad():
+            for name in self.names:
+                views[name].copy_(state[name])
+        return out
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return views of a vector with the tensors' names and shapes; copies nothing.
+
+        Args:
+            vector: [d] float32, contiguous.
+
+        Returns:
+            Dict from names to float32 views. Tied names share one view. Excluded tensors are
+            missing.
+        """
+        self._check_vector(vector)
+        views = {s.name: vector[s.start : s.stop].view(s.shape) for s in self.slots}
+        return views | {name: views[first] for name, first in self.tied.items()}
+
+    def state_dict(self, vector: Tensor, excluded: State | None = None) -> dict[str, Tensor]:
+        """Make a state dict from a vector, with the dtypes of the model the layout was made from.
+
+        Args:
+            vector: [d] float32, contiguous.
+            excluded: a state dict that has the excluded tensors; required if there are any.
+
+        Returns:
+            Dict from names to tensors, as ``load_state_dict`` takes it. Tensors of dtype float32
+            are views of ``vector``, others are converted copies.
+
+        Raises:
+            ValueError: an excluded tensor is missing.
+        """
+        given = excluded or {}
+        missing = [name for name in self.excluded if name not in given]
+        if missing:
+            raise ValueError(
+                f"excluded: expected the tensors {missing}, which are not in the vector; pass the "
+                "module's state_dict()"
+            )
+        views = self.unflatten(vector)
+        state = {slot.name: views[slot.name].to(slot.dtype) for slot in self.slots}
+        state |= {name: state[first] for name, first in self.tied.items()}
+        return state | {name: given[name] for name in self.excluded}
+
+    def bind(self, module: nn.Module, vector: Tensor) -> None:
+        """Make a module's parameters and floating-point buffers views of ``vector``.
+
+        The module takes the values of ``vector``. From then on both share memory: an in-place
+        optimizer step changes the vector, and writing to the vector changes the module. The
+        Parameter objects stay the same, so existing optimizers remain valid. Excluded tensors are
+        not touched.
+
+        Args:
+            module: a module with this layout, all of whose floating-point tensors are float32.
+            vector: [d] float32, contiguous, on the module's device; for instance a row of an
+                :class:`UpdateBuffer`.
+
+        Raises:
+            TypeError, ValueError: the module or the vector does not match the layout. The module is
+                unchanged.
+        """
+        state = self._matching_state(module)
+        for slot in self.slots:
+            if slot.dtype != torch.float32:
+                raise TypeError(
+                    f"{slot.name}: only float32 tensors can be views of the vector, got "
+                    f"{slot.dtype}; convert the module with module.float() first"
+                )
+            if state[slot.name].device != vector.device:
+                raise ValueError(
+                    f"vector: expected device {state[slot.name].device}, got {vector.device}"
+                )
+        for name, view in self.unflatten(vector.detach()).items():
+            state[name].data = view
+
+    def _matching_state(self, source: nn.Module | State) -> State:
+        """Return the tensors of ``source``, checked to have this layout's names and shapes."""
+        state = _state_of(source) if isinstance(source, nn.Module) else source
+        expected = {*self.names, *self.tied, *self.excluded}
+        if set(state) != expected:
+            raise ValueError(
+                f"source: expected the tensor names of the layout, got other names: missing "
+                f"{sorted(expected - set(state))}, unknown {sorted(set(state) - expected)}"
+            )
+        slots = {slot.name: slot for slot in self.slots}
+        for name in (*self.names, *self.tied):
+            slot = slots[self.tied.get(name, name)]
+            if state[name].shape != slot.shape:
+                raise ValueError(
+                    f"{name}: expected shape {list(slot.shape)}, got {list(state[name].shape)}"
+                )
+            if state[name].dtype != slot.dtype:
+                raise TypeError(f"{name}: expected dtype {slot.dtype}, got {state[name].dtype}")
+        return state
+
+    def _check_vector(self, vector: Tensor) -> None:
+        """Check that ``vector`` is [d] float32 and contiguous."""
+        if vector.dtype != torch.float32:
+            raise TypeError(f"vector: expected dtype torch.float32, got {vector.dtype}")
+        if vector.shape != (self.num_params,):
+            raise ValueError(
+                f"vector: expected shape [{self.num_params}], got {list(vector.shape)}"
+            )
+        if not vector.is_contiguous():
+            raise ValueError(f"vector: expected a contiguous tensor, got strides {vector.stride()}")
+
+    def __repr__(self) -> str:
+        return f"FlatLayout(num_params={self.num_params}, tensors={len(self.slots)})"
+
+
+def _state_of(module: nn.Module) -> State:
+    """Return a module's parameters and persistent buffers themselves, not detached copies."""
+    return module.state_dict(keep_vars=True)
+
+
+def _check_dense(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if nn.parameter.is_lazy(tensor):
+        raise ValueError(
+            f"{name}: is not initialised, since its module is lazy; run the module once first"
+        )
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor, got layout {tensor.layout}")
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    """Return a key that is equal for tensors with the same memory, dtype, shape and strides."""
+    if tensor.numel() == 0 or tensor.device.type == "meta":
+        return (id(tensor),)
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _check_disjoint(state: State) -> None:
+    """Refuse tensors that overlap in part, because they cannot be written independently."""
+    spans = []
+    for name, tensor in state.items():
+        if tensor.numel() == 0 or tensor.device.type == "meta":
+            continue
+        extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        start = tensor.data_ptr()
+        spans.append((str(tensor.device), start, start + extent * tensor.element_size(), name))
+    spans.sort()
+    for (device, _, stop, name), (next_device, start, _, other) in itertools.pairwise(spans):
+        if device == next_device and start < stop:
+            raise ValueError(
+                f"{name} and {other} share part of their memory; tied tensors must share all of it "
+                "and have the same shape and strides"
+            )

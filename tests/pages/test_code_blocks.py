@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every fenced block of every page, and every command named in a sentence, is one that works.
+
+Python blocks are run, by test_docs.py and test_flower_page.py; here is made sure that there are no
+others. Commands are run where that is cheap (``fastagg-sim list``, ``python -m fastagg``), or taken
+as far as the first thing that costs time: ``make`` prints what it would do; ``fastagg-sim`` parses,
+builds every configuration, partition, model, rule and dropout process, and stops where the jobs
+would begin; scripts and modules parse their options. What is not known here is an error, so that a
+new kind of command comes with a check of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.pages.commands import ROOT, Shell, Wrong, pages
+
+GENERATED = ("results/", "benchmarks/results/")  # tables of runs; they have no blocks
+RUN_BY_TESTS = {"README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))}
+# What stands for something else in a command of a sentence.
+PLACEHOLDERS = {"NAME": "fdms-fig1-mnist", "RATE": "0.05"}
+HISTORY = {"CHANGELOG.md"}  # its sentences may name what was
+
+
+# --- what there is ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, or one command of a sentence."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def fenced(page: str, text: str) -> Iterator[Block]:
+    """The blocks of a page, indented ones and unlabelled ones too."""
+    fence, first, language, lines = "", 0, "", list[str]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        mark = re.match(r" *(?:[-*] +|\d+\. +)?(`{3,}|~{3,})(.*)", line)
+        if mark and not fence:
+            fence, first, language, lines = mark[1], number, mark[2].strip(), []
+        elif mark and mark[1].startswith(fence) and not mark[2].strip():
+            yield Block(page, first, language, "\n".join(lines))
+            fence = ""
+        elif fence:
+            lines.append(line)
+    if fence:
+        raise Wrong(f"{page}:{first}: the block does not end")
+
+
+def in_sentences(page: str, text: str) -> Iterator[Block]:
+    """Commands in backticks that have at least one argument."""
+    prose = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), text, flags=re.M | re.S)
+    for match in re.finditer(r"`([^`]+)`", prose):
+        command = " ".join(match[1].split())
+        if re.match(r"(make|fastagg-sim|python|torchrun|pip|flwr) ", command):
+            words = [PLACEHOLDERS.get(word, word) for word in command.split(" ")]
+            yield Block(page, prose.count("\n", 0, match.start()) + 1, "sh", " ".join(words))
+
+
+def in_docstring(page: str, text: str) -> Iterator[Block]:
+    """The indented commands at the top of an example."""
+    for line in (ast.get_docstring(ast.parse(text)) or "").splitlines():
+        if re.match(r"    (python|torchrun) ", line):
+            yield Block(page, 1, "sh", line.strip())
+
+
+BLOCKS: dict[str, list[Block]] = {}
+for _path in pages():
+    if not _path.as_posix().startswith(GENERATED) or _path.as_posix() == "results/README.md":
+        _text = (ROOT / _path).read_text(encoding="utf-8")
+        _name = _path.as_posix()
+        _named = [] if _name in HISTORY else in_sentences(_name, _text)
+        BLOCKS[_name] = [*fenced(_name, _text), *_named]
+for _path in (ROOT / "examples").glob("*/*.py"):
+    _name = _path.relative_to(ROOT).as_posix()
+    BLOCKS[_name] = list(in_docstring(_name, _path.read_text(encoding="utf-8")))
+
+
+# --- the tests --------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="shell")
+def _shell(
+    monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config, tmp_path: Path
+) -> Callable[[str], Shell]:
+    def make(page: str) -> Shell:
+        start = (ROOT / page).parent if page.startswith("examples/flower") else ROOT
+        return Shell(start, monkeypatch, pytestconfig._parser, tmp_path / "none")
+
+    return make
+
+
+def check_files(block: Block) -> None:
+    """A list of files, each with what it is: all that look like one are there."""
+    folder = (ROOT / block.page).parent
+    there = {path.name for path in folder.rglob("*")}
+    for line in block.text.splitlines():
+        if not (folder / line.split()[0]).is_file():
+            raise Wrong(f"{block}: there is no file {line.split()[0]}")
+        missing = set(re.findall(r"\b\w+\.(?:h|cpp|cuh?)\b", line)) - there
+        if missing:
+            raise Wrong(f"{block}: there is no file {missing}")
+
+
+def check_blocks(blocks: Sequence[Block], shell: Shell) -> int:
+    """All commands of a page, in their order; returns how many there are.
+
+    What commands write is there for the next one of the same block.
+    """
+    count = 0
+    for number, block in enumerate(blocks):
+        if block.language == "python" and block.page in RUN_BY_TESTS:
+            continue
+        if block.language == "text":
+            check_files(block)
+            continue
+        shell.scratch = shell.scratch.parent / f"block {number}"
+        shell.scratch.mkdir(parents=True)
+        if block.language != "sh":
+            raise Wrong(f"{block}: no check for a block of {block.language or 'no language'}")
+        try:
+            commands = shell.check(block.text)
+        except (Wrong, ValueError) as error:
+            raise Wrong(f"{block}: {error}") from error
+        if not commands:
+            raise Wrong(f"{block}: there is no command")
+        count += commands
+    return count
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks])
+def test_the_blocks_of_a_page(
+    page: str, shell: Callable[[str], Shell], capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_blocks(BLOCKS[page], shell(page))

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python on every page runs as printed, links lead somewhere, and no page or name is missing.
+
+docs/flower.md has a test of its own (test_flower_page.py): its blocks are parts of programs. Other
+blocks, and that there is no Python elsewhere, are for test_code_blocks.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages.commands import pages
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PARTS_OF_PROGRAMS = {"flower.md"}
+PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in PARTS_OF_PROGRAMS)
+PAGES.append(ROOT / "README.md")
+PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
+
+# One rank, as torchrun would start it; a port of the system's choice.
+ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def program(page: Path) -> str:
+    """The blocks of a page, each at its own line, so that a traceback names the page's."""
+    text = page.read_text(encoding="utf-8")
+    lines = [""] * (text.count("\n") + 1)
+    for match in BLOCK.finditer(text):
+        first = text.count("\n", 0, match.start(1))
+        block = match[1].splitlines()
+        lines[first : first + len(block)] = block
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    # A process of its own: pages start process groups and set threads. It has the paths of this
+    # one, and an empty folder to write to.
+    script = tmp_path / page.with_suffix(".py").name
+    script.write_text(program(page), encoding="utf-8")
+    paths = os.pathsep.join(path for path in [str(ROOT), str(ROOT / "python"), *sys.path] if path)
+    result = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, **ONE_RANK, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, f"{page.name}, line numbers are the page's:\n{result.stderr}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    # `make docs` says so, too, but is not run by everybody who adds a page.
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = text[text.index("\nnav:") : text.index("\nexclude_docs:")]
+    named = re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE)
+    assert sorted(named) == sorted(page.name for page in DOCS.glob("*.md"))
+
+
+def test_the_reference_has_the_public_interface() -> None:
+    import fastagg
+
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^::: fastagg\.(\w+)$", text, re.MULTILINE))
+    assert set(fastagg.__all__) <= documented
+
+
+def test_pages_that_list_the_rules_name_every_rule() -> None:
+    import fastagg
+
+    for name in ("README.md", "docs/rules.md", "docs/security.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        missing = [rule for rule in fastagg.available() if f"`{rule}`" not in text]
+        assert not missing, f"{name} lacks {missing}"
+
+
+def test_relative_links_lead_somewhere() -> None:
+    problems = []
+    for page in pages():
+        text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(\s*<?([^)\s>]+)", text):
+            path = target.split("#")[0]
+            if not re.match(r"[a-z]+:", target) and not (ROOT / page.parent / path).exists():
+                problems.append(f"{page} links to {target}")
+    assert not problems, "\n".join(problems)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/flower.md: what needs no framework runs as printed, the rest is Python and has its names."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib
+import re
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fastagg import robust
+from fastagg_sim.config import Dropout
+from fastagg_sim.simulation import Simulation
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "flower.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def test_the_calls_run_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = [block for block in BLOCKS if "robust" in block]
+    exec(compile(block, "docs/flower.md", "exec"), {})
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first in block
+    np.testing.assert_allclose(np.fromstring(first.strip("[]"), sep=" ")[0], 3.78788764, rtol=1e-8)
+
+
+def test_every_callable_is_named() -> None:
+    assert all(f"`{name}`" in TEXT for name in robust.__all__)
+
+
+def test_all_blocks_are_python() -> None:
+    assert len(BLOCKS) == 5
+    for block in BLOCKS:
+        ast.parse(block)
+
+
+@pytest.mark.flower
+def test_the_strategies_are_made_as_printed() -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+    from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
+
+    names = {"FastAggLegacyStrategy": FastAggLegacyStrategy, "FastAggStrategy": FastAggStrategy}
+    (legacy,) = [block for block in BLOCKS if block.startswith("strategy = FastAggLegacy")]
+    exec(compile(legacy, "docs/flower.md", "exec"), names)
+    (block,) = [block for block in BLOCKS if "ServerApp" in block]
+    (call,) = [
+        node
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "FastAggStrategy"
+    ]
+    used = eval(ast.unparse(call), names)
+    assert used.server.num_clients == 20
+
+
+@pytest.mark.flower
+def test_the_app_and_the_metrics_are_made_as_printed() -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+    from flwr.app import MetricRecord
+    from flwr.serverapp import ServerApp
+
+    (block,) = [block for block in BLOCKS if "ServerApp" in block]
+    names: dict[str, object] = {}
+    exec(compile(block, "docs/flower.md", "exec"), names)
+    assert isinstance(names["app"], ServerApp)
+    (block,) = [block for block in BLOCKS if "MetricRecord(" in block]
+    names = {"MetricRecord": MetricRecord, "n": 64}
+    names["context"] = SimpleNamespace(node_config={"partition-id": 3})
+    exec(compile(block, "docs/flower.md", "exec"), names)
+    assert names["metrics"] == MetricRecord({"num-examples": 64, "partition-id": 3})
+
+
+@pytest.mark.flower
+def test_the_postprocessor_is_made_as_printed() -> None:
+    pytest.importorskip("pfl", reason="pfl is not installed (make test-flower installs it)")
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.postprocessor.base import Postprocessor
+
+    (block,) = [block for block in BLOCKS if "FastAggPostprocessor" in block]
+    clipping = Postprocessor()
+    names = {"SimulatedBackend": SimulatedBackend, "train": None, "val": None, "clipping": clipping}
+    exec(compile(block, "docs/flower.md", "exec"), names)
+    assert isinstance(names["backend"], SimulatedBackend)
+
+
+RESULTS = ROOT / "examples" / "flower" / "results" / "accuracy.csv"
+
+
+def test_the_table_is_that_of_the_csv() -> None:
+    with RESULTS.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for name, rule in (("FedAvg", "fedavg"), ("FDMS", "fdms")):
+        curve = [float(row["accuracy"]) for row in rows if row["rule"] == rule]
+        cells = [f"{fmean(curve[first : first + 10]):.3f}" for first in range(0, 60, 10)]
+        above = next(number for number, value in enumerate(curve, start=1) if value > 0.8)
+        assert f"| {' | '.join([name, *cells, str(above)])} |" in TEXT
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fdms"])
+def test_the_csv_is_what_our_simulation_gives(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """simulate.py prints that the bits of the two are the same. Another instruction set has others:
+    the accuracy of a round may differ by some of the 355 test images, the mean of ten by less."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "flower"))
+    task = importlib.import_module("fastagg_flower.task")
+    log = importlib.import_module("fastagg_flower.rounds").RoundLog
+    with RESULTS.open(encoding="utf-8") as file:
+        curve = [float(row["accuracy"]) for row in csv.DictReader(file) if row["rule"] == rule][:20]
+    simulation = Simulation(
+        task.job(rule, 20, 20, Dropout("cluster-floor", {"alpha": 0.5}), groups=5)
+    )
+    found = []
+    while not simulation.done:
+        simulation.run_round()
+        found.append(log.accuracy(simulation.params))
+    assert fmean(found[10:]) == pytest.approx(fmean(curve[10:]), abs=0.02)
+
+
+def test_the_options_of_the_commands_exist() -> None:
+    script = (ROOT / "examples" / "flower" / "run.py").read_text(encoding="utf-8")
+    for command in re.findall(r"^python run\.py (.*)$", TEXT, re.MULTILINE):
+        for option in re.findall(r"--[a-z-]+", command):
+            assert f'"{option}"' in script

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A signal that arrives in a commit is delivered after it, and splits nothing."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import fastagg
+from fastagg import Aggregator
+from fastagg.signals import SignalsDeferred
+
+
+def test_handlers_run_after_the_block_in_the_order_of_arrival() -> None:
+    seen: list[object] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        seen.append(number)
+
+    numbers = (signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        with SignalsDeferred():
+            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGINT)
+            seen.append("end of the block")
+        assert seen == ["end of the block", signal.SIGUSR1, signal.SIGINT]
+        assert all(signal.getsignal(number) is note for number in numbers)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_an_error_in_the_block_comes_before_the_signal() -> None:
+    with pytest.raises(KeyboardInterrupt) as raised, SignalsDeferred():
+        signal.raise_signal(signal.SIGINT)
+        raise ValueError("in the block")
+    assert isinstance(raised.value.__context__, ValueError)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_other_threads_are_left_alone() -> None:
+    handlers: list[object] = []
+
+    def work() -> None:
+        with SignalsDeferred():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("name", fastagg.available())
+def test_a_step_is_whole_or_not_at_all_when_ctrl_c_arrives_in_its_commit(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    options: dict[str, Any] = {"local_work": 1.0} if name == "scaffold" else {}
+    d, clients = 7, [3, 0, 1]
+    interrupted, plain = (
+        fastagg.make(name, num_clients=4, num_params=d, **options) for _ in range(2)
+    )
+    params, twin = torch.zeros(d), torch.zeros(d)
+    real: Callable[..., None] = type(interrupted)._commit
+
+    def interrupt(self: Aggregator[Any, Any], *arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)  # Python would run the handler at the next call
+        real(self, *arguments)
+
+    for _ in range(3):
+        updates = torch.randn(3, d)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(interrupted), "_commit", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                interrupted.step(params, updates, clients)
+        plain.step(twin, updates, clients)
+        assert torch.equal(params, twin)
+        state = plain.state_dict()
+        assert all(torch.equal(v, state[k]) for k, v in interrupted.state_dict().items())
