@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.register_profile("dev", _COMMON, max_examples=50)
 settings.register_profile("ci", _COMMON, max_examples=50, derandomize=True, print_blob=True)
-settings.register_profile("quick", _COMMON, max_examples=10, derandomize=True)
+settings.register_profile("quick", _COMMON, max_examples=5, derandomize=True)
 settings.register_profile("thorough", _COMMON, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 

@@ -132,9 +132,9 @@ class OrderedRows {
     if (!references.empty()) references_at_ = tables_.add(reorder(given_references_, order_));
   }
   void add_kept(at::TensorList kept, const at::Device& device) {
-    kept_ = check_kept(kept, S(), d_, device);
-    width_.add(kept_);
-    if (!kept.empty()) kept_at_ = tables_.add(reorder(kept_, order_));
+    given_kept_ = check_kept(kept, S(), d_, device);
+    width_.add(given_kept_);
+    if (!kept.empty()) kept_at_ = tables_.add(reorder(given_kept_, order_));
   }
   void upload(const OnDevice& on) { tables_.upload(on); }
 
@@ -142,6 +142,7 @@ class OrderedRows {
   const Rows& given_updates() const { return updates_; }
   const std::vector<char*>& given_own() const { return own_.addresses; }
   const std::vector<const float*>& given_references() const { return given_references_; }
+  const std::vector<char*>& given_kept() const { return given_kept_; }
   Width& width() { return width_; }
   template <class T>
   const T* const* updates() const {
@@ -154,7 +155,6 @@ class OrderedRows {
   const float* const* references() const {
     return references_at_ < 0 ? nullptr : tables_.at<const float*>(references_at_);
   }
-  const std::vector<char*>& given_kept() const { return kept_; }
   float* const* kept() const { return kept_at_ < 0 ? nullptr : tables_.at<float*>(kept_at_); }
   const double* weights() const { return tables_.at<double>(weights_at_); }
 
@@ -171,10 +171,10 @@ class OrderedRows {
   ClientRows own_;
   std::vector<int64_t> order_;
   std::vector<const float*> given_references_;
+  std::vector<char*> given_kept_;
   Width width_;
   Tables tables_;
   int64_t updates_at_ = 0, own_at_ = 0, order_at_ = 0, weights_at_ = 0, references_at_ = -1;
-  std::vector<char*> kept_;
   int64_t kept_at_ = -1;
 };
 

@@ -227,7 +227,7 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   });
 }
 
-// The rows to write, in the order of clients; none if none are given.
+// The rows to write, in ascending order of client ids; none if none are given.
 std::vector<float*> kept_pointers(const std::vector<char*>& addresses,
                                   const std::vector<int64_t>& order) {
   return addresses.empty() ? std::vector<float*>() : pointers<float>(reorder(addresses, order));
@@ -257,11 +257,11 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   const ClientRows own =
       check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
   const auto bases = check_references(references, S, d, device);
+  const auto written = check_kept(kept, S, d, device);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(rounded, "rounded");
   changed.add(peaks, "peaks");
-  const auto written = check_kept(kept, S, d, device);
   changed.add_rows(written, rounded.nbytes(), "kept");
   changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
   changed.check_rows(own.addresses, updates.row_bytes(), "corrections");
@@ -302,10 +302,10 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     check_tensor(*params, "params", at::kFloat, {d});
     check_same_device(*params, "params", device);
   }
+  const auto written = check_kept(kept, S, d, device);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(peaks, "peaks");
-  const auto written = check_kept(kept, S, d, device);
   changed.add_rows(written, d * int64_t{sizeof(float)}, "kept");
   changed.check(total, "total");
   changed.check_rows(updates.addresses, updates.row_bytes(), "updates");

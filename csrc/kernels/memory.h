@@ -25,12 +25,12 @@ void memory_update(float* params, double* total, const T* const* updates, float*
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel);
 
-// The same total, written beside the old one:
+// The total of memory_update, written to `out`, and the new memory rows, written to `kept` if that
+// is given. Nothing that is read is changed. Two reads per element of updates, and a write for
+// `kept`:
 //   out = total + sum_s weights[s] * (m[s] - old[s]);  kept[s] = m[s]
-// Two reads per element of updates, and a write if `kept` is given. Nothing that is read is
-// written. with m[s] = updates[s], or params + updates[s] if params is given, and old[s] =
-// memory[s], or references[s] + memory[s] where that is given. Sums and their order are those of
-// memory_update.
+// with m[s] = updates[s], or params + updates[s] if params is given, and old[s] = memory[s], or
+// references[s] + memory[s] where references[s] is given. The bits are those of memory_update.
 //   out          // [d]
 //   peaks        // [S] max |updates[s]|, NaN if the row holds a NaN
 //   total        // [d]

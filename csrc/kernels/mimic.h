@@ -21,10 +21,10 @@ template <class T>  // float, Bfloat16 or Half
 void mimic(float* params, const T* const* updates, float* const* corrections, int64_t S, int64_t d,
            double lr, const Parallel& parallel);
 
-// The same v, and the new corrections beside the old ones:
+// The v of `mimic`, and the new corrections, written to `kept` if that is given. Nothing that is
+// read is changed. Two reads per element of updates, and a write for `kept`:
 //   v = 1/S sum_s (updates[s] + c[s]);  kept[s] = v - updates[s]
-// Two reads per element of updates, and a write if `kept` is given. Nothing that is read is
-// written. with c[s] = corrections[s], or references[s] - corrections[s] where that is given.
+// with c[s] = corrections[s], or references[s] - corrections[s] where references[s] is given.
 //   v             // [d]
 //   rounded       // [d] v in float32
 //   peaks         // [S] max |updates[s]|, NaN if the row holds a NaN

@@ -87,6 +87,7 @@ OPS = {
             "updates": ((S, d), F32),
             "memory": ((S, d), F32),
             "references": ((S, d), F32),
+            "kept": ((S, d), F32),
         },
     ),
     "add_total_": Op(
@@ -140,11 +141,9 @@ def fill(arguments: dict[str, Tensor]) -> None:
             tensor.copy_(torch.ones(tensor.shape))
 
 
-@pytest.fixture(autouse=True, params=["cpu", "cuda"])
+@pytest.fixture(autouse=True, params=["cuda" if build_info()["torch"] == "emulated" else "cpu"])
 def _bindings(request: pytest.FixtureRequest) -> None:
-    """Those of the CPU, and in an emulated build (tests/cuda/emulator) those for CUDA."""
-    if (request.param == "cuda") != (build_info()["torch"] == "emulated"):
-        pytest.skip("not the bindings of this build")
+    """Names the bindings: the CPU's or, in an emulated build (tests/cuda/emulator), CUDA's."""
 
 
 @pytest.mark.parametrize("name", OPS)

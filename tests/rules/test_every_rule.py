@@ -21,7 +21,7 @@ K = 6
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
 averaging_rule = pytest.mark.averaging_rule
 # For each of 27 configurations, which share most of their code.
-few_examples = settings(max_examples=max(5, settings.default.max_examples // 3))
+few_examples = settings(max_examples=max(3, settings.default.max_examples // 3))
 
 
 def make(name: str, options: dict[str, Any], num_params: int = 23) -> Aggregator:

@@ -13,10 +13,10 @@ namespace {
 
 constexpr int kRows = 4;  // updates taken together, each with its memory row
 
-// sums += weight * (row - old) for n columns of G rows, in their order, and kept = row. A model is
-// rounded to float32 before it is kept and counted, and so is an old one that is reconstructed from
-// its reference: sums stay those of what memory holds. `kept` may be `memory`; otherwise no two of
-// these overlap.
+// sums += weight * (row - old) for n columns of G rows, in ascending order of rows, and kept = row.
+// A row or old row that is computed here (params + update, reference + memory) is rounded to
+// float32 before it is used, so `sums` stay the sums of what memory holds. `kept` may be `memory`;
+// otherwise no two arguments overlap.
 template <int G, bool kModels, bool kReference, bool kKeep>
 FASTAGG_INLINE void remember_step(double* sums, const float* params,
                                   const float* const (&update)[G], const float* const (&memory)[G],

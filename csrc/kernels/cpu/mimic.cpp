@@ -99,7 +99,7 @@ template <int W, class T>
 FASTAGG_INLINE void write_corrections(float* const* corrections, const float* rounded,
                                       const T* const* updates, int64_t S, int64_t column,
                                       int64_t n) {
-  for (int64_t s = S - 1; s >= 0; --s) {  // what was read last is nearest
+  for (int64_t s = S - 1; s >= 0; --s) {  // the row read last is in the nearest cache
     const T* u[1] = {updates[s] + column};
     float* c = corrections[s] + column;
     for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {

@@ -42,7 +42,7 @@ template <class T>
 cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
                   int64_t d, double lr, int width, cudaStream_t stream);
 
-// `references` and its entries may be null, and so may `kept`.
+// `references`, its entries and `kept` may be null. `peaks` is in the order of rows.
 template <class T>
 cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                        const T* const* corrections, const float* const* references,

@@ -5,10 +5,10 @@
 namespace fastagg::cuda {
 namespace {
 
-// sums += weight * (row - old) for the rows of batch b, in float64, and kept = row. A model is
-// rounded to float32 before it is kept and counted, and so is an old one that is reconstructed from
-// its reference: sums stay those of what memory holds.
-//   params       // of this thread's columns, if `models`
+// sums += weight * (row - old) for the rows of batch b, in float64, and kept = row. A row or old
+// row that is computed here (params + update, reference + memory) is rounded to float32 before it
+// is used, so `sums` stay the sums of what memory holds.
+//   params       // this thread's columns; used if `models`
 //   references   // [S], entries may be null, or nullptr
 //   kept         // [S], may be `memory`, or nullptr
 template <class T, int V, class Memory>

@@ -63,11 +63,11 @@ class TestTrace:
             ("round,client\n0,1\n\n1\n", r"line 4: expected 2 columns, got '1'"),
             (
                 "round,client\n0,one\n",
-                r"line 2: whole number .* in column client, got 'one'",
+                r"line 2: expected a whole number .* in column client, got 'one'",
             ),
             (
                 "round,client\n-1,0\n",
-                r"line 2: whole number .* in column round, got '-1'",
+                r"line 2: expected a whole number .* in column round, got '-1'",
             ),
             ("round,client\n0.5,0\n", r"column round, got '0.5'"),
             ("round,client\n0,4\n", r"round 0, client 4: expected clients from 0 to 3"),
