@@ -26,7 +26,7 @@ def register(name: str) -> Callable[[Rule], Rule]:
 
     def add(rule: Rule) -> Rule:
         if name in _RULES:
-            raise ValueError(f"name: expected a new name, but {name!r} is {_RULES[name]!r}")
+            raise ValueError(f"name: {name!r} is already the name of {_RULES[name].__name__}")
         rule.name = name
         _RULES[name] = rule
         return rule

@@ -27,7 +27,7 @@ class WeightedRule(Aggregator[P, R]):
 
     The aggregate is computed in a scratch vector. NaN and Inf propagate through any weight, 0
     included, so a finite aggregate shows that every row is finite. Rows are therefore read only
-    once, and the check needs no pass of its own.
+    once; the check needs no further pass.
 
     Args:
         client_weights: [K] finite numbers >= 0, not all zero; None: 1/K each.

@@ -40,7 +40,7 @@ class Corrected(Reading):
 class MimiC(Aggregator[Plan, Corrected]):
     """``v = mean_s(u_s + c_s)``, ``params += server_lr * v``, ``c_s = v - u_s`` (Algorithm 1).
 
-    The mean is over the active clients s; an absent client's correction stays as it is.
+    The mean is over the active clients s; an absent client's correction does not change.
 
     In mode "client" the clients keep their corrections (:class:`fastagg.MimiCClient`) and send
     u_s + c_s. The server has no state: it needs only the sum of the received rows, which secure
