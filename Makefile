@@ -39,8 +39,11 @@ EMULATOR := tests/cuda/test_emulated.py
 test: build-dev  ## set up, then run all tests but those of the pages and the emulator (4 minutes)
 	$(PY) -m pytest -q $(PARALLEL) --ignore=$(PAGES) --ignore=$(EMULATOR) $(ARGS)
 
-test-quick: build-dev  ## the tests to run before each commit: all that are not marked slow (45 s)
-	HYPOTHESIS_PROFILE=quick $(PY) -m pytest -q $(PARALLEL) --ignore=$(PAGES) --ignore=$(EMULATOR) -m "not slow" $(ARGS)
+# The library in one process, with the best instruction set only, and of the simulation what ties its parts together.
+QUICK := tests/ops tests/rules $(filter-out tests/test_benchmark%,$(wildcard tests/test_*.py)) \
+  tests/sim/test_simulation.py tests/sim/test_config.py
+test-quick: build-dev  ## the tests to run before each commit: the library's, without slow ones (45 s)
+	HYPOTHESIS_PROFILE=quick $(PY) -m pytest -q $(PARALLEL) -m "not slow" -k "not portable" $(QUICK) $(ARGS)
 
 test-pages: build-dev  ## run the code, and check the commands, links and tables, of all pages
 	$(PY) -m pytest -q $(PARALLEL) $(PAGES) $(ARGS)

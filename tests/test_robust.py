@@ -276,6 +276,7 @@ def plain(name: str, x: np.ndarray) -> np.ndarray:
 @given(st.integers(3, 8), st.integers(1, 40), st.integers(0, 2**31))
 @pytest.mark.parametrize("name", [name for name in RULES if name != "Bucketing"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.slow
 def test_as_written_in_the_papers(name: str, dtype: Any, n: int, d: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((n, d)).astype(dtype)
     expected = plain(name, x.astype(np.float64))

@@ -217,6 +217,7 @@ def test_too_long_an_update_is_rejected_with_its_norm(
 
 
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_identically(
     rule: str, tmp_path: Path, model: dict[str, bytes]
 ) -> None:

@@ -87,7 +87,6 @@ OPS = {
             "updates": ((S, d), F32),
             "memory": ((S, d), F32),
             "references": ((S, d), F32),
-            "kept": ((S, d), F32),
         },
     ),
     "add_total_": Op(

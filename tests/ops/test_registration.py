@@ -63,6 +63,7 @@ def check_registration(operator: Any, args: tuple[object, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_opcheck(name: str) -> None:
     with Calls() as calls:
         TABLE[name].example(getattr(ops, name), ExampleData.random(K, S, D))

@@ -86,6 +86,7 @@ def test_adopting_is_copying_to_the_bit(
 
 
 @rules
+@pytest.mark.slow
 def test_any_number_of_threads_and_many_clients(
     same_bits: Callable[..., None],
     same_state: Callable[..., None],

@@ -48,6 +48,7 @@ def test_follows_the_oracle(follow: Callable[..., None], fading: float) -> None:
     follow(agg, oracle, tolerance=20 * 4 * 2.0**-24)  # corrections are rounded in each round
 
 
+@pytest.mark.slow
 def test_without_fading_it_is_mimic(random_rounds: Callable[..., Any]) -> None:
     aged = MimiCAged(num_clients=6, num_params=20, fading=1.0)
     plain = MimiC(num_clients=6, num_params=20)

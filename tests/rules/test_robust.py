@@ -161,6 +161,7 @@ class Allocations(TorchDispatchMode):
 
 @every_robust_rule
 @pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.slow
 def test_nothing_of_the_size_of_a_row_is_allocated(
     name: str, options: dict[str, Any], reuse: bool
 ) -> None:

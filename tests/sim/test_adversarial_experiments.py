@@ -143,6 +143,7 @@ def test_every_rule_is_measured() -> None:
 
 @pytest.mark.parametrize("rule", ["fedavg", "mifa", "scaffold", "geometric-median, reuse"])
 @pytest.mark.parametrize("part", ["heterogeneity", "noise"])
+@pytest.mark.slow
 def test_instances_look_the_same(part: str, rule: str) -> None:
     first, second = (_theorem4.run(part, i, rule, 0.2, 0, 60) for i in (1, 2))
     assert torch.equal(first, second)

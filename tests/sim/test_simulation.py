@@ -57,6 +57,7 @@ def run(simulation: Simulation) -> list[dict[str, Any]]:
         ("mimic", CLIENT_MODE | {"gradient_units": True}),
     ],
 )
+@pytest.mark.slow
 def test_same_seed_same_numbers_and_resuming_changes_nothing(
     rule: str, method: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_full_participation_makes_all_averaging_rules_the_same() -> None:
 
 
 @pytest.mark.parametrize("gradient_units", [False, True])
+@pytest.mark.slow
 def test_both_modes_of_mimic_end_with_the_same_parameters(gradient_units: bool) -> None:
     training = LocalTraining(batch_size=10, local_epochs=2, lr=0.1, lr_decay=0.9)
     finals = []
@@ -255,6 +257,7 @@ def test_scaffold_beats_fedavg_where_clients_drift() -> None:
 
 @pytest.mark.parametrize("rule", ["fedavg", "fdms", "mifa", "mimic", "scaffold"])
 @pytest.mark.parametrize("lr_decay", [1.0, 0.8])
+@pytest.mark.slow
 def test_gradient_units_matter_to_a_memory_and_to_a_decaying_rate_only(
     rule: str, lr_decay: float
 ) -> None:

@@ -25,6 +25,7 @@ class TestClusterFloor:
             assert len(ids) == active_count(K, alpha)
             assert {GROUPS[client] for client in ids} == set(range(5))
 
+    @pytest.mark.slow
     def test_splits_are_uniform(self, make: Make) -> None:
         # 101 ways to write 10 as five numbers from 1 to 4. The statistic is chi-squared with 100
         # degrees of freedom: mean 100, standard deviation sqrt(200).
@@ -40,6 +41,7 @@ class TestClusterFloor:
         statistic = sum((seen[s] - expected) ** 2 / expected for s in splits)
         assert abs(statistic - 100.0) <= 5.0 * math.sqrt(200.0)
 
+    @pytest.mark.slow
     def test_clients_of_a_group_are_equally_likely(
         self,
         make: Make,

@@ -64,6 +64,7 @@ class TestEveryProcess:
 
 
 @pytest.mark.parametrize("name", ["exact", "cluster-floor", "bernoulli", "time-varying", "markov"])
+@pytest.mark.slow
 def test_at_ratio(
     name: str, make: Make, indicator: Callable[..., torch.Tensor], assert_rate: Callable[..., None]
 ) -> None:

@@ -27,6 +27,7 @@ class TestTimeVarying:
         assert_rate(active.sum(dim=0), rounds, 0.3)
         assert_rate((active[1:] * active[:-1]).sum(dim=0), rounds - 1, 0.09)
 
+    @pytest.mark.slow
     def test_weights_decide(self) -> None:
         # With 6 clients and the weights a of a round, the first one is i with probability a_i / A,
         # the second j with a_i / A * a_j / (A - a_i). The expected number of active clients whose
