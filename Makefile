@@ -39,9 +39,9 @@ EMULATOR := tests/cuda/test_emulated.py
 test: build-dev  ## set up, then run all tests but those of the pages and the emulator (4 minutes)
 	$(PY) -m pytest -q $(PARALLEL) --ignore=$(PAGES) --ignore=$(EMULATOR) $(ARGS)
 
-# The library in one process, with the best instruction set only, and of the simulation what ties its parts together.
+# The library in one process, with the best instruction set only, and of the simulation the reading of options.
 QUICK := tests/ops tests/rules $(filter-out tests/test_benchmark%,$(wildcard tests/test_*.py)) \
-  tests/sim/test_simulation.py tests/sim/test_config.py
+  tests/sim/test_config.py
 test-quick: build-dev  ## the tests to run before each commit: the library's, without slow ones (45 s)
 	HYPOTHESIS_PROFILE=quick $(PY) -m pytest -q $(PARALLEL) -m "not slow" -k "not portable" $(QUICK) $(ARGS)
 

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from fastagg.ops import _gram, _robust, _rows, _scores
 from fastagg.ops._dispatch import devices as devices
+from fastagg.ops._dispatch import gram_scratch as gram_scratch
 from fastagg.ops._gram import *  # noqa: F403
 from fastagg.ops._robust import *  # noqa: F403
 from fastagg.ops._rows import *  # noqa: F403

@@ -75,6 +75,20 @@ def _returns_nothing(*args: object, **kwargs: object) -> None:
     return None
 
 
+def gram_scratch(num_rows: int, num_params: int, threads: int | None = None) -> int:
+    """Return the bytes of temporary memory that ``gram`` and ``gram_and_sum_`` take on the CPU.
+
+    Kernels take such memory from one pool, which keeps at most 128 MB between calls for the whole
+    process.
+
+    Args:
+        num_rows: S.
+        num_params: d of one call.
+        threads: number of threads; None: ``torch.get_num_threads()``.
+    """
+    return _C.gram_scratch(num_rows, num_params, threads or torch.get_num_threads())
+
+
 def devices() -> tuple[str, ...]:
     """Return the device types that this build has kernels for and this machine has.
 

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from fastagg import ops
+from fastagg.aggregator import Aggregator
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.stores import element_bytes
 from fastagg.options import read_size
@@ -38,6 +41,9 @@ class RoundPlan:
         update_bytes: bytes of the parameters and of the updates in memory. Streamed updates count
             as their budget.
         wire_bytes: bytes that a rank sends and receives in one round.
+        kernel_bytes: bytes of temporary memory that the Gram kernel takes during a step on the CPU,
+            with the present number of threads. Of all temporary memory of kernels, at most 128 MB
+            stay between steps, for the whole process.
         seconds: estimated time of a round; None if neither ``device`` nor ``rates`` was given.
     """
 
@@ -55,6 +61,7 @@ class RoundPlan:
     update_bytes: int = 0
     wire_bytes: int = 0
     seconds: float | None = None
+    kernel_bytes: int = 0
 
     def __str__(self) -> str:
         form = "rows exchanged" if self.adopting else "rows copied or only read"
@@ -68,10 +75,12 @@ class RoundPlan:
             ("moved per round", self.bytes_moved, "B"),
             ("work per round", self.flops, "flop"),
         ]
+        if self.kernel_bytes:
+            rows.insert(2, ("kernels", self.kernel_bytes, "B"))
         if self.ranks > 1:
             rows.append(("wire per round", self.wire_bytes, "B"))
         if self.seconds is not None:
-            memory = self.state_bytes + self.scratch_bytes + self.update_bytes
+            memory = self.state_bytes + self.scratch_bytes + self.kernel_bytes + self.update_bytes
             rows.append(("total memory", memory, "B"))
             rows.append(("time per round", self.seconds, "s"))
         lines = [
@@ -213,7 +222,18 @@ def plan(
         updates,
         wire,
         None if rates is None else _seconds(cost, wire, ranks, rates),
+        _kernel_bytes(rule, sizes, d, options),
     )
+
+
+def _kernel_bytes(
+    rule: type[Aggregator[Any, Any]], sizes: Sizes, num_params: int, options: Mapping[str, Any]
+) -> int:
+    """Return the bytes that the Gram kernel takes for one segment; 0 for rules without it."""
+    if not rule.norms_known:
+        return 0
+    rows = sizes.K if options.get("reuse", False) else sizes.S
+    return ops.gram_scratch(rows, min(sizes.d, segment_columns(num_params)))
 
 
 def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
