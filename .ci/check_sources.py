@@ -63,9 +63,7 @@ def main() -> int:
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listing.rstrip("\0").split("\0")]
     found = [problem for path in files if path.is_file() for problem in problems(path)]
-    print(
-        "\n".join(found) or f"{len(files)} files: licence headers and names are as they should be"
-    )
+    print("\n".join(found) or f"{len(files)} files: licence headers and names are correct")
     return 1 if found else 0
 
 

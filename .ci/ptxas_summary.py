@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compile every CUDA kernel and print what each takes: ``ptxas_summary.py sm_80 sm_90``.
+"""Compile every CUDA kernel and print its resources: ``ptxas_summary.py sm_80 sm_90``.
 
 Registers per thread, static shared memory, stack and spills, as ptxas counts them. Needs nvcc and
 c++filt, no GPU and no torch. Fails on any warning and on any spill.
@@ -23,7 +23,7 @@ HEADINGS = ("kernel", "arch", "registers", "shared bytes", "stack bytes", "spill
 
 @dataclass(frozen=True)
 class Usage:
-    """What one kernel takes on one architecture."""
+    """The resources of one kernel on one architecture."""
 
     kernel: str
     arch: str
@@ -39,7 +39,7 @@ class Usage:
 
 
 def compile_kernels(source: Path, archs: list[str]) -> str:
-    """What ``ptxas -v`` says about one file."""
+    """Return the report of ``ptxas -v`` on one file."""
     targets = [f"-gencode=arch=compute_{a[3:]},code={a}" for a in archs]
     with tempfile.TemporaryDirectory() as folder:
         command = ["nvcc", *targets, "-O3", "-std=c++17", f"-I{ROOT / 'csrc'}"]
@@ -52,7 +52,7 @@ def compile_kernels(source: Path, archs: list[str]) -> str:
 
 
 def read_report(report: str) -> list[Usage]:
-    """The kernels in a report of ``ptxas -v``."""
+    """Return the kernels in a report of ``ptxas -v``."""
     found = []
     entries = re.split(r"Compiling entry function ", report)[1:]
     for entry in entries:

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CUDA kernels compute with plain arithmetic (which row, column, slot, chunk, and which of
-// two candidates), checked on the CPU. test_host_arithmetic.py compiles and runs this.
+// Checks the plain arithmetic of the CUDA kernels on the CPU: which row, column, slot, chunk, and
+// which of two candidates. test_host_arithmetic.py compiles and runs this program.
 //
-// The Gram kernels are emulated lane by lane, with the functions that they use for every index, on
-// a tensor core written down from the PTX manual (mma.m16n8k16, its fragment layouts).
+// The Gram kernels are emulated lane by lane. They use the index functions of the kernels and a
+// tensor core that follows the PTX manual (mma.m16n8k16 and its fragment layouts).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -124,7 +124,7 @@ uint32_t bfloat16(float x) {  // cvt.rn.bf16.f32, of finite numbers
   const uint32_t bits = to_bits(x);
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-// As gram_mma.cuh splits: the leading half above the rest.
+// Splits as gram_mma.cuh does: the leading half in the upper bits, the rest in the lower.
 uint32_t word_of(float x) {
   const uint32_t high = bfloat16(x);
   return high << 16 | bfloat16(x - from_bits(high << 16));
@@ -295,9 +295,9 @@ Gram emulated_many(const Matrix& rows) {
   return gram;
 }
 
-// Two bfloat16 hold an element to 2^-17, and to 2^-18.7 in the mean: a product of random ones to
-// 2^-17 and better. Chains of 4 truncated sums lose up to 2^-20 more, a block of 32 chains 2^-19.
-// All of it relative to the sum of magnitudes.
+// Two bfloat16 represent an element with an error of at most 2^-17 (2^-18.7 in the mean), so the
+// error of a product of random elements is at most 2^-17. Chains of 4 truncated sums add up to
+// 2^-20, a block of 32 chains 2^-19. All errors are relative to the sum of magnitudes.
 void expect_right(const Gram& gram, const Matrix& rows) {
   const double bound = std::ldexp(1.0, -17) + std::ldexp(1.0, -20) + std::ldexp(1.0, -19);
   for (std::size_t i = 0; i < rows.size(); ++i)
@@ -330,7 +330,7 @@ void more_rows() {
   }
 }
 
-// The same rows at other positions, in either kernel: the same bits.
+// Either kernel gives the same bits for the same rows at other positions.
 void entries_depend_on_their_rows_alone() {
   const Matrix rows = random_rows(20, 1'100, false);
   Matrix reversed(rows.rbegin(), rows.rend());
@@ -345,8 +345,8 @@ void entries_depend_on_their_rows_alone() {
     }
 }
 
-// Rows of one sign, as updates with a common drift nearly are: truncated sums are all off in the
-// same direction. With chains this short, cosines keep the accuracy that is promised at any d.
+// Rows of one sign, similar to updates with a common drift: all truncated sums err in the same
+// direction. With chains this short, cosines keep the documented accuracy at any d.
 void cosines() {
   const Matrix rows = random_rows(3, 200'000, true);
   const Gram gram = emulated_few(rows);
@@ -374,7 +374,7 @@ void row_blocks() {
     const int threads = block.vectors * block.splits;
     EXPECT(threads % 32 == 0 && threads <= kBlockThreads);
     EXPECT(block.vectors >= 8 && (block.vectors & (block.vectors - 1)) == 0);
-    EXPECT((block.splits & (block.splits - 1)) == 0);  // for the tree
+    EXPECT((block.splits & (block.splits - 1)) == 0);  // for the reduction tree
     EXPECT(S > 512 || row_batches(S, block.splits) <= 1);
     std::vector<int> taken(S, 0);
     for (int y = 0; y < block.splits; ++y)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of the CUDA kernels and their bindings, run on the CPU (tests/cuda/emulator)."""
+"""Run the code of the CUDA kernels and their bindings on the CPU (tests/cuda/emulator)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _build() -> ModuleType:
 def _once(
     factory: pytest.TempPathFactory, name: str, build: Callable[[ModuleType, Path], object]
 ) -> Path:
-    """The folder ``name`` after ``build(module, folder)``, which one process does for all."""
+    """Return the folder ``name``, in which one process has run ``build(module, folder)``."""
     base = factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all workers
     folder, built = root / name, root / f"{name}.built"
@@ -88,7 +88,7 @@ def test_emulated(folder: Path, check: str) -> None:
 
 
 def test_the_op_tests_pass(folder: Path) -> None:
-    """Those that take less than a second or two each; `make emulate` runs all of them."""
+    """Runs the op tests that take less than about two seconds; `make emulate` runs all."""
     slow = ["thread", "300003", "600001", "62006", "40000", "101-610", "530", "2047", "4100"]
     slow += ["30011", "masked", "255", "264", "iterations", "scaling", "70-900"]
     chosen = " and not ".join(["cuda", "test_registration", *slow])
@@ -121,13 +121,13 @@ def run_python(folder: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-# --- whether the emulator notices ---------------------------------------------------------------
+# --- the emulator finds faults ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "kernel", ["neighbours", "warp_barrier", "blocks_apart", "atomic", "copy", "aligned"]
 )
-def test_no_fault_is_seen_where_there_is_none(faults: Path, kernel: str) -> None:
+def test_a_kernel_without_a_fault_passes(faults: Path, kernel: str) -> None:
     done = subprocess.run([faults, kernel], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
 
@@ -135,22 +135,22 @@ def test_no_fault_is_seen_where_there_is_none(faults: Path, kernel: str) -> None
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        ("no_barrier", "that nobody wrote"),
+        ("no_barrier", "that no thread wrote"),
         ("write_after_read", "another thread read since the last barrier (race)"),
         ("no_warp_barrier", "another thread wrote since the last barrier (race)"),
         ("blocks_together", "another thread wrote since the last barrier (race)"),
         ("blocks_and_one_thread", "another thread of another block wrote (race)"),
         ("not_atomic", "another thread wrote since the last barrier (race)"),
-        ("unwritten", "that nobody wrote"),
+        ("unwritten", "that no thread wrote"),
         ("copy_not_committed", "before the copy to it has been waited for"),
         ("copy_not_waited", "before the copy to it has been waited for"),
-        ("copy_too_far", "which belong to nobody"),
-        ("past_the_end", "which belong to nobody"),
+        ("copy_too_far", "which belong to no allocation"),
+        ("past_the_end", "which belong to no allocation"),
         ("misaligned", "undefined: a misaligned access"),
         ("part_of_a_block", "deadlock"),
     ],
 )
-def test_a_fault_is_seen(faults: Path, kernel: str, message: str) -> None:
+def test_a_fault_is_reported(faults: Path, kernel: str, message: str) -> None:
     done = subprocess.run([faults, kernel], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert message in done.stderr, done.stderr

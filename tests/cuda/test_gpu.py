@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only a GPU can show: streams, graphs, waiting, devices, alignment, size, and accuracy."""
+"""Tests that need a GPU: streams, graphs, waiting, devices, alignment, size, and accuracy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fdms_step(s: Server) -> None:
 
 def row_steps(s: Server) -> None:
     """Rounds of MimiC and of a rule that remembers models."""
-    clients = torch.arange(S)  # on the CPU, where row addresses are made
+    clients = torch.arange(S)  # on the CPU, which computes the row addresses
     ops.mimic_(s.params, s.updates, s.memory, clients, 0.1)
     ops.memory_update_(
         s.params, s.total, s.memory, s.updates, clients, torch.ones(S), 0.1, 1 / K, models=True
@@ -81,7 +81,7 @@ def test_the_same_bits_from_run_to_run(step: Callable[[Server], None]) -> None:
     step(expected)
     for _ in range(5):
         server = Server()
-        torch.empty(1 << 24, device="cuda").fill_(float("nan"))  # what memory held must not matter
+        torch.empty(1 << 24, device="cuda").fill_(float("nan"))  # poison free memory
         step(server)
         assert_same(server.state(), expected.state())
 
@@ -154,7 +154,7 @@ def test_a_graph_repeats_a_round_with_other_clients_and_rows() -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])  # 3e38: a step of 1e39
-def test_a_round_that_must_not_happen_changes_nothing_and_nobody_waits(value: float) -> None:
+def test_a_refused_round_changes_nothing_and_does_not_synchronize(value: float) -> None:
     server, before = Server(), Server()
     server.updates[4, 777] = value
     server.agg.server_lr = 100.0
@@ -264,7 +264,7 @@ def test_cosines_of_large_models_are_right(kind: str, count: int) -> None:
         wide = part.double()
         exact += wide @ wide.T
     got = ops.gram(rows, dtype=F64)
-    assert (cosine(got) - cosine(exact)).abs().max() < 1e-7  # what docs/kernels.md promises
+    assert (cosine(got) - cosine(exact)).abs().max() < 1e-7  # the bound in docs/kernels.md
 
 
 def test_more_than_two_to_the_31_elements() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU benchmark, dry on the CPU: it runs to its end, and its contenders do the same."""
+"""The GPU benchmark as a dry run on the CPU: it completes, and contenders agree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_dry_run_writes_every_op(tmp_path: Path) -> None:
         assert float(row["gbytes_per_s"]) == pytest.approx(num_bytes / seconds / 1e9, rel=1e-2)
         assert (row["met"] != "") == (row["floor"] != "")
     table = (tmp_path / "cuda.md").read_text(encoding="utf-8")
-    assert table.count("\n| ") == len(rows) + 2  # the head and its line
+    assert table.count("\n| ") == len(rows) + 2  # plus the table head and its rule
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sharded aggregator of one rank whose messages travel by NCCL: the bits of one without ranks.
+"""A sharded aggregator of one rank over NCCL gives the same bits as one without ranks.
 
-The same with gloo, which needs no GPU, shows that the test itself is right.
+The same test runs with gloo, which needs no GPU, so that the test itself is checked without one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _one_rank(backend: str, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("rule", ["fdms", "geometric-median", "mimic", "mifa"])
 @pytest.mark.parametrize(("backend", "device"), WAYS)
-def test_one_rank_has_the_bits_of_none(
+def test_one_rank_gives_the_bits_of_an_unsharded_aggregator(
     one_rank: None, backend: str, device: str, rule: str, tmp_path: Path
 ) -> None:
     sharded = ShardedAggregator(

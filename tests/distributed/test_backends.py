@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which backend messages travel by: a decision that needs neither ranks nor a GPU."""
+"""The choice of the backend for messages; these tests need neither ranks nor a GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fastagg.distributed.ranks import message_device
 @pytest.mark.parametrize(
     "backends", ["cpu:gloo", "cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"]
 )
-def test_gloo_wherever_it_is(backends: str, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_is_preferred(backends: str, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     assert message_device(backends) == torch.device("cpu")
 
 
-def test_nccl_alone_sends_from_this_process_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_without_gloo_uses_the_gpu_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert message_device("cuda:nccl") == torch.device("cuda", 3)
@@ -58,7 +58,7 @@ def _begin(tmp_path: Path) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,cuda:gloo", None])
-def test_what_torch_says_of_a_group_is_understood(begin: object, backend: str | None) -> None:
+def test_the_backend_description_of_torch_is_parsed(begin: object, backend: str | None) -> None:
     begin(backend)  # type: ignore[operator]
     agg = ShardedAggregator("geometric-median", num_clients=2, num_params=5)
     params = torch.zeros(5)
@@ -67,7 +67,7 @@ def test_what_torch_says_of_a_group_is_understood(begin: object, backend: str | 
 
 
 def test_no_reference_to_the_default_group_is_kept(begin: object) -> None:
-    """A group that outlives destroy_process_group aborts the process now and then as it ends."""
+    """A group that outlives destroy_process_group sometimes aborts the process at exit."""
     begin("gloo")  # type: ignore[operator]
     agg = ShardedAggregator("fdms", num_clients=2, num_params=5)
     agg.step(torch.zeros(5), torch.ones(2, 5), [0, 1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/sharded, launched as its first lines say: stopped, and gone on with other ranks."""
+"""examples/sharded, launched as its first lines say, stopped, and resumed with other ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ import fastagg
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# What torchrun sets for a single process; port 0: any that is free.
+# The variables that torchrun sets for a single process; port 0: any free port.
 ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def run(folder: Path, rounds: int, ranks: int = 1) -> str:
-    """The example's output; one rank needs no torchrun, which imports torch once more."""
+    """Return the output of the example.
+
+    One rank runs without torchrun, which would import torch a second time.
+    """
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     script = [str(ROOT / "examples" / "sharded" / "server.py"), str(folder)]
     source = str(Path(fastagg.__file__).parents[1])
@@ -39,7 +42,7 @@ def run(folder: Path, rounds: int, ranks: int = 1) -> str:
 
 
 @pytest.mark.slow
-def test_the_example_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_the_example_resumes_where_it_stopped(tmp_path: Path) -> None:
     (tmp_path / "once").mkdir()
     (tmp_path / "twice").mkdir()
     assert "round 4: active" in run(tmp_path / "once", 4)

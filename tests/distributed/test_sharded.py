@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ShardedAggregator with real processes: the bits of one process, failures, restarts.
+"""ShardedAggregator with real processes: the same bits as one process, failures, restarts.
 
-Ranks are processes of gloo on this machine that meet in a file. What they do is in worker.py.
+Ranks are gloo processes on this machine that rendezvous through a file. worker.py is their code.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Run = Callable[..., list[Any]]
 
 @pytest.fixture(scope="module", name="run")
 def _run() -> Run:
-    """run(job, ranks, folder, dead=()) -> what each rank saw (None for the dead ones)."""
-    # Ranks are forked from a server that has imported torch once: seconds less for each.
+    """run(job, ranks, folder, dead=()) -> the results of each rank (None for dead ranks)."""
+    # Ranks are forked from a server that has already imported torch, which saves seconds per rank.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([worker.__name__])
 
@@ -66,7 +66,7 @@ def _run() -> Run:
 def alone(
     name: str, options: dict[str, Any], rounds: int
 ) -> tuple[fastagg.Aggregator, Tensor, list[list[float]]]:
-    """The same rounds in this process, with the same segments."""
+    """Run the same rounds in this process, with the same segments."""
     agg = fastagg.make(name, num_clients=worker.K, num_params=worker.D, **options)
     agg.columns = Columns(worker.SEGMENT)
     params = worker.first_params()
@@ -83,7 +83,7 @@ def test_every_rule_takes_part() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "ranks_later"), [(2, 4), (4, 2)])
-def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ranks(
+def test_every_rule_gives_the_bits_of_one_process_also_after_a_restart_on_other_ranks(
     run: Run, tmp_path: Path, ranks: int, ranks_later: int
 ) -> None:
     first = run("equal", ranks, tmp_path)
@@ -105,7 +105,7 @@ def test_every_rule_has_the_bits_of_one_process_also_after_a_restart_on_other_ra
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_on_one_rank_is_known_to_all(run: Run, tmp_path: Path) -> None:
+def test_an_error_on_one_rank_is_raised_on_all_ranks(run: Run, tmp_path: Path) -> None:
     zero, one = run("refuse", 2, tmp_path)
     assert one["shape"].startswith("ValueError: updates: expected shape")
     assert (
@@ -150,7 +150,7 @@ def test_a_killed_rank_is_an_error_on_the_others_and_a_restart_ends_at_the_same_
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_too_late_is_an_error_within_the_timeout(run: Run, tmp_path: Path) -> None:
+def test_a_late_rank_is_an_error_within_the_timeout(run: Run, tmp_path: Path) -> None:
     said, seconds, unchanged = run("hung", 2, tmp_path)[0]
     assert said.startswith("RankError: rank 0 of 2 got no answer in the arguments"), said
     assert worker.TIMEOUTS["hung"] - 0.5 < seconds < worker.TIMEOUTS["hung"] + 10.0
@@ -186,7 +186,7 @@ def test_saving_removes_its_own_old_files_only(checkpoint: Path) -> None:
 
     old, _ = storage.read_manifest(checkpoint)
     model = checkpoint / "model-00001-of-00002.safetensors"
-    model.write_bytes(b"somebody's")
+    model.write_bytes(b"another model")
     agg = fastagg.make("mifa", num_clients=2, num_params=5)
     new = dataclasses.replace(old, bounds=[(0, 5)], generation="1" * 16)
     ranks: Any = types.SimpleNamespace(rank=0, agree=lambda *_, **__: None)
@@ -198,7 +198,7 @@ def test_saving_removes_its_own_old_files_only(checkpoint: Path) -> None:
 
 @pytest.fixture(name="checkpoint")
 def _checkpoint(tmp_path: Path) -> Path:
-    """A checkpoint of two ranks, written by one process in their place."""
+    """Write the checkpoint of two ranks from one process."""
     from fastagg import checkpoint
     from fastagg.distributed import storage
 
@@ -216,7 +216,7 @@ def _checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_no_process_group_is_a_clear_error() -> None:
+def test_a_missing_process_group_is_a_clear_error() -> None:
     from fastagg.distributed import ShardedAggregator
 
     with pytest.raises(RuntimeError, match="not initialised: launch with torchrun"):
@@ -258,7 +258,7 @@ def test_too_few_segments() -> None:
 
 
 @pytest.mark.parametrize("name", fastagg.available())
-def test_rules_say_which_state_has_columns(name: str) -> None:
+def test_rules_declare_which_state_has_columns(name: str) -> None:
     options = {"scaffold": {"local_work": 1.0}}.get(name, {})
     for more in ({}, {"reuse": True}):
         try:

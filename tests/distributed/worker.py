@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of tests/distributed do: each runs ``main(job, folder, rank, ranks)``.
+"""The program of the ranks in tests/distributed: each runs ``main(job, folder, rank, ranks)``.
 
-Each job writes what it saw to ``FOLDER/JOB-RANK.pt`` and what it prints to ``FOLDER/JOB-RANK.log``.
-The tests read that, and run the same rounds in one process.
+Each job writes its results to ``FOLDER/JOB-RANK.pt`` and its output to ``FOLDER/JOB-RANK.log``. The
+tests read both files and run the same rounds in one process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
 
 
 def rounds(first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rounds [first, last): updates [S, D] and clients [S]; round 2 has nobody."""
+    """Rounds [first, last): updates [S, D] and clients [S]; round 2 has no clients."""
     for t in range(first, last):
         generator = torch.Generator().manual_seed(100 + t)
         clients = torch.randperm(K, generator=generator)[: 0 if t == 2 else 4]
@@ -86,7 +86,7 @@ def follow(agg: ShardedAggregator, params: Tensor, first: int, last: int) -> lis
 
 
 def job_equal(folder: Path) -> Any:
-    """Every rule, a few rounds; checkpoint of each at the end."""
+    """Run every rule for a few rounds and write a checkpoint of each at the end."""
     results = []
     for number, (name, options) in enumerate(RULES):
         agg = ShardedAggregator(name, num_clients=K, num_params=D, segment=SEGMENT, **options)
@@ -98,7 +98,7 @@ def job_equal(folder: Path) -> Any:
 
 
 def job_resume(folder: Path) -> Any:
-    """Go on from the checkpoints of job_equal, with whatever number of ranks this is."""
+    """Resume from the checkpoints of job_equal with any number of ranks."""
     results = []
     for number in range(len(RULES)):
         agg, columns, _ = ShardedAggregator.load(folder / f"checkpoint-{number}")
@@ -121,13 +121,13 @@ def outcome(call: Callable[[], Any]) -> str:
 
 
 def breaking(agg: ShardedAggregator, odd: bool) -> ColumnBlocks:
-    """A stream that ends too early on one rank."""
+    """Return a stream of columns that ends too early if ``odd``."""
     blocks = [torch.ones(3, agg.num_own - 5), *([] if odd else [torch.ones(3, 5)])]
     return ColumnBlocks(lambda: blocks, num_rows=3, num_params=agg.num_own)
 
 
 def in_own_folder(folder: Path, rank: int) -> ShardedAggregator:
-    """A rule that wants a folder that only rank 0 has."""
+    """Make a rule in a working directory per rank; only rank 0 has the memory folder."""
     home = folder / f"home-{rank}"
     home.mkdir()
     if rank == 0:
@@ -141,7 +141,7 @@ def in_own_folder(folder: Path, rank: int) -> ShardedAggregator:
 
 
 def job_refuse(folder: Path) -> Any:
-    """Things that go wrong on one rank only; in between, everything still works."""
+    """Cause errors on one rank only; the steps in between succeed."""
     rank = dist.get_rank()
     agg = ShardedAggregator("mifa", num_clients=K, num_params=D, nonfinite="drop")
     strict = ShardedAggregator("fdms", num_clients=K, num_params=D)
@@ -170,7 +170,7 @@ def job_refuse(folder: Path) -> Any:
 
 
 def job_killed(folder: Path) -> Any:
-    """Rank 1 is killed in the middle of the step of round 3; a checkpoint is from round 1."""
+    """Kill rank 1 in the middle of the step of round 3; the checkpoint is from round 1."""
     agg = ShardedAggregator(
         "geometric-median", num_clients=K, num_params=D, segment=SEGMENT, group=short("killed")
     )
@@ -187,7 +187,7 @@ def job_killed(folder: Path) -> Any:
 
 
 def job_hung(folder: Path) -> Any:
-    """Rank 1 does nothing for too long."""
+    """Let rank 1 wait longer than the timeout."""
     agg = ShardedAggregator("fedavg", num_clients=K, num_params=D, group=short("hung"))
     params = agg.own(first_params())
     before = params.clone()
@@ -199,7 +199,7 @@ def job_hung(folder: Path) -> Any:
 
 
 def short(job: str) -> dist.ProcessGroup:
-    """All ranks, with the timeout of the job; they have just met."""
+    """Return the group of all ranks, with the timeout of the job; all ranks have connected."""
     dist.barrier()
     return dist.new_group(timeout=timedelta(seconds=TIMEOUTS[job]))
 
@@ -221,11 +221,11 @@ def main(job: str, folder: Path, rank: int, ranks: int) -> None:
         init_method=f"file://{folder}/{job}.store",
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=120),  # to meet, on a busy machine
+        timeout=timedelta(seconds=120),  # for the rendezvous on a busy machine
     )
     result = globals()[f"job_{job}"](folder)
     torch.save(result, folder / f"{job}-{rank}.pt")
     if job not in TIMEOUTS:
         dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # a broken group may wait at exit
+    os._exit(0)  # a broken group may block at exit

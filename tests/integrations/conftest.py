@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def npy() -> Callable[..., bytes]:
-    """An array as the bytes of a .npy file."""
+    """Return an array as the bytes of a .npy file."""
 
     def pack(values: object, dtype: object = None) -> bytes:
         stream = io.BytesIO()

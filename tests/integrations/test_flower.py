@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strategies for both of Flower's APIs, with nodes that are function calls.
 
-Real servers and clients in processes of their own: examples/flower, run by test_flower_example.py.
+test_flower_example.py runs examples/flower: real servers and clients in separate processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NODES = [9_000_000_000_000_000_000 - 7 * k for k in range(K)]  # the partition o
 
 @pytest.fixture(autouse=True)
 def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Newer versions of Flower make messages only in a process that they have started."""
+    """Let newer versions of Flower make messages in a process that they did not start."""
     try:
         module = importlib.import_module("flwr.supercore.task_identity")
     except ModuleNotFoundError:
@@ -100,7 +100,7 @@ def reply(content: RecordDict, round: int, client: int, *, report: bool = True) 
 
 
 class NodesGrid(Grid):
-    """Nodes that answer at once, last one first: a function of the round and the client."""
+    """Nodes that answer at once, in reverse order, with a function of the round and client."""
 
     def __init__(self, answer: Fault, nodes: list[int] | None = None) -> None:
         self.answer = answer
@@ -142,7 +142,7 @@ def strategy(rule: str = "fdms", **options: Any) -> FastAggStrategy:
 
 
 def by_hand(rule: str, rounds: list[list[int]]) -> Tensor:
-    """The model after rounds in which these clients' updates count."""
+    """Compute the model after rounds with the updates of these clients."""
     params = flat(first_model())
     agg = fastagg.make(rule, num_clients=K, num_params=14)
     model = first_model()
@@ -154,7 +154,7 @@ def by_hand(rule: str, rounds: list[list[int]]) -> Tensor:
 
 
 def scripted(absent: dict[int, dict[int, str]]) -> Fault:
-    """Clients that go wrong as a script of rounds says."""
+    """Return clients that fail as given: round -> client -> fault."""
 
     def answer(content: RecordDict, round: int, client: int) -> RecordDict | Error | None:
         fault = absent.get(round, {}).get(client, "")
@@ -189,7 +189,7 @@ def scripted(absent: dict[int, dict[int, str]]) -> Fault:
 
 
 @pytest.mark.parametrize("rule", ["fdms", "mifa", "fedavg"])
-def test_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_same_bits_as_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
     faults = {
         2: {1: "silence", 4: "error"},
         3: dict.fromkeys(range(K), "silence"),
@@ -205,7 +205,7 @@ def test_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> No
     for name, value in first_model().items():
         assert arrays[name].dtype == value.dtype
         assert arrays[name].shape == value.shape
-        array = result.arrays[name]  # what the record claims is what is in it
+        array = result.arrays[name]  # the metadata matches the content
         assert (array.dtype, tuple(array.shape)) == (str(value.dtype), value.shape)
     assert arrays["n"] == 5
     np.testing.assert_array_equal(arrays["w"].ravel(), used.server.params[:12].numpy())
@@ -225,7 +225,7 @@ def test_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> No
     "fault",
     ["nan", "shape", "dtype", "pickle", "partition", "weight", "no metrics", "two arrays"],
 )
-def test_one_bad_client_is_as_if_absent(fault: str) -> None:
+def test_a_bad_answer_counts_as_an_absent_client(fault: str) -> None:
     with_it, without = strategy(), strategy()
     with_it.start(NodesGrid(scripted({2: {3: fault}})), initial(), num_rounds=3)
     without.start(NodesGrid(scripted({2: {3: "silence"}})), initial(), num_rounds=3)
@@ -233,7 +233,7 @@ def test_one_bad_client_is_as_if_absent(fault: str) -> None:
     assert torch.isfinite(with_it.server.params).all()
 
 
-def test_an_impostor_takes_nobodys_place() -> None:
+def test_an_id_claimed_by_two_nodes_is_given_to_neither() -> None:
     used = strategy("fedavg")
     used.start(NodesGrid(scripted({1: {3: "impostor"}})), initial(), num_rounds=1)
     assert used.last_report is not None
@@ -241,7 +241,7 @@ def test_an_impostor_takes_nobodys_place() -> None:
     assert set(used.last_report.rejected) == {str(NODES[3]), str(NODES[4])}
 
 
-def test_clients_without_a_report_are_known_by_their_node() -> None:
+def test_clients_without_a_report_are_identified_by_their_node() -> None:
     def answer(content: RecordDict, round: int, client: int) -> RecordDict:
         return reply(content, round, client, report=False)
 
@@ -267,12 +267,12 @@ def test_resuming_is_bit_identical_with_other_nodes(rule: str, tmp_path: Path) -
     assert set(result.train_metrics_clientapp) == {4, 5, 6}
     for name, array in whole_result.arrays.items():
         assert result.arrays[name].data == array.data
-    # and once more, from the end: nothing is left to do
+    # resuming at the end: no round remains
     done = strategy(rule).start(NodesGrid(faults), num_rounds=6, resume_from=path)
     assert done.arrays["w"].data == result.arrays["w"].data
 
 
-def test_sampling_goes_on_as_if_unbroken(tmp_path: Path) -> None:
+def test_sampling_resumes_with_the_same_clients(tmp_path: Path) -> None:
     options: dict[str, Any] = {"fraction_train": 0.6, "min_train_nodes": 1, "seed": 3}
     whole = NodesGrid(scripted({}))
     first = strategy("fedau", **options)
@@ -306,7 +306,7 @@ def test_an_interrupt_writes_a_last_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(again.server.params, whole.server.params)
 
 
-def test_metrics_that_cannot_be_averaged_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_without_an_average_do_not_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
     def answer(content: RecordDict, round: int, client: int) -> RecordDict:
         good = reply(content, round, client)
         if client == 2:
@@ -325,7 +325,7 @@ def test_metrics_that_cannot_be_averaged_stop_nothing(caplog: pytest.LogCaptureF
     assert "differ from the others'" in caplog.text
     assert "the sum of 'num-examples' is 0" in caplog.text
     assert used.last_report is not None
-    assert used.last_report.active == tuple(range(K))  # the updates count all the same
+    assert used.last_report.active == tuple(range(K))  # the updates still count
 
 
 def test_evaluation_on_the_server_and_the_summary(caplog: pytest.LogCaptureFixture) -> None:
@@ -346,7 +346,7 @@ def test_evaluation_on_the_server_and_the_summary(caplog: pytest.LogCaptureFixtu
 
 
 def test_arrays_are_read_from_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's part of a round has none of the conversions that copy each array."""
+    """The server avoids the conversions that copy each array."""
     used = strategy("fdms")
     aggregate = used.aggregate_train
 
@@ -361,7 +361,7 @@ def test_arrays_are_read_from_their_bytes(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(used.server.params, by_hand("fdms", [[*range(K)]] * 2))
 
 
-def test_flowers_own_loop_runs_it_too() -> None:
+def test_the_strategy_runs_in_the_loop_of_flower() -> None:
     from flwr.serverapp.strategy import Strategy
 
     ours, theirs = strategy(), strategy()
@@ -392,13 +392,13 @@ def test_a_strategy_runs_once() -> None:
         used.start(NodesGrid(scripted({})), initial(), num_rounds=1)
 
 
-# --- the API before messages ----------------------------------------------------------------
+# --- the legacy API -------------------------------------------------------------------------
 
 
 class Proxy(ClientProxy):
-    """A client that is a function call, in a thread of the server's."""
+    """A client that is a function call in a thread of the server."""
 
-    lock = threading.Lock()  # np.load asks a parser that fails in two threads at once, in 3.11
+    lock = threading.Lock()  # the parser of np.load is not thread-safe on Python 3.11
 
     def __init__(self, cid: str, client: int, faults: dict[int, dict[int, str]]) -> None:
         super().__init__(cid)
@@ -455,7 +455,7 @@ def legacy(
 
 
 @pytest.mark.parametrize("rule", ["fdms", "mifa"])
-def test_legacy_the_bits_of_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_legacy_same_bits_as_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
     faults = {
         2: {1: "raise", 4: "error"},
         3: dict.fromkeys(range(K), "raise"),
@@ -489,7 +489,7 @@ def by_hand_skipping_round_two() -> Tensor:
     return by_hand("fedavg", [[*range(K)], [], [*range(K)]])
 
 
-def test_legacy_metrics_of_those_who_count() -> None:
+def test_legacy_metrics_of_accepted_clients() -> None:
     seen: list[list[tuple[int, dict[str, Any]]]] = []
 
     def mean(metrics: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/flower: real servers and clients, in processes of their own, on loopback."""
+"""examples/flower: real servers and clients in separate processes on loopback."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> None:
-    """Every round waits for all four clients, so who is there when is certain. The signal comes
-    while the server waits for the late one, and the one checkpoint is that of the signal: the
-    simulation, which is not interrupted, has the same bits."""
+    """An interrupted run gives the same bits as the uninterrupted simulation.
+
+    Every round waits for all four clients, so the cohorts are deterministic. The signal arrives
+    while the server waits for the late client; only the signal writes a checkpoint.
+    """
     output = run(
         "run.py",
         "--api=legacy",
@@ -51,7 +53,7 @@ def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> No
     assert len({line["pid"] for line in rounds}) == 2
     everybody = [0, 1, 2, 3]
     absent = {2: 0, 3: 1, 4: 2, 5: 3}
-    silent = {2: [0], 4: [2], 5: [None]}  # the second server has not heard who that node is
+    silent = {2: [0], 4: [2], 5: [None]}  # the second server does not know the id of that node
     for line in rounds:
         number = line["round"]
         assert line["active"] == [k for k in everybody if k != absent.get(number)]
@@ -61,9 +63,11 @@ def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> No
     assert rounds[-1]["accuracy"] > rounds[0]["accuracy"]
 
 
-def test_grpc_whose_server_is_interrupted_and_goes_on(tmp_path: Path) -> None:
-    """SIGTERM is in the test above; this is Ctrl-C, while the server waits for a late client. The
-    memory that stands in for it, in the round that is done again, comes from before."""
+def test_grpc_server_interrupted_and_resumed(tmp_path: Path) -> None:
+    """The same with SIGINT (Ctrl-C), while the server waits for a late client.
+
+    In the repeated round, the memory row from before the interrupt substitutes for that client.
+    """
     output = run(
         "run.py",
         "--api=legacy",
@@ -86,8 +90,11 @@ def test_grpc_whose_server_is_interrupted_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_superlink_with_every_fault(tmp_path: Path) -> None:
-    """Rounds end by a timeout here, which an honest client can miss on a busy machine. Who was
-    there is therefore read from the log: the bits are those of the simulation with just them."""
+    """The run gives the same bits as a simulation with the cohorts that the log names.
+
+    Rounds end by a timeout, which a correct client can miss on a busy machine; so the cohorts are
+    read from the log.
+    """
     output = run(
         "run.py",
         "--api=message",
@@ -111,11 +118,11 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_superlink_whose_server_is_stopped_by_a_signal_and_goes_on(
-    number: str, tmp_path: Path
-) -> None:
-    """The next ``flwr run`` resumes from the checkpoint that the signal wrote, the only one there
-    is; the memory from before stands in for client 1, which is away in the last round."""
+def test_superlink_server_stopped_by_a_signal_and_resumed(number: str, tmp_path: Path) -> None:
+    """The next ``flwr run`` resumes from the checkpoint that the signal wrote, the only one.
+
+    The memory row from before the signal substitutes for client 1, absent in the last round.
+    """
     output = run(
         "run.py",
         "--api=message",

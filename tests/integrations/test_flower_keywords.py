@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strategies take what Flower's own take, under the same names and with the same defaults."""
+"""The strategies take the arguments of Flower's own, with the same names and defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_message_api() -> None:
     assert (made.fraction_train, made.min_train_nodes) == (0.25, 3)
 
 
-def test_the_api_before() -> None:
+def test_the_legacy_api() -> None:
     theirs = inspect.signature(legacy.FedAvg).parameters
     assert len(theirs) >= 10
     defaults = {name: p.default for name, p in theirs.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stable ids for whatever a framework calls its clients."""
+"""Stable ids for the clients of a framework, whatever their names are."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def settle(ids: ClientIds, reported: dict[str, object]) -> tuple[dict[str, int],
 def test_reported_partitions_are_the_ids() -> None:
     ids = ClientIds(4)
     assert settle(ids, {"901": 3, "77": 0}) == ({"901": 3, "77": 0}, {})
-    # A later run: other nodes, the same partitions.
+    # A later run has other nodes and the same partitions.
     assert settle(ids, {"5": 3, "6": 1}) == ({"5": 3, "6": 1}, {})
     assert ids.known == {"5": 3, "77": 0, "6": 1}
 
 
-def test_without_a_report_the_lowest_free_id_by_number_of_the_node() -> None:
+def test_nodes_without_a_report_get_the_lowest_free_ids_in_order_of_their_numbers() -> None:
     ids = ClientIds(4)
     assert settle(ids, {"100": None, "20": None})[0] == {"20": 0, "100": 1}
     assert settle(ids, {"7": None, "100": None})[0] == {"7": 2, "100": 1}
     assert ids.given == {"20", "100", "7"}
 
 
-def test_a_node_that_once_reported_is_known_by_it() -> None:
+def test_a_node_keeps_the_id_that_it_once_reported() -> None:
     ids = ClientIds(4)
     settle(ids, {"9": 2})
     assert settle(ids, {"9": None, "1": None})[0] == {"9": 2, "1": 0}
 
 
-def test_full_is_full() -> None:
+def test_no_id_is_left() -> None:
     ids = ClientIds(2)
     settle(ids, {"1": None, "2": 1})
     found, refused = settle(ids, {"3": None, "1": None})
@@ -46,24 +46,24 @@ def test_full_is_full() -> None:
 
 
 @pytest.mark.parametrize("partition", [-1, 4, 2.0, "1", True, [1], 10**30])
-def test_reports_that_are_no_partition(partition: object) -> None:
+def test_reports_that_are_not_a_partition(partition: object) -> None:
     found, refused = ClientIds(4).resolve({"a": partition, "b": 1})
     assert found == {"b": 1}
     assert list(refused) == ["a"]
 
 
-def test_two_claims_are_none() -> None:
+def test_an_id_claimed_twice_is_not_assigned() -> None:
     ids = ClientIds(4)
     settle(ids, {"1": 0})
     found, refused = settle(ids, {"2": 0, "1": 0, "3": 2})
     assert found == {"3": 2}
     assert set(refused) == {"1", "2"}
     assert ids.known == {"1": 0, "3": 2}
-    # One that does not report and is known by that id counts as a claim, too.
+    # A node that does not report but already has that id counts as a claim, too.
     assert settle(ids, {"2": 0, "1": None})[0] == {}
 
 
-def test_a_given_id_is_not_taken_away() -> None:
+def test_an_assigned_id_is_not_reassigned() -> None:
     ids = ClientIds(4)
     settle(ids, {"1": None})
     found, refused = settle(ids, {"2": 0, "3": 1})

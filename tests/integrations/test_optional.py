@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without a framework: fastagg as a whole works, and its integration says what is missing."""
+"""Without a framework, fastagg works and the integration names the missing package."""
 
 from __future__ import annotations
 

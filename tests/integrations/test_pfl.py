@@ -55,7 +55,7 @@ def user_data(user: str) -> Dataset:
 
 
 def run(cohorts: list[list[str]], postprocessors: list[Any], folder: Path | None = None) -> Tensor:
-    """Rounds of federated averaging with these users; the last model."""
+    """Run federated averaging with these users and return the last model."""
     from pfl.internal.ops import pytorch_ops
 
     set_framework_module(pytorch_ops)
@@ -93,7 +93,7 @@ def run(cohorts: list[list[str]], postprocessors: list[Any], folder: Path | None
 
 
 class Recorder(FastAggPostprocessor):
-    """Keeps what every user sent, as pfl had it."""
+    """Records what every user sent, in the form of pfl."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -116,7 +116,7 @@ COHORTS = [["u3", "u0", "u1", "u2"], ["u2", "u0"], ["u4", "u3", "u5"], ["u0", "u
 def test_the_rule_replaces_the_sum(rule: str) -> None:
     recorder = Recorder(rule, num_clients=USERS)
     result = run(COHORTS, [recorder])
-    # By hand: the same updates under the ids in which users are first seen, by name.
+    # By hand: the same updates; ids are assigned in the order in which users are first seen.
     agg = fastagg.make(rule, num_clients=USERS, num_params=10, nonfinite="drop")
     ids = {"u0": 0, "u1": 1, "u2": 2, "u3": 3, "u4": 4, "u5": 5}
     torch.manual_seed(0)
@@ -131,7 +131,7 @@ def test_the_rule_replaces_the_sum(rule: str) -> None:
     assert recorder._ids.known == ids
 
 
-def test_fedavg_is_pfls_own_average() -> None:
+def test_fedavg_equals_the_average_of_pfl() -> None:
     cohorts = [["u3", "u0", "u1"], ["u2", "u4"]]
     ours = run(cohorts, [FastAggPostprocessor("fedavg", num_clients=USERS)])
     theirs = run(cohorts, [])
@@ -147,7 +147,7 @@ def test_a_user_with_nan_is_dropped_and_counted() -> None:
     assert torch.equal(
         with_it, run([["u0", "u1"]], [FastAggPostprocessor("fedavg", num_clients=USERS)])
     )
-    assert torch.isnan(run([["u0", "u5", "u1"]], [])).any()  # what pfl alone makes of it
+    assert torch.isnan(run([["u0", "u5", "u1"]], [])).any()  # the result of pfl alone
 
 
 def test_state_survives_a_restart(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
         FastAggPostprocessor("mifa", num_clients=USERS).load(str(tmp_path))
 
 
-def test_what_it_refuses() -> None:
+def test_unsupported_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="stale-models"):
         FastAggPostprocessor("stale-models", num_clients=USERS)
     with pytest.raises(TypeError, match="mu"):
@@ -178,7 +178,7 @@ def test_what_it_refuses() -> None:
 
 def test_weighted_statistics_are_divided_by_their_weight() -> None:
     class Weigh:
-        """Weights users as pfl's weighting does: the statistics are multiplied."""
+        """Weights users as pfl does: multiplies the statistics by the weight."""
 
         def postprocess_one_user(self, *, stats: MappedVectorStatistics, user_context: Any) -> Any:
             from pfl.metrics import Metrics

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A buffer with rows for those who answer: the same results as one with a row for everybody."""
+"""A pool of rows for the active clients gives the same results as one row per client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_same_bits_as_with_a_full_buffer(rule: str) -> None:
     assert pool.allocated <= 4 + 16  # of the nine clients, four answer at a time
 
 
-def test_rows_are_apart_and_stay_until_released() -> None:
+def test_rows_are_distinct_and_stay_until_released() -> None:
     pool = RowPool(40, 3)
     rows = [pool.row(client) for client in range(40)]
     assert len({row.data_ptr() for row in rows}) == 40

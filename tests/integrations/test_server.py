@@ -39,7 +39,7 @@ def pack(array: np.ndarray) -> bytes:
 
 
 def trained(model: dict[str, bytes], round: int, client: int) -> dict[str, bytes]:
-    """What a client sends: the model, moved by noise of its own."""
+    """Return what a client sends: the model plus noise that depends on the client."""
     arrays = {name: np.load(io.BytesIO(data)) for name, data in model.items()}
     rng = np.random.default_rng([round, client])
     return {
@@ -54,7 +54,7 @@ def flat(arrays: dict[str, bytes]) -> Tensor:
 
 
 def run_round(server: AggregationServer, clients: Iterable[int], **kwargs: Any) -> Any:
-    """One round in which everybody is asked and ``clients`` answer; nodes are named n0, n1, ..."""
+    """Run a round: all clients are asked, ``clients`` answer; nodes are named n0, n1, ..."""
     number = server.rounds + 1
     sent = server.arrays()
     server.open_round(f"n{k}" for k in range(K))
@@ -62,12 +62,12 @@ def run_round(server: AggregationServer, clients: Iterable[int], **kwargs: Any) 
     return server.close_round(answers + list(kwargs.get("more", [])))
 
 
-# SCAFFOLD is refused: its clients must ask the server.
+# SCAFFOLD is refused: its clients need the control variate of the server.
 RULES = [name for name in fastagg.available() if name != "scaffold"]
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_bits_of_the_rule_itself(rule: str, model: dict[str, bytes]) -> None:
+def test_same_bits_as_the_rule(rule: str, model: dict[str, bytes]) -> None:
     server = AggregationServer(rule, num_clients=K)
     server.set_model(model)
     agg = fastagg.make(rule, num_clients=K, num_params=24, nonfinite="drop")
@@ -97,7 +97,7 @@ def test_answers_in_any_order_give_the_same_bits(model: dict[str, bytes]) -> Non
     assert not torch.equal(ends[0], ends[1])  # whose second round misses another client
 
 
-def test_absent_is_sent_less_answered(model: dict[str, bytes]) -> None:
+def test_absent_clients_are_those_asked_that_did_not_answer(model: dict[str, bytes]) -> None:
     server = AggregationServer("fdms", num_clients=K)
     server.set_model(model)
     first = run_round(server, range(4))
@@ -105,7 +105,7 @@ def test_absent_is_sent_less_answered(model: dict[str, bytes]) -> None:
     second = run_round(server, [0, 1, 4])
     assert second.absent == {"n2": 2, "n3": 3, "n5": None}
     assert second.active == (0, 1, 4)
-    assert set(second.friends) == {2, 3}  # of client 5 nothing is known: it has no friend
+    assert set(second.friends) == {2, 3}  # client 5 has no scores yet, so it has no friend
     assert set(second.friends.values()) <= {0, 1, 4}
     text = "\n".join(second.lines())
     assert "absent: client 2 (n2), client 3 (n3), n5 (not known)" in text
@@ -151,7 +151,7 @@ def test_a_bad_answer_changes_nothing(
     assert any(line.startswith("rejected ") for line in with_it.lines())
 
 
-def test_two_that_claim_one_id_are_both_rejected(model: dict[str, bytes]) -> None:
+def test_two_answers_with_one_id_are_both_rejected(model: dict[str, bytes]) -> None:
     server = AggregationServer("fedavg", num_clients=K)
     server.set_model(model)
     report = run_round(server, [0, 1], more=[Answer("n3", trained(model, 1, 3), 1)])
@@ -159,7 +159,7 @@ def test_two_that_claim_one_id_are_both_rejected(model: dict[str, bytes]) -> Non
     assert set(report.rejected) == {"n1", "n3"}
 
 
-def test_nobody_answers(model: dict[str, bytes]) -> None:
+def test_a_round_without_answers(model: dict[str, bytes]) -> None:
     server = AggregationServer("mifa", num_clients=K)
     server.set_model(model)
     run_round(server, range(3))
@@ -171,7 +171,7 @@ def test_nobody_answers(model: dict[str, bytes]) -> None:
     assert server.rounds == 2
 
 
-def test_what_the_rule_refuses_leaves_the_model(model: dict[str, bytes]) -> None:
+def test_a_round_that_the_rule_refuses_leaves_the_model(model: dict[str, bytes]) -> None:
     server = AggregationServer("krum", num_clients=K, num_byzantine=2)
     server.set_model(model)
     before = server.params.clone()
@@ -183,7 +183,7 @@ def test_what_the_rule_refuses_leaves_the_model(model: dict[str, bytes]) -> None
     assert run_round(server, range(5)).active == (0, 1, 2, 3, 4)
 
 
-def test_numbers_that_leave_float32_leave_the_model(model: dict[str, bytes]) -> None:
+def test_overflow_of_float32_leaves_the_model(model: dict[str, bytes]) -> None:
     server = AggregationServer("fedavg", num_clients=K, server_lr=2.0)
     server.set_model(model)
     before = server.params.clone()
@@ -218,7 +218,7 @@ def test_too_long_an_update_is_rejected_with_its_norm(
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_bit_identically(
+def test_a_stopped_run_resumes_bit_identically(
     rule: str, tmp_path: Path, model: dict[str, bytes]
 ) -> None:
     answers = [range(K), [4, 1, 2], [0, 5, 3, 1], [1, 2, 5], [0, 2, 3]]
@@ -254,7 +254,7 @@ def test_the_id_map_survives_a_restart(tmp_path: Path, model: dict[str, bytes]) 
     server.resume(path)
     server.open_round(["900", "7"])
     report = server.close_round([Answer("7", trained(model, 1, 1))])
-    assert report.ids == {"7": 2}  # 80 has 0 and 900 has 1, which it was never told by name
+    assert report.ids == {"7": 2}  # 80 has 0 and 900 has 1, which neither reported
     assert report.absent == {"900": 1}
 
 

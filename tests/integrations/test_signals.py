@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A last checkpoint on SIGINT and SIGTERM, in a process of its own."""
+"""A last checkpoint on SIGINT and SIGTERM, tested in a separate process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._signals import SignalGuard
 
-# Rounds without end, a checkpoint of which is written in none of them by itself.
+# Runs rounds without end; checkpoint_every is too large for a scheduled checkpoint.
 SERVER = """
 import io, sys, time
 import numpy as np
@@ -58,7 +58,7 @@ def test_a_signal_leaves_a_whole_checkpoint(number: signal.Signals, tmp_path: Pa
     assert not path.exists()
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    # What the signal does anyway: KeyboardInterrupt (as a status or a signal), or death.
+    # The default effect of the signal: KeyboardInterrupt (as a status or a signal), or death.
     assert process.returncode in ({1, -2, 130} if number == signal.SIGINT else {-15})
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
     server = AggregationServer("mifa", num_clients=2)
@@ -86,7 +86,7 @@ def test_the_old_handlers_come_back() -> None:
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     guard = SignalGuard(lambda: pytest.fail("nothing to save"))
     assert guard.install()
-    assert guard.install()  # twice is once
+    assert guard.install()  # a second install has no effect
     guard.uninstall()
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before
 
@@ -103,7 +103,7 @@ def test_handlers_set_by_others_stay() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_outside_of_the_main_thread_nothing_is_taken_over() -> None:
+def test_no_handler_is_installed_outside_the_main_thread() -> None:
     results: list[bool] = []
     thread = threading.Thread(target=lambda: results.append(SignalGuard(lambda: None).install()))
     thread.start()

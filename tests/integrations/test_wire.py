@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as they travel: what is right is read in one pass, what is wrong is refused by name."""
+"""Serialised models: valid arrays are read in one pass, invalid ones are refused by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_layout_of_a_model(model: dict[str, bytes]) -> None:
     assert WireLayout.from_json(layout.to_json()) == layout
 
 
-def test_there_and_back_keeps_names_dtypes_and_shapes(model: dict[str, bytes]) -> None:
+def test_a_round_trip_keeps_names_dtypes_and_shapes(model: dict[str, bytes]) -> None:
     layout = WireLayout.of(model)
     params = layout.flatten(model)
     back = layout.unflatten(params, layout.carried(model))
@@ -89,7 +89,7 @@ def test_updates_are_weights_minus_model(
     np.testing.assert_array_equal(row.numpy(), expected)
 
 
-def test_nan_comes_through_for_the_rule_to_judge(npy: Npy) -> None:
+def test_nan_is_passed_on_to_the_rule(npy: Npy) -> None:
     layout = WireLayout.of({"w": npy([0.0, 0.0, 0.0], np.float32)})
     row = torch.zeros(3)
     layout.subtract({"w": npy([np.nan, np.inf, 1.0], np.float32)}, torch.ones(3), row)
@@ -145,7 +145,7 @@ def test_wrong_arrays_are_refused(case: str, npy: Npy) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 150))
-def test_no_bytes_do_more_than_raise(garbage: bytes, place: int) -> None:
+def test_malformed_bytes_only_raise(garbage: bytes, place: int) -> None:
     stream = io.BytesIO()
     np.save(stream, np.zeros((2, 3), np.float32))
     good = stream.getvalue()
@@ -167,7 +167,7 @@ def test_no_bytes_do_more_than_raise(garbage: bytes, place: int) -> None:
         ({"s": np.array(["a"])}, "<U1"),
     ],
 )
-def test_what_is_no_model(arrays: dict[str, np.ndarray], message: str, npy: Npy) -> None:
+def test_models_that_are_refused(arrays: dict[str, np.ndarray], message: str, npy: Npy) -> None:
     with pytest.raises(WireError, match=message):
         WireLayout.of({name: npy(value) for name, value in arrays.items()})
 

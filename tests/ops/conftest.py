@@ -38,7 +38,7 @@ def available() -> list[str]:
 
 @pytest.fixture(params=available())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What the ops of the test's module are computed with."""
+    """The instruction set, or "cuda", that computes the ops in the tests of a module."""
     if request.param == "cuda":
         monkeypatch.setattr(request.module, "ops", Emulated() if EMULATED else OnDevice("cuda"))
         yield "cuda"

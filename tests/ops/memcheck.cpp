@@ -40,8 +40,8 @@ void expect(double got, double right, double scale, const char* what) {
   std::printf("FAILED: %s: expected %.9g, got %.9g\n", what, right, got);
 }
 
-// A task must not allocate: if that failed, workers could wait for ever for what the task owes
-// them. (valgrind replaces operator new, so only the run without it counts.)
+// A task must not allocate: if an allocation failed, other workers could wait forever for the
+// result of the task. (valgrind replaces operator new, so only the run without it counts.)
 thread_local bool in_task = false;
 std::atomic<int64_t> allocations_in_tasks{0};
 
@@ -57,7 +57,7 @@ void launch(int workers, void (*entry)(void*, int), void* context) {
   for (auto& thread : threads) thread.join();
 }
 
-// S rows of d floats, each a heap block of its own.
+// S rows of d floats, each in a separate heap block.
 class Rows {
  public:
   Rows(int64_t S, int64_t d) {

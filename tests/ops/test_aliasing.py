@@ -142,7 +142,7 @@ def fill(arguments: dict[str, Tensor]) -> None:
 
 @pytest.fixture(autouse=True, params=["cuda" if build_info()["torch"] == "emulated" else "cpu"])
 def _bindings(request: pytest.FixtureRequest) -> None:
-    """Names the bindings: the CPU's or, in an emulated build (tests/cuda/emulator), CUDA's."""
+    """The name of the bindings: CPU, or CUDA in an emulated build (tests/cuda/emulator)."""
 
 
 @pytest.mark.parametrize("name", OPS)

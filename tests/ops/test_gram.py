@@ -23,7 +23,7 @@ SHAPES = [
     (20, 4_096),  # rows 16 KB apart: packed although few
     (9, 300_003),  # the longest blocks, and a rest
     (35, 3_000),
-    (36, 3_000),  # the first to be packed for their number
+    (36, 3_000),  # the smallest number of rows that is packed
     (41, 40_000),
     (23, 5_000),
     (101, 2_047),
@@ -121,7 +121,7 @@ def test_many_rows(S: int) -> None:
 
 @pytest.mark.slow
 def test_many_rows_on_many_threads() -> None:
-    """Partial sums of two chunks fit the memory that they may take, so workers wait in line."""
+    """The memory limit holds the partial sums of two chunks, so workers wait for each other."""
     rows = torch.randn(2045, 1000)
     torch.set_num_threads(1)
     expected = ops.gram(rows, dtype=torch.float64)
@@ -142,7 +142,7 @@ def test_masked_clusters(isa: str, groups: int) -> None:
 
 @pytest.mark.parametrize("sizes", [[1] * 60, [47, 1, 48, 3], [100, 2, 2], [5, 90], [60, 60, 7]])
 def test_components_of_all_sizes(sizes: list[int]) -> None:
-    """Rows that share no pair are computed apart, small sets of them together."""
+    """Rows that share no pair are computed separately; small sets are computed together."""
     S = sum(sizes)
     component = torch.repeat_interleave(torch.tensor(sizes))[torch.randperm(S)]
     inside = component[:, None] == component
@@ -185,8 +185,8 @@ def test_only_bad_rows_have_bad_diagonals(isa: str, bad: float) -> None:
 
 @pytest.mark.slow
 def test_cosines_of_large_models_are_right() -> None:
-    # What the blocks are for: all-positive rows, as updates with a common drift are. A plain
-    # float32 product is off by about 1e-4 here.
+    # The case that blocks are for: all-positive rows, similar to updates with a common drift. The
+    # error of a plain float32 product is about 1e-4 here.
     rows = torch.rand(3, 4_000_000)
     exact = reference.cosine_scores(reference.gram(rows, dtype=torch.float64))
     got = ops.cosine_scores(ops.gram(rows, dtype=torch.float64))
@@ -194,7 +194,7 @@ def test_cosines_of_large_models_are_right() -> None:
 
 
 @pytest.mark.parametrize(("S", "d"), [(3, 70), (20, 62_006), (70, 900)])
-def test_tf32_is_the_least_that_will_do(isa: str, S: int, d: int) -> None:
+def test_tf32_is_a_lower_bound_on_the_precision(isa: str, S: int, d: int) -> None:
     rows = torch.randn(S, d) + torch.randn(d)
     got = ops.gram(rows, dtype=torch.float64, precision="tf32")
     highest = ops.gram(rows, dtype=torch.float64)

@@ -29,7 +29,7 @@ def check(rows: Tensor, weights: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("S", "d"), SHAPES)
-def test_same_bits_as_one_after_the_other(isa: str, S: int, d: int) -> None:
+def test_same_bits_as_the_two_ops_in_sequence(isa: str, S: int, d: int) -> None:
     check(torch.randn(S, d), torch.rand(S, dtype=torch.float64))
 
 

@@ -23,7 +23,7 @@ def gram_of(rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("S", "d"), [(1, 1), (2, 3), (9, 769), (37, 4_100), (101, 610)])
 @pytest.mark.parametrize("listed", [False, True])
-def test_rows_have_the_bits_of_the_whole(isa: str, S: int, d: int, listed: bool) -> None:
+def test_rows_have_the_bits_of_the_whole_matrix(isa: str, S: int, d: int, listed: bool) -> None:
     rows = torch.randn(S, d)
     whole = ops.gram(rows, dtype=torch.float64)
     # Up to 6, 9 or 12 by instruction set: in one pass over the rows. More: in tiles of them.
@@ -68,7 +68,7 @@ def test_rows_that_need_scaling(isa: str, count: int) -> None:
 
 
 def test_rows_by_gram_itself() -> None:
-    """What devices without a kernel of their own for it run, such as GPUs."""
+    """The path for devices without a dedicated kernel, such as GPUs."""
     rows = torch.randn(37, 1_000)
     whole = ops.gram(rows, dtype=torch.float64)
     key = torch._C.DispatchKey.CompositeExplicitAutograd
@@ -222,7 +222,7 @@ def test_any_number_of_threads_gives_the_same_bits(
         torch.set_num_threads(before)
 
 
-def test_no_iteration_is_the_start() -> None:
+def test_no_iteration_returns_the_start() -> None:
     gram, weights = gram_of(torch.randn(4, 9)), shares(4)
     start = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     got = ops.weiszfeld(gram, weights, start, 0.1, 0)
@@ -238,7 +238,7 @@ def test_rows_within_the_radius_leave_nothing_of_the_last() -> None:
     assert torch.equal(factors[:-1], weights)
 
 
-def test_a_nan_comes_out() -> None:
+def test_a_nan_is_propagated() -> None:
     gram, weights = gram_of(torch.randn(3, 9)), shares(3)
     gram[1, 0] = gram[0, 1] = math.nan
     assert median(gram, weights).isnan().all()

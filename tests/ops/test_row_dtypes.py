@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows in bfloat16 and float16: to the bit what float32 rows with the same numbers give."""
+"""bfloat16 and float16 rows give the same bits as float32 rows with the same values."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Server:
         self.weights = torch.rand(S, generator=g)
         self.params = torch.randn(d, generator=g)
         self.memory = torch.randn(S + 2, d, generator=g)
-        self.adopted = torch.randn(S + 2, d, generator=g).to(dtype)
+        self.owned = torch.randn(S + 2, d, generator=g).to(dtype)
         self.references = [self.params.clone() if s % 3 else None for s in range(S)]
         self.total, self.wide = self.memory.double().sum(dim=0), torch.zeros(d, dtype=F64)
         self.rounded, self.peaks = torch.zeros(d), torch.zeros(S)
 
     def widened(self) -> Server:
-        """The same numbers, rows in float32."""
-        self.updates, self.adopted = self.updates.float(), self.adopted.float()
+        """Convert the rows to float32 without changing their values."""
+        self.updates, self.owned = self.updates.float(), self.owned.float()
         return self
 
     def changed(self) -> list[Tensor]:
@@ -64,13 +64,13 @@ def remember_models(m: object, s: Server) -> None:
 
 def mimic_mean(m: object, s: Server) -> None:
     m.mimic_mean_(  # type: ignore[attr-defined]
-        s.wide, s.rounded, s.peaks, s.updates, s.adopted, s.clients, s.references
+        s.wide, s.rounded, s.peaks, s.updates, s.owned, s.clients, s.references
     )
 
 
 def memory_total(m: object, s: Server) -> None:
     m.memory_total_(  # type: ignore[attr-defined]
-        s.wide, s.peaks, s.total, s.adopted, s.updates, s.clients, s.weights, s.references, s.params
+        s.wide, s.peaks, s.total, s.owned, s.updates, s.clients, s.weights, s.references, s.params
     )
 
 
@@ -153,7 +153,7 @@ def test_views_at_any_distance_are_read_where_they_are(isa: str) -> None:
     assert torch.equal(ops.weighted_sum_(torch.zeros(131), list(rows), weights), expected)
 
 
-def test_what_is_refused(isa: str) -> None:
+def test_wrong_dtypes_are_refused(isa: str) -> None:
     rows, vector = torch.ones(2, 9), torch.ones(9)
     mixed = [rows[0], rows[1].bfloat16()]
     with pytest.raises(TypeError, match="rows: expected rows of one dtype, got Float and BFloat16"):

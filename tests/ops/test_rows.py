@@ -252,7 +252,7 @@ def test_weights_and_total_are_checked() -> None:
         remember_updates(ops, server)
 
 
-def test_rows_must_not_be_written_by_the_same_call() -> None:
+def test_rows_must_not_overlap_the_output() -> None:
     bank = torch.randn(8, 9)
     clients = torch.tensor([0, 1])
     with pytest.raises(ValueError, match="shares memory with out"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Temporary memory of the CPU kernels: what they need, and what stays behind."""
+"""Temporary memory of the CPU kernels: how much they need, and how much they keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def peak_of(call: object) -> int:
-    """The temporary memory of a call."""
+    """Return the peak temporary memory of a call."""
     _C.scratch(reset_peak=True)
     call()  # type: ignore[operator]
     use = _C.scratch()
@@ -29,7 +29,7 @@ def peak_of(call: object) -> int:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("S", "d"), [(1, 1), (7, 610), (100, 610), (61, 30_011), (400, 4_099)])
-def test_gram_needs_what_gram_scratch_says(isa: str, S: int, d: int, threads: int) -> None:
+def test_gram_needs_as_much_as_gram_scratch_returns(isa: str, S: int, d: int, threads: int) -> None:
     if isa == "cuda":
         pytest.skip("of the CPU kernels")
     torch.set_num_threads(threads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``when``: work that a flag calls off."""
+"""``when``: a flag that cancels an op."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def commit(changed: list[Tensor], rows: Tensor, **when: Tensor) -> None:
     ops.eliminate_(candidates, scores, counts, 0.2, **when)
 
 
-def test_true_is_as_if_it_were_not_there_and_false_changes_nothing(isa: str) -> None:
+def test_true_has_no_effect_and_false_changes_nothing(isa: str) -> None:
     rows = torch.randn(3, D)
     results = []
     for when in ({}, {"when": YES}, {"when": NO}):
@@ -54,7 +54,7 @@ def test_false_keeps_what_would_have_been_ignored(isa: str) -> None:
         (torch.tensor(1), TypeError, "when: expected dtype Bool"),
     ],
 )
-def test_what_is_refused(when: Tensor, error: type[Exception], message: str) -> None:
+def test_wrong_flags_are_refused(when: Tensor, error: type[Exception], message: str) -> None:
     changed = state()
     with pytest.raises(error, match=message):
         ops.weighted_sum_(changed[0], torch.ones(1, D), torch.ones(1), when=when)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_code_blocks.py does with a command: run it, or take it as far as is cheap."""
+"""Checks of commands for test_code_blocks.py: run a command, or only its cheap first part."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def pages() -> list[Path]:
-    """All pages of the project, relative to its root; those in hidden folders are not ours."""
+    """Return all pages of the project, relative to its root, except in hidden folders."""
     skip = re.compile(r"^(\.|build$|dist$|runs$)")
     found = (path.relative_to(ROOT) for path in ROOT.rglob("*.md"))
     return sorted(path for path in found if not any(skip.search(part) for part in path.parts))
 
 
 class Wrong(AssertionError):
-    """A block or command that would not work, and why."""
+    """A block or command that would not work; the message gives the reason."""
 
 
 @dataclass
 class Shell:
-    """Where commands are, and what they need of the test: see :meth:`check`."""
+    """The current folder of commands and the fixtures they need; see :meth:`check`."""
 
     start: Path
     monkeypatch: pytest.MonkeyPatch
@@ -55,7 +55,7 @@ class Shell:
         self.here = self.start
 
     def check(self, text: str) -> int:
-        """Go through the lines of a block; returns the number of commands."""
+        """Check the lines of a block and return the number of commands."""
         count = 0
         for line in text.replace("\\\n", " ").splitlines():
             _, _, comment = line.partition("  #")
@@ -109,7 +109,7 @@ class Shell:
         for word in arguments:
             variable = re.match(r"([A-Z_]+)=", word)
             if variable is None and word not in listed:
-                raise Wrong(f"make: {word!r} is no target that `make` lists")
+                raise Wrong(f"make: {word!r} is not a target that `make` lists")
             if variable is not None and f"$({variable[1]})" not in makefile:
                 raise Wrong(f"make: the Makefile has no variable {variable[1]}")
         if shutil.which("make") is None:
@@ -238,7 +238,7 @@ class Shell:
 
 
 def blank(info: data.DatasetInfo) -> data.Dataset:
-    """A data set of the right shapes, since partitions want labels; its images take no memory."""
+    """Return a data set of the right shapes and labels, whose images take no memory."""
     classes, train, test = 10, 50_000, 100
     x, y = torch.zeros(1, *info.in_shape), torch.arange(train) % classes
     return data.Dataset(
@@ -252,10 +252,10 @@ def blank(info: data.DatasetInfo) -> data.Dataset:
 
 
 def parse_only(path: Path, arguments: list[str]) -> argparse.Namespace:
-    """What the parser of a script makes of the arguments; the script's other code is not run.
+    """Parse the arguments with the parser of a script, without running its other code.
 
-    Its imports may not be there (Flower), so what is compiled is the part of ``main`` up to
-    ``parse_args``, with modules of the standard library.
+    The imports of the script may be missing (Flower). Therefore only the part of ``main`` up to
+    ``parse_args`` is compiled, with modules of the standard library.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     mains = [node for node in tree.body if isinstance(node, ast.FunctionDef)]

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every fenced block of every page, and every command named in a sentence, is one that works.
+"""Every fenced block of every page and every command named in a sentence works.
 
-Python blocks are run, by test_docs.py and test_flower_page.py; here is made sure that there are no
-others. Commands are run where that is cheap (``fastagg-sim list``, ``python -m fastagg``), or taken
-as far as the first thing that costs time: ``make`` prints what it would do; ``fastagg-sim`` parses,
-builds every configuration, partition, model, rule and dropout process, and stops where the jobs
-would begin; scripts and modules parse their options. What is not known here is an error, so that a
-new kind of command comes with a check of its own.
+test_docs.py and test_flower_page.py run Python blocks; this module checks that there are no others.
+Cheap commands are run (``fastagg-sim list``, ``python -m fastagg``). Others stop before their first
+expensive step: ``make`` prints what it would do; ``fastagg-sim`` parses, builds every
+configuration, partition, model, rule and dropout process, and stops before the jobs; scripts and
+modules parse their options. An unknown command is an error, so that each new kind gets a check.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from tests.pages.commands import ROOT, Shell, Wrong, pages
 
 GENERATED = ("results/", "benchmarks/results/")  # tables of runs; they have no blocks
 RUN_BY_TESTS = {"README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))}
-# What stands for something else in a command of a sentence.
+# Placeholders in a command of a sentence.
 PLACEHOLDERS = {"NAME": "fdms-fig1-mnist", "RATE": "0.05"}
-HISTORY = {"CHANGELOG.md"}  # its sentences may name what was
+HISTORY = {"CHANGELOG.md"}  # its sentences may name removed commands
 
 
 # --- what there is ----------------------------------------------------------------------------
@@ -45,7 +44,7 @@ class Block:
 
 
 def fenced(page: str, text: str) -> Iterator[Block]:
-    """The blocks of a page, indented ones and unlabelled ones too."""
+    """Return the blocks of a page, including indented and unlabelled ones."""
     fence, first, language, lines = "", 0, "", list[str]()
     for number, line in enumerate(text.splitlines(), start=1):
         mark = re.match(r" *(?:[-*] +|\d+\. +)?(`{3,}|~{3,})(.*)", line)
@@ -61,7 +60,7 @@ def fenced(page: str, text: str) -> Iterator[Block]:
 
 
 def in_sentences(page: str, text: str) -> Iterator[Block]:
-    """Commands in backticks that have at least one argument."""
+    """Return the commands in backticks that have at least one argument."""
     prose = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), text, flags=re.M | re.S)
     for match in re.finditer(r"`([^`]+)`", prose):
         command = " ".join(match[1].split())
@@ -71,7 +70,7 @@ def in_sentences(page: str, text: str) -> Iterator[Block]:
 
 
 def in_docstring(page: str, text: str) -> Iterator[Block]:
-    """The indented commands at the top of an example."""
+    """Return the indented commands at the top of an example."""
     for line in (ast.get_docstring(ast.parse(text)) or "").splitlines():
         if re.match(r"    (python|torchrun) ", line):
             yield Block(page, 1, "sh", line.strip())
@@ -104,7 +103,7 @@ def _shell(
 
 
 def check_files(block: Block) -> None:
-    """A list of files, each with what it is: all that look like one are there."""
+    """Check that every file named in a list of files exists."""
     folder = (ROOT / block.page).parent
     there = {path.name for path in folder.rglob("*")}
     for line in block.text.splitlines():
@@ -116,9 +115,9 @@ def check_files(block: Block) -> None:
 
 
 def check_blocks(blocks: Sequence[Block], shell: Shell) -> int:
-    """All commands of a page, in their order; returns how many there are.
+    """Check all commands of a page in order and return their number.
 
-    What commands write is there for the next one of the same block.
+    The files that a command writes stay for the following commands of the same block.
     """
     count = 0
     for number, block in enumerate(blocks):

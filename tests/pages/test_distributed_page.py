@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/distributed.md: its server runs as launched, and its tables are what was measured."""
+"""docs/distributed.md: its server runs as launched, and its tables match the measurements."""
 
 from __future__ import annotations
 

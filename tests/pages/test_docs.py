@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python on every page runs as printed, links lead somewhere, and no page or name is missing.
 
-docs/flower.md has a test of its own (test_flower_page.py): its blocks are parts of programs. Other
-blocks, and that there is no Python elsewhere, are for test_code_blocks.py.
+test_flower_page.py tests docs/flower.md, whose blocks are parts of programs. test_code_blocks.py
+tests all other blocks and checks that there is no Python elsewhere.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in PARTS_OF_P
 PAGES.append(ROOT / "README.md")
 PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
-# One rank, as torchrun would start it; a port of the system's choice.
+# One rank, as torchrun would start it; the system chooses the port.
 ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 
 def program(page: Path) -> str:
-    """The blocks of a page, each at its own line, so that a traceback names the page's."""
+    """Return the blocks of a page at their lines, so that a traceback has the page's lines."""
     text = page.read_text(encoding="utf-8")
     lines = [""] * (text.count("\n") + 1)
     for match in BLOCK.finditer(text):
@@ -42,8 +42,8 @@ def program(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    # A process of its own: pages start process groups and set threads. It has the paths of this
-    # one, and an empty folder to write to.
+    # A separate process, since pages start process groups and set threads. It has the import
+    # paths of this process and an empty folder to write to.
     script = tmp_path / page.with_suffix(".py").name
     script.write_text(program(page), encoding="utf-8")
     paths = os.pathsep.join(path for path in [str(ROOT), str(ROOT / "python"), *sys.path] if path)
@@ -60,7 +60,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    # `make docs` says so, too, but is not run by everybody who adds a page.
+    # `make docs` reports this, too, but a contributor who adds a page may not run it.
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     nav = text[text.index("\nnav:") : text.index("\nexclude_docs:")]
     named = re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE)

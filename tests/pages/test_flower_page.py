@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/flower.md: what needs no framework runs as printed, the rest is Python and has its names."""
+"""docs/flower.md: code without a framework runs as printed; other code parses, its names exist."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_postprocessor_is_made_as_printed() -> None:
 RESULTS = ROOT / "examples" / "flower" / "results" / "accuracy.csv"
 
 
-def test_the_table_is_that_of_the_csv() -> None:
+def test_the_table_matches_the_csv() -> None:
     with RESULTS.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for name, rule in (("FedAvg", "fedavg"), ("FDMS", "fdms")):
@@ -103,9 +103,12 @@ def test_the_table_is_that_of_the_csv() -> None:
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "fdms"])
-def test_the_csv_is_what_our_simulation_gives(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """simulate.py prints that the bits of the two are the same. Another instruction set has others:
-    the accuracy of a round may differ by some of the 355 test images, the mean of ten by less."""
+def test_the_csv_matches_our_simulation(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """simulate.py reports equal bits on one instruction set; other sets round differently.
+
+    There the accuracy of a round may differ by a few of the 355 test images, the mean of ten rounds
+    by less.
+    """
     monkeypatch.syspath_prepend(str(ROOT / "examples" / "flower"))
     task = importlib.import_module("fastagg_flower.task")
     log = importlib.import_module("fastagg_flower.rounds").RoundLog

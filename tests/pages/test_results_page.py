@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What results/ says about itself is what its files say."""
+"""The overview of results/ agrees with the files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_claim_is_listed() -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_the_overview_counts_the_claims_of_every_run(name: str) -> None:
-    """The row of the overview that links to a run has its verdicts."""
+    """The row of the overview that links to a run has the verdicts of that run."""
     overview = (RESULTS / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
     rows = [row for row in overview.splitlines() if re.search(rf"\]\({re.escape(name)}/", row)]
     assert len(rows) == 1, f"{name}: expected one row of the overview with a link to it"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build fastagg with its CUDA kernels in place of the CPU's, emulated on the CPU.
+"""Build fastagg with emulated CUDA kernels in place of the CPU kernels.
 
 ``build(folder)`` copies the package, translates the kernels (launches, shared arrays, a few lines
 of assembly), registers the CUDA bindings for CPU tensors, and compiles all of it with the C++
-compiler, the kernels so that each of their accesses to memory is checked (memory_check.h). What is
-then called as ``fastagg.ops`` with tensors on the CPU runs the code of the CUDA kernels.
+compiler. The kernels are compiled so that each of their memory accesses is checked
+(memory_check.h). ``fastagg.ops`` then runs the code of the CUDA kernels for tensors on the CPU.
 
-``build_faults(folder)`` makes a program whose kernels have the faults that the checks are to find.
+``build_faults(folder)`` builds a program of kernels with the faults that the checks must find.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).parent
 
 COMMON = ["-O2", "-g1", "-fPIC", "-std=c++17", "-w", f"-I{HERE}"]
-# Neither library is linked: the functions of the first are ours, the second stops the program.
+# Neither sanitizer library is linked: memory_check.cpp defines the functions of the first, and the
+# second stops the program by a trap.
 CHECKED = ["-fsanitize=thread,undefined", "-fsanitize-undefined-trap-on-error"]
-# What a GPU would get as a copy must not be memory of Python's here, either.
+# A GPU receives a copy of such arrays, so the emulator must not share Python's memory, either.
 COPIES = """
 import torch
 
@@ -40,13 +41,13 @@ RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
 def without(source: str, start: str) -> str:
-    """The source less the function whose text begins with ``start``."""
+    """Return the source without the function whose text begins with ``start``."""
     begin = source.index(start)
     return source[:begin] + source[source.index("\n}\n", begin) + 3 :]
 
 
 def translated_kernel(path: Path) -> str:
-    """A kernel's source for the emulator."""
+    """Return the source of a kernel, translated for the emulator."""
     s = path.read_text(encoding="utf-8")
     s = re.sub(r"#include <cuda_runtime(_api)?\.h>", '#include "cuda_on_cpu.h"', s)
     s = s.replace("__host__ __device__ __forceinline__", "inline")
@@ -69,13 +70,13 @@ def translated_kernel(path: Path) -> str:
         r"copy_async_wait(\1);",
         s,
     )
-    assert "asm" not in s and "__shared__" not in s, f"{path.name}: not all of it is translated"
+    assert "asm" not in s and "__shared__" not in s, f"{path.name}: untranslated CUDA syntax"
     launch = re.compile(r"([A-Za-z_][\w:]*(?:<[\w:, ]*>)?)\s*<<<(.*?)>>>\(", re.DOTALL)
     return launch.sub(rf'launch_on_cpu("{path.stem}, \1", \1, \2)(', s)
 
 
 def translated_binding(path: Path) -> str:
-    """A CUDA binding for tensors on the CPU."""
+    """Return the source of a CUDA binding, translated for tensors on the CPU."""
     s = path.read_text(encoding="utf-8")
     s = re.sub(r"#include <c10/cuda/.*\n", "", s)
     s = re.sub(r"TORCH_CHECK_VALUE\(device\.is_cuda\(\).*?;\n", "", s, count=1, flags=re.DOTALL)
@@ -92,7 +93,7 @@ def _compiler() -> list[str]:
 def _compile(
     folder: Path, sources: Iterable[Path], flags: Callable[[Path], list[str]]
 ) -> list[str]:
-    """All sources, as many at a time as there are cores; the object files."""
+    """Compile all sources, one per core at a time, and return the object files."""
 
     def one(source: Path) -> str:
         target = str(folder / f"{source.stem}.o")
@@ -104,7 +105,7 @@ def _compile(
 
 
 def build(folder: Path) -> None:
-    """Make ``folder`` a place from which ``import fastagg`` gets the emulated kernels."""
+    """Build a package in ``folder`` whose ``import fastagg`` uses the emulated kernels."""
     import torch
     from torch.utils import cpp_extension
 
@@ -123,7 +124,7 @@ def build(folder: Path) -> None:
     with_torch = [f"-isystem{path}" for path in includes]
     with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-fopenmp"]
     checked = sorted(kernels.glob("*.cpp"))
-    # The largest first.
+    # The largest source first: it takes longest to compile.
     sources = [binding, *(bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy"))]
     sources += [HERE / "tensors.cpp", *checked]
     for_module = ("simd.cpp", "scratch.cpp", "gram_memory.cpp")  # module.cpp calls them
@@ -140,7 +141,7 @@ def build(folder: Path) -> None:
 
 
 def build_faults(folder: Path) -> Path:
-    """A program that is given the name of a fault, and is to be stopped because of it."""
+    """Build the program that takes the name of a fault and must be stopped by the checks."""
     faults = HERE / "faults.cpp"
     sources = [faults, *(HERE / name for name in RUNTIME)]
     objects = _compile(folder, sources, lambda path: COMMON + (CHECKED if path == faults else []))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by test_emulated.py in a process of its own, where ``fastagg`` is the emulated one."""
+"""Checks of the emulated ``fastagg``; test_emulated.py runs each in a separate process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rows_out_of_range() -> None:
 
 
 def in_any_order() -> None:
-    """The same bits, whatever the order in which blocks and threads run."""
+    """Results are bitwise identical for any execution order of blocks and threads."""
     K, S, d = 30, 21, 1_100
     g = torch.Generator().manual_seed(1)
     rows, memory = torch.randn(S, d, generator=g), torch.randn(S, d, generator=g)
@@ -92,9 +92,9 @@ def in_any_order() -> None:
 
 
 def accuracy() -> None:
-    """Cosines of all-positive and of correlated rows, with both tensor cores that are known.
+    """Cosines of all-positive, correlated and constant rows on both emulated tensor cores.
 
-    And of rows that are one number throughout, where what is cut off is the same in every chain.
+    In a constant row every chain of products has the same truncation error.
     """
     d = 1 << 17
     common = torch.randn(d)
@@ -112,8 +112,8 @@ def accuracy() -> None:
         error = (ops.cosine_scores(gram(rows)) - cosines).abs().max().item()
         worst = (ops.cosine_scores(gram(constant)) - 1.0).abs().max().item()
         print(f"{core}: {error:.2g}, constant rows {worst:.2g}")
-        assert error < 1e-7, (core, error)  # what the project asks for
-        assert worst < 2e-6, (core, worst)  # 4 sums of 16 columns, cut off by 2^-22 or so each
+        assert error < 1e-7, (core, error)  # the documented accuracy
+        assert worst < 2e-6, (core, worst)  # 4 sums of 16 columns, each truncated by about 2^-22
     del os.environ["FASTAGG_EMULATED_TENSOR_CORE"]
 
 
@@ -131,7 +131,7 @@ def rounds_in_two_halves() -> None:
 
 
 def tf32() -> None:
-    """Within the bound that ops.gram states, and what products of rounded numbers are."""
+    """The error is within the bound of ops.gram; the result is that of rounded operands."""
     for count, d in ((3, 1_040), (40, 530), (64, 70), (70, 530), (140, 301)):
         rows = torch.randn(count, d) + torch.randn(d)
         got = ops.gram(rows, dtype=F64, precision="tf32")
@@ -140,11 +140,12 @@ def tf32() -> None:
         exact = reference.gram(rows, dtype=F64)
         assert ((got - exact).abs() <= (2.0**-10 + 2.0**-18) * magnitudes).all()
         assert (got - exact).abs().max() > 10 * (gram(rows) - exact).abs().max()
-        # cvt.rna.tf32: 13 bits less, ties away from zero. What is left are 52 roundings in float32
-        # (16 of a chain of 16 products and 32 of the chains of a block, and less than 4).
+        # cvt.rna.tf32 drops 13 bits and rounds ties away from zero. The remaining error is 52
+        # roundings in float32 (16 in a chain of 16 products, 32 in the chains of a block, and
+        # fewer than 4 others).
         rounded = ((rows.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
         assert ((got - reference.gram(rounded, dtype=F64)).abs() <= 2.0**-18 * magnitudes).all()
-        # An entry depends on its two rows alone, here too.
+        # In TF32, too, an entry depends only on its two rows.
         assert torch.equal(ops.gram(rows[:2], dtype=F64, precision="tf32"), got[:2, :2])
         out, both = torch.zeros(d), torch.zeros(count, count, dtype=F64)
         ops.gram_and_sum_(out, both, rows, torch.ones(count), precision="tf32")
@@ -152,7 +153,7 @@ def tf32() -> None:
     by_hand = torch.tensor([[1 + 2.0**-11, 3.0], [1 - 2.0**-12, 1.0]])  # a tie; nearest
     got = ops.gram(by_hand, dtype=F64, precision="tf32")
     assert got[0, 0] == (1 + 2.0**-10) ** 2 + 9 and got[1, 1] == 2.0 and got[0, 1] == 4 + 2.0**-10
-    for pattern in (0x7FFFFFFF, 0x7FC00000, 0x7F800000):  # what an addition to the bits would lose
+    for pattern in (0x7FFFFFFF, 0x7FC00000, 0x7F800000):  # rounding must keep these
         bad = torch.ones(3, 40)
         bad[1, 7] = torch.tensor(pattern, dtype=torch.int32).view(torch.float32)
         finite = ops.gram(bad, dtype=F64, precision="tf32").diagonal().isfinite()
@@ -160,7 +161,7 @@ def tf32() -> None:
 
 
 def short_rows() -> None:
-    """Rows in bfloat16 and float16, at any alignment: the bits of the same float32 rows."""
+    """bfloat16 and float16 rows at any alignment give the same bits as equal float32 rows."""
     for dtype in (torch.bfloat16, torch.float16):
         for S, d, offset in ((1, 1, 0), (5, 1_031, 1), (20, 530, 2), (13, 99, 4), (9, 4_097, 8)):
             place = torch.zeros(S * 4_104 + offset, dtype=dtype)[offset:].view(S, 4_104)
@@ -191,7 +192,7 @@ def short_rows() -> None:
 
 
 def called_off() -> None:
-    """``when``: a round commits all that it changes, or nothing."""
+    """With ``when``, a round commits all of its changes or none."""
     K, S, d = 21, 9, 333
     clients, rows = torch.randperm(K)[:S], torch.randn(S, d)
     fresh, weights = torch.rand(S, S), torch.rand(S)

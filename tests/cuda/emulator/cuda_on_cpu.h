@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of CUDA as the kernels use, on the CPU. Blocks run one after the other; the threads of a
-// block are fibers that run until they meet a barrier, a shuffle or a matrix product, and go on
-// when all of their block or warp have come. A barrier that some never reach ends the program.
+// The part of CUDA that the kernels use, on the CPU. Blocks run one after the other. The threads of
+// a block are fibers: each runs until it reaches a barrier, a shuffle or a matrix product, and
+// resumes when all threads of its block or warp have reached it. A barrier that some threads never
+// reach ends the program.
 //
-// Every access of a kernel to memory is checked (memory_check.h), asynchronous copies land as late
-// as they may, and the tensor core rounds like one of those that exist (tensor_core.h). What is not
-// emulated: caches, and any speed.
+// Every memory access of a kernel is checked (memory_check.h), asynchronous copies complete as late
+// as CUDA allows, and the tensor core rounds like the hardware does (tensor_core.h). Caches and
+// timing are not emulated.
 //
-//   FASTAGG_EMULATED_ORDER=N          blocks and threads in the N-th random order (0: in their own)
-//   FASTAGG_EMULATED_TENSOR_CORE=...  sm_80 or sm_90 (as without)
+//   FASTAGG_EMULATED_ORDER=N          the N-th random order of blocks and threads (0: none)
+//   FASTAGG_EMULATED_TENSOR_CORE=...  sm_80 or sm_90 (default)
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -40,7 +41,7 @@ inline float4 make_float4(float a, float b, float c, float d) {
   return {a, b, c, d};
 }
 
-// ---- the host's side ---------------------------------------------------------------------------
+// ---- host side ---------------------------------------------------------------------------------
 
 typedef int cudaError_t;
 typedef struct Stream* cudaStream_t;
@@ -53,7 +54,7 @@ inline cudaError_t cudaGetDevice(int* d) {
   *d = 0;
   return 0;
 }
-// Few processors, so that blocks take several tasks.
+// Few multiprocessors, so that each block takes several tasks.
 inline cudaError_t cudaDeviceGetAttribute(int* v, int, int) {
   *v = 3;
   return 0;
@@ -74,7 +75,7 @@ cudaError_t cudaFuncSetAttribute(K, int, int bytes) {
   return 0;
 }
 
-// Runs all blocks of a launch; `body`, given the arguments, is what one thread does.
+// Runs all blocks of a launch; `body` runs one thread, given the arguments.
 void run_grid(const char* kernel, dim3 grid, dim3 block, size_t dynamic_shared,
               void (*body)(const void*), const void* arguments, size_t argument_bytes);
 template <class K>
@@ -102,10 +103,10 @@ Launch<K> launch_on_cpu(const char* name, K kernel, dim3 grid, dim3 block, size_
   return {name, kernel, grid, block, shared};
 }
 
-// ---- a thread's side ---------------------------------------------------------------------------
+// ---- thread side -------------------------------------------------------------------------------
 
 float4* emulated_shared();
-// What `__shared__ T name[n]` becomes: a static array that every thread declares.
+// Replaces `__shared__ T name[n]`: a static array that every thread declares.
 void declare_shared(void* data, size_t bytes);
 
 void __syncthreads();
@@ -123,7 +124,7 @@ T __shfl_xor_sync(unsigned, T v, int offset) {
 }
 int32_t atomicMax(int32_t* p, int32_t v);
 
-// Copies 4 floats, of which `valid` are there and the others become 0, in accesses of kBytes.
+// Copies 4 floats in accesses of kBytes: the first `valid` from the source, zeros for the others.
 void copy_async(float4* to, const float* from, int64_t valid, int bytes);
 template <int kBytes>
 void copy_async(float4* to, const float* from, int64_t valid) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels with a fault each, and without: what the emulator has to find, and must not. The first
-// argument names one; the program is to be stopped in it, or to print "ran".
+// Kernels with one fault each, and kernels without a fault. The first argument names a kernel. The
+// emulator must stop the program in a kernel with a fault; otherwise the program prints "ran".
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 64;
 
-// Each thread hands a number to its neighbour.
+// Each thread passes a number to its neighbour.
 void neighbours(float* out, bool wait, bool fill) {
   static float place[kThreads];
   declare_shared(place, sizeof place);
@@ -22,7 +22,7 @@ void neighbours(float* out, bool wait, bool fill) {
   out[t] = place[(t + 1) % kThreads];
 }
 
-// Overwrites, without a barrier, what others have read.
+// Overwrites, without a barrier, values that other threads have read.
 void write_after_read(float* out) {
   static float place[kThreads];
   declare_shared(place, sizeof place);
@@ -33,7 +33,7 @@ void write_after_read(float* out) {
   place[t] = 0;
 }
 
-// Lanes overwrite what a neighbour has read, after the whole warp has read or not.
+// Lanes overwrite a value that a neighbour reads; `wait`: after a barrier of the warp.
 void within_a_warp(float* out, bool wait) {
   static float place[kThreads];
   declare_shared(place, sizeof place);
@@ -89,7 +89,7 @@ void part_of_a_block(float* out) {
 
 int main(int, char** arguments) {
   const std::string name = arguments[1];
-  // Of their own, so that there is something between them.
+  // Separate allocations, so that there is unregistered memory between them.
   auto *in = new Four[kThreads + 1](), *odd = new Four[kThreads + 1]();
   auto* out = new float[2 * kThreads]();
   auto* most = new int();

@@ -17,26 +17,26 @@
 namespace memory_check {
 namespace {
 
-constexpr int kNobody = -1, kSeveral = -2, kWarp = 32;
+constexpr int kNone = -1, kSeveral = -2, kWarp = 32;
 
-// When, and by whom. Times count on, over all launches.
+// The time and the thread of an access. Times keep counting over all launches.
 struct When {
-  uint32_t block = 0;        // counted from 1
-  uint32_t epoch = 0;        // between two barriers of the block
-  uint16_t warp_epoch = 0;   // between two of the warp
-  int16_t thread = kNobody;  // kSeveral of one block
-  int16_t warp = kNobody;    // kSeveral, too
+  uint32_t block = 0;       // counted from 1
+  uint32_t epoch = 0;       // between two barriers of the block
+  uint16_t warp_epoch = 0;  // between two of the warp
+  int16_t thread = kNone;   // kSeveral: several of one block
+  int16_t warp = kNone;     // or kSeveral
 };
 
-// What happened to a word or a byte.
+// The accesses to a word or a byte.
 struct Cell {
-  When write, read;         // the last; all reads since the last barrier
-  bool atomic = false;      // the last write was
+  When write, read;         // the last write; all reads since the last barrier
+  bool atomic = false;      // the last write was atomic
   bool far = false;         // several blocks have read
-  bool on_its_way = false;  // an asynchronous copy has been asked for
+  bool on_its_way = false;  // an asynchronous copy has been issued
 };
 
-// Cells are of words, until somebody uses less than a word.
+// Cells are words until a thread accesses part of a word; then the page is split into bytes.
 constexpr uintptr_t kPage = 4096, kWord = 4;
 struct Page {
   uintptr_t unit = kWord;
@@ -120,7 +120,7 @@ Page& page_of(uintptr_t address) {
   return *page;
 }
 
-// call(cell, its address) for all cells of a range.
+// Calls call(cell, address) for all cells of a range.
 template <class Call>
 void for_cells(const void* data, size_t bytes, const Call& call) {
   uintptr_t at = reinterpret_cast<uintptr_t>(data);
@@ -147,7 +147,7 @@ const char* name_of(Access access) {
   }
 }
 
-// Whether nothing orders the two, `now` being the later one.
+// Whether nothing orders `then` before the current access, `now`.
 bool unordered(const When& then) {
   if (then.block < first_block) return false;
   if (then.block != now.block) return true;
@@ -163,7 +163,7 @@ bool unordered(const When& then) {
 }
 
 void check_cell(Cell& cell, uintptr_t address, Access access, bool in_shared) {
-  // What was before the launch, or in shared memory before the block, is over.
+  // Accesses before the launch, or to shared memory before the block, no longer matter.
   const uint32_t since = in_shared ? now.block : first_block;
   if (std::max(cell.write.block, cell.read.block) < since) cell = Cell();
   if (cell.on_its_way)
@@ -173,7 +173,7 @@ void check_cell(Cell& cell, uintptr_t address, Access access, bool in_shared) {
   if (unordered(cell.write) && !(atomic && cell.atomic)) race(address, access, "wrote", cell.write);
   if (access == Access::kRead) {
     if (in_shared && cell.write.block != now.block)
-      fail("reads shared memory at %p that nobody wrote", reinterpret_cast<void*>(address));
+      fail("reads shared memory at %p that no thread wrote", reinterpret_cast<void*>(address));
     const bool other = cell.read.block >= first_block && cell.read.block != now.block;
     cell.far = cell.far || other;
     if (other || !unordered(cell.read)) {
@@ -199,7 +199,7 @@ void fail(const char* format, ...) {
   va_start(arguments, format);
   vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  if (now.thread == kNobody)
+  if (now.thread == kNone)
     fprintf(stderr, "emulator: %s: %s\n", kernel, text);
   else
     fprintf(stderr, "emulator: %s: thread %d of block (%u, %u) %s\n", kernel, now.thread, block_x,
@@ -246,7 +246,7 @@ void begin_thread(int thread) {
   now.warp_epoch = warp_epochs[now.warp];
 }
 void end_thread() {
-  now.thread = kNobody;
+  now.thread = kNone;
 }
 void barrier() {
   ++now.epoch;
@@ -259,7 +259,7 @@ void end_launch() {
 }
 
 void check(const void* data, size_t bytes, Access access) {
-  if (now.thread == kNobody) return;
+  if (now.thread == kNone) return;
   const auto from = reinterpret_cast<uintptr_t>(data);
   if (stacks.has(from, bytes)) {
     if ((from - stacks.begin) / stack_bytes != static_cast<uintptr_t>(now.thread))
@@ -270,7 +270,7 @@ void check(const void* data, size_t bytes, Access access) {
   if (!in_shared && !is_memory(from, bytes)) {
     if (access == Access::kRead && (arguments.has(from, bytes) || constants.has(from, bytes)))
       return;
-    fail("%s %zu bytes at %p, which belong to nobody", name_of(access), bytes, data);
+    fail("%s %zu bytes at %p, which belong to no allocation", name_of(access), bytes, data);
   }
   for_cells(data, bytes,
             [&](Cell& cell, uintptr_t at) { check_cell(cell, at, access, in_shared); });
@@ -282,7 +282,7 @@ void copy_landed(const void* data, size_t bytes) {
 
 }  // namespace memory_check
 
-// ---- what the compiler calls -------------------------------------------------------------------
+// ---- functions that the compiler calls ---------------------------------------------------------
 
 using memory_check::Access;
 using memory_check::check;

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What compute-sanitizer looks for, for the emulated kernels. They are compiled with
-// -fsanitize=thread, which makes the compiler call a function at every access to memory; these
-// functions are not ThreadSanitizer's, but those of memory_check.cpp. The program ends, with a
-// sentence that says who did what, if a thread
+// Checks the emulated kernels for the faults that compute-sanitizer finds. The kernels are compiled
+// with -fsanitize=thread, which makes the compiler call a function at every memory access;
+// memory_check.cpp defines these functions in place of ThreadSanitizer's. The program stops with a
+// message that names the thread and the access if a thread
 //
-//   - touches an address that belongs to no tensor, to no shared memory, and not to itself;
+//   - accesses an address outside all tensors, shared memory and its own stack;
 //   - reads shared memory that its block has not written;
-//   - reads what another thread wrote, or writes what another read or wrote, without a barrier of
-//     the block, or of the warp they share, between them (none is between blocks), unless both are
-//     atomic. A shuffle is no barrier, and to write the same number twice is no excuse;
-//   - touches the destination of an asynchronous copy that has not been waited for.
+//   - reads data that another thread wrote, or writes data that another thread read or wrote,
+//     without a barrier of their block or their common warp in between, unless both accesses are
+//     atomic. Nothing orders two blocks. A shuffle is not a barrier, and two writes of the same
+//     value are a race, too;
+//   - accesses the destination of an asynchronous copy before it has waited for the copy.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,17 +19,17 @@ namespace memory_check {
 
 enum class Access { kRead, kWrite, kAtomic, kCopy };
 
-// Memory that kernels may use: of tensors, say.
+// Registers memory that kernels may use, such as that of a tensor.
 void add_memory(const void* data, size_t bytes);
 void remove_memory(const void* data);
-// Memory of threads: each may use its own stack.
+// Registers the stacks of the threads; each thread may use only its own.
 void set_stacks(const void* data, size_t bytes_of_one, int count);
 
 void begin_launch(const char* kernel, const void* arguments, size_t bytes);
 void begin_block(unsigned x, unsigned y, const void* dynamic_shared, size_t bytes);
-void add_shared(const void* data, size_t bytes);  // static; once or often
-void begin_thread(int thread);                    // what follows is done by it, ...
-void end_thread();                                // ... or by nobody
+void add_shared(const void* data, size_t bytes);  // static; may be repeated
+void begin_thread(int thread);                    // accesses from here on are its own
+void end_thread();                                // accesses from here on are the host's
 void barrier();                                   // of the block
 void barrier_of_warp(int warp);
 void end_launch();

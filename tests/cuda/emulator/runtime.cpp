@@ -43,7 +43,7 @@ struct Fiber {
   int partner;
   int predicate;
   MmaLane* mma;
-  std::vector<Copy> copies;              // of the group that is not closed
+  std::vector<Copy> copies;              // of the group that is still open
   std::deque<std::vector<Copy>> groups;  // closed ones, the oldest first
 };
 
@@ -86,7 +86,7 @@ void thread_main() {
   _longjmp(scheduler, 1);
 }
 
-// Where the compiler put a trap, for UndefinedBehaviorSanitizer.
+// Handles the traps that the compiler inserts for UndefinedBehaviorSanitizer.
 void on_trap(int) {
   memory_check::fail("does what C++ leaves undefined: a misaligned access, an overflow, a shift");
 }
@@ -123,8 +123,8 @@ void into_order(std::vector<T>& items) {
   if (!in_order) std::shuffle(items.begin(), items.end(), random_order);
 }
 
-// Whether all 32 threads of a warp have come to the same barrier, shuffle or product; lets them go
-// on.
+// Returns whether all 32 threads of a warp have reached the same barrier, shuffle or product, and
+// if so resumes them.
 bool release_warp(Fiber* lanes) {
   const Wait wait = lanes[0].wait;
   if (wait < Wait::kWarpBarrier) return false;
@@ -146,7 +146,7 @@ bool release_warp(Fiber* lanes) {
   return true;
 }
 
-// Whether all threads that have not ended are at the same barrier; lets them go on.
+// Returns whether all threads that have not ended are at the same barrier, and if so resumes them.
 bool release_block(int threads) {
   Wait wait = Wait::kNothing;
   int any = 0;
@@ -217,7 +217,7 @@ void run_grid(const char* kernel, dim3 grid, dim3 block, size_t shared, void (*b
     memory_check::fail("a launch of (%u, %u) blocks of (%u, %u) threads", grid.x, grid.y, block.x,
                        block.y);
   if (shared > dynamic_limit) memory_check::fail("%zu bytes of shared memory", shared);
-  // The 16 bytes that alignment asks for, and no more than asked.
+  // Aligned to 16 bytes, but not larger than requested, so that any access beyond is found.
   std::vector<char> memory(shared + 16);
   dynamic_shared = memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16) % 16;
   dynamic_bytes = shared;
@@ -287,7 +287,7 @@ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   multiply_in_warp(Wait::kTf32, c, a, b0, b1);
 }
 
-// The source is read now, and written at the last moment: when the thread waits for it.
+// Reads the source now and writes the destination as late as possible: when the thread waits.
 void copy_async(float4* to, const float* from, int64_t valid, int bytes) {
   if (reinterpret_cast<uintptr_t>(from) % bytes || reinterpret_cast<uintptr_t>(to) % 16)
     memory_check::fail("copies asynchronously from %p to %p, %d bytes at a time",

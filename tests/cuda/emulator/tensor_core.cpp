@@ -33,7 +33,7 @@ struct Number {
   }
 };
 
-// x * 2^-shift, cut off towards zero.
+// x * 2^-shift, truncated towards zero.
 int64_t cut(int64_t x, int shift) {
   if (shift <= 0) return x * (int64_t{1} << -shift);
   if (shift > 62) return 0;
@@ -82,7 +82,7 @@ void multiply(TensorCore core, bool bf16, MmaLane (&lanes)[32]) {
       to[2 * word] = Number(as_float(bits << 16));
       to[2 * word + 1] = Number(as_float(bits & 0xffff0000u));
     } else {
-      to[word] = Number(as_float(bits & 0xffffe000u));  // the lower 13 bits are not looked at
+      to[word] = Number(as_float(bits & 0xffffe000u));  // the hardware ignores the lower 13 bits
     }
   };
   for (int lane = 0; lane < 32; ++lane) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a tensor core computes, bit for bit where that is known. Products are exact. A block of them
-// and the accumulator are shifted to the largest exponent among them (of products: the sum of both
-// exponents), cut off below a last bit, added exactly, and the sum is cut off to float32. Blocks of
-// one instruction are added one after the other.
+// The arithmetic of a tensor core, bit for bit where it is known. Products are exact. A block of
+// products and the accumulator are aligned to the largest exponent among them (the exponent of a
+// product is the sum of both exponents), truncated below a last bit and added exactly; the sum is
+// truncated to float32. The blocks of one instruction are added one after the other.
 //
 //           bits below the largest exponent   a block of bf16 / tf32
 //   sm_80   24                                8 / 4
@@ -16,12 +16,12 @@
 
 enum class TensorCore { kSm80, kSm90 };
 
-// Registers of a lane.
+// The registers of a lane.
 struct MmaLane {
   float c[4];
   uint32_t a[4], b[2];
 };
 
-// d = a b + c for a warp, in place of c: m16n8k16 of bf16 or m16n8k8 of tf32, fragments as in the
-// PTX manual.
+// Computes c = a b + c for a warp, in place: m16n8k16 for bf16, m16n8k8 for tf32. The fragment
+// layouts are those of the PTX manual.
 void multiply(TensorCore core, bool bf16, MmaLane (&lanes)[32]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tells memory_check which memory belongs to tensors, and fills it with NaN, which a kernel that
-// reads what nobody wrote carries into its results.
+// Tells memory_check which memory belongs to tensors, and fills new memory with NaN. A kernel that
+// reads an element before it is written carries the NaN into its results.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>

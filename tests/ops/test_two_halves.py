@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mimic_mean_, memory_total_ and add_total_: rounds in which received rows become the memory."""
+"""mimic_mean_, memory_total_ and add_total_: rounds whose received rows become memory rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ F64 = torch.float64
 
 
 class Server:
-    """Updates of S of K clients, and what is remembered of them: a third of it by reference."""
+    """Updates of S of K clients and their memory rows, two thirds with a reference."""
 
     def __init__(self, S: int, d: int, seed: int = 0) -> None:
         g = torch.Generator().manual_seed(seed)
@@ -37,11 +37,11 @@ class Server:
         self.kept: list[Tensor] | None = None
 
     def keep(self) -> None:
-        """Ask for the new rows beside the old ones."""
+        """Have the new memory rows written to separate tensors."""
         self.kept = list(torch.full((len(self.updates), len(self.params)), torch.nan).unbind())
 
     def stored(self, sign: float) -> list[Tensor]:
-        """The same memory without references, as float32 holds it."""
+        """Return the same memory rows without references, rounded to float32."""
         return [
             row.clone() if r is None else r + sign * row
             for row, r in zip(self.rows, self.references, strict=True)
@@ -73,7 +73,7 @@ class Server:
 
 
 @pytest.mark.parametrize(("S", "d"), SHAPES)
-def test_a_round_of_mimic_in_two_halves_is_mimic_to_the_bit(isa: str, S: int, d: int) -> None:
+def test_a_round_of_mimic_in_two_halves_has_the_bits_of_mimic(isa: str, S: int, d: int) -> None:
     server = Server(S, d)
     params, corrections = server.params.clone(), server.stored(-1.0)
     ops.mimic_(params, server.updates, corrections, server.clients, 0.7)
@@ -92,7 +92,7 @@ def test_a_round_of_mimic_in_two_halves_is_mimic_to_the_bit(isa: str, S: int, d:
 
 @pytest.mark.parametrize(("S", "d"), SHAPES)
 @pytest.mark.parametrize("models", [False, True])
-def test_a_memory_update_in_two_halves_is_that_update_to_the_bit(
+def test_a_memory_update_in_two_halves_has_the_bits_of_memory_update(
     isa: str, S: int, d: int, models: bool
 ) -> None:
     server = Server(S, d)
@@ -149,7 +149,7 @@ def test_order_and_threads_do_not_matter(seed: int, S: int, d: int) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_bad_row_shows_in_its_peak_and_in_the_sum(isa: str, bad: float) -> None:
     server = Server(11, 1_000)
-    server.weights[4] = 0.0  # hides nothing
+    server.weights[4] = 0.0  # does not hide the bad row
     server.updates[4, 777] = bad
     for outputs in (server.mean(ops), server.sum(ops, False), server.sum(ops, True)):
         assert outputs[-1].isfinite().tolist() == [s != 4 for s in range(11)]
