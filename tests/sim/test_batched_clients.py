@@ -100,7 +100,7 @@ IN_SHAPES = {
 
 
 def without_masks(model: nn.Module) -> nn.Module:
-    """Remove dropout layers: their masks differ between clients at once and one by one."""
+    """Turn dropout layers off: their masks differ between clients at once and one by one."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
