@@ -55,7 +55,7 @@ CONFIGURATIONS = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2})]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_rule: for all configurations (name, options)")
-    config.addinivalue_line("markers", "averaging_rule: the mean, with everybody active")
+    config.addinivalue_line("markers", "averaging_rule: the mean, with all clients active")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
