@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Needs Python >= 3.10 (with venv), a C++17 compiler and make. Everything else goes into $(VENV).
-# Set-up steps leave stamp files there, so each runs once and again only when its inputs changed.
+# Set-up steps leave stamp files there: a step runs again only when its inputs have changed.
 # The Python, PyTorch and VENV_ARGS of an existing $(VENV) are kept; `make distclean` starts afresh.
 
 PYTHON ?= python3
@@ -14,7 +14,7 @@ FASTAGG_CUDA ?= auto
 ARGS ?=
 
 export FASTAGG_CUDA
-# A venv that happens to be active, or its settings, must not leak into ours.
+# An active venv and its settings must not affect $(VENV).
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
 
 PY := $(VENV)/bin/python
@@ -32,14 +32,14 @@ help:  ## list the targets
 demo: build  ## set up, then compare five rules under client dropout on digits (< 3 minutes)
 	$(VENV)/bin/fastagg-sim demo $(ARGS)
 
-# One process a core; ARGS="-n 0" runs the tests in one process, as --pdb needs it.
+# One process per core; ARGS="-n 0" runs the tests in one process, as --pdb requires.
 PARALLEL := -n auto --maxprocesses=8 --dist worksteal
 PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
-test: build-dev  ## set up, then run all tests but those of the pages and the emulator (4 minutes)
+test: build-dev  ## set up, then run all tests except those of the pages and the emulator (4 minutes)
 	$(PY) -m pytest -q $(PARALLEL) --ignore=$(PAGES) --ignore=$(EMULATOR) $(ARGS)
 
-# The library in one process, with the best instruction set only, and of the simulation the reading of options.
+# Tests of the library, with the best instruction set only, and of the simulation's options, in one process.
 QUICK := tests/ops tests/rules $(filter-out tests/test_benchmark%,$(wildcard tests/test_*.py)) \
   tests/sim/test_config.py
 test-quick: build-dev  ## the tests to run before each commit: the library's, without slow ones (45 s)
@@ -48,16 +48,16 @@ test-quick: build-dev  ## the tests to run before each commit: the library's, wi
 test-pages: build-dev  ## run the code, and check the commands, links and tables, of all pages
 	$(PY) -m pytest -q $(PARALLEL) $(PAGES) $(ARGS)
 
-test-emulator: build-dev  ## run the CUDA kernels on the CPU, their accesses to memory checked (minutes)
+test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their memory accesses (minutes)
 	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)
 
-# Flower and pfl-research want other versions of what the tools use: an environment of their own, in
-# which everything else is that of $(VENV).
+# Flower and pfl-research need other versions of packages that the tools use, so they get a separate
+# environment. It takes everything else from $(VENV).
 FRAMEWORKS := $(VENV)/frameworks
-test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower and pfl-research beside it, run what needs them
+test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower and pfl-research in a separate environment, run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest -q -m flower $(ARGS)
 
-# The site is read from the sources; nothing of ours is built or imported for it.
+# The site is generated from the sources; the package is neither built nor imported.
 SITE := $(VENV)/site
 docs: $(SITE)/.stamp  ## build the documentation site in build/site, with warnings as errors
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build $(ARGS)
@@ -65,20 +65,20 @@ docs: $(SITE)/.stamp  ## build the documentation site in build/site, with warnin
 bench: build-dev  ## ops and server steps against others: tables and a picture in benchmarks/results
 	$(PY) -m benchmarks main $(ARGS)
 
-bench-accuracy: build-dev  ## errors against float64 up to d = 1e8: tables and a picture, there too
+bench-accuracy: build-dev  ## errors against float64 up to d = 1e8: tables and a picture in benchmarks/results
 	$(PY) -m benchmarks accuracy --out benchmarks/results $(ARGS)
 
-bench-scaling: build-dev  ## time over S, d, K and threads: a table, there too
+bench-scaling: build-dev  ## time over S, d, K and threads: a table in benchmarks/results
 	$(PY) -m benchmarks scaling --out benchmarks/results $(ARGS)
 
-bench-simulation: build-dev  ## local training and rounds of the simulation: a table, there too
+bench-simulation: build-dev  ## local training and rounds of the simulation: a table in benchmarks/results
 	$(PY) -m benchmarks simulation --out benchmarks/results $(ARGS)
 
 bench-regress: build-dev  ## time single ops with pytest-benchmark, to compare with an earlier run
 	$(PY) -m pytest -q benchmarks/test_ops_bench.py --benchmark-autosave $(ARGS)
 
-# ByzFL without its dependencies: they ask for a torchvision, which would bring another PyTorch.
-bench-peers: build-dev  ## install Flower and ByzFL, which the benchmarks then compare with
+# ByzFL without its dependencies: they require torchvision, which would install another PyTorch.
+bench-peers: build-dev  ## install Flower and ByzFL, so that the benchmarks compare with them
 	$(PIP) install --quiet "$(TORCH)" 'fastagg[bench]'
 	$(PIP) install --quiet --no-deps 'byzfl>=0.0.11,<0.1'
 
@@ -87,14 +87,14 @@ gpu-check:  ## on a machine with a GPU: build with its torch, test, measure, san
 	PYTHON="$(PYTHON)" benchmarks/gpu_session.sh "$(OUT)"
 
 EMULATED := build/emulated
-emulate: build-dev  ## run the op tests, and rounds of FDMS, on the CUDA kernels, emulated on the CPU, memory checked
+emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kernels and check memory accesses
 	$(PY) tests/cuda/emulator/build.py $(EMULATED)
 	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(EMULATED) tests/ops \
 	  -k "cuda and not test_registration" $(ARGS)
 	PYTHONPATH=$(EMULATED) $(PY) -m pytest -q -o pythonpath=$(EMULATED) tests/rules/test_enqueued.py
 
-# Leaks are not looked for: Python and PyTorch leave much behind on purpose. torch.compile, which
-# test_registration.py runs, starts a compiler of its own that the preloaded libraries break.
+# Leak detection is off: Python and PyTorch leave much memory allocated on purpose. torch.compile,
+# which test_registration.py runs, starts a compiler that fails with the preloaded libraries.
 SANITIZED := build/sanitize/tree
 sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
@@ -102,7 +102,8 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 	  $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py $(ARGS)
 
-# The kernels alone, without Python and PyTorch: seconds instead of an hour. Row by row on the heap.
+# The kernels alone, without Python and PyTorch: seconds instead of an hour. Each row is a separate
+# heap allocation.
 MEMCHECK := build/memcheck/memcheck
 $(MEMCHECK): tests/ops/memcheck.cpp $(wildcard csrc/kernels/*.h csrc/kernels/cpu/*)
 	@mkdir -p $(@D)
@@ -124,7 +125,7 @@ format: build-dev  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff format
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
-build: $(VENV)/.stamp-build  ## environment with the built package and the simulation
+build: $(VENV)/.stamp-build  ## create the environment, with the built package and the simulation
 
 build-dev: build $(VENV)/.stamp-dev  ## the same, with the tools for tests and checks
 
@@ -147,13 +148,13 @@ define check_machine
 	command -v $(firstword $(CXX)) >/dev/null || { echo "make: no C++ compiler ($(CXX)); install one (Debian, Ubuntu: apt-get install g++) or set CXX=..." >&2; exit 1; }
 endef
 
-# pyvenv.cfg is the first thing that venv writes and pip among the last: the stamp marks a whole one.
+# venv writes pyvenv.cfg first and pip late: the stamp marks a complete environment.
 $(VENV)/.stamp-venv:
 	@$(check_machine)
 	[ -x $(PY) ] && $(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV_ARGS) $(VENV)
 	@touch $@
 
-# PyTorch first and pinned: nothing later may pull in another one.
+# PyTorch first and pinned: later installations must not replace it.
 $(VENV)/.stamp-torch: $(VENV)/.choice-torch $(VENV)/.stamp-venv
 	@echo "setting up $(VENV): $(TORCH); the first download can take minutes"
 	$(PIP) install --quiet "$(TORCH)" setuptools wheel ninja pybind11
@@ -180,7 +181,7 @@ $(SITE)/.stamp: docs/requirements.txt $(VENV)/.stamp-venv
 	$(SITE)/bin/python -m pip --disable-pip-version-check install --quiet -r docs/requirements.txt
 	@touch $@
 
-# Choices made on the command line: the file changes only when the choice does.
+# Choices made on the command line: the file changes only when a choice changes.
 $(VENV)/.choice-torch: CHOICE = $(TORCH)
 $(VENV)/.choice-build: CHOICE = $(CXX) $(CXXFLAGS) FASTAGG_CUDA=$(FASTAGG_CUDA)
 $(VENV)/.choice-torch $(VENV)/.choice-build: FORCE | $(VENV)/.stamp-venv

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds fastagg._C. Everything that is not about the extension is in pyproject.toml.
+"""Build the extension fastagg._C. All other settings are in pyproject.toml.
 
-FASTAGG_CUDA=auto (default) | 0 | 1: build the CUDA kernels if torch and the machine have CUDA,
-never, or fail when they cannot be built. The host that builds needs a toolkit, not a GPU.
+FASTAGG_CUDA=auto (default): build the CUDA kernels if torch and the machine have CUDA; 0: never
+build them; 1: build them, or fail. The build needs a CUDA toolkit, not a GPU.
 
-FASTAGG_SANITIZE=1: with AddressSanitizer and UndefinedBehaviorSanitizer, for `make sanitize`.
+FASTAGG_SANITIZE=1: build with AddressSanitizer and UndefinedBehaviorSanitizer, for `make sanitize`.
 """
 
 import os
@@ -57,7 +57,7 @@ setup(
                 ("FASTAGG_TORCH_VERSION", f'"{torch.__version__}"'),
                 ("FASTAGG_CUDA_ARCHS", f'"{archs}"'),
             ],
-            # OpenMP is what at::parallel_for runs on; without the flag it is a plain loop.
+            # at::parallel_for uses OpenMP; without the flag it is a serial loop.
             extra_compile_args={
                 "cxx": [
                     *optimize,

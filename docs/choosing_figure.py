@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/choosing.png: what each rule gains over plain averaging, setting by setting.
+"""Draw docs/choosing.png: the gain of each rule over plain averaging, per setting.
 
-Read from results/. Run from the root of the repository: python docs/choosing_figure.py
+The data come from results/. Run from the root of the repository: python docs/choosing_figure.py
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Setting:
-    """A run: what it is called here, its folder, and its dropout as metrics.csv names it."""
+    """A run: its title in the figure, its folder, and the name of its dropout in metrics.csv."""
 
     title: str
     folder: str
     dropout: str
 
     def tails(self) -> dict[str, float]:
-        """Mean accuracy in percent over seeds and the last fifth of the uploads, by method."""
+        """Return mean accuracy in percent by method, over seeds and the last fifth of uploads."""
         found: dict[str, list[float]] = {}
         for curve in read_curves(ROOT / "results" / self.folder / "metrics.csv"):
             if curve.dropout in (self.dropout, FULL):
@@ -61,7 +61,7 @@ class Setting:
         return {method: fmean(values) for method, values in found.items()}
 
     def gains(self) -> dict[str, float]:
-        """Points above plain averaging under the same dropout, by rule."""
+        """Return percentage points above plain averaging under the same dropout, by rule."""
         tails = self.tails()
         plain = tails["Dropout"] if "Dropout" in tails else tails["FedAvg"]
         return {RULES[name]: value - plain for name, value in tails.items() if name in RULES}

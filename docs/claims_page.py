@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes results/claims.md: every checked claim of every committed run, with its numbers.
+"""Write results/claims.md: every checked claim of every committed run, with its numbers.
 
 Run from the root of the repository: python docs/claims_page.py
 """
@@ -23,7 +23,7 @@ measured": the run is shorter than the paper's, or its seeds cannot tell.
 
 
 def folders() -> list[Path]:
-    """All folders with claims: full runs first, then those with --quick."""
+    """Return all folders with claims: full runs first, then those with --quick."""
     found = [path.parent for path in RESULTS.rglob("claims.json")]
     return sorted(found, key=lambda path: (path.parent.name == "quick", path.name))
 
@@ -33,7 +33,7 @@ def claims(folder: Path) -> list[dict[str, Any]]:
 
 
 def counts(folder: Path) -> str:
-    """Such as "5 of 7 hold, 2 not measured"; what is not measured is not among the seven."""
+    """Return e.g. "5 of 7 hold, 2 not measured"; the 7 exclude the claims not measured."""
     seen = Counter(claim["verdict"] for claim in claims(folder))
     unknown = f", {seen['NOT MEASURED']} not measured" if seen["NOT MEASURED"] else ""
     return f"{seen['PASS']} of {seen['PASS'] + seen['FAIL']} hold{unknown}"

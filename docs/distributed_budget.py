@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/distributed.md: ``python docs/distributed_budget.py``.
+"""Print the tables of docs/distributed.md: ``python docs/distributed_budget.py``.
 
-Everything comes from ``fastagg.plan``. Rates are those of one rank with 2 threads of the machine of
-benchmarks/results/ops.csv (``gram`` of 100 x 1M, and its read ceiling), and 10 Gbit/s between
-ranks.
+All numbers come from ``fastagg.plan``. The rates are those of one rank with 2 threads on the
+machine of benchmarks/results/ops.csv (``gram`` of 100 x 1M, and its read ceiling), and 10 Gbit/s
+between ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def short(value: float, unit: str) -> str:
 
 
 def lines() -> list[str]:
-    """One table: a line for each rule, model and cohort."""
+    """Return the lines of one table: one for each rule, model and cohort."""
     table = [
         "| rule | d | ranks | K | S | state | scratch | updates | sent and received | time |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/dropout.png: who is active when, under each dropout process.
+"""Draw docs/dropout.png: the active clients of each round, for each dropout process.
 
 Run from the root of the repository: python docs/dropout_figure.py
 """
@@ -38,7 +38,7 @@ PANELS = [
 
 
 def raster(name: str, options: dict[str, object]) -> torch.Tensor:
-    """Who is active in each round: bool [CLIENTS, ROUNDS]."""
+    """Return which clients are active in each round: bool [CLIENTS, ROUNDS]."""
     process = make_dropout(
         name, num_clients=CLIENTS, seed=3, groups=GROUPS, label_counts=COUNTS, **options
     )

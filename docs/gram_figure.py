@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/gram.svg: how the Gram kernel cuts its work.
+"""Draw docs/gram.svg: how the Gram kernel divides its work.
 
 Run from the root of the repository: python docs/gram_figure.py
 The numbers are those of csrc/kernels/cpu/gram.cpp on AVX-512.
@@ -34,7 +34,7 @@ def text(axes: Axes, x: float, y: float, words: str, size: float = 8.5, **more: 
 
 
 def matrix(axes: Axes) -> None:
-    """The rows in DRAM: strips, chunks, and the blocks of one chunk."""
+    """Draw the rows in DRAM: strips, chunks, and the blocks of one chunk."""
     axes.set_title("1  S rows of d columns, in DRAM", fontsize=10, loc="left")
     for strip in range(STRIPS):
         for chunk in range(CHUNKS):
@@ -54,7 +54,7 @@ def matrix(axes: Axes) -> None:
 
 
 def triangle(axes: Axes) -> None:
-    """The tiles of one block."""
+    """Draw the tiles of one block."""
     axes.set_title("2  one block: tiles of the lower triangle", fontsize=10, loc="left")
     for i in range(STRIPS):
         for j in range(STRIPS):
@@ -83,7 +83,7 @@ def triangle(axes: Axes) -> None:
 
 
 def panel(axes: Axes) -> None:
-    """A packed strip, and where panels are."""
+    """Draw a packed strip and the places of its panels."""
     size = ROWS * BLOCK * 4 // 1024
     axes.set_title(f"3  a panel: {ROWS} rows interleaved, {size} KB", fontsize=10, loc="left")
     shades = plt.get_cmap("Blues")
@@ -107,7 +107,7 @@ def panel(axes: Axes) -> None:
 
 
 def tile(axes: Axes) -> None:
-    """The registers of an off-diagonal tile."""
+    """Draw the registers of an off-diagonal tile."""
     used = ROWS * ROWS + ROWS + 1
     axes.set_title(f"4  a tile: {used} of 32 registers", fontsize=10, loc="left")
     for i in range(ROWS):
@@ -128,7 +128,7 @@ def tile(axes: Axes) -> None:
 
 
 def main() -> None:
-    plt.rcParams["svg.hashsalt"] = "fastagg"  # the same bytes every time
+    plt.rcParams["svg.hashsalt"] = "fastagg"  # makes the file reproducible byte for byte
     figure, axes = plt.subplots(2, 2, figsize=(11, 6.6), layout="constrained")
     for draw, place in zip((matrix, triangle, panel, tile), axes.flat, strict=True):
         place.set_axis_off()

@@ -26,7 +26,7 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add every file outside of docs/ that a page links to, and what those link to."""
+    """Add every file outside of docs/ that a page links to, and the files these link to."""
     root, docs = _root(config), Path(config.docs_dir)
     todo = [Path(file.abs_src_path or "") for file in files.documentation_pages()]
     while todo:
@@ -45,7 +45,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links out of docs/ to the copies; of links to folders only the text is left."""
+    """Point links out of docs/ to the copies; reduce links to folders to their text."""
     root, docs = _root(config), Path(config.docs_dir)
     here = posixpath.dirname(page.file.src_uri)
 
@@ -68,7 +68,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas: LaTeX -> MathML."""
+    """Convert formulas from LaTeX to MathML."""
 
     def convert(match: re.Match[str]) -> str:
         latex = match[3].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
@@ -86,7 +86,7 @@ def _root(config: MkDocsConfig) -> Path:
 
 
 def _target(page: Path, link: str) -> Path | None:
-    """The file or folder behind a relative link; a folder with a README is its README."""
+    """Return the file or folder behind a relative link; a folder with a README is its README."""
     path = link.partition("#")[0]
     if not path or re.match(r"[a-z]+:", path):
         return None

@@ -22,12 +22,12 @@ _NUMBERS = tuple(
 
 
 class SignalsDeferred:
-    """Context manager: Python signal handlers run after the block, not within it.
+    """Context manager that runs Python signal handlers after the block, not within it.
 
-    Python runs handlers in the main thread, between two bytecodes of whatever it executes there. A
-    handler that raises (Ctrl-C does) would split a commit. Within this block the handlers only note
-    the signal; on leaving, the real ones run, in the order in which signals arrived. In other
-    threads this does nothing, since no handler runs there.
+    Python runs handlers in the main thread, between any two bytecodes. A handler that raises an
+    exception (as for Ctrl-C) would split a commit. Within this block, temporary handlers only
+    record the signals. On exit the original handlers run, in the order of arrival. In other threads
+    this does nothing, because Python runs no handlers there.
     """
 
     __slots__ = ("_arrived", "_replaced")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: hypothesis profiles, fixed seeds, one thread."""
+"""Set-up of all tests: hypothesis profiles, fixed seeds, one thread."""
 
 from __future__ import annotations
 
 import os
 
-# Threads that wait sleep instead of spinning: other tests run beside. Read when torch is imported.
+# Waiting threads sleep, not spin: other tests run in parallel. Read when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import random
@@ -26,14 +26,14 @@ settings.register_profile("quick", _COMMON, max_examples=5, derandomize=True)
 settings.register_profile("thorough", _COMMON, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
-# Background jobs of a shell ignore SIGINT, and so would everything that they start.
+# Background jobs of a shell ignore SIGINT, and their children inherit this.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
-    """Each test starts from the same global random state, whichever tests ran before."""
+    """Reset the global random state, so that results do not depend on earlier tests."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -41,14 +41,14 @@ def _fixed_seeds() -> None:
 
 @pytest.fixture
 def compiler() -> None:
-    """Skips a test of what is compiled when it is first used, where nothing can compile it."""
+    """Skip tests of code that is compiled on first use where there is no compiler."""
     if not (os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")):
         pytest.skip("the ceilings of the benchmarks need a C++ compiler")
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """One torch thread by default; a test may set another number, which ends with it."""
+    """Use one torch thread by default; restore the number that a test may have set."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

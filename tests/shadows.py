@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adversary of Su et al. without its shadow runs, which take minutes to half an hour."""
+"""Replace the shadow runs of Su et al.'s adversary, which take minutes to half an hour."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from fastagg_sim.shadow_runs import Shadow
 
 
 def any_candidates(_: Shadow, seeds: Sequence[int], **__: object) -> dict[int, Candidates]:
-    """In the place of ``Shadow.candidates``: always the same."""
+    """Replace ``Shadow.candidates``: return the same candidates always."""
     return {seed: Candidates((0, 1), (2,)) for seed in seeds}

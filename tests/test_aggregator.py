@@ -39,7 +39,7 @@ def test_a_missing_option() -> None:
         fastagg.make("fedavg", num_clients=3)
 
 
-def test_a_name_is_taken_once() -> None:
+def test_a_name_can_be_registered_once() -> None:
     with pytest.raises(ValueError, match=r"name: .*'fedavg'.*already"):
         register("fedavg")(FedAvg)
 
@@ -105,7 +105,7 @@ def test_the_report_is_frozen() -> None:
     assert report.weights.dtype == torch.float32
 
 
-def test_an_aggregator_of_ones_own() -> None:
+def test_a_user_defined_aggregator() -> None:
     class Nothing(Aggregator):
         pass
 

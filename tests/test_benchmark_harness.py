@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the benchmarks measure: ratios that are given and refused, targets, the machine."""
+"""How the benchmarks measure: ratios reported or withheld, targets, the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from benchmarks.harness import (
 )
 from benchmarks.options import Options
 
-# --- what a row says, and when it says nothing -------------------------------------------------
+# --- rows of a table, with and without a ratio -------------------------------------------------
 
 
 def comparison() -> Comparison:
@@ -87,7 +87,7 @@ def test_no_ratio_with_a_noisy_side() -> None:
     assert slow.verdict == "noisy"
     assert math.isnan(slow.times_ours)
     assert (careful.verdict, careful.times_ours, naive.times_ours) == ("ok", 2.0, 8.0)
-    # The noisy one is now the fastest careful way: nothing can be said against the baseline.
+    # The noisy one is now the fastest careful way, so there is no ratio to the baseline.
     assert math.isnan(ours.times_baseline)
     rows = rows_of(comparison(), samples(fastagg=noisy), "avx2")
     assert all(math.isnan(row.times_ours) for row in rows)
@@ -141,7 +141,7 @@ def test_the_headline_is_the_worst_and_the_geometric_mean() -> None:
     assert {line[2]: line[3:] for line in report.headline(rows)}["slow"][0] == "2 of 3"
 
 
-def test_targets_say_what_was_met_and_what_was_not() -> None:
+def test_targets_are_reported_as_met_or_missed() -> None:
     rows = rows_of(comparison(), samples(), "avx2")
 
     def line(*target: object) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def test_targets_say_what_was_met_and_what_was_not() -> None:
     assert targets.summary([("a", "met"), ("b", "met"), ("c", "busy")]) == "2 met, 1 busy"
 
 
-def test_every_target_is_about_something_that_is_measured() -> None:
+def test_every_target_refers_to_a_measurement() -> None:
     options = Options(threads=2, repeats=9, quick=False, only="")
     measured = {(case.op, case.S, case.d) for case in (*ops.cases(options), *steps.cases(options))}
     asked = {(target.op, *shape) for target in targets.TARGETS for shape in target.shapes}
@@ -195,7 +195,7 @@ def test_a_disturbed_comparison_is_measured_again(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("others", "busy"), [(0.0, False), (0.04, False), (0.06, True)])
-def test_busy_is_what_others_use_of_all_cores(
+def test_busy_is_the_share_of_all_cores_used_by_others(
     others: float, busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 4)
@@ -208,7 +208,7 @@ def test_busy_is_what_others_use_of_all_cores(
     assert watch.busy is busy
 
 
-def test_peak_memory_is_what_a_call_adds_while_it_runs() -> None:
+def test_peak_memory_is_the_memory_a_call_adds_while_it_runs() -> None:
     def call() -> float:
         return float(np.ones(5_000_000).sum())  # 40 MB that are gone again
 

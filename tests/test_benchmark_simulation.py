@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the simulation: its ways do the same, and its table keeps what it should."""
+"""The simulation benchmark: its variants agree, and its table keeps the other rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks: every subcommand runs, figures follow the stated formulas, and no ratio is given
-when it would mean nothing. How fast anything is, is not tested here."""
+"""The benchmarks: every subcommand runs, figures follow the stated formulas, and no meaningless
+ratio is reported. Speed itself is not tested here."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from fastagg.ops import bits
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One or two small shapes for everything."""
+    """Use one or two small shapes in every subcommand."""
     monkeypatch.setattr(ops, "GRAM_SHAPES", [(3, 5000), (7, 2000)])
     monkeypatch.setattr(ops, "AVX2_SHAPES", {(3, 5000)})
     monkeypatch.setattr(ops, "LIST_SHAPES", [(3, 5000)])
@@ -79,7 +79,7 @@ COLUMNS = [*(field.name for field in fields(Row)), *machine.describe(), "blas"]
         ("scaling", {"gram", "weighted_sum_", "mimic_", "memory_update_", "step fdms"}),
     ],
 )
-def test_a_timing_subcommand_writes_what_it_promises(
+def test_a_timing_subcommand_writes_its_documented_files(
     name: str, expected: set[str], tmp_path: Path
 ) -> None:
     table = tmp_path / "table.csv"
@@ -168,7 +168,7 @@ def test_bad_options_are_refused(arguments: list[str], complaint: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_sharded_subcommand_starts_ranks_and_writes_what_it_promises(tmp_path: Path) -> None:
+def test_the_sharded_subcommand_starts_ranks_and_writes_its_files(tmp_path: Path) -> None:
     command.main(["sharded", "--quick", "--ranks", "1", "2", "--out", str(tmp_path)])
     with (tmp_path / "sharded.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -182,10 +182,10 @@ def test_the_sharded_subcommand_starts_ranks_and_writes_what_it_promises(tmp_pat
     ("ms", "ranks", "expected"),
     [(10.0, 1, 1.0), (10.0, 2, 1.0), (12.5, 2, 0.8), (20.0, 4, 1.0), (25.0, 4, 0.8)],
 )
-def test_ranks_that_share_cores_count_as_much_as_they_get(
+def test_efficiency_counts_the_cores_that_ranks_share(
     ms: float, ranks: int, expected: float
 ) -> None:
-    """On two cores, four ranks that take twice as long as one have lost nothing."""
+    """On two cores, four ranks that take twice as long as one rank are fully efficient."""
     assert sharded.throughput(10.0, ms, ranks, cores=2) == pytest.approx(expected)
 
 
@@ -197,7 +197,7 @@ def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("path", sorted(command.RESULTS.glob("*.csv")), ids=lambda path: path.name)
-def test_committed_results_have_the_columns_of_today(path: Path) -> None:
+def test_committed_results_have_the_current_columns(path: Path) -> None:
     others = {
         "accuracy.csv": accuracy.Error,
         "sharded.csv": sharded.Line,
@@ -239,7 +239,7 @@ def test_floor_is_the_slower_of_bytes_and_flops() -> None:
     assert work.intensity == 0.5
 
 
-# --- contenders do the same ----------------------------------------------------------------------
+# --- contenders agree ----------------------------------------------------------------------
 
 MAKERS: dict[str, Callable[[int, int], Comparison]] = {
     "gram": lambda S, d: ops.gram(S, d, with_avx2=True),
@@ -260,7 +260,7 @@ MAKERS: dict[str, Callable[[int, int], Comparison]] = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_contenders_compute_the_same(name: str) -> None:
-    """Each from fresh operands, at a width that takes the "blocks" contenders over two blocks."""
+    """Run each on fresh operands, at a width that takes the "blocks" contenders over two blocks."""
 
     def result(index: int) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -281,7 +281,7 @@ def test_contenders_compute_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", pair_ops.MAKERS)
 def test_contenders_on_pairs_compute_the_same(name: str) -> None:
-    """At a K that is no multiple of a byte of flags or of the blocks of the eager ways."""
+    """Use a K that is no multiple of a byte of flags or of the blocks of the eager variants."""
 
     def result(index: int) -> torch.Tensor:
         torch.manual_seed(0)
@@ -319,7 +319,7 @@ def test_a_role_must_be_known() -> None:
 
 
 @pytest.mark.slow
-def test_peers_are_not_held_back_by_the_environment() -> None:
+def test_peers_are_measured_without_kernel_overrides() -> None:
     """OPENBLAS_CORETYPE would give numpy and scipy the kernels of another processor."""
     code = "import os, benchmarks.__main__; print([k for k in os.environ if 'OPENBLAS' in k])"
     done = subprocess.run(
@@ -333,4 +333,4 @@ def test_peers_are_not_held_back_by_the_environment() -> None:
     names = set(ast.literal_eval(done.stdout))
     assert "OPENBLAS_THREAD_TIMEOUT" in names
     assert not names & {"OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"}
-    assert machine.blas() != "unknown"  # and tables say which kernels they were
+    assert machine.blas() != "unknown"  # and tables name the kernels used

@@ -19,7 +19,7 @@ def test_by_hand() -> None:
 
 
 @given(seed=st.integers(0, 2**31), rows=st.integers(1, 5), size=st.integers(1, 40))
-def test_there_and_back(seed: int, rows: int, size: int) -> None:
+def test_round_trip(seed: int, rows: int, size: int) -> None:
     g = torch.Generator().manual_seed(seed)
     flags = torch.rand(rows, size, generator=g) < 0.5
     packed = bits.pack(flags)

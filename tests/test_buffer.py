@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flat layouts and the update buffer: nothing is lost, nothing is copied, nothing is silent."""
+"""Flat layouts and the update buffer: no lost values, no copies, no silent conversion."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_round_trip_keeps_values_shapes_and_dtypes(
     assert back.keys() == state.keys()
     for name, tensor in state.items():
         assert back[name].dtype == tensor.dtype and back[name].shape == tensor.shape
-        assert torch.equal(back[name], tensor)  # they all came from float32
+        assert torch.equal(back[name], tensor)  # all of them came from float32
 
 
 def test_float64_is_rounded_and_only_on_request() -> None:
@@ -143,7 +143,7 @@ def test_non_contiguous_parameters() -> None:
     x = torch.randn(2, 3)
     expected = net(x)
     vector = layout.flatten(net)
-    assert vector[:3].tolist() == [0.0, 5.0, 10.0]  # row-major order of what the module sees
+    assert vector[:3].tolist() == [0.0, 5.0, 10.0]  # row-major order of the parameter's shape
     layout.bind(net, vector)
     assert torch.allclose(net(x), expected)
 
@@ -163,7 +163,9 @@ def test_nothing_to_flatten(source: nn.Module | dict[str, Tensor]) -> None:
         ({"x": torch.eye(2).to_sparse()}, TypeError, "x: expected a dense"),
     ],
 )
-def test_what_no_layout_takes(state: dict[str, Tensor], error: type[Exception], match: str) -> None:
+def test_values_that_no_layout_accepts(
+    state: dict[str, Tensor], error: type[Exception], match: str
+) -> None:
     with pytest.raises(error, match=match):
         FlatLayout.from_state_dict(state)
 
@@ -229,7 +231,7 @@ def test_a_bound_model_trains_in_its_row() -> None:
     assert torch.allclose(row, expected, atol=1e-7)
 
 
-def test_values_of_the_vector_win() -> None:
+def test_binding_keeps_the_values_of_the_vector() -> None:
     net = conv_net()
     layout = FlatLayout.from_module(net)
     layout.bind(net, torch.full((layout.num_params,), 0.5))

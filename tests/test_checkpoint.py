@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint files: whole or refused, replaced atomically, readable by other tools."""
+"""Checkpoint files: complete or refused, replaced atomically, readable by other tools."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates from clients' safetensors files: the numbers of the files, and nothing else gets in."""
+"""Updates from clients' safetensors files: exact values, and refusal of invalid files."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_step_from_files_is_one_from_rows(files: tuple[list[Path], Tensor], ru
         assert torch.equal(params, twin)
 
 
-# --- files that are not what they should be -----------------------------------------------------
+# --- invalid files -----------------------------------------------------
 
 
 def truncated(path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_file_that_changes_during_the_step_changes_nothing(
 ) -> None:
     paths, _ = files
     said = "the file changed during the step"
-    if kind == "raced":  # cut off after it was looked at
+    if kind == "raced":  # truncated after its header was checked
         monkeypatch.setattr(client_files, "_identity", lambda status: ())
         said = "the file is truncated: it ends at byte"
     source = ClientFiles(paths, layout())
@@ -289,7 +289,7 @@ def test_a_memory_in_a_file_takes_no_memory(tmp_path: Path) -> None:
 
 
 def run_script(script: str, *arguments: object) -> str:
-    # glibc would keep up to two of the largest blocks that were ever freed.
+    # glibc would keep up to two of the largest freed blocks.
     malloc = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes all columns together: segments change roundings only, and nothing gets lost."""
+"""Operations over all columns: segments change only roundings, and lose no column."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as a user meets it: importing it, asking it about itself, building it."""
+"""The package for its users: import, build information, self-check, build."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_selfcheck_covers_every_op() -> None:
 
 @pytest.mark.parametrize("name", sorted(TABLE))
 def test_ops_on_a_device_return_and_change_what_the_ops_do(name: str) -> None:
-    """`OnDevice`, with the CPU as the device: what a GPU computes comes back in the same form."""
+    """Use `OnDevice` with the CPU as the device: results come back in the same form."""
     data = ExampleData.random(K=7, S=4, d=33)
     there = selfcheck._outcome(TABLE[name], selfcheck.OnDevice("cpu"), data)
     here = selfcheck._outcome(TABLE[name], fastagg.ops, data)

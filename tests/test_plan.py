@@ -61,7 +61,7 @@ def test_the_state_is_what_the_plan_says(
 
 
 def test_no_more_vectors_than_the_plan_says() -> None:
-    # The worst case: after everybody, the others come back one at a time.
+    # The worst case: after a round of all clients, the others return one at a time.
     agg = fastagg.make("mimic", num_clients=K, num_params=D)
     buffer, params = UpdateBuffer(K, D), torch.zeros(D)
     for clients in ([0], [1], [2], [3], [4], [5, 6, 7, 8]):
@@ -113,7 +113,7 @@ def test_a_bound_of_norms_costs_a_pass_where_there_is_no_gram_matrix(name: str) 
 
 
 def _ops_of(name: str) -> set[str]:
-    """What a step without a bound asks of all columns."""
+    """Return the operations on all columns of a step without a norm bound."""
     agg = fastagg.make(name, num_clients=3, num_params=5, **REQUIRED.get(name, {}))
     asked: set[str] = set()
 
@@ -268,7 +268,7 @@ def test_streams(name: str, options: dict[str, Any], staged: int) -> None:
     assert "rows streamed, 4.1 kB at a time" in str(streamed)
 
 
-def test_a_mapped_memory_copies_rows_that_are_handed_over(tmp_path: Path) -> None:
+def test_a_mapped_memory_copies_the_rows_of_a_buffer(tmp_path: Path) -> None:
     sizes = {"num_clients": K, "num_active": S, "num_params": D}
     mapped = fastagg.plan("mimic", adopting=True, memory_folder=tmp_path, **sizes)
     assert mapped.bytes_moved == fastagg.plan("mimic", **sizes).bytes_moved

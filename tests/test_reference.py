@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle itself, on cases small enough to work out by hand."""
+"""The oracle, on cases small enough to compute by hand."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_select_friends() -> None:
     friends = reference.select_friends(scores, counts, active, candidates)
     assert friends.tolist() == [-1, 3, 2, 3]
     negative = reference.select_friends(-scores, counts, active)
-    assert negative.tolist() == [3, 2, 2, 3]  # a score below 0 beats having none
+    assert negative.tolist() == [3, 2, 2, 3]  # a negative score is preferred to no score
 
 
 def test_eliminate() -> None:

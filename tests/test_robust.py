@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Robust rules as callables: ByzFL's own test cases, then what its tests do not ask."""
+"""Robust rules as callables: ByzFL's test cases, then cases that ByzFL does not test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastagg import robust
 VECTORS = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
 
 # The cases of ByzFL's unit tests and what they expect, for the vectors above: the rule, the result
-# and the relative error that is allowed. CAF and SMEA have none there: the examples of its pages.
+# and the allowed relative error. ByzFL has no tests of CAF and SMEA: those are its docs' examples.
 BYZFL = {
     "Average": (robust.Average(), [4.0, 5.0, 6.0], 0.0),
     "Median": (robust.Median(), [4.0, 5.0, 6.0], 0.0),
@@ -28,7 +28,11 @@ BYZFL = {
     "GeometricMedian": (robust.GeometricMedian(), [3.78788764, 4.78788764, 5.78788764], 1e-5),
     "Krum": (robust.Krum(1), [1.0, 2.0, 3.0], 0.0),
     "MultiKrum": (robust.MultiKrum(1), [2.5, 3.5, 4.5], 1e-5),
-    "CenteredClipping": (robust.CenteredClipping, [4.0, 5.0, 6.0], 0.0),  # made anew: has a state
+    "CenteredClipping": (
+        robust.CenteredClipping,
+        [4.0, 5.0, 6.0],
+        0.0,
+    ),  # a new instance: the rule has a state
     "MDA": (robust.MDA(1), [2.5, 3.5, 4.5], 1e-5),
     "SMEA": (robust.SMEA(1), [2.5, 3.5, 4.5], 1e-5),
     "CAF": (robust.CAF(1), [4.0, 5.0, 6.0], 1e-5),
@@ -75,7 +79,7 @@ def test_byzfls_own_cases(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_byzfls_example_of_bucketing(kind: str) -> None:
-    """Who shares a bucket is drawn, there and here: its pages show two of the three results."""
+    """Buckets are drawn at random in both; ByzFL's pages show two of the three results."""
     rule = robust.Bucketing(2)
     results = [rule(KINDS[kind](VECTORS)) for _ in range(20)]
     assert all(isinstance(r, torch.Tensor if "tensor" in kind else np.ndarray) for r in results)
@@ -110,7 +114,7 @@ RULES: dict[str, Callable[..., Any]] = {
 
 def test_the_table_has_every_rule() -> None:
     assert set(RULES) == set(robust.__all__)
-    assert set(BYZFL) == set(robust.__all__) - {"Bucketing"}  # random: a case of its own
+    assert set(BYZFL) == set(robust.__all__) - {"Bucketing"}  # random: tested separately
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -159,7 +163,7 @@ def test_vectors_of_any_shape(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_sums_are_more_than_the_dtype_has(name: str, dtype: torch.dtype) -> None:
+def test_sums_use_more_precision_than_the_dtype(name: str, dtype: torch.dtype) -> None:
     vectors = (torch.randn(9, 500) + 3.0).to(dtype)
     result = RULES[name]()(vectors)
     exact = RULES[name]()(vectors.double())
@@ -215,7 +219,7 @@ def covariance(x: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 
 
 def caf(x: np.ndarray, f: int) -> np.ndarray:
-    """In d dimensions, as in the docstring of robust.CAF."""
+    """Compute CAF in d dimensions, as in the docstring of robust.CAF."""
     c, best, smallest = np.ones(len(x)), x.mean(0), math.inf
     while c.sum() > len(x) - 2 * f:
         values, vectors = np.linalg.eigh(covariance(x, c))
@@ -228,7 +232,7 @@ def caf(x: np.ndarray, f: int) -> np.ndarray:
 
 
 def plain(name: str, x: np.ndarray) -> np.ndarray:
-    """As written in the papers, in numpy, for the parameters of RULES."""
+    """Compute the rules as written in the papers, in numpy, for the parameters of RULES."""
     n, f = len(x), 1
     d2 = ((x[:, None] - x[None]) ** 2).sum(-1)
     if name == "GeometricMedian":
@@ -319,7 +323,7 @@ def test_buckets_are_of_s_and_drawn_anew() -> None:
     np.testing.assert_array_equal(np.sort(robust.Bucketing(1)(vectors), 0), np.sort(vectors, 0))
 
 
-def test_clipping_goes_on_from_its_last_result() -> None:
+def test_clipping_continues_from_its_last_result() -> None:
     vectors = np.random.default_rng(6).standard_normal((5, 8)) + 4.0
     once, twice = robust.CenteredClipping(L=2, tau=1.0), robust.CenteredClipping(tau=1.0)
     twice(vectors)[...] = math.nan  # the caller's, not the rule's
@@ -358,7 +362,9 @@ def test_zero_vectors() -> None:
         (torch.zeros(3, 2, device="meta"), ValueError, "device"),
     ],
 )
-def test_what_are_no_vectors(vectors: Any, error: type[Exception], message: str) -> None:
+def test_values_that_are_not_vectors_are_refused(
+    vectors: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         robust.Average()(vectors)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMEA and CAF: cases by hand, outliers, ties, and what does not matter."""
+"""SMEA and CAF: hand-worked cases, outliers, ties, and invariances."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_caf_by_hand() -> None:
 
 @pytest.mark.parametrize("far", [1e2, 1e6, 1e10, 1e15])
 @pytest.mark.parametrize("rule", [robust.SMEA, robust.CAF])
-def test_far_vectors_have_no_say(rule: Any, far: float) -> None:
+def test_far_vectors_do_not_move_the_result(rule: Any, far: float) -> None:
     x = np.random.default_rng(0).standard_normal((11, 40))
     center = x[2:].mean(0)
     x[:2] = far * x[:2] / np.linalg.norm(x[:2], axis=1)[:, None]
@@ -47,7 +47,7 @@ def test_caf_ends_while_vectors_without_weight_are_far_away() -> None:
     steps = []
     real = torch.linalg.eigh
     x = np.random.default_rng(1).standard_normal((9, 50))
-    x[8] *= 1e10  # taken out by the first step, and ever the farthest along any direction
+    x[8] *= 1e10  # removed by the first step, but still the farthest along any direction
     x[7] *= 5.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.linalg, "eigh", lambda m: (steps.append(1), real(m))[1])
@@ -60,14 +60,14 @@ def test_order_shift_and_scale(rule: Any) -> None:
     x = np.random.default_rng(2).standard_normal((9, 30))
     expected = rule(3)(x)
     order = np.random.default_rng(3).permutation(9)
-    # The same up to rounding: sums over vectors are in their order.
+    # The same up to rounding: sums follow the order of the vectors.
     np.testing.assert_allclose(rule(3)(x[order]), expected, rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(rule(3)(x + 5.0) - 5.0, expected, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(rule(3)(-7.0 * x) / -7.0, expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("rule", [robust.SMEA, robust.CAF])
-def test_the_mean_where_nobody_is_suspected(rule: Any) -> None:
+def test_the_mean_for_f_zero_or_equal_vectors(rule: Any) -> None:
     x = np.random.default_rng(4).standard_normal((6, 7))
     np.testing.assert_allclose(rule(0)(x), x.mean(0), rtol=1e-12, atol=1e-15)
     copies = np.tile(x[:1], (5, 1))
@@ -85,7 +85,7 @@ def test_ties_go_to_the_first_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("rule", [robust.SMEA, robust.CAF])
 def test_only_distances_are_read(rule: Any) -> None:
-    """Whatever d is, eigenvalues are of matrices of n x n numbers."""
+    """Eigenvalues are computed on n x n matrices, for any d."""
     x = np.random.default_rng(5).standard_normal((7, 1000)).astype(np.float32)
     x[3] += 100.0
     sizes: list[int] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signal that arrives in a commit is delivered after it, and splits nothing."""
+"""A signal that arrives during a commit is delivered after it and does not split it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_other_threads_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", fastagg.available())
-def test_a_step_is_whole_or_not_at_all_when_ctrl_c_arrives_in_its_commit(
+def test_ctrl_c_during_a_commit_leaves_the_step_complete(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     options: dict[str, Any] = {"local_work": 1.0} if name == "scaffold" else {}

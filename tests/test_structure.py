@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers of the project: who may import whom.
+"""The layers of the project: which module may import which.
 
 Imports point one way: kernels <- bindings <- ops <- updates <- memory, checkpoint <- aggregator
 <- rules <- robust, distributed, planning, integrations, fastagg_sim <- experiments.
@@ -28,7 +28,7 @@ LAYERS = [
     {"fastagg.robust", "fastagg.distributed", "fastagg.planning"},
     {"fastagg.integrations", "fastagg_sim"},
     {"fastagg_sim.experiments"},
-    # Doors: they open everything below them, and nothing below may use them.
+    # Entry points: they import everything below them, and nothing below may import them.
     {"fastagg.__init__", "fastagg.__main__", "fastagg_sim.__main__", "fastagg_sim.cli"},
 ]
 USES_OF_C = {"fastagg.ops._dispatch", "fastagg.__init__"}
@@ -52,7 +52,7 @@ def relative(path: Path) -> str:
 
 
 def layer(module: str) -> int:
-    """Index into LAYERS by the longest prefix of `module` found there."""
+    """Return the index into LAYERS by the longest prefix of `module` found there."""
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         prefix = ".".join(parts[:length])
@@ -112,10 +112,12 @@ def test_there_is_something_to_check() -> None:
 
 
 def import_problem(module: str, target: str) -> str | None:
-    """Why `module` may not import `target`, or None."""
+    """Return why `module` may not import `target`, or None."""
     if target == "fastagg._C" and module not in USES_OF_C:
         return "only fastagg.ops._dispatch and the package itself load the extension"
-    public = "fastagg.__init__"  # the front door for users, so for fastagg_sim and integrations too
+    public = (
+        "fastagg.__init__"  # the entry point for users, and so for fastagg_sim and integrations
+    )
     if target == public and layer(module) >= layer("fastagg_sim"):
         return None
     if target != module and layer(target) > layer(module):
@@ -154,7 +156,7 @@ def test_no_circle_of_imports() -> None:
 
 
 def owner(module: str) -> str:
-    """The package in which private names of `module` may be used."""
+    """Return the package in which private names of `module` may be used."""
     return module.rpartition(".")[0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random rounds, a comparison with an oracle, and bit-exact comparisons, for all rules."""
+"""Fixtures for all rules: random rounds, a comparison with an oracle, bit-exact comparisons."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CONFIGURATIONS = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2})]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_rule: for all configurations (name, options)")
-    config.addinivalue_line("markers", "averaging_rule: the mean, with everybody active")
+    config.addinivalue_line("markers", "averaging_rule: the mean, with all clients active")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -77,9 +77,9 @@ Oracle = Callable[[np.ndarray, dict[int, np.ndarray]], np.ndarray]
 def random_rounds(
     num_clients: int, num_params: int, rounds: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Per round (updates [S, d], clients [S]): about half of the clients, in random order.
+    """Yield (updates [S, d], clients [S]) per round: about half of the clients, in random order.
 
-    Clients form two groups with a common direction each, so that similarities differ clearly.
+    Clients form two groups. Each group has a common direction, so similarities differ clearly.
     """
     generator = torch.Generator().manual_seed(seed)
     directions = 2.0 * torch.randn(2, num_params, generator=generator)
@@ -91,7 +91,7 @@ def random_rounds(
 
 
 def assert_same_bits(a: Tensor, b: Tensor, what: str = "") -> None:
-    """Equal to the last bit: -0.0 is not 0.0, NaN equals the same NaN."""
+    """Assert equality of bits: -0.0 differs from 0.0, and a NaN equals the same NaN."""
     assert a.shape == b.shape and a.dtype == b.dtype, what
     assert a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes(), what
 
@@ -113,7 +113,7 @@ def assert_same_report(a: StepReport, b: StepReport) -> None:
 
 
 def follow(agg: Aggregator, oracle: Oracle, *, tolerance: float, seed: int = 0) -> None:
-    """Twenty random rounds; in each, compare the step with the oracle's from the same params.
+    """Run twenty random rounds; compare each step with the oracle's step from the same params.
 
     ``tolerance`` is relative to the largest magnitude in the result.
     """

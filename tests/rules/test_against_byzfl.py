@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The robust rules and callables against ByzFL's, where that is installed and right.
+"""Compare the robust rules and callables with ByzFL's, where ByzFL is installed and correct.
 
-Where it differs, the tests of the rules say how, with the case written out: its Krum counts one
-neighbour more than the paper, so that ours with f is its with f + 1; its geometric median starts at
-zero; a NaN row comes out of its Krum, geometric median and clipping; and its SMEA and CAF take
-eigenvalues from one step of the power method, so that they follow from the vector it starts with.
-(tests/test_robust.py has the two in d dimensions, with numpy's eigenvalues.)
+The tests of the rules write out each difference. ByzFL's Krum counts one neighbour more than the
+paper, so fastagg's Krum with f equals ByzFL's with f + 1. Its geometric median starts at zero. Its
+Krum, geometric median and clipping return NaN for a NaN row. Its SMEA and CAF take eigenvalues from
+one step of the power method, so the result depends on the start vector. (tests/test_robust.py
+checks these two in d dimensions with numpy's eigenvalues.)
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if importlib.util.find_spec("byzfl") is None:
 
 @pytest.fixture
 def byzfl() -> ModuleType:
-    """``byzfl.aggregators`` alone: the package itself imports a whole training stack."""
+    """Import ``byzfl.aggregators`` alone: the package itself imports a whole training stack."""
     if "byzfl" not in sys.modules:
         spec = importlib.util.find_spec("byzfl")
         assert spec is not None
-        sys.modules["byzfl"] = importlib.util.module_from_spec(spec)  # made, not executed
+        sys.modules["byzfl"] = importlib.util.module_from_spec(spec)  # created, not executed
     return importlib.import_module("byzfl.aggregators")
 
 
@@ -72,11 +72,11 @@ def test_the_same_results(byzfl: ModuleType, n: int, d: int) -> None:
         (aggregate("bucketing", rows, bucket_size=n), byzfl.Bucketing(n)(rows)[0]),
     ]
     for ours, theirs in pairs:
-        # 8e-8 to 1.4e-7 measured: theirs is float32 throughout
+        # 8e-8 to 1.4e-7 measured: ByzFL computes in float32 throughout
         assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
 
 
-def test_what_a_nan_row_does_there(byzfl: ModuleType) -> None:
+def test_byzfl_returns_nan_for_a_nan_row(byzfl: ModuleType) -> None:
     rows = torch.randn(6, 10)
     rows[0] = math.nan
     for rule in (byzfl.Krum(1), byzfl.GeometricMedian(), byzfl.CenteredClipping()):
@@ -108,19 +108,19 @@ def test_the_callables(byzfl: ModuleType, name: str, arguments: tuple[Any, ...],
     ours = getattr(robust, name)(*arguments)(rows)
     theirs = getattr(byzfl, name)(*arguments)(rows.copy() if kind == "ndarray" else rows.clone())
     assert type(ours) is type(theirs) and ours.dtype == theirs.dtype
-    # float64: distances by way of the Gram matrix; float32: theirs is float32 throughout
+    # float64: distances from the Gram matrix; float32: ByzFL computes in float32
     tolerance = 1e-8 if kind == "ndarray" else 2e-6
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=tolerance)
 
 
-def test_krum_is_theirs_with_one_more(byzfl: ModuleType) -> None:
+def test_krum_equals_byzfls_with_f_plus_one(byzfl: ModuleType) -> None:
     rows = np.random.default_rng(0).standard_normal((9, 60))
     np.testing.assert_array_equal(robust.Krum(2)(rows), byzfl.Krum(3)(rows))
 
 
 @pytest.mark.parametrize("s", [1, 3, 9])
 def test_bucketing_up_to_the_draw(byzfl: ModuleType, s: int) -> None:
-    """Theirs is a permutation: of one vector a bucket, or one for all, and the mean in any case."""
+    """Draws differ: compare buckets of one vector, one bucket for all, and the mean of buckets."""
     rows = np.random.default_rng(0).standard_normal((9, 60))
     ours, theirs = robust.Bucketing(s)(rows), byzfl.Bucketing(s)(rows)
     assert ours.shape == theirs.shape == (9 // s, 60)
@@ -129,20 +129,20 @@ def test_bucketing_up_to_the_draw(byzfl: ModuleType, s: int) -> None:
         np.testing.assert_allclose(np.sort(ours, 0), np.sort(theirs, 0), rtol=1e-12, atol=1e-12)
 
 
-def test_every_callable_of_theirs_is_here_and_compared(byzfl: ModuleType) -> None:
+def test_every_callable_of_byzfl_is_provided_and_compared(byzfl: ModuleType) -> None:
     theirs = {
         name
         for name, value in vars(byzfl).items()
         if isinstance(value, type) and value.__module__.startswith("byzfl.aggregators.")
     }
     assert theirs == set(robust.__all__)
-    elsewhere = {"Krum", "MultiKrum", "Bucketing", "SMEA", "CAF"}  # in the tests beside this one
+    elsewhere = {"Krum", "MultiKrum", "Bucketing", "SMEA", "CAF"}  # in the neighbouring tests
     assert {name for name, _ in CALLABLES} == theirs - elsewhere
 
 
 @pytest.mark.parametrize("f", [1, 2, 3])
 def test_smea_on_a_line(byzfl: ModuleType, f: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started with the only eigenvector there is, one step of the power method is enough."""
+    """Start with the direction of the line, the only eigenvector: one power step is exact."""
     direction = np.random.default_rng(0).standard_normal(60)
     monkeypatch.setattr(np.random, "randn", lambda _: direction)
     places = np.array([-30.0, 0.0, 1.0, 2.5, 4.5, 7.0, 11.0])[:, None]
@@ -151,18 +151,20 @@ def test_smea_on_a_line(byzfl: ModuleType, f: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["SMEA", "CAF"])
-def test_what_one_step_of_the_power_method_does_there(byzfl: ModuleType, name: str) -> None:
+def test_one_power_step_makes_byzfls_result_depend_on_its_start(
+    byzfl: ModuleType, name: str
+) -> None:
     rows = np.random.default_rng(0).standard_normal((9, 50))
     rows[8] *= 3.0
     results = []
     for seed in range(20):
         np.random.seed(seed)
         results.append(getattr(byzfl, name)(2)(rows).tobytes())
-    assert len(set(results)) > 5  # of one input; 11 and 18 measured
+    assert len(set(results)) > 5  # different results for one input; 11 and 18 measured
     assert len({getattr(robust, name)(2)(rows).tobytes() for _ in range(3)}) == 1
 
 
-def test_what_caf_does_there_with_nothing_to_filter(byzfl: ModuleType) -> None:
+def test_byzfls_caf_with_nothing_to_filter(byzfl: ModuleType) -> None:
     with np.errstate(invalid="ignore"):
         assert byzfl.CAF(0)(np.eye(3)) is None
         assert byzfl.CAF(1)(np.ones((3, 4))) is None
@@ -183,9 +185,9 @@ def at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_one_vector_far_away_keeps_caf_there_from_ending(byzfl: ModuleType) -> None:
+def test_one_far_vector_keeps_byzfls_caf_from_ending(byzfl: ModuleType) -> None:
     rows = np.random.default_rng(0).standard_normal((9, 50))
-    rows[8] *= 1e10  # without weight after the first step, and still what the others are held to
+    rows[8] *= 1e10  # its weight is 0 after the first step, but ByzFL still compares with it
     with pytest.raises(TimeoutError), at_most(2.0):
         byzfl.CAF(2)(rows)
     with at_most(2.0):  # takes a millisecond

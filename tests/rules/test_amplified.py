@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amplified averaging: hand-worked numbers, an oracle, and its identity with FedAvg."""
+"""Amplified averaging: hand-worked numbers, an oracle, and the case that equals FedAvg."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_hand_worked() -> None:
     assert report.weights.tolist() == [0.5, 0.5]
 
 
-def test_weights_are_taken_as_they_stand() -> None:
+def test_weights_are_not_normalised() -> None:
     agg = Amplified(num_clients=2, num_params=1, beta=3.0, client_weights=[2.0, 10.0])
     params = torch.zeros(1)
     agg.step(params, torch.ones(2, 1), [0, 1])
@@ -63,7 +63,7 @@ def test_sequential_moves_the_model_client_by_client() -> None:
     single = start.clone()
     Amplified(**options).step(single, updates[:1], [4])
     agg.step(params.copy_(start), updates[:1], [4])
-    assert torch.equal(params, single)  # of one client it is the same
+    assert torch.equal(params, single)  # with one client both modes agree
 
 
 def test_sequential_is_true_or_false() -> None:

@@ -35,7 +35,7 @@ def test_buckets_are_a_partition(n: int, size: int, seed: int, t: int) -> None:
 
 
 @given(n=st.integers(1, 40), size=st.integers(1, 45), seed=st.integers(0, 9), t=st.integers(0, 9))
-def test_the_kernel_numbers_them_alike(n: int, size: int, seed: int, t: int) -> None:
+def test_the_kernel_assigns_the_same_buckets(n: int, size: int, seed: int, t: int) -> None:
     order = draw_order(n, seed, t)
     weights = torch.ones(n, dtype=torch.float64)
     numbers = ops.bucketed_gram(torch.eye(n).double(), order, weights, size)[1].tolist()
@@ -44,7 +44,7 @@ def test_the_kernel_numbers_them_alike(n: int, size: int, seed: int, t: int) -> 
 
 
 def test_draws_are_fixed_and_differ_by_round_and_seed() -> None:
-    assert draw_buckets(6, 2, seed=0, t=0) == [[0, 2], [1, 4], [3, 5]]  # today and for ever
+    assert draw_buckets(6, 2, seed=0, t=0) == [[0, 2], [1, 4], [3, 5]]  # must never change
     draws = {str(draw_buckets(12, 2, seed, t)) for seed in range(5) for t in range(5)}
     assert len(draws) == 25
 
@@ -82,7 +82,7 @@ def test_one_bucket_is_the_weighted_mean(rule: str) -> None:
     rows, params, twin = torch.randn(5, 20), torch.zeros(20), torch.zeros(20)
     agg.step(params, rows, [0, 2, 3, 5, 6])
     mean.step(twin, rows, [0, 2, 3, 5, 6])
-    torch.testing.assert_close(params, twin, rtol=0, atol=2e-7)  # factors rounded once more
+    torch.testing.assert_close(params, twin, rtol=0, atol=2e-7)  # the factors are rounded once more
 
 
 def test_unclipped_it_is_the_weighted_mean_for_any_bucket_size() -> None:
@@ -133,7 +133,7 @@ def test_is_the_rule_on_the_averages(
             inner.load_state_dict({"previous": agg.previous})
         agg.step(params.zero_(), rows, range(7))
         inner.step(expected.zero_(), torch.from_numpy(averages).float(), range(4))
-        # float32 averages, and distances that are good to 1e-7 of the squared norms
+        # averages are float32, and distances are accurate to 1e-7 of the squared norms
         torch.testing.assert_close(params, expected, rtol=0, atol=2e-6)
 
 
@@ -148,14 +148,14 @@ def test_skipped_rounds_count(same_bits: Callable[..., None]) -> None:
     same_bits(params, twin)
 
 
-def test_a_minority_cannot_take_it_away() -> None:
+def test_a_minority_cannot_move_the_result_far() -> None:
     honest = torch.randn(9, 20)
     rows = torch.cat([honest, torch.full((1, 20), 1e20)])
     rules: list[tuple[str, dict[str, Any]]] = [
         ("geometric-median", {"iterations": 40}),
         ("krum", {}),
     ]
-    for seed in range(20):  # one bad bucket of five, whichever it is
+    for seed in range(20):  # one bad bucket of five, wherever it falls
         for rule, options in rules:
             agg = Bucketing(
                 num_clients=10, num_params=20, seed=seed, rule=rule, rule_options=options

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Centered clipping: hand-worked numbers, eq. 43 on the vectors themselves, and identities."""
+"""Centered clipping: hand-worked numbers, eq. 43 computed on the vectors, and identities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastagg import CenteredClip
 def clipping(
     v: np.ndarray, x: np.ndarray, w: np.ndarray, tau: float, iterations: int
 ) -> np.ndarray:
-    """Eq. 43 from v [d] on vectors [S, d] with weights [S] of sum 1."""
+    """Apply eq. 43 from v [d] to vectors [S, d]; weights [S] sum to 1."""
     for _ in range(iterations):
         norms = np.linalg.norm(x - v, axis=1)
         factor = np.minimum(1.0, np.divide(tau, norms, out=np.ones_like(norms), where=norms > 0))
@@ -40,7 +40,7 @@ def test_hand_worked() -> None:
     assert agg.previous.tolist() == pytest.approx(v, rel=1e-6)  # before server_lr
 
 
-def test_one_client_pulls_by_tau_a_step_at_most() -> None:
+def test_one_client_moves_v_by_at_most_tau_per_iteration() -> None:
     agg = CenteredClip(num_clients=3, num_params=1, tau=1.0, iterations=3)
     params = torch.zeros(1)
     for t in range(1, 5):  # v goes 3, 6, 9, and at 10 it stays
@@ -98,7 +98,7 @@ def test_a_row_at_v0_is_not_divided_by_its_distance() -> None:
     assert params.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_outliers_move_it_by_tau_each_and_no_more() -> None:
+def test_each_outlier_moves_the_result_by_at_most_tau() -> None:
     honest = torch.randn(8, 30)
     results = []
     for size in (0.0, 1e3, 1e30, 3e38):
@@ -120,11 +120,11 @@ def test_infinity_survives_a_checkpoint(tmp_path: Path) -> None:
     assert isinstance(loaded, CenteredClip) and loaded.tau == math.inf
 
 
-def test_as_another_library_has_it() -> None:
-    """ByzFL 0.0.11 is the same recursion with 1/n weights; it keeps v for the next call, as we do,
-    but starts with one iteration. Its documented example: from zero, with tau = 100, the mean.
-    Two things it does differently: a NaN row makes the result, and with it every later one, NaN;
-    and a row at distance 0 divides 100 by 0 (which ends well, as the minimum with 1 is taken)."""
+def test_documented_example_of_byzfl() -> None:
+    """ByzFL 0.0.11 uses the same recursion with weights 1/n and also keeps v for the next call; its
+    default is one iteration. Its documented example: from zero, with tau = 100, the mean.
+    ByzFL differs in two ways. A NaN row makes this result and all later results NaN. A row at
+    distance 0 divides 100 by 0, which is harmless because the minimum with 1 is taken."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     agg = CenteredClip(num_clients=4, num_params=3, tau=100.0, iterations=1, nonfinite="drop")
     params = torch.zeros(3)

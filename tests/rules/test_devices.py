@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule on every device: a GPU follows the CPU, and keeps the promises that it makes."""
+"""Every rule on every device: a GPU agrees with the CPU and keeps the same guarantees."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def start(device: str) -> Tensor:
 
 
 @every_rule
-def test_it_follows_the_cpu(
+def test_a_device_agrees_with_the_cpu(
     name: str, options: dict[str, Any], device: str, rounds: Rounds
 ) -> None:
     agg, twin = make(name, options, device), make(name, options, "cpu")
@@ -52,8 +52,8 @@ def test_it_follows_the_cpu(
             got = getattr(report, field)
             assert got is None or got.device.type == "cpu"
         assert torch.equal(report.active, wanted.active)
-        # Gram entries agree to 1e-5 of the rows' norms, so weights made from them do as well;
-        # distances, differences of such entries, to its root where rows nearly coincide.
+        # Gram entries agree to 1e-5 of the rows' norms, and so do weights computed from them.
+        # Distances are differences of such entries: to the root of 1e-5 where rows nearly coincide.
         assert torch.allclose(report.weights, wanted.weights, rtol=0, atol=1e-3)
         if wanted.friends is not None:
             assert report.friends is not None and torch.equal(report.friends, wanted.friends)
@@ -79,7 +79,7 @@ def test_the_order_of_rows_does_not_matter(
 
 
 @every_rule
-def test_handing_rows_over_changes_no_bit(
+def test_taking_ownership_of_rows_changes_no_bit(
     same_bits: Callable[..., None],
     name: str,
     options: dict[str, Any],
@@ -115,7 +115,7 @@ def test_a_bad_update_changes_nothing(
 
 
 @every_rule
-def test_a_checkpoint_goes_on_to_the_bit(
+def test_a_loaded_checkpoint_continues_with_the_same_bits(
     tmp_path: Path,
     same_bits: Callable[..., None],
     name: str,

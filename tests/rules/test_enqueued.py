@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rounds of FDMS that commit only if all is well, and tell nobody but the device."""
+"""Enqueued FDMS rounds: they commit only if all checks pass, and the host does not wait."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_rounds_are_those_of_the_aggregator(options: dict[str, Any], listed: boo
         assert rounds.settle() == (not called_off)
         if not called_off:
             two.step(theirs, rows, clients)
-        # Weights differ by rounding in float64, so the aggregate, in float32, hardly ever does.
+        # Weights differ by float64 rounding, so the float32 aggregate almost never differs.
         torch.testing.assert_close(params, theirs, rtol=1e-6, atol=1e-6)
         assert one.rounds == two.rounds
         for name, value in two.state_dict().items():
@@ -65,7 +65,7 @@ def test_rounds_are_those_of_the_aggregator(options: dict[str, Any], listed: boo
         assert two.candidates.sum() < K * (255 + 1)
 
 
-def test_thresholds_count_the_rounds_that_nobody_has_waited_for() -> None:
+def test_thresholds_count_rounds_that_the_host_has_not_waited_for() -> None:
     asked: list[int] = []
 
     def threshold(t: int) -> float:
@@ -78,9 +78,10 @@ def test_thresholds_count_the_rounds_that_nobody_has_waited_for() -> None:
     for _ in range(3):
         rounds.enqueue(*draw(g))
     rows, clients = draw(g)
-    rounds.enqueue(torch.full_like(rows, torch.inf), clients)  # called off, which nobody knows yet
+    # The device calls this round off; the host has not read that yet.
+    rounds.enqueue(torch.full_like(rows, torch.inf), clients)
     rounds.enqueue(rows, clients)
-    rounds.enqueue(rows, clients, 0.5)  # asks nobody
+    rounds.enqueue(rows, clients, 0.5)  # a given threshold: the callable is not called
     assert asked == [1, 2, 3, 4, 5] and agg.rounds == 0
     assert rounds.settle() == 5 and agg.rounds == 5
     assert rounds.settle() == 0 and agg.rounds == 5
@@ -88,7 +89,7 @@ def test_thresholds_count_the_rounds_that_nobody_has_waited_for() -> None:
     assert asked[5:] == [6]
 
 
-def test_what_is_refused_changes_nothing() -> None:
+def test_a_refused_round_changes_nothing() -> None:
     agg, params = server(), torch.zeros(D)
     rounds = EnqueuedFDMS(agg, params)
     rows, clients = draw(torch.Generator().manual_seed(3))
@@ -108,7 +109,7 @@ def test_what_is_refused_changes_nothing() -> None:
         assert torch.equal(agg.state_dict()[name], value)
 
 
-def test_what_cannot_be_enqueued() -> None:
+def test_calls_that_cannot_be_enqueued_are_refused() -> None:
     params = torch.zeros(D)
     soft = fastagg.make("fdms-soft", num_clients=K, num_params=D)
     with pytest.raises(TypeError, match="aggregator: expected FDMS, got FDMSSoft"):

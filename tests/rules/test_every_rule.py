@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every rule: order and threads do not matter, and nothing bad gets in."""
+"""Properties of every rule: invariance to order and thread count, and checks of the input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastagg import Aggregator
 K = 6
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
 averaging_rule = pytest.mark.averaging_rule
-# For each of 27 configurations, which share most of their code.
+# Fewer examples: each runs for 27 configurations, which share most of their code.
 few_examples = settings(max_examples=max(3, settings.default.max_examples // 3))
 
 
@@ -29,7 +29,7 @@ def make(name: str, options: dict[str, Any], num_params: int = 23) -> Aggregator
 
 
 def warm(agg: Aggregator, params: Tensor, rounds: int = 6) -> None:
-    """A few rounds, so that there is state to disturb."""
+    """Run a few rounds, so that the rule has state that an error could change."""
     generator = torch.Generator().manual_seed(7)
     for _ in range(rounds):
         clients = torch.randperm(K, generator=generator)[:4]
@@ -40,7 +40,7 @@ def test_all_rules_are_here(rules_tested: set[str]) -> None:
     assert fastagg.available() == sorted(rules_tested)
 
 
-# --- the order of arrival and the number of threads -------------------------------------------
+# --- order of arrival and number of threads -------------------------------------------
 
 
 @every_rule
@@ -109,7 +109,7 @@ def test_any_number_of_threads_gives_the_same_bits(
 @averaging_rule
 @few_examples
 @given(seed=st.integers(0, 2**32), rounds=st.integers(1, 6))
-def test_with_everybody_active_every_averaging_rule_is_the_mean(
+def test_with_all_clients_active_every_averaging_rule_is_the_mean(
     name: str, options: dict[str, Any], seed: int, rounds: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -141,7 +141,9 @@ def test_updates_are_never_changed(
 
 
 @every_rule
-def test_a_parameter_can_be_stepped_and_autograd_knows(name: str, options: dict[str, Any]) -> None:
+def test_stepping_a_parameter_raises_its_autograd_version(
+    name: str, options: dict[str, Any]
+) -> None:
     agg = make(name, options)
     params = torch.nn.Parameter(torch.zeros(agg.num_params))
     version = params._version
@@ -161,12 +163,12 @@ def test_server_lr_may_change_between_steps(name: str, options: dict[str, Any]) 
         agg.server_lr = math.nan
 
 
-# --- rounds without anybody -------------------------------------------------------------------
+# --- rounds without clients -------------------------------------------------------------------
 
 
 @every_rule
 @pytest.mark.parametrize("empty", ["list", "tensor"])
-def test_a_round_without_anybody_is_skipped(
+def test_a_round_without_clients_is_skipped(
     same_bits: Callable[..., None], name: str, options: dict[str, Any], empty: str
 ) -> None:
     agg = make(name, options)
@@ -185,7 +187,7 @@ def test_a_round_without_anybody_is_skipped(
     for key, tensor in agg.state_dict().items():
         if key == "rounds":
             assert int(tensor) == int(state[key]) + 1
-        elif name == "fedau":  # rounds without anybody are part of what it estimates
+        elif name == "fedau":  # FedAU counts rounds without clients in its estimate
             continue
         else:
             same_bits(tensor, state[key], key)
@@ -336,7 +338,7 @@ def test_bad_input_raises_and_changes_nothing(
             same_bits(given_params, old)
         for key, tensor in agg.state_dict().items():
             same_bits(tensor, state[key], key)
-        # and the next good step is what it would have been
+        # the next valid step gives the same result as without the failed one
         agg.server_lr = lr
         good = torch.randn(3, agg.num_params)
         agg.step(params, good, [0, 2, 5])

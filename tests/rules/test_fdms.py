@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FL-FDMS: hand-worked rounds, an independent oracle, elimination, and what it may not score."""
+"""FL-FDMS: hand-worked rounds, an independent oracle, elimination, and pairs not to be scored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastagg.ops import bits
 
 
 class Oracle:
-    """FL-FDMS with dictionaries, one pair at a time, after FL-FDMS section 5."""
+    """Compute FL-FDMS with dictionaries, one pair at a time, following section 5 of its paper."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ def test_hand_worked_substitution() -> None:
     assert agg.counts.tolist() == [[0, 1, 1], [1, 0, 2], [1, 2, 0]]
 
 
-def test_without_a_scored_friend_the_mean_stands_in(same_bits: Callable[..., None]) -> None:
+def test_without_a_scored_friend_the_mean_is_substituted(same_bits: Callable[..., None]) -> None:
     """FL-FDMS eq. 5: substitution by the mean of the active is plain dropout."""
     updates = torch.randn(4, 30)
     params = torch.randn(30)
@@ -166,7 +166,7 @@ def test_without_a_scored_friend_the_mean_stands_in(same_bits: Callable[..., Non
 
 
 def test_negative_scores_are_not_beaten_by_absent_clients() -> None:
-    """Masking by multiplication with 0 would prefer an absent client to a distance below 0."""
+    """Multiplying by a 0 mask would prefer an absent client to a negative (distance) score."""
     agg = FDMS(num_clients=3, num_params=1, similarity="distance")
     params = torch.zeros(1)
     agg.step(params, torch.tensor([[0.0], [1.0], [5.0]]), [0, 1, 2])
@@ -205,16 +205,16 @@ def test_hand_worked_elimination() -> None:
         [False, False, True, True],
     ]
     counts = agg.counts.clone()
-    # now only the pairs within groups are needed, and only they are counted
+    # now only the pairs within groups are needed, and only these are counted
     assert agg.step(params, GROUPS, [0, 1, 2, 3]).pairs == 4
     grown = agg.counts - counts
     assert grown.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
-    # group {0, 1} is out: nobody from the other group may stand in, so the mean does
+    # group {0, 1} is absent: no client of the other group is a candidate, so the mean is used
     assert agg.step(params, GROUPS[2:], [2, 3]).friends.tolist() == [-1, -1, 2, 3]
     assert agg.step(params, GROUPS[:1], [0]).friends.tolist() == [0, 0, -1, -1]
 
 
-def test_pairs_nobody_needs_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_that_no_client_needs_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     agg = FDMS(num_clients=4, num_params=2, elimination=lambda t: 0.3)
     params = torch.zeros(2)
     agg.step(params, GROUPS, [0, 1, 2, 3])
@@ -319,7 +319,7 @@ def test_precision_reaches_the_op(monkeypatch: pytest.MonkeyPatch, elimination: 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-12, 1.0, 1e12, 1e18, 1e37])
 def test_any_magnitude_is_compared(scale: float) -> None:
-    """Squares of such numbers leave float32; they must neither vanish nor look non-finite."""
+    """Squares of such numbers exceed float32's range; they must neither become 0 nor non-finite."""
     agg = FDMS(num_clients=3, num_params=2)
     x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]) * scale
     agg.step(torch.zeros(2), x, [0, 1, 2])

@@ -67,7 +67,7 @@ def test_follows_the_oracle(
         temperature=temperature,
         client_weights=weights,
     )
-    # float32 scores, of which differences are divided by temperatures of .05 and more
+    # differences of float32 scores are divided by temperatures of .05 and more
     follow(agg, oracle, tolerance=1e-5)
 
 
@@ -85,7 +85,7 @@ def test_one_friend_is_fdms(random_rounds: Callable[..., Any], similarity: str) 
 
 
 def test_many_absent_clients() -> None:
-    """More than are looked at together; every share arrives somewhere."""
+    """More absent clients than one batch holds; the weights still sum to 1."""
     agg = FDMSSoft(num_clients=600, num_params=8)
     agg.step(torch.zeros(8), torch.randn(600, 8), range(600))
     report = agg.step(torch.zeros(8), torch.randn(9, 8), range(0, 45, 5))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedAU: hand-worked intervals, an oracle that keeps them all, and what it estimates."""
+"""FedAU: hand-worked intervals, an oracle that keeps every interval, and the estimated rates."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def test_follows_the_oracle(follow: Callable[..., None], cutoff: int) -> None:
 
 
 @pytest.mark.slow
-def test_factors_come_to_the_inverse_rates() -> None:
+def test_factors_converge_to_the_inverse_rates() -> None:
     agg = FedAU(num_clients=4, num_params=1)
     rates = torch.tensor([1.0, 0.5, 0.25, 0.1])
     for _ in range(20_000):
         clients = (torch.rand(4) < rates).nonzero().flatten()
         agg.step(torch.zeros(1), torch.zeros(len(clients), 1), clients)
-    # 2,000 intervals or more, each with a standard deviation of its mean; five standard errors.
-    # The cutoff at 50 takes 0.5 % off the last one.
+    # 2,000 intervals or more; the standard deviation of each is its mean. Five standard errors.
+    # The cutoff at 50 lowers the last one by 0.5 %.
     assert agg.factors.tolist() == pytest.approx((1 / rates).tolist(), rel=5 / 2000**0.5)
 
 

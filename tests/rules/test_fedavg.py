@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedAvg against hand-worked numbers and an independent oracle."""
+"""Compare FedAvg with hand-worked numbers and an independent oracle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_hand_worked() -> None:
     assert not report.skipped
 
 
-def test_sample_counts_weigh_the_active_clients_only() -> None:
+def test_sample_counts_weight_the_active_clients_only() -> None:
     agg = FedAvg(num_clients=3, num_params=1, client_weights=[100, 7, 300])
     params = torch.zeros(1)
     # (100 * 4 + 300 * 8) / 400 = 7; client 1 is absent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FedVARP: hand-worked numbers, an oracle, and rows handed over."""
+"""FedVARP: hand-worked numbers, an oracle, and taking ownership of rows."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def test_follows_the_oracle(follow: Callable[..., None], weights: list[float] | 
     follow(agg, oracle, tolerance=8 * 2.0**-24)  # parameters are rounded twice, factors once
 
 
-def test_handing_over_gives_the_same_bits(
+def test_taking_ownership_gives_the_same_bits(
     same_bits: Callable[..., None], same_state: Callable[..., None]
 ) -> None:
-    copying, adopting = (FedVARP(num_clients=5, num_params=30) for _ in range(2))
+    copying, taking = (FedVARP(num_clients=5, num_params=30) for _ in range(2))
     buffer, params, twin = UpdateBuffer(5, 30), torch.zeros(30), torch.zeros(30)
     for clients in ([0, 1, 2, 3, 4], [4, 1], [3], [0, 4]):
         for row in buffer.rows(clients):
             row.normal_()
         copying.step(params, [row.clone() for row in buffer.rows(clients)], clients)
-        adopting.step(twin, buffer, clients)
+        taking.step(twin, buffer, clients)
         same_bits(params, twin)
-        same_state(copying, adopting)
+        same_state(copying, taking)
 
 
 def test_active_clients_without_weight_are_refused() -> None:

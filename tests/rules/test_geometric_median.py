@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Geometric median: hand-worked numbers, Weiszfeld on the vectors themselves, symmetries."""
+"""Geometric median: hand-worked numbers, Weiszfeld computed on the vectors, symmetries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastagg import FedAvg, GeometricMedian
 def weiszfeld(
     x: np.ndarray, w: np.ndarray, nu: float = 1e-6, iterations: int = 8, start: str = "mean"
 ) -> np.ndarray:
-    """Smoothed Weiszfeld on vectors [S, d] with weights [S], from their mean or zero."""
+    """Run smoothed Weiszfeld on vectors [S, d] with weights [S], from their mean or zero."""
     z = w @ x / w.sum() if start == "mean" else np.zeros(x.shape[1])
     for _ in range(iterations):
         beta = w / np.maximum(nu, np.linalg.norm(x - z, axis=1))
@@ -70,8 +70,8 @@ def test_follows_the_oracle(
     agg = GeometricMedian(
         num_clients=6, num_params=33, server_lr=0.3, client_weights=weights, **options
     )
-    # Two rows have a mean half-way; with more, z comes close to no row here, and what is left is
-    # the rounding of inner products (3e-8 of the squared norms at this d) through the distances.
+    # The mean of two rows lies half-way between them; with more rows, z comes close to none here.
+    # The remaining error is the rounding of inner products (3e-8 of the squared norms at this d).
     follow(agg, oracle, tolerance=1e-6)
 
 
@@ -79,7 +79,7 @@ def test_moves_with_translation_and_rotation() -> None:
     rows = torch.randn(9, 24)
     shift = 3.0 * torch.randn(24)
     rotation, _ = torch.linalg.qr(torch.randn(24, 24))
-    # The shift makes the rows longer than their distances, and by its square the noise in these.
+    # The shift makes rows longer than their distances; the noise in distances grows by its square.
     torch.testing.assert_close(
         median_of(rows + shift), median_of(rows) + shift, rtol=1e-5, atol=1e-5
     )
@@ -88,7 +88,7 @@ def test_moves_with_translation_and_rotation() -> None:
     )
 
 
-def test_a_minority_cannot_take_it_away() -> None:
+def test_a_minority_cannot_move_the_result_far() -> None:
     rows = torch.randn(10, 50)
     honest = rows[:7].double().mean(dim=0)
     for size in (1e2, 1e6, 1e12, 3e37):
@@ -97,12 +97,12 @@ def test_a_minority_cannot_take_it_away() -> None:
         # Lopuhaa and Rousseeuw: within 2(n - f)/(n - 2f) = 3.5 radii of any centre of the honest
         radius = (rows[:7].double() - honest).norm(dim=1).max()
         assert (z - honest).norm() <= 3.5 * radius
-        assert median_of(rows, iterations=0).norm() > 1e-3 * size  # the mean is gone
+        assert median_of(rows, iterations=0).norm() > 1e-3 * size  # the mean is unusable
 
 
 def test_on_a_line_it_is_the_weighted_median() -> None:
     rows = torch.tensor([[1.0], [2.0], [4.0], [8.0], [100.0]])
-    # Weiszfeld nears a data point like 1/iterations; 400 of them give 1 %.
+    # Weiszfeld approaches a data point as 1/iterations; 400 iterations give 1 %.
     assert median_of(rows, iterations=400).item() == pytest.approx(4.0, rel=1e-2)
     weights = [1.0, 1.0, 1.0, 1.0, 9.0]
     z = median_of(rows, iterations=400, client_weights=weights)
@@ -116,17 +116,17 @@ def test_without_iterations_it_is_fedavg(same_bits: Callable[..., None]) -> None
     same_bits(median_of(rows, iterations=0, client_weights=weights), params)
 
 
-def test_as_another_library_has_it() -> None:
+def test_documented_example_of_byzfl() -> None:
     """ByzFL 0.0.11 starts at zero instead of the mean and stops after three iterations; from its
-    second iterate on it is the same recursion. Its documented example, written out by hand:
-    z_1 = sum_i x_i/|x_i| / sum_i 1/|x_i|, and so on, tends to the middle row, as ours does."""
+    second iterate on the recursion is the same. Its documented example, worked by hand:
+    z_1 = sum_i x_i/|x_i| / sum_i 1/|x_i|, and so on, converges to the middle row, as ours does."""
     rows = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     z = np.zeros(3)
     for _ in range(3):
         beta = 1.0 / np.maximum(0.1, np.linalg.norm(rows.numpy() - z, axis=1))
         z = beta @ rows.numpy() / beta.sum()
-    assert z == pytest.approx([3.78788764, 4.78788764, 5.78788764], rel=1e-8)  # as it prints
-    # from the mean we are there at once, to within the noise of distances, 1e-4 of the norms
+    assert z == pytest.approx([3.78788764, 4.78788764, 5.78788764], rel=1e-8)  # as ByzFL prints it
+    # the mean is the middle row, to within the noise of distances, 1e-4 of the norms
     assert median_of(rows).numpy() == pytest.approx([4.0, 5.0, 6.0], rel=1e-4)
 
 

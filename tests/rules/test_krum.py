@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Krum: hand-worked numbers, an oracle on the vectors, and what other libraries do differently."""
+"""Krum: hand-worked numbers, an oracle on the vectors, and differences from other libraries."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def follow_rounds_of_at_least(
         expected = oracle(params.double().numpy(), given)
         agg.step(params, rows, clients)
         error = np.abs(params.double().numpy() - expected).max() / np.abs(expected).max()
-        assert error <= 2 * 2.0**-24  # the row as it is, one rounding of the sum
+        assert error <= 2 * 2.0**-24  # the row unchanged, then one rounding of the sum
 
 
 def test_a_minority_is_not_chosen() -> None:
@@ -76,13 +76,13 @@ def test_a_minority_is_not_chosen() -> None:
 def test_copies() -> None:
     rows = torch.randn(1, 20).expand(5, 20)
     assert chosen(rows) == 0
-    # two copies of a bad row are each other's nearest, but have one copy only
+    # each of two copies of a bad row has only one other row at distance 0
     mixed = torch.cat([torch.randn(7, 20), torch.full((2, 20), 40.0)])
     assert chosen(mixed, f=2) < 7
 
 
 @pytest.mark.parametrize(("size", "f"), [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2)])
-def test_small_rounds_use_one_neighbour_at_least(size: int, f: int) -> None:
+def test_small_rounds_use_at_least_one_neighbour(size: int, f: int) -> None:
     rows = torch.randn(size, 6)
     assert chosen(rows, f) == scores(rows.double().numpy(), f).argmin()
 
@@ -111,8 +111,9 @@ def test_a_nan_row_is_never_chosen() -> None:
 
 
 def test_neighbours_are_those_of_the_paper() -> None:
-    """n - f - 2 others. ByzFL 0.0.11 takes the n - f nearest with the row itself, that is n - f - 1
-    others, and so may choose another row. Here n = 5 and f = 1: two neighbours, or three."""
+    """The paper takes n - f - 2 others. ByzFL 0.0.11 takes the n - f nearest, the row itself
+    included: n - f - 1 others. It may therefore choose another row. Here n = 5
+    and f = 1: two neighbours, or three."""
     rows = torch.tensor([[0.0], [2.0], [4.0], [5.0], [9.0]])
     x = rows.double().numpy()
     assert scores(x, 1).tolist() == [20.0, 8.0, 5.0, 10.0, 41.0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``max_norm``, for every rule: who sends too long a row is absent in that round."""
+"""``max_norm``, for every rule: a client whose row is too long is absent in that round."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def given(form: str, rows: list[Tensor], clients: list[int]) -> Any:
 
 @pytest.mark.parametrize("form", ["list", "stream", "buffer"])
 @every_rule
-def test_a_long_row_is_as_if_its_client_were_absent(
+def test_the_client_of_a_long_row_is_treated_as_absent(
     same_bits: Check, same_state: Check, name: str, options: dict[str, Any], form: str
 ) -> None:
     bounded, twin_agg = make(name, options, max_norm=HONEST), make(name, options)
@@ -62,7 +62,7 @@ def test_a_long_row_is_as_if_its_client_were_absent(
     warm(bounded, params)
     warm(twin_agg, twin)
     good = torch.randn(2, D)
-    # One that no rule could bear, and one in whose segments alone nothing is too long.
+    # One row that would spoil any rule; one that is too long only as a whole, in no single segment.
     long = [torch.full((D,), LARGEST), 2.0 * torch.randn(D)]
     rows, clients = [long[0], good[0], long[1], good[1]], [4, 3, 1, 0]
     updates = given(form, rows, clients)
@@ -96,7 +96,7 @@ def test_the_bound_itself_is_allowed_and_the_same_for_every_rule(
 
 
 @every_rule
-def test_nobody_is_short_enough(same_bits: Check, name: str, options: dict[str, Any]) -> None:
+def test_all_rows_exceed_max_norm(same_bits: Check, name: str, options: dict[str, Any]) -> None:
     agg = make(name, options, max_norm=1e-3)
     params = torch.randn(D)
     old = params.clone()
@@ -107,7 +107,7 @@ def test_nobody_is_short_enough(same_bits: Check, name: str, options: dict[str, 
 
 
 @every_rule
-def test_what_is_not_finite_is_another_matter(
+def test_non_finite_rows_follow_the_nonfinite_option(
     same_bits: Check, name: str, options: dict[str, Any]
 ) -> None:
     agg = make(name, options, max_norm=HONEST)

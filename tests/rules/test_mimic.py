@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MimiC: hand-worked numbers, an oracle, its two modes, and its guard against overflow."""
+"""MimiC: hand-worked numbers, an oracle, both modes, and the guard against overflow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_hand_worked() -> None:
     assert params.tolist() == [2.0]
     assert agg.corrections.clone().flatten().tolist() == [2.0, 0.0, -2.0]
     assert report.weights.tolist() == [0.5, 0.5]
-    # client 0 alone sends 3: v = 3 + 2 = 5; c_0 = 5 - 3 = 2; the others keep theirs
+    # client 0 alone sends 3: v = 3 + 2 = 5; c_0 = 5 - 3 = 2; the other corrections stay
     agg.step(params, torch.tensor([[3.0]]), [0])
     assert params.tolist() == [4.5]
     assert agg.corrections.clone().flatten().tolist() == [2.0, 0.0, -2.0]
@@ -89,8 +89,8 @@ def test_both_modes_end_with_the_same_parameters(
             clients[k].learn(row, sums.aggregate)
         corrections = torch.stack([c.correction for c in clients])
         scale = max(scale, params.abs().max().item(), server.corrections.clone().abs().max().item())
-        # Per round four roundings to float32 (of what is sent, v, c, the parameters), which later
-        # rounds carry on with weight 1.
+        # Four float32 roundings per round (sent row, v, c, parameters); later rounds keep these
+        # errors with weight 1.
         bound = 4 * rounds * 2.0**-24 * 2 * scale
         assert (corrections - server.corrections.clone()).abs().max() <= bound
         assert (twin - params).abs().max() <= bound

@@ -59,7 +59,7 @@ def test_without_fading_it_is_mimic(random_rounds: Callable[..., Any]) -> None:
     torch.testing.assert_close(params, twin, rtol=1e-5, atol=1e-5)  # ten rounds of rounding
 
 
-def test_a_client_that_was_away_is_not_corrected_with_fading_zero() -> None:
+def test_fading_zero_drops_the_correction_of_an_absent_client() -> None:
     aged, mean = (
         MimiCAged(num_clients=2, num_params=5, fading=0.0),
         FedAvg(num_clients=2, num_params=5),

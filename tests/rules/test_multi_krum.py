@@ -13,7 +13,7 @@ from fastagg import FedAvg, Krum, MultiKrum
 
 
 def expected_mean(x: np.ndarray, w: np.ndarray, f: int, keep: int) -> np.ndarray:
-    """The weighted mean of the ``keep`` rows with the lowest Krum scores."""
+    """Return the weighted mean of the ``keep`` rows with the lowest Krum scores."""
     n = len(x)
     squares = ((x[:, None] - x[None]) ** 2).sum(-1)
     scores = [sum(sorted(np.delete(squares[i], i))[: max(1, n - f - 2)]) for i in range(n)]
@@ -30,7 +30,7 @@ def test_hand_worked() -> None:
     assert params.tolist() == [2.0]
     assert report.weights.tolist() == [0.25, 0.25, 0.25, 0.25, 0.0]
     assert report.pairs == 20
-    # the best three, on a tie the lower id: 1, 3, 0
+    # the best three; the lower id wins a tie: 1, 3, 0
     agg = MultiKrum(num_clients=5, num_params=1, num_byzantine=1, keep=3)
     agg.step(params.zero_(), rows, range(5))
     assert params.item() == pytest.approx(4 / 3, rel=1e-7)

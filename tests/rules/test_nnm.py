@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nearest-neighbour mixing: rows mixed explicitly, then the rule, against mixed Gram matrices."""
+"""Nearest-neighbour mixing: compare mixed Gram matrices with the rule on explicitly mixed rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ W6 = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
 
 
 def mixed(x: np.ndarray, w: np.ndarray, f: int) -> np.ndarray:
-    """Each row's mean over itself and its n - f - 1 nearest others, by explicit distances."""
+    """Return each row's mean with its n - f - 1 nearest others, by explicit distances."""
     rows = []
     for i in range(len(x)):
         distances = ((x - x[i]) ** 2).sum(1)
@@ -67,18 +67,18 @@ def test_is_the_rule_on_the_mixed_rows(
         inner = fastagg.make(rule, num_clients=6, num_params=40, client_weights=weights, **options)
         expected = torch.zeros(40)
         inner.step(expected, torch.from_numpy(explicit).float(), range(6))
-        # Mixed rows lie close together compared with their length, and copies of each other are
-        # apart by rounding; the median then weighs them by noise, which moves it by as little.
+        # Mixed rows lie close together compared with their length, and copies differ by rounding.
+        # The median then weights them by noise, which moves it by no more than their distances.
         torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
 
 
-def test_without_harm_it_is_the_weighted_mean() -> None:
+def test_with_f_zero_it_is_the_weighted_mean() -> None:
     rows, params = torch.randn(6, 20), torch.zeros(20)
     fastagg.FedAvg(num_clients=6, num_params=20, client_weights=W6).step(params, rows, range(6))
     torch.testing.assert_close(aggregate(rows, client_weights=W6), params, rtol=1e-6, atol=1e-6)
 
 
-def test_a_minority_cannot_take_it_away() -> None:
+def test_a_minority_cannot_move_the_result_far() -> None:
     honest = torch.randn(7, 20)
     rules: list[tuple[str, dict[str, Any]]] = [
         ("geometric-median", {"iterations": 100}),  # each takes 3/7 off: 1e30 needs 82
@@ -91,9 +91,9 @@ def test_a_minority_cannot_take_it_away() -> None:
             assert (result - honest.mean(0)).norm() <= 3.5 * honest.norm(dim=1).max()
 
 
-def test_as_another_library_has_it() -> None:
-    """ByzFL 0.0.11 mixes by the same neighbours with equal weights; on ties, as of the middle one
-    of three rows in a line, its choice is that of a partial sort and so unspecified: here it is
+def test_documented_example_of_byzfl() -> None:
+    """ByzFL 0.0.11 mixes the same neighbours with equal weights. On ties, as for the middle one of
+    three rows in a line, it takes what a partial sort leaves, which is unspecified; fastagg takes
     the lowest id. Its documented example, n = 3 and f = 1: means 2.5, 2.5 and 5.5, ..."""
     rows = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     assert mixed(rows, np.ones(3), 1)[:, 0].tolist() == [2.5, 2.5, 5.5]

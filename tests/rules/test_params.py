@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step asks of the parameters, whoever is there and wherever they lie."""
+"""Checks of the parameters in a step, for any cohort and any place in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make(name: str, options: dict[str, Any]) -> Aggregator:
 
 @every_rule
 @pytest.mark.parametrize("there", [0, 3])
-def test_broken_params_are_refused_when_nobody_is_there(
+def test_non_finite_params_are_refused_even_without_valid_updates(
     name: str, options: dict[str, Any], there: int
 ) -> None:
     agg = make(name, options | {"nonfinite": "drop"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the policies of the robust rules are made of, against plain definitions."""
+"""Compare the building blocks of the robust policies with plain definitions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_nearest_is_the_head_of_a_stable_sort(n: int, copies: bool) -> None:
 
 @pytest.mark.parametrize("n", [3, 8, 101])
 def test_krum_scores_of_copies_are_equal_to_the_bit(n: int) -> None:
-    """Ties go to the lowest id, so copies must have one score, in whatever order they come."""
+    """Ties go to the lowest id, so copies must have one score, in any order of arrival."""
     gram = gram_of(n)
     order = torch.randperm(n)
     assert torch.equal(krum_scores(gram[order][:, order], 1), krum_scores(gram, 1)[order])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every rule on the Gram matrix: what is read, what is reused, and symmetries."""
+"""Properties of every Gram-matrix rule: rows read, values reused, and symmetries."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def aggregate(name: str, options: dict[str, Any], rows: Tensor, **more: Any) -> 
 
 
 @every_robust_rule
-def test_reuse_is_the_rule_on_everybodys_last_row(
+def test_reuse_applies_the_rule_to_the_last_row_of_every_client(
     same_bits: Same, random_rounds: Callable[..., Any], name: str, options: dict[str, Any]
 ) -> None:
-    """Bit for bit: what is kept of the Gram matrix is what a full recomputation gives."""
+    """The kept part of the Gram matrix has the bits of a full recomputation."""
     K, d = 7, 600
     reusing, full = make(name, options, K, d, reuse=True), make(name, options, K, d)
     last = torch.zeros(K, d)
@@ -73,26 +73,26 @@ def test_reuse_is_the_rule_on_everybodys_last_row(
 
 
 @every_robust_rule
-def test_rows_that_are_handed_over_are_kept_without_copying(
+def test_rows_of_a_buffer_are_kept_without_copying(
     same_bits: Same, same_state: Same, name: str, options: dict[str, Any]
 ) -> None:
     K, d = 6, 40
-    copying, adopting = (make(name, options, K, d, reuse=True) for _ in range(2))
+    copying, taking = (make(name, options, K, d, reuse=True) for _ in range(2))
     buffer, params, twin = UpdateBuffer(K, d), torch.zeros(d), torch.zeros(d)
     for clients in ([0, 1, 2, 3, 4, 5], [5, 1], [3, 4, 1], [0]):
         for row in buffer.rows(clients):
             row.normal_().mul_(torch.rand(d) < 0.8)  # zeros of both signs
         copying.step(params, [row.clone() for row in buffer.rows(clients)], clients)
-        handed_over = buffer.row(clients[0])
-        adopting.step(twin, buffer, clients)
+        given = buffer.row(clients[0])
+        taking.step(twin, buffer, clients)
         same_bits(params, twin)
-        same_state(copying, adopting)
-        assert adopting.memory is not None
-        assert adopting.memory.rows[clients[0]].data_ptr() == handed_over.data_ptr()
-        assert buffer.row(clients[0]).data_ptr() != handed_over.data_ptr()
+        same_state(copying, taking)
+        assert taking.memory is not None
+        assert taking.memory.rows[clients[0]].data_ptr() == given.data_ptr()
+        assert buffer.row(clients[0]).data_ptr() != given.data_ptr()
 
 
-def test_reuse_computes_what_changed_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reuse_computes_only_the_entries_of_changed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int] | None] = []
     whole, some = ops.gram, ops.gram_rows
 
@@ -123,7 +123,7 @@ def test_a_rejected_row_is_not_remembered(same_bits: Same) -> None:
     same_bits(agg.memory.clone()[[0, 2]], good)
 
 
-def test_a_row_of_the_memory_is_no_update(same_bits: Same) -> None:
+def test_a_memory_row_is_refused_as_an_update(same_bits: Same) -> None:
     agg = make("krum", {}, 4, 6, reuse=True)
     params = torch.zeros(6)
     agg.step(params, torch.randn(4, 6), range(4))
@@ -136,11 +136,11 @@ def test_a_row_of_the_memory_is_no_update(same_bits: Same) -> None:
     same_bits(agg.memory.clone(), memory)
 
 
-# --- what is touched --------------------------------------------------------------------------
+# --- memory accesses --------------------------------------------------------------------------
 
 
 class Allocations(TorchDispatchMode):
-    """Notes the sizes of all storages that torch operations make."""
+    """Record the sizes of all storages that torch operations allocate."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def test_nothing_of_the_size_of_a_row_is_allocated(
     d = 5_000
     agg = make(name, options, 12, d, reuse=reuse)
     params, rows = torch.zeros(d), torch.randn(8, d)
-    agg.step(params, rows, range(3, 11))  # allocates spare rows, if it needs some
+    agg.step(params, rows, range(3, 11))  # allocates spare rows, if the rule needs any
     state = [t for t in (agg.previous, agg._aggregate) if t is not None]
     if agg.memory is not None:
         state += [*agg.memory.rows, *agg.memory.spares.rows(range(8))]
@@ -207,7 +207,7 @@ def test_rows_are_read_twice(
 def test_many_clients_and_any_number_of_threads_give_the_same_bits(
     same_bits: Same, name: str, options: dict[str, Any]
 ) -> None:
-    """S x S = 34,225 numbers: more than torch adds in one thread."""
+    """S x S = 34,225 numbers: torch adds this many in several threads."""
     rows = torch.randn(185, 40)
     results = []
     for threads in (1, 2, 3, 4):
@@ -267,7 +267,7 @@ def test_moves_with_translation_and_rotation(name: str, options: dict[str, Any])
     shift = torch.randn(24)
     rotation, _ = torch.linalg.qr(torch.randn(24, 24))
     result = aggregate(name, options, rows)
-    # Distances come out of inner products with 1e-7 of the squared norms; choices are not close.
+    # Distances from inner products err by 1e-7 of the squared norms; no choice is that close.
     torch.testing.assert_close(
         aggregate(name, options, rows + shift), result + shift, rtol=1e-5, atol=1e-5
     )

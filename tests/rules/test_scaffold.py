@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SCAFFOLD: hand-worked numbers, an oracle, the clients' part, and bounds that hold."""
+"""SCAFFOLD: hand-worked numbers, an oracle, the clients' part, and valid bounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_follows_the_oracle(follow: Callable[..., None]) -> None:
     agg = Scaffold(num_clients=6, num_params=33, server_lr=0.3, local_work=work)
     follow(agg, oracle, tolerance=2 * 2.0**-24)  # the parameters are rounded once a round
     for k in range(6):
-        # 20 rounds of roundings to float32, of numbers up to some 5 times the largest
+        # 20 rounds of float32 roundings of numbers up to about 5 times the largest
         scale = max(np.abs(c).max() for c in own.values())
         assert np.abs(agg.controls[k].double().numpy() - own[k]).max() <= 20 * 5 * 2.0**-24 * scale
         expected = server - own[k]
@@ -51,7 +51,7 @@ def test_follows_the_oracle(follow: Callable[..., None]) -> None:
 
 
 def test_control_variates_are_the_clients_mean_gradients() -> None:
-    """With the clients' part played on quadratics, as the paper defines it."""
+    """Run the clients' part on quadratics, as the paper defines it."""
     d, steps, lr = 5, 4, 0.1
     optima = torch.randn(3, d, dtype=torch.float64)
     agg = Scaffold(num_clients=3, num_params=d, local_work=steps * lr)
@@ -69,11 +69,11 @@ def test_control_variates_are_the_clients_mean_gradients() -> None:
             means.append(torch.stack(gradients).mean(0))
         agg.step(params, rows, active)
         for k, mean in zip(active, means, strict=True):
-            # float32 updates divided by .4, and what the control variates had
+            # float32 updates divided by .4, plus earlier errors of the control variates
             torch.testing.assert_close(agg.controls[k].double(), mean, rtol=0, atol=1e-5)
         mean_of_all = agg.controls.clone().double().mean(0)
         torch.testing.assert_close(agg.mean_control.double(), mean_of_all, rtol=0, atol=1e-5)
-    # and there is no drift: the optimum of the mean, though clients' optima differ
+    # no client drift: the optimum of the mean is reached, although clients' optima differ
     assert (params - optima.mean(0)).abs().max() < 0.02
 
 
@@ -95,11 +95,11 @@ def test_local_work_may_change_between_steps() -> None:
     assert agg.controls.clone().flatten().tolist() == [-2.0, -0.5]
 
 
-def test_bounds_hold_and_start_again_from_measured_values() -> None:
+def test_bounds_hold_and_restart_from_measured_values() -> None:
     agg = Scaffold(num_clients=3, num_params=4, local_work=1.0)
     generator = torch.Generator().manual_seed(0)
     params = torch.zeros(4)
-    for t in range(200):  # bounds grow by 2e36 a round and would pass float32 after 80
+    for t in range(200):  # bounds grow by 2e36 a round and would exceed float32's range after 80
         clients = [t % 3, (t + 1) % 3]
         rows = 1e36 * torch.randn(2, 4, generator=generator).clamp(-1, 1)
         agg.step(params.zero_(), rows, clients)
@@ -120,7 +120,7 @@ def test_control_variates_out_of_range_are_refused(
 
 
 @pytest.mark.parametrize("name", ["controls", "mean_control"])
-def test_its_own_state_is_no_update(same_bits: Callable[..., None], name: str) -> None:
+def test_its_state_is_refused_as_an_update(same_bits: Callable[..., None], name: str) -> None:
     agg = Scaffold(num_clients=2, num_params=3, local_work=1.0)
     params = torch.zeros(3)
     agg.step(params, torch.ones(2, 3), [0, 1])

@@ -42,6 +42,6 @@ def test_follows_the_oracle(follow: Callable[..., None], weights: list[float] | 
         return params + 0.9 * (mean - params)
 
     agg = StaleModels(num_clients=6, num_params=33, server_lr=0.9, client_weights=weights)
-    # models are rounded to float32 when remembered (one may be larger than the result), then
-    # the parameters are
+    # Models are rounded to float32 when stored (a model may be larger than the result); then the
+    # parameters are rounded.
     follow(agg, oracle, tolerance=6 * 2.0**-24)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule with updates that are read piece by piece, and with other memories."""
+"""Every rule with updates that are read piece by piece, and with bfloat16 or mapped memories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastagg.updates.columns import Columns
 from fastagg.updates.streams import ColumnBlocks, TensorRows
 
 K, D = 6, 5_003
-SEGMENT = 1_024  # d is four and a bit
+SEGMENT = 1_024  # d is between four and five segments
 Check = Callable[..., None]
 
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
@@ -78,7 +78,7 @@ def test_a_stream_has_the_bits_of_rows_in_memory(
         same_state(first, second)
 
 
-@pytest.mark.parametrize("segment", [SEGMENT, 1 << 13])  # pieces; a single one, which is kept
+@pytest.mark.parametrize("segment", [SEGMENT, 1 << 13])  # several pieces; one piece, which is kept
 @every_rule
 def test_blocks_may_all_be_the_same_tensor(
     same_bits: Check, name: str, options: dict[str, Any], segment: int
@@ -102,9 +102,7 @@ def test_blocks_may_all_be_the_same_tensor(
 
 
 @every_rule
-def test_a_smaller_budget_changes_no_more_than_roundings(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_a_smaller_budget_changes_only_roundings(name: str, options: dict[str, Any]) -> None:
     first, second = make(name, options), make(name, options)
     second.columns = Columns(1 << 20)
     params = torch.randn(D)
@@ -113,7 +111,7 @@ def test_a_smaller_budget_changes_no_more_than_roundings(
         first.step(params, updates, clients)
         small = blocks(updates, 100, budget=4 * 1024 * len(updates) + 17)
         second.step(twin, small, clients)
-    # Gram matrices differ by 1e-8 of the norms, factors by that times a few iterations.
+    # Gram matrices differ by 1e-8 of the norms; iterations multiply this in the factors.
     assert (params - twin).abs().max() <= 1e-6 * params.abs().max()
 
 
@@ -161,7 +159,7 @@ def test_a_source_can_be_used_again_with_other_numbers(same_bits: Check) -> None
     agg, twin = make("fdms", {}), make("fdms", {})
     params, other = torch.zeros(D), torch.zeros(D)
     received: list[Tensor] = []
-    for segment in (1 << 20, SEGMENT):  # all columns are one piece, or not
+    for segment in (1 << 20, SEGMENT):  # all columns in one piece, or several pieces
         agg.columns = twin.columns = Columns(segment)
         source = ColumnBlocks(lambda: received[-1:], num_rows=3, num_params=D)
         for _ in range(2):
@@ -191,7 +189,7 @@ def test_a_source_can_be_used_again_after_it_broke_in_its_second_piece(same_bits
 
 
 def _passes(name: str, options: dict[str, Any]) -> int:
-    """How often a step reads its rows."""
+    """Return how often a step reads its rows."""
     count = 0
     updates = torch.randn(3, D)
 
@@ -206,7 +204,7 @@ def _passes(name: str, options: dict[str, Any]) -> int:
 
 
 @every_rule
-def test_two_passes_are_enough(name: str, options: dict[str, Any]) -> None:
+def test_a_step_reads_rows_at_most_twice(name: str, options: dict[str, Any]) -> None:
     assert _passes(name, options) <= 2
 
 
@@ -261,7 +259,7 @@ def test_bad_sources() -> None:
 
 
 def forms(updates: Tensor, clients: Tensor) -> Iterator[Any]:
-    """The forms in which updates can come."""
+    """Yield the updates in every form that a step accepts."""
     buffer = UpdateBuffer(K, D)
     for client, row in zip(clients.tolist(), updates, strict=True):
         buffer.row(client).copy_(row)
@@ -292,7 +290,7 @@ def test_rounding_to_bfloat16_is_as_small_as_stated() -> None:
     updates = torch.randn(2, 10_000) * torch.logspace(-20, 20, 10_000)
     error = (updates.bfloat16().float() - updates).abs()
     assert (error <= 2.0**-8 * updates.abs()).all()
-    assert (error > 2.0**-9 * updates.abs()).any()  # and not much smaller
+    assert (error > 2.0**-9 * updates.abs()).any()  # the bound is tight to a factor of 2
 
 
 @pytest.mark.parametrize(("name", "options"), MAPPABLE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threshold sequences against numbers worked out from the paper and from its released code."""
+"""Compare threshold sequences with numbers from the paper and from its released code."""
 
 from __future__ import annotations
 

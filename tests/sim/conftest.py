@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the simulation share."""
+"""Fixtures for all tests of the simulation."""
 
 from __future__ import annotations
 

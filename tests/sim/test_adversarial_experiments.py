@@ -118,7 +118,7 @@ def test_shadow_candidates_go_to_their_seed(monkeypatch: pytest.MonkeyPatch) -> 
 def test_no_model_is_below_the_bound(
     epsilon: float, seed: int, along: float, across: float
 ) -> None:
-    """Whatever a rule ends at: on the line through the minimisers or off it."""
+    """The bound holds for every model, on the line through the minimisers or off it."""
     u = _theorem4.hard_direction(epsilon, seed)
     off = torch.roll(u, 1) - (torch.roll(u, 1) @ u) / (u @ u) * u
     x = along * u + across * off
@@ -127,7 +127,7 @@ def test_no_model_is_below_the_bound(
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.4])
-def test_the_midpoint_attains_it_and_zero_is_four_times_it(epsilon: float) -> None:
+def test_the_midpoint_attains_the_bound_and_zero_has_four_times_it(epsilon: float) -> None:
     u = _theorem4.hard_direction(epsilon, 0)
     # G^2 of Assumption 1 with B = 1: the variance of the clients' gradients
     assert epsilon * (1 - epsilon) * float(u @ u) == pytest.approx(1.0)
@@ -144,7 +144,7 @@ def test_every_rule_is_measured() -> None:
 @pytest.mark.parametrize("rule", ["fedavg", "mifa", "scaffold", "geometric-median, reuse"])
 @pytest.mark.parametrize("part", ["heterogeneity", "noise"])
 @pytest.mark.slow
-def test_instances_look_the_same(part: str, rule: str) -> None:
+def test_both_instances_look_the_same(part: str, rule: str) -> None:
     first, second = (_theorem4.run(part, i, rule, 0.2, 0, 60) for i in (1, 2))
     assert torch.equal(first, second)
     assert first.norm() < 1e-2  # it converges to what it sees, from |x| of about 7
@@ -201,7 +201,7 @@ def curve(method: str, accuracy: list[float], loss: list[float]) -> Curve:
 
 
 def lines(**levels: float) -> _adversarial_results.Lines:
-    """Methods (with _ for spaces) at constant accuracies; those below .5 swing by .1."""
+    """Return lines of methods (_ for spaces) at constant accuracies; those below .5 swing by .1."""
     curves = []
     for name, level in levels.items():
         swing = 0.1 if level < 0.5 else 0.0
@@ -236,7 +236,7 @@ def test_a_slow_swing_is_unsteady_though_smooth() -> None:
 
 
 def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:
-    """From the process alone, before anything has run."""
+    """The rows come from the dropout process alone; nothing has been trained."""
     for candidates, constant in (("all", "PASS"), ("shadow", "FAIL")):
         options = adversarial_fig9.Fig9Options(
             rounds=20, epsilon=0.8, seeds=(0, 1), candidates="all"

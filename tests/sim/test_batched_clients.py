@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients trained at once against the same clients one by one."""
+"""Compare clients trained at once with the same clients trained one by one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ IN_SHAPES = {
 
 
 def without_masks(model: nn.Module) -> nn.Module:
-    """Dropout layers draw other masks for clients at once than for one after the other."""
+    """Turn dropout layers off: their masks differ between clients at once and one by one."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -122,7 +122,7 @@ def test_every_model(name: str, as_on_a_gpu: bool) -> None:
         trainer = BatchedTrainer(model, layout, training, grouped_convolutions=as_on_a_gpu)
         trainer.train(clients, layout.flatten(model), 0)
         for client, right in zip(clients, expected, strict=True):
-            # Rounding, through up to three steps; a ReLU or a maximum that tips over would be 1e-2.
+            # Rounding over up to three steps; a ReLU or maximum that flips would give 1e-2.
             error = (client.row - right).norm() / right.norm()
             assert error < 1e-5
 
@@ -134,7 +134,7 @@ def test_every_model(name: str, as_on_a_gpu: bool) -> None:
     epochs=st.integers(1, 2),
 )
 def test_clients_do_not_touch_each_other(sizes: list[int], batch_size: int, epochs: int) -> None:
-    """Whatever the sizes: an update depends on its own client's data alone."""
+    """An update depends on its client's data alone, for any sizes."""
     model = mlp()
     layout = FlatLayout.from_module(model)
     training = LocalTraining(batch_size=batch_size, local_epochs=epochs, lr=0.1)
@@ -145,7 +145,7 @@ def test_clients_do_not_touch_each_other(sizes: list[int], batch_size: int, epoc
     alone = work((12,), layout.num_params, tuple(sizes))
     for client, one in zip(clients, alone, strict=True):
         trainer.train([one], start, 0)
-        # another number of clients, so another path through the matrix product: rounding
+        # another number of clients takes another path through the matrix product: rounding
         torch.testing.assert_close(client.row, one.row, rtol=1e-4, atol=1e-6)
 
 
@@ -200,8 +200,8 @@ def test_dropout_layers_draw_for_every_client() -> None:
     assert not torch.equal(clients[0].row, clients[1].row)
 
 
-def test_velocity_goes_on_from_round_to_round() -> None:
-    """Two rounds of one step that keep the velocity and the model are one round of two steps."""
+def test_velocity_is_kept_from_round_to_round() -> None:
+    """Two rounds of one step with kept velocity and model equal one round of two steps."""
     model = mlp()
     layout = FlatLayout.from_module(model)
     start = layout.flatten(model)

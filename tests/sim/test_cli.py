@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, in this process where that is enough."""
+"""The command line, run in this process where possible."""
 
 from __future__ import annotations
 
@@ -122,7 +122,10 @@ def test_diverging_job_is_reported_and_fails_the_run(
 def test_quick_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["demo", "--quick", "--alphas", "0.5", "--out", str(tmp_path)])
     printed = capsys.readouterr().out
-    assert code in (0, 3)  # ten rounds with one seed may miss the claim; it must then say so
+    assert code in (
+        0,
+        3,
+    )  # ten rounds with one seed may miss the claim; the output must then say so
     claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
     assert (code == 3) == any(claim["verdict"] == "FAIL" for claim in claims)
     for name in ("accuracy.png", "similarity.png"):
@@ -154,7 +157,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         ("friends-fig1", ["--alphas", "0.5"]),
     ],
 )
-def test_options_without_a_use_are_refused(
+def test_options_that_have_no_effect_are_refused(
     name: str, given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["experiment", name, "--quick", *given, "--out", str(tmp_path / "out")]) == 2
@@ -226,7 +229,7 @@ def test_clients_at_once_is_written_out_and_can_be_forced() -> None:
     assert mnist.build().task.training.clients_at_once == 40
 
 
-def test_rules_take_options_of_their_own_rules() -> None:
+def test_rules_take_options_of_inner_rules() -> None:
     nested = 'bucketing:size=3,rule=centered-clip,rule_options={"tau": 1.5, "iterations": 2}'
     first, second = RunOptions(rules=(nested, nested.replace("2}", "3}"))).build().methods
     assert first.options["rule_options"] == {"tau": 1.5, "iterations": 2}
@@ -244,7 +247,7 @@ def test_dropout_options_and_ratios() -> None:
     assert [(d.process, d.options) for d in options.build().dropouts] == [
         ("markov", {"rate": 0.7, "memory": 0.9}),
         ("markov", {"rate": 0.3, "memory": 0.9}),
-        ("round-robin", {"tau_max": 50}),  # has no ratio, so there is one of it
+        ("round-robin", {"tau_max": 50}),  # it has no ratio, so it occurs once
         ("bernoulli", {"p": [0.1, 0.2], "levels": 1}),  # its own p counts
     ]
 

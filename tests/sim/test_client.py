@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local training in a buffer row against a plain loop with torch's optimiser."""
+"""Compare local training in a buffer row with a plain loop using torch's optimiser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _model() -> nn.Module:
 
 
 def _expected(model: nn.Module, data: ClientData, training: LocalTraining, t: int) -> torch.Tensor:
-    """Flat local model minus flat global model, by torch.optim.SGD on the FedProx objective."""
+    """Return local minus global model, flat, from torch.optim.SGD on the FedProx objective."""
     local = copy.deepcopy(model)
     anchor = [p.detach().clone() for p in model.parameters()]
     lr = training.lr * training.lr_decay**t
@@ -96,7 +96,7 @@ def test_steps_are_counted(n: int, batch_size: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
-def test_control_is_added_to_every_gradient_and_work_says_how_often(momentum: float) -> None:
+def test_control_is_added_to_every_gradient_in_proportion_to_work(momentum: float) -> None:
     """A model that does not depend on its parameters moves by -work * control exactly."""
 
     class Constant(nn.Module):

@@ -71,7 +71,7 @@ def test_labels_of_dropout_settings(dropout: Dropout, label: str) -> None:
     assert _config(dropouts=(dropout,)).jobs()[-1].key == f"FDMS_{label}_seed1"
 
 
-def test_long_options_are_cut_and_told_apart() -> None:
+def test_labels_of_long_options_are_cut_and_stay_distinct() -> None:
     one, two = (Dropout("trace", {"path": f"/traces of a week/phones/day {n}.csv"}) for n in (1, 2))
     assert one.label.startswith("trace-path=traces+of+a+week.")
     assert len(one.label) < 50 and one.label != two.label

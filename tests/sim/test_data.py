@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `load` gives: the shipped, the generated and, where they are cached, the real data sets."""
+"""Data sets from `load`: shipped, generated and, where they are cached, real ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TestDigits:
         again = load("digits", seed=1)
         assert torch.equal(again.test_x, digits.test_x)
         assert torch.equal(again.train_y, digits.train_y)
-        # The 1,797 images are distinct, so that a shared one would show.
+        # The 1,797 images are distinct, so the test detects a shared one.
         images = torch.cat([digits.train_x, digits.test_x]).flatten(1)
         assert len(torch.unique(images, dim=0)) == 1797
 
@@ -178,7 +178,7 @@ class TestImages:
         with pytest.raises(TypeError, match=r"'cifar10': .*'scale'; options: normalize"):
             load("cifar10", scale=2)
 
-    def test_what_to_do_when_it_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_missing_data_set_names_the_remedy(self, tmp_path: Path) -> None:
         with pytest.raises(DataNotFoundError) as caught:
             load("mnist", root=tmp_path)
         message = str(caught.value)
@@ -186,7 +186,7 @@ class TestImages:
         assert "fastagg-sim data mnist --from FOLDER" in message
         assert "FASTAGG_DATA" in message
 
-    def test_what_to_do_when_it_is_damaged(self, tiny: RawImages, tmp_path: Path) -> None:
+    def test_a_damaged_data_set_names_the_remedy(self, tiny: RawImages, tmp_path: Path) -> None:
         path = tmp_path / "cifar10.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(CorruptDataError, match=r"is damaged(.|\n)*fastagg-sim data cifar10"):
@@ -228,7 +228,7 @@ def test_real_data(real: Dataset) -> None:
     assert real.test_y[:10].tolist() == test
     counts = real.train_y.bincount()
     assert (int(counts.min()), int(counts.max())) == (fewest, most)
-    # The constants have four digits: what is left of mean and deviation is below 5e-4.
+    # The constants have four digits: mean and deviation are off by less than 5e-4.
     std, mean = torch.std_mean(real.train_x, dim=(0, 2, 3))
     assert mean.abs().max() < 5e-4
     assert (std - 1).abs().max() < 5e-4

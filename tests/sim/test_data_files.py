@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the original files: each format, alone and packed, right and wrong."""
+"""Reading the original files: each format, plain and packed, valid and invalid."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class TestCifar:
         assert TINY_CIFAR.read_from(tmp_path).sha256() == TINY_CIFAR.sha256
         assert TINY_CIFAR.read_from(tmp_path / "cifar.tar.gz").sha256() == TINY_CIFAR.sha256
 
-    def test_a_whole_format_makes_up_for_a_broken_one(self, tmp_path: Path) -> None:
+    def test_a_complete_format_replaces_a_broken_one(self, tmp_path: Path) -> None:
         put(tmp_path, cifar_files("strips") | cifar_files("binary") | {"data_batch_3.bin": b"x"})
         assert TINY_CIFAR.read_from(tmp_path).sha256() == TINY_CIFAR.sha256
 
@@ -193,7 +193,7 @@ class TestCifar:
 
 class TestPickledBatch:
     def test_python3_reads_the_handmade_batch_alike(self) -> None:
-        # The handmade opcodes are a right pickle: the real unpickler, given real numpy, agrees.
+        # The handmade opcodes are a valid pickle: the real unpickler with real numpy agrees.
         content = python2_batch(X[:2], [3, 4]).replace(b"numpy.core.", b"numpy._core.")
         batch = pickle.loads(content, encoding="bytes")
         assert np.array_equal(batch[b"data"], X[:2].reshape(2, 3072))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run computes: what is asked for, what is recorded, and that nothing is left behind.
+"""The device of a run: how it is chosen and recorded, and that all tensors are on it.
 
-What needs a GPU is in test_on_cuda.py. Here tensors on the "meta" device, which have no numbers,
-stand in for those on a GPU: an operation that mixes them with tensors on the CPU raises, and so
-does asking for a value, which is what makes a program wait for a GPU.
+What needs a GPU is in test_on_cuda.py. Here tensors on the "meta" device, which have no values,
+replace tensors on a GPU. An operation that mixes them with CPU tensors raises an error. Reading a
+value, which would make a program wait for a GPU, raises an error too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def config(**settings: Any) -> Config:
     return Config("tiny", task(**settings), methods, (Dropout("exact", {"alpha": 0.5}),), (0, 1))
 
 
-# --- asking for a GPU --------------------------------------------------------------------------
+# --- choosing a GPU --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def config(**settings: Any) -> Config:
         ("13.0", True, ("cpu", "cuda"), None),
     ],
 )
-def test_what_is_missing_is_said(
+def test_the_error_names_what_is_missing(
     cuda: str | None,
     visible: bool,
     kernels: tuple[str, ...],
@@ -93,7 +93,7 @@ def test_what_is_missing_is_said(
         ["experiment", "adversarial-fig11", "--candidates", "shadow"],
     ],
 )
-def test_without_one_nothing_is_begun(
+def test_without_a_gpu_no_run_is_started(
     arguments: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -106,7 +106,7 @@ def test_without_one_nothing_is_begun(
 
 
 @no_gpu
-def test_below_the_command_line_neither(tmp_path: Path) -> None:
+def test_simulation_and_runner_refuse_a_missing_gpu(tmp_path: Path) -> None:
     job = Job(task(device="cuda"), Method("fedavg", "fedavg"), Dropout(), 0)
     with pytest.raises(ConfigError, match="device"):
         Simulation(job)
@@ -120,7 +120,7 @@ def test_other_devices_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["theorem4", "adversarial-fig8"])
-def test_experiments_that_train_nobody_have_no_use_for_one(
+def test_experiments_without_training_refuse_the_device_option(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["experiment", name, "--device", "cuda", "--out", str(tmp_path)]
@@ -128,7 +128,7 @@ def test_experiments_that_train_nobody_have_no_use_for_one(
     assert f"--device: {name} does not use this option" in capsys.readouterr().err
 
 
-# --- what a run on a GPU is --------------------------------------------------------------------
+# --- configuration of a run on a GPU -----------------------------------------------------------
 
 
 def trainings(of: Config) -> list[LocalTraining]:
@@ -150,7 +150,7 @@ def test_every_experiment_trains_clients_at_once_on_a_gpu(name: str) -> None:
         assert here[part].task.device == "cpu"
 
 
-def test_shadow_runs_are_made_where_the_run_is(tmp_path: Path) -> None:
+def test_shadow_runs_use_the_device_of_the_run(tmp_path: Path) -> None:
     folders = set()
     for device in ("cpu", "cuda"):
         options = AdversarialOptions(device=device)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_options_of_run() -> None:
     )
 
 
-def test_it_is_recorded_and_a_run_goes_on_where_it_was(
+def test_the_device_is_recorded_and_must_not_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
@@ -191,7 +191,7 @@ def test_it_is_recorded_and_a_run_goes_on_where_it_was(
         ResultsFolder(tmp_path, config()).prepare()
 
 
-def test_folders_from_before_are_of_the_cpu(tmp_path: Path) -> None:
+def test_folders_without_a_device_count_as_cpu(tmp_path: Path) -> None:
     ResultsFolder(tmp_path, config()).prepare()
     for path in tmp_path.rglob("*.json"):
         content = json.loads(path.read_text())
@@ -202,7 +202,7 @@ def test_folders_from_before_are_of_the_cpu(tmp_path: Path) -> None:
     assert "gpu" not in json.loads((tmp_path / "versions.json").read_text())
 
 
-# --- everything is there -----------------------------------------------------------------------
+# --- all tensors are on the device -------------------------------------------------------------
 
 RULES: dict[str, Method] = {
     "fdms": Method("fdms", "fdms"),
@@ -215,7 +215,7 @@ RULES: dict[str, Method] = {
 
 
 def tensors(value: object) -> list[Tensor]:
-    """All tensors that an object holds, its own attributes and those of what it holds included."""
+    """Return all tensors that an object holds, directly or in nested objects."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -227,7 +227,7 @@ def tensors(value: object) -> list[Tensor]:
 
 @pytest.fixture
 def on_meta(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Simulations are on the meta device from here on."""
+    """Make simulations use the meta device."""
     meta = torch.device("meta")
     monkeypatch.setattr("fastagg_sim.simulation.find_device", lambda device: meta)
     monkeypatch.setattr("fastagg.aggregator.read_device", torch.device)
@@ -267,7 +267,7 @@ def test_a_round_of_training_stays_on_the_device(
     found += [t for t in tensors(simulation.aggregator.__dict__) if t.shape[-1:] == (d,)]
     assert len(found) >= 10 + 20 + len(model) + 5
     assert {t.device for t in found} == {on_meta}
-    # ... and a value cannot be had without waiting:
+    # Reading a value, which would wait for a GPU, raises an error.
     with pytest.raises(RuntimeError, match="meta"):
         simulation.params.sum().item()
 
@@ -278,7 +278,7 @@ def test_a_round_of_training_stays_on_the_device(
     [("mnist-cnn", (1, 28, 28)), ("lenet", (3, 32, 32)), ("vgg11", (3, 32, 32))],
 )
 @pytest.mark.parametrize("at_once", [1, GPU_CLIENTS_AT_ONCE])
-def test_models_with_convolutions_too(
+def test_models_with_convolutions_stay_on_the_device(
     name: str,
     in_shape: tuple[int, ...],
     at_once: int,
@@ -307,7 +307,7 @@ def test_models_with_convolutions_too(
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_processes_are_spread_over_the_gpus(workers: int, tmp_path: Path) -> None:
-    """Eight jobs on two GPUs; a process that ends makes room on its own GPU."""
+    """Run eight jobs on two GPUs; a process that ends frees a place on its GPU."""
     started: list[int] = []
 
     class Process:

@@ -196,7 +196,7 @@ def test_fig7_keeps_the_number_of_samples() -> None:
         assert total == {"mnist": 4000, "cifar10": 20000}[part.task.dataset]
 
 
-def test_fig9_goes_on_where_training_diverges() -> None:
+def test_fig9_continues_where_training_diverges() -> None:
     """A method whose clients diverge ends with a useless model, not with an error."""
     (part,) = fdms_fig9.parts(fdms_fig9.FashionOptions())
     config = part.config("fdms-fig9", fdms_fig9.FashionOptions())
@@ -251,7 +251,7 @@ def test_friends_fig1_compares_round_by_round(tmp_path: Path) -> None:
 def mimic_results(
     tmp_path: Path, ends: dict[str, list[float]], setting: _mimic.Setting | None = None
 ) -> _mimic.Results:
-    """Curves with 50 uploads a round and accuracy 0.1, end / 2, end, end, one per seed."""
+    """Return curves with 50 uploads a round and accuracy 0.1, end / 2, end, end, one per seed."""
     setting = setting or _mimic.Setting("x", mimic_task(), _mimic.static(OPTIONS, 0.1))
     header = "method,rule,dropout,seed,round,uploads,active,accuracy,loss,"
     lines = [header + "wrong_friend_rate,substitutions,pairs"]
@@ -326,7 +326,7 @@ def test_mimic_curves_are_judged_over_uploads(tmp_path: Path) -> None:
     found = {c.text: c for c in _mimic.curve_claims("x", results, OPTIONS)}
     fastest = next(c for text, c in found.items() if "fastest" in text)
     assert fastest.passed
-    # the second half is flat for all: nobody fluctuates less
+    # the second half is flat for all methods: none fluctuates less
     assert [c.verdict for text, c in found.items() if "fluctuates" in text] == ["FAIL", "FAIL"]
 
 
@@ -400,7 +400,7 @@ def test_claims_json_keeps_the_verdicts() -> None:
 
 
 def write_fake_results(folder: Path, config: Config) -> None:
-    """Results of every job: accuracy grows with rounds, by method and seed to different ends."""
+    """Write results of every job; accuracy grows with rounds to a level per method and seed."""
     folder.mkdir(parents=True, exist_ok=True)
     metrics = [",".join(JOB_COLUMNS + METRIC_COLUMNS)]
     distances = [",".join(JOB_COLUMNS + DISTANCE_COLUMNS)]

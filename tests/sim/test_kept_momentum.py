@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that keep their momentum across rounds, and robust rules over everybody's last one."""
+"""Clients that keep their momentum across rounds, and robust rules over all last momenta."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_job(rule: str, options: dict[str, Any], rounds: int = 6, *, reuse: bool
 
 
 def clipped(v: np.ndarray, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Eq. 43 of Su et al."""
+    """Compute eq. 43 of Su et al."""
     for _ in range(CLIPPING["iterations"]):
         norms = np.maximum(np.linalg.norm(x - v, axis=1), 1e-30)
         v = v + (w * np.minimum(1.0, CLIPPING["tau"] / norms)) @ (x - v)
@@ -57,7 +57,7 @@ def clipped(v: np.ndarray, x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def median(v: np.ndarray, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Smoothed Weiszfeld from zero."""
+    """Run smoothed Weiszfeld from zero."""
     z = np.zeros_like(v)
     for _ in range(MEDIAN["iterations"]):
         beta = w / np.maximum(MEDIAN["nu"], np.linalg.norm(x - z, axis=1))
@@ -140,7 +140,7 @@ def test_clients_at_once_keep_the_same_momentum() -> None:
 
 
 @pytest.mark.parametrize("together", [1, 4])
-def test_a_training_that_went_wrong_leaves_no_nan_behind(together: int) -> None:
+def test_failed_training_leaves_no_nan_in_the_momentum(together: int) -> None:
     job = make_job("geometric-median", {**MEDIAN, "nonfinite": "drop"})
     training = dataclasses.replace(TRAINING, clients_at_once=together)
     method = dataclasses.replace(job.method, training=training)

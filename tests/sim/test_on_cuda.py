@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulation on a GPU against the same on a CPU, and against itself.
+"""Compare the simulation on a GPU with the one on a CPU, and with a repetition.
 
-Needs PyTorch, numpy and safetensors only, as `make gpu-check` finds them; data are drawn here.
+Needs only PyTorch, numpy and safetensors, as `make gpu-check` finds them; data are generated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def train(name: str, device: torch.device, at_once: bool) -> list[Tensor]:
-    """The updates of three clients with the model `name`, trained on `device`."""
+    """Return the updates of three clients with the model `name`, trained on `device`."""
     model = model_without_masks(name)
     layout = FlatLayout.from_module(model)
     start = layout.flatten(model).to(device)
@@ -124,7 +124,7 @@ def make_job(method: Method, device: str, **task: Any) -> Job:
 
 @pytest.fixture(autouse=True)
 def noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A data set of coloured noise in ten classes."""
+    """Return a data set of coloured noise in ten classes."""
     y = torch.arange(300) % 10
     x = torch.randn(300, 3, 32, 32, generator=generator(0)) + y[:, None, None, None] / 5
     made = Dataset("noise", x[:200], y[:200], x[200:], y[200:], 10)
@@ -164,7 +164,7 @@ def test_rounds_on_cuda_follow_the_cpu_repeat_and_resume(name: str, tmp_path: Pa
     assert [r["active"] for r in records] == [r["active"] for r in expected]
     begin = make_model("lenet", num_classes=10, in_shape=(3, 32, 32), seed=0)
     moved = here.params - here._layout.flatten(begin)
-    # Rounding, through four rounds of up to three steps; clients with the same data are no ties.
+    # Rounding over four rounds of up to three steps; no two clients tie.
     assert (first.params.cpu() - here.params).norm() < 1e-2 * moved.norm()
 
 

@@ -262,7 +262,7 @@ class TestDirichlet:
         split = partition("dirichlet", labels, 100, 0, alpha=0.1)
         assert split.sizes.tolist() == [500] * 100
         assert_disjoint(split, len(labels))
-        # All 50,000 samples are used, in spite of the clients' different wishes.
+        # All 50,000 samples are used, although the clients' drawn proportions differ.
         assert split.label_counts(labels, 10).sum(dim=0).tolist() == [5000] * 10
 
     @pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Max pooling by slices against PyTorch's, to the bit."""
+"""Compare max pooling by slices with PyTorch's, bit for bit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_same_bits_forward_and_backward(
 
 
 @pytest.mark.parametrize("large", [0, 10**9])
-def test_the_layer_gives_the_same_bits_whichever_way_it_takes(
+def test_both_implementations_of_the_layer_give_the_same_bits(
     large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pooling, "_LARGE", large)

@@ -28,7 +28,7 @@ CONFIG = Config(
 
 
 def fake_results(path: Path, config: Config = CONFIG) -> ResultsFolder:
-    """A finished results folder whose accuracy in round r is .1 r + .01 seed (+ .2 for Full)."""
+    """Write a results folder with accuracy .1 r + .01 seed (+ .2 for Full) in round r."""
     folder = ResultsFolder(path, config)
     folder.prepare()
     for job in folder.job_folders():
@@ -61,7 +61,7 @@ def test_a_job_file_without_newer_settings_is_still_of_the_same_job(tmp_path: Pa
     job.prepare()
     file = job.path / "job.json"
     content = json.loads(file.read_text())
-    del content["method"]["gradient_units"]  # as a version before that setting wrote it
+    del content["method"]["gradient_units"]  # as an older version, without that setting, wrote it
     file.write_text(json.dumps(content))
     job.prepare()
     content["method"]["gradient_units"] = True

@@ -57,12 +57,12 @@ def run_all(path: Path, settings: Config) -> ResultsFolder:
 
 
 def heed_sigint() -> None:
-    """Shells make background jobs, and so all that they start, ignore SIGINT."""
+    """Restore SIGINT: shells make background jobs and all their children ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def start(out: Path) -> subprocess.Popen[str]:
-    """The run of RUN as a process group of its own."""
+    """Start RUN in a separate process group."""
     return subprocess.Popen(
         [sys.executable, "-m", "fastagg_sim", *RUN, "--out", str(out)],
         stdout=subprocess.PIPE,
@@ -78,7 +78,7 @@ def checkpoints(out: Path) -> set[Path]:
 
 
 def wait_for_checkpoints(out: Path, process: subprocess.Popen[str], count: int) -> None:
-    """Until there are `count` checkpoints."""
+    """Wait until there are `count` checkpoints."""
     deadline = time.monotonic() + 60
     while len(checkpoints(out)) < count:
         assert process.poll() is None, process.communicate()[0]
@@ -87,7 +87,7 @@ def wait_for_checkpoints(out: Path, process: subprocess.Popen[str], count: int) 
 
 
 def wait_until_workers_are_gone(out: Path) -> None:
-    """Workers notice that their parent is dead at the end of a round."""
+    """Wait for the workers to end; they check for a dead parent at the end of a round."""
     deadline = time.monotonic() + 30
     before = None
     while True:
@@ -100,7 +100,7 @@ def wait_until_workers_are_gone(out: Path) -> None:
 
 
 def finish(out: Path) -> bytes:
-    """The same command, in this process: PyTorch is imported already."""
+    """Run the same command in this process, where PyTorch is already imported."""
     assert main([*RUN, "--out", str(out)]) == 0
     return (out / "metrics.csv").read_bytes()
 
@@ -161,7 +161,7 @@ def test_two_runs_give_the_same_bytes_and_finished_jobs_are_reused(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_job_that_fails_fails_alone(tmp_path: Path) -> None:
+def test_a_failed_job_does_not_stop_the_others(tmp_path: Path) -> None:
     folder = ResultsFolder(tmp_path, config())
     folder.prepare()
     jobs = folder.job_folders()
@@ -173,7 +173,7 @@ def test_a_job_that_fails_fails_alone(tmp_path: Path) -> None:
 
 
 def test_stopping_in_this_process_and_going_on(tmp_path: Path) -> None:
-    """The same as above without processes: stop after each round."""
+    """Stop after each round, without worker processes."""
     job = config().jobs()[1]
     whole = JobFolder(tmp_path / "whole", job)
     whole.prepare()
@@ -229,7 +229,9 @@ def test_a_worker_computes_with_one_thread(tmp_path: Path, monkeypatch: pytest.M
         return True
 
     monkeypatch.setattr(runner, "run_job", compute)
-    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)  # those of this process stay
+    monkeypatch.setattr(
+        runner.signal, "signal", lambda *_: None
+    )  # the threads of this process are unchanged
     folder = ResultsFolder(tmp_path, config()).job_folders()[0]
     before = torch.get_num_threads()
     try:
@@ -242,4 +244,4 @@ def test_a_worker_computes_with_one_thread(tmp_path: Path, monkeypatch: pytest.M
 
 def test_as_many_workers_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 7}, raising=False)
-    assert runner.default_workers() == 3  # those that the process may use
+    assert runner.default_workers() == 3  # the cores that the process may use

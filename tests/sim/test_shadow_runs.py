@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shadow runs: computed once, resumed, and what is read off them."""
+"""Shadow runs: computed once, resumed, and the candidates read from them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop: determinism, resuming, and what a round reports."""
+"""The simulation loop: determinism, resuming, and the record of a round."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_seeds_differ() -> None:
     assert run(Simulation(make_job(seed=0))) != run(Simulation(make_job(seed=1)))
 
 
-def test_global_random_state_is_left_alone() -> None:
+def test_global_random_state_is_unchanged() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     run(Simulation(make_job(rounds=1)))
@@ -116,7 +116,7 @@ def test_global_random_state_is_left_alone() -> None:
 
 
 def test_full_participation_makes_all_averaging_rules_the_same() -> None:
-    """With everybody active FDMS, MIFA, MimiC and Stale are the plain mean."""
+    """With all clients active, FDMS, MIFA, MimiC and Stale are the plain mean."""
     dropout = Dropout()
     finals = []
     for rule in ("fedavg", "fdms", "stale", "mifa", "mimic"):
@@ -139,7 +139,7 @@ def test_both_modes_of_mimic_end_with_the_same_parameters(gradient_units: bool) 
         simulation = Simulation(make_job("mimic", rounds=12, training=training, method=given))
         run(simulation)
         finals.append(simulation.params)
-    # Twelve rounds of float32 roundings of what clients send, through local training.
+    # Twelve rounds of float32 roundings of the sent rows, carried through local training.
     torch.testing.assert_close(finals[1], finals[0], rtol=1e-4, atol=1e-5)
     plain = Simulation(make_job("fedavg", rounds=12, training=training))
     run(plain)
@@ -150,7 +150,7 @@ def test_both_modes_of_mimic_end_with_the_same_parameters(gradient_units: bool) 
 def test_a_client_whose_update_was_dropped_comes_back(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One update with NaN costs its client that round, wherever corrections are kept."""
+    """A client whose update has a NaN misses only that round, in both modes of corrections."""
     options = {"mode": mode, "nonfinite": "drop"}
     simulation = Simulation(
         make_job("mimic", method={"options": options, "full_first_round": True})
@@ -291,7 +291,7 @@ def test_mifa_in_gradient_units_uses_the_current_rate_for_old_updates() -> None:
     )
 
 
-def test_substitutions_are_counted_and_judged() -> None:
+def test_substitutions_are_counted_and_checked_against_groups() -> None:
     records = run(Simulation(make_job(method={"full_first_round": True}, rounds=4)))
     assert records[0]["substitutions"] == 0
     assert records[0]["wrong_friend_rate"] is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of where the time of runs went."""
+"""The table of times spent in each part of a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes for 20 clients, and rates. Rates are checked to 5 standard errors: with the fixed seeds
-here the tests are deterministic, and a right process would miss such a bound for one seed in a
+here the tests are deterministic; a correct process would exceed such a bound for one seed in a
 million."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make(name: str, seed: int = 0, **options: Any) -> DropoutProcess:
 
 
 def indicator(process: DropoutProcess, rounds: int) -> torch.Tensor:
-    """Who is active in each round: float64 [rounds, K]."""
+    """Return which clients are active in each round: float64 [rounds, K]."""
     active = torch.zeros(rounds, process.num_clients, dtype=torch.float64)
     for t in range(rounds):
         active[t, process.active(t)] = 1.0
@@ -48,13 +48,13 @@ def indicator(process: DropoutProcess, rounds: int) -> torch.Tensor:
 
 
 def pair_counts(active: torch.Tensor) -> torch.Tensor:
-    """In how many rounds both clients of each pair are active: [n (n - 1) / 2]."""
+    """Count the rounds in which both clients of a pair are active: [n (n - 1) / 2]."""
     together = active.T @ active
     return together[torch.ones_like(together).triu(diagonal=1).bool()]
 
 
 def assert_rate(hits: torch.Tensor, trials: int, rate: float) -> None:
-    """Each entry of `hits` is Binomial(trials, rate), to 5 standard errors."""
+    """Assert that each entry of `hits` fits Binomial(trials, rate), to 5 standard errors."""
     bound = 5.0 * math.sqrt(trials * rate * (1.0 - rate))
     assert (hits - trials * rate).abs().max() <= bound
 

@@ -94,7 +94,7 @@ class TestAdversarial:
         for t in range(100):
             gone = silenced(process, t)
             seen.add(tuple(sorted(gone)))
-            # 94 never fits, and of 1, 2, 3 the last one only if 5 are not yet gone.
+            # 94 never fits; of 1, 2 and 3, the last one fits only if 5 samples are not yet used up.
             assert process.silenced_fraction(t) == sum([1, 2, 3, 94][i] for i in gone) / 100
         assert seen == {(0, 1), (0, 2), (1, 2)}
 

@@ -70,7 +70,8 @@ def test_at_ratio(
 ) -> None:
     process = make(name, **PROCESSES[name].at_ratio(0.7))
     rounds = 1000
-    # 0.7 of 20 is a whole number. The markov chain's memory of 0.8 or less leaves rounds / 9.
+    # 0.7 of 20 is a whole number. With a memory of at most 0.8, the Markov chain's rounds count as
+    # rounds / 9 independent ones.
     assert_rate(indicator(process, rounds).sum(dim=0) / 9, rounds // 9, 0.3)
 
 

@@ -68,7 +68,7 @@ class TestMarkov:
         assert active[:, 0].sum() == 0 and active[:, 1].sum() == 300
 
     @given(st.lists(st.integers(0, 60), max_size=30), st.sampled_from([0.0, 0.6, 0.95]))
-    def test_order_of_questions_does_not_matter(self, rounds: list[int], memory: float) -> None:
+    def test_rounds_may_be_queried_in_any_order(self, rounds: list[int], memory: float) -> None:
         def new() -> DropoutProcess:
             return make_dropout("markov", num_clients=K, seed=0, memory=memory)
 
@@ -76,7 +76,7 @@ class TestMarkov:
         for t in rounds:
             assert torch.equal(asked.active(t), new().active(t))
 
-    def test_a_late_round_is_no_walk_from_the_start(
+    def test_a_late_round_is_computed_without_all_earlier_rounds(
         self, monkeypatch: pytest.MonkeyPatch, make: Make
     ) -> None:
         steps: list[object] = []

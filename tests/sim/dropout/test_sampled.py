@@ -34,7 +34,7 @@ class TestSampled:
         pair_counts: Callable[..., torch.Tensor],
         assert_rate: Callable[..., None],
     ) -> None:
-        # Both draw from the same seed and round; were the streams the same, this would show it.
+        # Both draw from the same seed and round; this test fails if they share a random stream.
         rounds = 4000
         for process, options in (("bernoulli", {"p": 0.5}), ("exact", {"alpha": 0.5})):
             active = indicator(make("sampled", sample=8, process=process, options=options), rounds)

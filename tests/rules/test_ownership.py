@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing rows over: the same bits as copying, and nothing happens to rows when a step fails."""
+"""Taking ownership of rows gives the same bits as copying; a failed step leaves the rows alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("stale-models", {"server_lr": 0.7, "client_weights": [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]}),
     ("fdms", {}),  # keeps no rows
 ]
-ADOPTING = {"mimic", "mifa", "stale", "stale-models"}
+TAKES_OWNERSHIP = {"mimic", "mifa", "stale", "stale-models"}
 rules = pytest.mark.parametrize(("name", "options"), RULES, ids=[name for name, _ in RULES])
 
 
@@ -36,7 +36,7 @@ def make(name: str, options: dict[str, Any], d: int = 23) -> Aggregator:
 
 
 def fill(buffer: UpdateBuffer, clients: list[int], generator: torch.Generator) -> Tensor:
-    """New updates in the rows of ``clients``; a copy of them [S, d]. Zeros of both signs occur."""
+    """Draw the rows of ``clients``, with zeros of both signs; return a copy [S, d]."""
     for row in buffer.rows(clients):
         row.normal_(generator=generator)
         row.mul_(torch.rand(len(row), generator=generator) < 0.8)
@@ -52,7 +52,7 @@ def draw_clients(generator: torch.Generator) -> list[int]:
 
 @rules
 @given(seed=st.integers(0, 2**32), forms=st.lists(st.booleans(), min_size=1, max_size=12))
-def test_adopting_is_copying_to_the_bit(
+def test_taking_ownership_has_the_bits_of_copying(
     same_bits: Callable[..., None],
     same_state: Callable[..., None],
     same_report: Callable[..., None],
@@ -61,25 +61,25 @@ def test_adopting_is_copying_to_the_bit(
     seed: int,
     forms: list[bool],
 ) -> None:
-    """Over random rounds and permutations, for any mixture of the two forms."""
+    """Compare over random rounds and orders; each round gives the rows away or has them copied."""
     generator = torch.Generator().manual_seed(seed)
     d = int(torch.randint(1, 70, (), generator=generator))
-    copying, adopting = make(name, options, d), make(name, options, d)
+    copying, taking = make(name, options, d), make(name, options, d)
     buffer = UpdateBuffer(K, d)
     params = torch.randn(d, generator=generator)
     twin = params.clone()
-    for adopt in forms:
+    for give in forms:
         clients = draw_clients(generator)
         updates = fill(buffer, clients, generator)
         before = [row.data_ptr() for row in buffer.rows(clients)]
         order = torch.randperm(len(clients), generator=generator)
         first = copying.step(params, updates[order], torch.tensor(clients)[order].long())
-        second = adopting.step(twin, buffer if adopt else buffer.rows(clients), clients)
+        second = taking.step(twin, buffer if give else buffer.rows(clients), clients)
         same_report(first, second)
         same_bits(params, twin)
-        same_state(copying, adopting)
+        same_state(copying, taking)
         after = [row.data_ptr() for row in buffer.rows(clients)]
-        if adopt and name in ADOPTING:
+        if give and name in TAKES_OWNERSHIP:
             assert not set(before) & set(after)
         else:
             assert before == after
@@ -96,7 +96,7 @@ def test_any_number_of_threads_and_many_clients(
     d, many = 20_011, 21  # several blocks of columns, groups of 8, 4, 2 and 1 rows
     options = {key: value for key, value in options.items() if key != "client_weights"}
 
-    def run(threads: int, adopt: bool) -> tuple[Aggregator, Tensor]:
+    def run(threads: int, give: bool) -> tuple[Aggregator, Tensor]:
         torch.set_num_threads(threads)
         generator = torch.Generator().manual_seed(1)
         agg = fastagg.make(name, num_clients=many, num_params=d, **options)
@@ -104,12 +104,12 @@ def test_any_number_of_threads_and_many_clients(
         for size in (21, 15, 12, 3, 19):
             clients = torch.randperm(many, generator=generator)[:size].tolist()
             fill(buffer, clients, generator)
-            agg.step(params, buffer if adopt else buffer.rows(clients), clients)
+            agg.step(params, buffer if give else buffer.rows(clients), clients)
         return agg, params
 
-    expected_agg, expected = run(1, adopt=False)
+    expected_agg, expected = run(1, give=False)
     for threads in (1, 2, 3):
-        agg, params = run(threads, adopt=True)
+        agg, params = run(threads, give=True)
         same_bits(params, expected)
         same_state(agg, expected_agg)
 
@@ -144,7 +144,7 @@ def test_saved_and_loaded_in_the_middle(
         same_bits(params, twin)
     same_state(agg, loaded)
     state = agg.state_dict()
-    agg.load_state_dict(state)  # into an aggregator that has adopted rows
+    agg.load_state_dict(state)  # into an aggregator that has taken ownership of rows
     same_state(agg, loaded)
 
 
@@ -182,7 +182,7 @@ def test_after_an_exception_everything_is_as_before(
     for now, row, content in zip(buffer.rows(range(K)), rows, contents, strict=True):
         assert now.data_ptr() == row.data_ptr()
         same_bits(now, content)
-    # and the next good step is what it would have been
+    # the next valid step gives the same result as without the failed one
     buffer.row(1)[7] = buffer.row(2)[7] = 1.0
     for row, update in zip(other.rows(clients), buffer.rows(clients), strict=True):
         row.copy_(update)
@@ -220,7 +220,7 @@ def test_rejected_rows_stay_with_the_buffer(
         same_state(dropping, twin_agg)
 
 
-@pytest.mark.parametrize("name", sorted(ADOPTING))
+@pytest.mark.parametrize("name", sorted(TAKES_OWNERSHIP))
 def test_the_received_row_itself_becomes_the_memory(name: str) -> None:
     agg, buffer = make(name, {}), UpdateBuffer(K, 23)
     row = buffer.row(3).fill_(2.0)
@@ -232,7 +232,7 @@ def test_the_received_row_itself_becomes_the_memory(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mimic", "stale-models"])
-def test_vectors_that_nobody_refers_to_are_used_again(name: str) -> None:
+def test_unused_reference_vectors_are_reused(name: str) -> None:
     agg, buffer, params = make(name, {}), UpdateBuffer(K, 23), torch.zeros(23)
     memory = agg.corrections if name == "mimic" else agg.memory  # type: ignore[attr-defined]
     seen = set()
@@ -245,8 +245,8 @@ def test_vectors_that_nobody_refers_to_are_used_again(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mifa", "stale", "stale-models"])
-@pytest.mark.parametrize("adopt", [False, True])
-def test_after_two_thousand_rounds_the_total_is_a_fresh_sum(name: str, adopt: bool) -> None:
+@pytest.mark.parametrize("give", [False, True])
+def test_after_two_thousand_rounds_the_total_is_a_fresh_sum(name: str, give: bool) -> None:
     many, d = 12, 40
     weights = torch.rand(many, dtype=torch.float64) + 0.1
     agg = fastagg.make(name, num_clients=many, num_params=d, client_weights=weights)
@@ -256,11 +256,11 @@ def test_after_two_thousand_rounds_the_total_is_a_fresh_sum(name: str, adopt: bo
         clients = torch.randperm(many, generator=generator)[:4].tolist()
         for row in buffer.rows(clients):  # every seventh round is ten thousand times as large
             row.normal_(generator=generator).mul_(100.0 if t % 7 == 0 else 0.01)
-        agg.step(params.zero_(), buffer if adopt else buffer.rows(clients), clients)
+        agg.step(params.zero_(), buffer if give else buffer.rows(clients), clients)
     fresh = (weights / weights.sum()) @ agg.memory.clone().double()  # type: ignore[attr-defined]
     error = (agg.total - fresh).abs().max() / fresh.abs().max()  # type: ignore[attr-defined]
     # 8,000 float64 roundings of sums that were up to ten thousand times the last one: 9e-9 at the
-    # worst, if they all went one way. A float32 total is off by 1e-2 here.
+    # worst, if all had the same sign. A float32 total is off by 1e-2 here.
     assert error <= 1e-9
 
 
@@ -276,7 +276,7 @@ def test_a_buffer_that_does_not_fit(buffer: UpdateBuffer, clients: list[int], ma
         make("mifa", {}).step(torch.zeros(23), buffer, clients)
 
 
-def test_rows_of_a_buffer_made_in_inference_mode_can_be_adopted(tmp_path: Path) -> None:
+def test_rows_of_a_buffer_made_in_inference_mode_can_be_taken(tmp_path: Path) -> None:
     with torch.inference_mode():
         buffer = UpdateBuffer(K, 23)
         params = torch.zeros(23)
@@ -287,10 +287,10 @@ def test_rows_of_a_buffer_made_in_inference_mode_can_be_adopted(tmp_path: Path) 
 
 
 @rules
-def test_nothing_large_is_allocated_once_a_step_is_agreed_on(
+def test_no_row_is_allocated_after_the_ranks_have_agreed(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    """Else a process without memory could fail where others have written."""
+    """Otherwise a process that runs out of memory could fail after other processes have written."""
     agg, buffer = make(name, options), UpdateBuffer(K, 23)
     agreed = []
 
