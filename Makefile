@@ -23,7 +23,7 @@ SOURCES := setup.py pyproject.toml $(foreach ext,h cpp cuh cu,$(wildcard csrc/*/
 CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp tests/*/*/*.cpp tests/*/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-pages test-emulator test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
+.PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check docs emulate
 
 help:  ## list the targets
@@ -36,17 +36,21 @@ demo: build  ## set up, then compare five rules under client dropout on digits (
 PARALLEL := -n auto --maxprocesses=8 --dist worksteal
 PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
-test: build-dev  ## set up, then run all tests except those of the pages and the emulator (4 minutes)
-	$(PY) -m pytest -q $(PARALLEL) --ignore=$(PAGES) --ignore=$(EMULATOR) $(ARGS)
+BENCHMARKS := $(wildcard tests/test_benchmark*.py)
+test: build-dev  ## set up, then run all tests but those of pages, benchmarks and the emulator (4 minutes)
+	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS)) $(ARGS)
 
 # Tests of the library, with the best instruction set only, and of the simulation's options, in one process.
-QUICK := tests/ops tests/rules $(filter-out tests/test_benchmark%,$(wildcard tests/test_*.py)) \
+QUICK := tests/ops tests/rules $(filter-out $(BENCHMARKS),$(wildcard tests/test_*.py)) \
   tests/sim/test_config.py
 test-quick: build-dev  ## the tests to run before each commit: the library's, without slow ones (45 s)
 	HYPOTHESIS_PROFILE=quick $(PY) -m pytest -q $(PARALLEL) -m "not slow" -k "not portable" $(QUICK) $(ARGS)
 
 test-pages: build-dev  ## run the code, and check the commands, links and tables, of all pages
 	$(PY) -m pytest -q $(PARALLEL) $(PAGES) $(ARGS)
+
+test-benchmarks: build-dev  ## run the tests of the benchmark suite
+	$(PY) -m pytest -q $(PARALLEL) $(BENCHMARKS) $(ARGS)
 
 test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their memory accesses (minutes)
 	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)

@@ -175,7 +175,7 @@ def candidates_by_oracle(K: int) -> Tensor:
     [
         *((K, (None, 0.0, 0.4)) for K in (1, 3, 7, 8, 9, 33)),
         pytest.param(255, (None, 0.0, 0.4), marks=pytest.mark.slow),
-        pytest.param(530, (0.4,), marks=pytest.mark.slow),
+        pytest.param(300, (0.4,), marks=pytest.mark.slow),
     ],
 )
 def test_every_form_of_state_against_oracle(
