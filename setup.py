@@ -44,7 +44,7 @@ cxx_sources = [s for s in sources("csrc/**/*.cpp") if cuda or not s.endswith("_c
 extension = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
 optimize, sanitize = ["-O3"], []
 if os.environ.get("FASTAGG_SANITIZE") == "1":
-    optimize = ["-O1", "-g", "-fno-omit-frame-pointer"]
+    optimize = ["-O1", "-g1", "-fno-omit-frame-pointer"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 setup(
