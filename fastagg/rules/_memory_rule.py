@@ -113,8 +113,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         return self.memory.receive(cohort, self.columns)
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
-        shares, norm = self._shares[cohort.clients], self._norm(cohort.clients)
-        return MemoryPlan(norm * shares, shares=shares, norm=norm)
+        shares, norm = self._shares.index_select(0, cohort.clients), self._norm(cohort.clients)
+        weights = shares if norm == 1.0 else norm * shares
+        return MemoryPlan(weights, shares=shares, norm=norm)
 
     def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
         peak = self._params_peak(params)
@@ -151,7 +152,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             row_peaks = row_peaks + peak
             if cohort.owner is not None:
                 reference = self.memory.new_reference().copy_(params)
-        if not bool((row_peaks + self._peaks[clients] <= FLOAT32_LIMIT).all()):
+        changes = row_peaks + self._peaks.index_select(0, clients)  # >= |new row - old row|
+        if not float(changes.max()) <= FLOAT32_LIMIT:
             raise ValueError("updates: too large, memory rows would leave the range of float32")
         peaks = self._peaks.index_copy(0, clients, row_peaks)
         aggregate = plan.norm * float(self._shares @ peaks)
