@@ -10,6 +10,8 @@ TORCH ?= torch==2.13.0
 VENV_ARGS ?=
 # auto, 0 or 1: whether to build the CUDA kernels
 FASTAGG_CUDA ?= auto
+# the commit that bench-regress compares this tree with
+BASE ?= HEAD
 # more arguments for pytest, fastagg-sim or the benchmarks: make test ARGS="-k fdms"
 ARGS ?=
 
@@ -23,8 +25,8 @@ SOURCES := setup.py pyproject.toml $(foreach ext,h cpp cuh cu,$(wildcard csrc/*/
 CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp tests/*/*/*.cpp tests/*/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-peers gpu-check docs emulate
+.PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
+.PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -61,6 +63,8 @@ FRAMEWORKS := $(VENV)/frameworks
 test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower and pfl-research in a separate environment, run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest -q -m flower $(ARGS)
 
+flower-environment: $(FRAMEWORKS)/.stamp
+
 # The site is generated from the sources; the package is neither built nor imported.
 SITE := $(VENV)/site
 docs: $(SITE)/.stamp  ## build the documentation site in build/site, with warnings as errors
@@ -78,7 +82,10 @@ bench-scaling: build-dev  ## time over S, d, K and threads: a table in benchmark
 bench-simulation: build-dev  ## local training and rounds of the simulation: a table in benchmarks/results
 	$(PY) -m benchmarks simulation --out benchmarks/results $(ARGS)
 
-bench-regress: build-dev  ## time single ops with pytest-benchmark, to compare with an earlier run
+bench-regress: build-dev  ## compare the speed of this tree with a commit: make bench-regress BASE=main~1
+	$(PY) -m benchmarks regress --base $(BASE) $(ARGS)
+
+bench-ops: build-dev  ## time single ops with pytest-benchmark and store the times
 	$(PY) -m pytest -q benchmarks/test_ops_bench.py --benchmark-autosave $(ARGS)
 
 # ByzFL without its dependencies: they require torchvision, which would install another PyTorch.

@@ -30,6 +30,7 @@ from benchmarks import (
     options,
     peers,
     pictures,
+    regress,
     report,
     scaling,
     sharded,
@@ -46,6 +47,7 @@ SUBCOMMANDS = {
     "scaling": "measure time as a function of S, d, K and the number of threads",
     "main": "run ops and steps, and draw the roofline picture (this is what `make bench` runs)",
     "sharded": "measure weak scaling in d, with columns distributed over processes",
+    "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "simulation": "compare local training with a plain PyTorch loop, and rounds with Flower's",
     "pictures": "redraw the pictures of a results folder from its CSV files",
@@ -67,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
             options.add(sub)
         elif name == "sharded":
             sharded.add(sub)
+        elif name == "regress":
+            regress.add_options(sub)
         elif name == "accuracy":
             sub.add_argument(
                 "--threads",
@@ -101,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _draw(namespace.out, console)
     elif namespace.command == "sharded":
         sharded.run(namespace, console)
+    elif namespace.command == "regress":
+        sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":
         _accuracy(namespace, console)
     elif namespace.command == "simulation":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Detect regressions of single ops with pytest-benchmark.
+"""Time single ops with pytest-benchmark.
 
-    make bench-regress                                        # measure and store the times
-    make bench-regress ARGS="--benchmark-compare --benchmark-compare-fail=median:10%"
+    make bench-ops                                        # measure and store the times
+    make bench-ops ARGS="--benchmark-compare --benchmark-compare-fail=median:10%"
 
 Not part of the test suite. The times are absolute, so only compare runs on the same idle machine.
 """

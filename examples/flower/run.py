@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from itertools import cycle
 from pathlib import Path
 
 from fastagg_flower import rounds, task
@@ -146,24 +147,30 @@ def run_legacy(federation: Federation, options: argparse.Namespace, out: Path) -
             f"--faults={options.faults}",
         )
     deadline = time.monotonic() + options.deadline
-    if options.stop_after:
-        stop_server(federation, options, server, out, deadline)
+    for stop in stops(options):
+        stop_server(federation, *stop, server, out, deadline)
         server = federation.start("server", *serve, "--resume")
     federation.supervise(server, deadline)
 
 
+def stops(options: argparse.Namespace) -> list[tuple[int, str]]:
+    """Return after which rounds, and by which signals, the server is stopped."""
+    return list(zip(sorted(options.stop_after), cycle(options.stop_signal), strict=False))
+
+
 def stop_server(
     federation: Federation,
-    options: argparse.Namespace,
+    stop_after: int,
+    stop_signal: str,
     main: subprocess.Popen[bytes],
     out: Path,
     deadline: float,
 ) -> None:
     """Send the signal once enough rounds are done, and wait until ``main`` has ended."""
-    federation.supervise(main, deadline, lambda: lines_of(out) >= options.stop_after)
-    os.kill(rounds.read(out)[-1]["pid"], signal.Signals[options.stop_signal])
+    federation.supervise(main, deadline, lambda: lines_of(out) >= stop_after)
+    os.kill(rounds.read(out)[-1]["pid"], signal.Signals[stop_signal])
     main.wait(60.0)
-    print(f"the server was stopped by {options.stop_signal} after round {lines_of(out)}")
+    print(f"the server was stopped by {stop_signal} after round {lines_of(out)}")
 
 
 def lines_of(path: Path) -> int:
@@ -210,8 +217,8 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
         config["checkpoint"] = f"'{federation.folder / 'checkpoint'}'"
         config["checkpoint-every"] = options.rounds + 1
     main = start_run(federation, config)
-    if options.stop_after:
-        stop_server(federation, options, main, out, deadline)
+    for stop in stops(options):
+        stop_server(federation, *stop, main, out, deadline)
         main = start_run(federation, config | {"resume": "true"})
     federation.supervise(main, deadline)
 
@@ -282,11 +289,18 @@ def main() -> int:
     parser.add_argument(
         "--stop-after",
         type=int,
-        default=0,
+        nargs="+",
+        default=[],
         metavar="ROUND",
-        help="stop the server after this round and start another one that resumes the run",
+        help="stop the server after each of these rounds and start one that resumes the run",
     )
-    parser.add_argument("--stop-signal", choices=("SIGTERM", "SIGINT"), default="SIGTERM")
+    parser.add_argument(
+        "--stop-signal",
+        nargs="+",
+        choices=("SIGTERM", "SIGINT"),
+        default=["SIGTERM"],
+        help="the signals of --stop-after, in turn; default: SIGTERM",
+    )
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="fastagg-flower-"))
     folder.mkdir(parents=True, exist_ok=True)

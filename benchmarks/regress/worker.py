@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times cases with the fastagg of one tree; :mod:`benchmarks.regress.compare` starts two of it.
+
+It uses the public interface only, so it also runs with earlier commits. It is run as a script, from
+a folder without modules whose names others use. It reads one command a line from standard input and
+answers each with one line of JSON::
+
+    list                 -> ["step mifa S=10 d=610 copied", ...]
+    prepare CASE REPEATS -> {"calls": n}, or {"error": "why this tree cannot run the case"}
+    time                 -> {"seconds": median time of a call over the repeats}
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+import fastagg
+from fastagg import ops
+
+Call = Callable[[], object]
+
+RULES: dict[str, dict[str, object]] = {
+    "fedavg": {},
+    "amplified": {},
+    "fedau": {},
+    "fdms": {},
+    "fdms-soft": {},
+    "mimic": {},
+    "mimic-aged": {},
+    "mifa": {},
+    "stale": {},
+    "stale-models": {},
+    "fedvarp": {},
+    "scaffold": {"local_work": 0.1},
+    "centered-clip": {"tau": 1.0},
+    "krum": {"num_byzantine": 1},
+    "multi-krum": {"num_byzantine": 1},
+    "nnm": {"num_byzantine": 1},
+    "geometric-median": {},
+}
+SIZES = [(10, 610), (100, 610), (10, 62_006), (100, 62_006), (20, 1_000_000)]
+OPS_SIZES = [(10, 610), (20, 62_006), (20, 1_000_000), (512, 10_000)]
+FORMS = ("copied", "owned")
+COHORTS = 8  # cohorts of S of 2 S clients, in turn
+
+
+def step_call(rule: str, S: int, d: int, form: str) -> Call:
+    """Return a call that runs one step; "owned": the rule may take the rows of a buffer."""
+    torch.manual_seed(0)
+    K = 2 * S
+    agg = fastagg.make(rule, num_clients=K, num_params=d, **RULES[rule])
+    params = torch.zeros(d)
+    cohorts = [torch.randperm(K)[:S] for _ in range(COHORTS)]
+    if form == "owned":
+        buffer = fastagg.UpdateBuffer(K, d)
+        for client in range(K):
+            buffer.row(client).normal_().mul_(0.01)
+        updates: object = buffer
+    else:
+        updates = torch.randn(S, d).mul_(0.01)
+    turn = 0
+
+    def call() -> None:
+        nonlocal turn
+        agg.step(params, updates, cohorts[turn % COHORTS])  # type: ignore[arg-type]
+        turn += 1
+
+    return call
+
+
+def op_call(name: str, S: int, d: int) -> Call:
+    torch.manual_seed(0)
+    rows, weights = torch.randn(S, d), torch.rand(S)
+    params, total = torch.randn(d), torch.randn(d, dtype=torch.float64)
+    if name == "gram":
+        return lambda: ops.gram(rows)
+    if name == "abs_max":
+        return lambda: ops.abs_max(rows)
+    if name == "weighted_sum_":
+        return lambda: ops.weighted_sum_(params, rows, weights, beta=0.5)
+    assert name == "memory_update_"
+    memory, clients = torch.randn(S, d), torch.arange(S)
+    return lambda: ops.memory_update_(params, total, memory, rows, clients, weights, 0.1, 1.0)
+
+
+OPS = ("gram", "abs_max", "weighted_sum_", "memory_update_")
+
+
+def cases() -> dict[str, Callable[[], Call]]:
+    """Return all cases by name."""
+    found: dict[str, Callable[[], Call]] = {}
+    for name in OPS:
+        for S, d in OPS_SIZES:
+            found[f"op {name} S={S} d={d}"] = partial(op_call, name, S, d)
+    for rule in RULES:
+        for S, d in SIZES:
+            for form in FORMS:
+                found[f"step {rule} S={S} d={d} {form}"] = partial(step_call, rule, S, d, form)
+    return found
+
+
+def serve() -> None:
+    known = cases()
+    call: Call | None = None
+    repeats = 1
+    for line in sys.stdin:
+        command, *rest = line.split("\t")
+        answer: object
+        if command.strip() == "list":
+            answer = list(known)
+        elif command == "prepare":
+            call, repeats, answer = None, 1, {}
+            try:
+                call = known[rest[0]]()
+                for _ in range(3):
+                    call()
+                start = time.perf_counter()
+                call()
+                once = time.perf_counter() - start
+                repeats = max(1, min(200, int(float(rest[1]) / once)))
+                answer = {"calls": repeats}
+            except Exception as error:  # an earlier commit may lack the case
+                answer = {"error": f"{type(error).__name__}: {error}"}
+        else:
+            assert call is not None
+            seconds = []
+            for _ in range(repeats):
+                start = time.perf_counter()
+                call()
+                seconds.append(time.perf_counter() - start)
+            answer = {"seconds": statistics.median(seconds)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(int(sys.argv[1]))
+    serve()
