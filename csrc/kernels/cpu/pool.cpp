@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cfenv>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -16,14 +17,38 @@ namespace {
 
 using Entry = void (*)(void* context, int worker);
 
+// How long a thread looks for an event before it sleeps. Waking a sleeping thread takes about as
+// long. On a busy machine this is the most that a call costs others.
+constexpr std::chrono::microseconds kLook{50};
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waits for found() for at most kLook.
+template <class Found>
+void look_for(const Found& found) {
+  const auto end = std::chrono::steady_clock::now() + kLook;
+  do {
+    for (int turn = 0; turn < 32; ++turn) {
+      if (found()) return;
+      pause();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+}
+
 // A call in progress. The pool's mutex guards all fields that change.
 struct Job {
   const Entry entry;
   void* const context;
   const int workers;
   std::fenv_t environment;
-  int begun = 1;    // workers that have begun; the caller is worker 0
-  int running = 0;  // helpers that have begun and not returned
+  int begun = 1;                // workers that have begun; the caller is worker 0
+  std::atomic<int> running{0};  // helpers that have begun and not returned
   bool listed = true;
   Job* next = nullptr;
   std::condition_variable returned;
@@ -41,8 +66,12 @@ class Pool {
     }
     for (int helper = 1; helper < workers; ++helper) work_.notify_one();
     entry(context, 0);
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (job.listed) remove(job);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (job.listed) remove(job);
+    }
+    look_for([&] { return job.running.load(std::memory_order_relaxed) == 0; });
+    std::unique_lock<std::mutex> lock(mutex_);  // also: no helper is about to notify
     job.returned.wait(lock, [&] { return job.running == 0; });
   }
 
@@ -63,6 +92,11 @@ class Pool {
     pthread_setname_np(pthread_self(), "fastagg");
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
+      if (!first_) {
+        lock.unlock();
+        look_for([&] { return listed_.load(std::memory_order_relaxed) > 0; });
+        lock.lock();
+      }
       work_.wait(lock, [&] { return first_ != nullptr; });
       Job& job = *first_;
       const int worker = job.begun++;
@@ -80,6 +114,7 @@ class Pool {
     Job** end = &first_;
     while (*end) end = &(*end)->next;
     *end = &job;
+    ++listed_;
   }
 
   void remove(Job& job) {
@@ -87,11 +122,13 @@ class Pool {
     while (*link != &job) link = &(*link)->next;
     *link = job.next;
     job.listed = false;
+    --listed_;
   }
 
   std::mutex mutex_;
   std::condition_variable work_;
-  Job* first_ = nullptr;  // the calls that take more helpers, oldest first
+  Job* first_ = nullptr;        // the calls that take more helpers, oldest first
+  std::atomic<int> listed_{0};  // their number
   int started_ = 0;
 };
 
