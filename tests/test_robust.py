@@ -173,6 +173,54 @@ def test_sums_use_more_precision_than_the_dtype(name: str, dtype: torch.dtype) -
     assert (result.double() - exact).abs().max() <= bound * scale
 
 
+# --- nearly equal vectors -------------------------------------------------------------------
+
+
+def nearly_equal(n: int, d: int, spread: float, seed: int, dtype: Any) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    common = generator.standard_normal(d)
+    return (common + spread * generator.standard_normal((n, d))).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spread"), [(np.float32, 1e-4), (np.float32, 1e-6), (np.float64, 1e-9)]
+)
+def test_krum_picks_the_vector_of_the_oracle(dtype: Any, spread: float) -> None:
+    """The oracle takes differences of vectors first, and computes in longdouble."""
+    picked = 0
+    for seed in range(100):
+        x = nearly_equal(11, 300, spread, seed, dtype)
+        best = plain("Krum", x.astype(np.longdouble))
+        chosen = robust.Krum(1)(x)
+        picked += int(np.array_equal(chosen, best.astype(dtype)))
+    assert picked == 100  # 15, 4 and 8 by the plain Gram matrix
+
+
+NEARLY_EQUAL = [name for name in RULES if name not in ("Bucketing", "Clipping", "ARC")]
+MEANS = ("Average", "GeometricMedian", "CenteredClipping")  # which a far vector can move
+
+
+@pytest.mark.parametrize(
+    ("name", "far"),
+    [(name, 0.0) for name in NEARLY_EQUAL]
+    + [(name, 1e30) for name in NEARLY_EQUAL if name not in MEANS],
+)
+@pytest.mark.parametrize(
+    ("dtype", "spread"), [(np.float32, 1e-4), (np.float64, 1e-4), (np.float64, 1e-9)]
+)
+def test_nearly_equal_vectors(name: str, dtype: Any, spread: float, far: float) -> None:
+    x = nearly_equal(7, 300, spread, 5, dtype)
+    if far:
+        x[0] = far
+    expected = plain(name, x.astype(np.longdouble).astype(np.float64))
+    result = np.asarray(RULES[name]()(x))
+    if name == "NNM" and far:
+        result, expected = result[1:], expected[1:]
+    # Rounding of the vectors themselves, of which a wrong choice is 1e-4 or 1e-9 away.
+    eps = np.finfo(dtype).eps
+    assert np.abs(result - expected).max() <= 8 * eps * np.abs(expected).max()
+
+
 # --- NaN and Inf ----------------------------------------------------------------------------
 
 

@@ -118,6 +118,20 @@ def test_krum_equals_byzfls_with_f_plus_one(byzfl: ModuleType) -> None:
     np.testing.assert_array_equal(robust.Krum(2)(rows), byzfl.Krum(3)(rows))
 
 
+@pytest.mark.parametrize("kind", ["ndarray", "tensor"])
+def test_krum_of_nearly_equal_vectors(byzfl: ModuleType, kind: str) -> None:
+    """ByzFL takes differences of the vectors (of more than 25 tensors, it multiplies matrices)."""
+    equal = 0
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        common = generator.standard_normal(1000)
+        rows: Any = (common + 1e-4 * generator.standard_normal((10, 1000))).astype(np.float32)
+        rows = torch.from_numpy(rows) if kind == "tensor" else rows
+        ours, theirs = robust.Krum(1)(rows), byzfl.Krum(2)(rows)
+        equal += int(np.array_equal(np.asarray(ours), np.asarray(theirs)))
+    assert equal == 100  # 21 by the plain Gram matrix
+
+
 @pytest.mark.parametrize("s", [1, 3, 9])
 def test_bucketing_up_to_the_draw(byzfl: ModuleType, s: int) -> None:
     """Draws differ: compare buckets of one vector, one bucket for all, and the mean of buckets."""
