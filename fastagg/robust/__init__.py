@@ -8,7 +8,11 @@ one vector of the same kind and dtype. Names, arguments and results are those of
 class says otherwise. The pre-aggregators ``NNM``, ``Bucketing``, ``Clipping`` and ``ARC`` return
 several vectors [m, ...], which another callable can aggregate.
 
-The input is never changed, and the result never shares memory with it.
+The input is never changed, and the result never shares memory with it. Vectors of a list may have
+different floating-point dtypes. They are then converted to the dtype to which torch promotes all of
+them (``torch.promote_types``; float32 and float64 give float64), which is the dtype of the result.
+Vectors that ``nonfinite="drop"`` leaves out count as well, so the dtype depends on dtypes alone.
+(ByzFL promotes arrays in the same way, and converts all tensors to float32.)
 
 Sums of float32 vectors are accumulated in float32 in groups of eight and in float64 across groups;
 sums of float64 vectors are accumulated in float64; float16 and bfloat16 vectors are converted to

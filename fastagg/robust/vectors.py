@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Vectors:
             views of the input where possible.
         kept: the position of each row in the input.
         shape: shape of one input vector.
-        dtype: dtype of the input.
+        dtype: dtype of the input. If dtypes differ, the one to which torch promotes them.
         as_numpy: whether the input consisted of NumPy arrays.
     """
 
@@ -47,25 +47,29 @@ class Vectors:
 
         Args:
             vectors: an array or tensor [n, ...], or a sequence of n arrays or n tensors of the same
-                shape; floating-point, of one dtype, on the CPU.
+                shape; floating-point, on the CPU. Vectors of several dtypes are converted to the
+                one to which torch promotes all of them, whether or not some are then left out.
             drop: leave out vectors with NaN or Inf.
 
         Raises:
-            TypeError: the input is of another type, or mixes types or dtypes.
+            TypeError: the input is of another type, or mixes arrays and tensors, or a vector is
+                not floating-point.
             ValueError: there are no vectors, shapes differ, a vector is not on the CPU, or a vector
                 holds NaN or Inf and ``drop`` is off.
         """
         parts, as_numpy = _parts(vectors)
         if not parts:
             raise ValueError("vectors: expected at least one, got none")
-        shape, dtype = parts[0].shape, parts[0].dtype
-        if not dtype.is_floating_point:
-            raise TypeError(f"vectors: expected a floating-point dtype, got {dtype}")
+        shape = parts[0].shape
+        for position, part in enumerate(parts):
+            if not part.dtype.is_floating_point:
+                raise TypeError(
+                    f"vectors[{position}]: expected a floating-point dtype, got {part.dtype}"
+                )
+        dtype = reduce(torch.promote_types, [part.dtype for part in parts])
         work = torch.float64 if dtype == torch.float64 else torch.float32
         rows = []
         for position, part in enumerate(parts):
-            if part.dtype != dtype:
-                raise TypeError(f"vectors[{position}]: expected dtype {dtype}, got {part.dtype}")
             if part.shape != shape:
                 raise ValueError(
                     f"vectors[{position}]: expected shape {list(shape)}, got {list(part.shape)}"

@@ -132,6 +132,18 @@ def test_krum_of_nearly_equal_vectors(byzfl: ModuleType, kind: str) -> None:
     assert equal == 100  # 21 by the plain Gram matrix
 
 
+def test_the_vector_of_an_attack_is_promoted_as_by_byzfl(byzfl: ModuleType) -> None:
+    """``Inf`` sends float64 to clients that send float32."""
+    good = np.random.default_rng(0).standard_normal((5, 60)).astype(np.float32)
+    attack = importlib.import_module("byzfl.attacks").Inf()
+    bad = attack(good)
+    assert bad.dtype == np.float64 and np.isinf(bad).all()
+    ours = robust.Average(nonfinite="drop")([*good, bad])
+    theirs = byzfl.Average()([*good, np.zeros(60)])  # finite, of the same dtype
+    assert ours.dtype == theirs.dtype == np.float64
+    assert byzfl.Average()([torch.zeros(60), torch.zeros(60).double()]).dtype == torch.float32
+
+
 @pytest.mark.parametrize("s", [1, 3, 9])
 def test_bucketing_up_to_the_draw(byzfl: ModuleType, s: int) -> None:
     """Draws differ: compare buckets of one vector, one bucket for all, and the mean of buckets."""
