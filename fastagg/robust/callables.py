@@ -304,10 +304,7 @@ class _Coordinatewise(_Callable, ABC):
 
 
 class Median(_Coordinatewise):
-    """The median of each coordinate; for even n, the mean of the two middle values.
-
-    For even n, ByzFL does the same for arrays, but takes the lower of the two for tensors.
-    """
+    """The median of each coordinate; for even n, the mean of the two middle values."""
 
     def _of(self, ascending: Tensor) -> Tensor:
         return _median(ascending)
@@ -348,6 +345,8 @@ class Meamed(TrMean):
 
 class NNM(_WithMinority, _PreAggregator):
     """Nearest-neighbour mixing: each vector becomes the mean of its n - f nearest, itself included.
+
+    ByzFL takes any f < n.
 
     Args:
         f: number of vectors that may be faulty, >= 0 and less than half of them.

@@ -132,6 +132,19 @@ def test_krum_of_nearly_equal_vectors(byzfl: ModuleType, kind: str) -> None:
     assert equal == 100  # 21 by the plain Gram matrix
 
 
+@pytest.mark.parametrize("kind", ["ndarray", "tensor"])
+def test_the_median_of_an_even_number(byzfl: ModuleType, kind: str) -> None:
+    """The mean of the two middle values, in ByzFL 0.0.11 for arrays and for tensors."""
+    rows: Any = np.array([[1.0], [10.0], [2.0], [4.0]], dtype=np.float32)
+    rows = torch.from_numpy(rows) if kind == "tensor" else rows
+    assert robust.Median()(rows).tolist() == byzfl.Median()(rows).tolist() == [3.0]
+    rows = np.random.default_rng(0).standard_normal((8, 60)).astype(np.float32)
+    rows = torch.from_numpy(rows) if kind == "tensor" else rows
+    ours, theirs = np.asarray(robust.Median()(rows)), np.asarray(byzfl.Median()(rows))
+    # ByzFL rounds the sum of the two values, which are below 1, to float32.
+    np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=1e-7)
+
+
 def test_the_vector_of_an_attack_is_promoted_as_by_byzfl(byzfl: ModuleType) -> None:
     """``Inf`` sends float64 to clients that send float32."""
     good = np.random.default_rng(0).standard_normal((5, 60)).astype(np.float32)
@@ -142,6 +155,13 @@ def test_the_vector_of_an_attack_is_promoted_as_by_byzfl(byzfl: ModuleType) -> N
     theirs = byzfl.Average()([*good, np.zeros(60)])  # finite, of the same dtype
     assert ours.dtype == theirs.dtype == np.float64
     assert byzfl.Average()([torch.zeros(60), torch.zeros(60).double()]).dtype == torch.float32
+
+
+def test_byzfls_mixing_takes_any_f_below_n(byzfl: ModuleType) -> None:
+    rows = np.random.default_rng(0).standard_normal((4, 60))
+    assert byzfl.NNM(3)(rows).shape == (4, 60)
+    with pytest.raises(ValueError, match="more than 4"):
+        robust.NNM(2)(rows)
 
 
 @pytest.mark.parametrize("s", [1, 3, 9])
