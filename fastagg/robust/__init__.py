@@ -24,7 +24,7 @@ closer than 0.18 of their norms (float64: 0.001), and subtracting one vector fro
 halves these norms, a second Gram matrix, of the differences, is computed. The error of a distance
 is then at most 2e-4 (2e-7) of the distances from the subtracted vector. If more than half of the
 vectors are close to each other, it is close to all of these; less than half, however large, cannot
-change that. :mod:`fastagg.rules.common_row` derives the bounds. So ties between vectors whose
+change that. ``fastagg.rules.common_row`` derives the bounds. So ties between vectors whose
 scores agree to about 1e-6 may be broken differently than in ByzFL.
 
 Every callable takes ``nonfinite``: "raise" raises a ValueError if a vector holds NaN or Inf, "drop"
@@ -34,40 +34,8 @@ of ``fastagg.make``.
 
 from __future__ import annotations
 
-from fastagg.robust.callables import (
-    ARC,
-    CAF,
-    MDA,
-    NNM,
-    SMEA,
-    Average,
-    Bucketing,
-    CenteredClipping,
-    Clipping,
-    GeometricMedian,
-    Krum,
-    Meamed,
-    Median,
-    MoNNA,
-    MultiKrum,
-    TrMean,
-)
+from fastagg.robust import callables
+from fastagg.robust.callables import *  # noqa: F403
 
-__all__ = [
-    "ARC",
-    "CAF",
-    "MDA",
-    "NNM",
-    "SMEA",
-    "Average",
-    "Bucketing",
-    "CenteredClipping",
-    "Clipping",
-    "GeometricMedian",
-    "Krum",
-    "Meamed",
-    "Median",
-    "MoNNA",
-    "MultiKrum",
-    "TrMean",
-]
+__all__: list[str] = []
+__all__ += callables.__all__

@@ -126,7 +126,7 @@ class Products:
     def translated(self) -> Tensor:
         """A Gram matrix [m, m] float64 of the rows minus one vector, exact in distances.
 
-        If no two rows are close, it is :attr:`gram`; see :mod:`fastagg.rules.common_row`.
+        If no two rows are close, it is :attr:`gram`; see ``fastagg.rules.common_row``.
         """
         exact = self.rows[0].dtype == torch.float64
         common = find_common_row(self.gram, self.num_vectors, _CLOSE64 if exact else CLOSE)

@@ -62,7 +62,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     If rows are nearly equal, most of them to a few percent of their norms, a Gram matrix does not
     give their distances exactly. A step then reads the rows once more, for the Gram matrix of the
-    rows minus one of them; :mod:`fastagg.rules.common_row` derives the error of distances. (Not so
+    rows minus one of them; ``fastagg.rules.common_row`` derives the error of distances. (Not so
     if the policy needs norms, as ``geometric-median`` with ``start="zero"`` does.)
 
     The n rows are those of the active clients. With ``reuse`` they are the last rows of all K

@@ -27,7 +27,7 @@ class Policy(ABC):
         uses_previous: whether the Gram matrix must include the previous aggregate, as its last row.
         uses_norms: whether the result depends on the norms of the rows. If not, it depends on their
             distances alone, and the Gram matrix may be that of the rows minus a common one
-            (:mod:`fastagg.rules.common_row`).
+            (``fastagg.rules.common_row``).
         uses_round: whether the result depends on the round number.
     """
 
