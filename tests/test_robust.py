@@ -247,7 +247,7 @@ MEANS = ("Average", "GeometricMedian", "CenteredClipping")  # which a far vector
     ("dtype", "spread"), [(np.float32, 1e-4), (np.float64, 1e-4), (np.float64, 1e-9)]
 )
 def test_nearly_equal_vectors(name: str, dtype: Any, spread: float, far: float) -> None:
-    x = nearly_equal(7, 300, spread, 5, dtype)
+    x = nearly_equal(7, 60, spread, 5, dtype)
     if far:
         x[0] = far
     expected = plain(name, x.astype(np.longdouble).astype(np.float64))

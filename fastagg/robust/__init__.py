@@ -19,10 +19,11 @@ sums of float64 vectors are accumulated in float64; float16 and bfloat16 vectors
 float32 first. Results are rounded once to the dtype of the input.
 
 Norms and distances are computed in float64 from Gram matrices. In that of float32 vectors, the
-error of a distance can be 2e-4 of the norms of the two vectors (float64: 2e-7). If two vectors are
-closer than 0.18 of their norms (float64: 0.001), and subtracting one vector from all at least
-halves these norms, a second Gram matrix, of the differences, is computed. The error of a distance
-is then at most 2e-4 (2e-7) of the distances from the subtracted vector. If more than half of the
+error of a distance can be 2e-4 of the norms of the two vectors, or 6e-4 for less than 1000 numbers
+(float64: 2e-7). If two vectors are closer than 0.18 of their norms (float64: 0.001), and
+subtracting one vector from all at least halves these norms, a second Gram matrix, of the
+differences, is computed. The error of a distance is then at most 2e-4 (6e-4, 2e-7) of the distances
+of the two vectors from the subtracted one. If more than half of the
 vectors are close to each other, it is close to all of these; less than half, however large, cannot
 change that. ``fastagg.rules.common_row`` derives the bounds. So ties between vectors whose
 scores agree to about 1e-6 may be broken differently than in ByzFL.

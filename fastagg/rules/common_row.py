@@ -3,8 +3,9 @@
 
 **Why.** Let e bound the error of a Gram matrix, ``|G_ij - <x_i, x_j>| <= e |x_i| |x_j|``. The
 squared distance ``G_ii + G_jj - 2 G_ij`` is then off by at most ``e (|x_i| + |x_j|)^2``, and the
-distance by at most ``sqrt(e) (|x_i| + |x_j|)``. For float32 rows e is about 1e-8 on a CPU
-(docs/accuracy.md), so a distance below 2e-4 of the norms can be noise.
+distance by at most ``sqrt(e) (|x_i| + |x_j|)``. For float32 rows on a CPU, e is about 1e-8 from
+1000 columns on, and below 1e-7 for fewer, so a distance below 2e-4 (6e-4) of the norms can be
+noise.
 
 **How.** A distance is the same if one row c is subtracted from all rows. With ``r_i = |x_i - c|``,
 and u = 2^-24 for the rounding of the subtraction in float32 (2^-53 in float64), the distance is
@@ -16,15 +17,14 @@ have norms of at most N. The median of each of these is at most ``D + 2 sqrt(e) 
 above, so that of c is, too. At least one of them is among the rows that c is so close to. Each of
 them is therefore within ``2 D + 4 sqrt(e) N`` of c (up to factors 1 + sqrt(e)), wherever the other
 rows are: less than half of the rows, however large, cannot spoil c. Distances among the majority
-are then off by at most ``4 (sqrt(e) + u) (D + 2 sqrt(e) N)``, for float32 rows on a CPU 4e-4 D +
-8e-8 N. The last term is at the rounding of the rows themselves, 6e-8 N.
+are then off by at most ``4 (sqrt(e) + u) (D + 2 sqrt(e) N)``, which is 4e-4 D + 8e-8 N for e =
+1e-8. The last term is at the rounding of the rows themselves, 6e-8 N.
 
 **When.** The second Gram matrix is computed only if it pays: if for some pair of rows the squared
 distance is below ``limit (G_ii + G_jj)``, and subtracting c divides ``G_ii + G_jj`` by four or
-more. Otherwise squared distances have a relative error of at most ``2 e / limit``, 1.3e-6 for
-float32 rows, or else belong to pairs that are far from the majority, relative to their norms. The
-choice is a function of the first Gram matrix, so it is the same for all forms of rows and on all
-ranks.
+more. Otherwise squared distances have a relative error of at most ``2 e / limit``, 1.3e-6 for e =
+1e-8, or else belong to pairs that are far from the majority, relative to their norms. The choice is
+a function of the first Gram matrix, so it is the same for all forms of rows and on all ranks.
 """
 
 from __future__ import annotations
