@@ -84,8 +84,8 @@ def test_the_formulas() -> None:
     assert of("mimic") == (12 * d + 4 * sd, 12 * sd + 32 * d, 5 * sd + 3 * d)
     assert of("mimic", adopting=True) == (12 * d, 8 * sd + 36 * d, 5 * sd + 3 * d)
     assert of("mimic", mode="client") == (8 * d, 8 * sd + 20 * d, 2 * sd + 2 * d)
-    assert of("fedvarp") == (12 * d + 4 * sd, 20 * sd + 60 * d, 7 * sd + 3 * d)
-    assert of("fedvarp", adopting=True)[1] == 16 * sd + 60 * d
+    assert of("fedvarp") == (8 * d + 4 * sd, 12 * sd + 60 * d, 3 * sd + 6 * d)
+    assert of("fedvarp", adopting=True)[1] == 8 * sd + 60 * d
     assert of("mimic-aged") == (4 * d + 4 * sd, 24 * sd + 24 * d, 6 * sd + 2 * d)
     assert of("fedau") == of("fedavg")
     assert of("scaffold", local_work=1.0) == (8 * d + 4 * sd, 36 * sd + 44 * d, 8 * sd + d)
