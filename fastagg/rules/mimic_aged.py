@@ -6,13 +6,14 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.ops.row_lists import RowList
@@ -100,6 +101,13 @@ class MimiCAged(Aggregator[AgedPlan, Reading]):
 
     def _skip(self) -> None:
         self.rounds += 1
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        last, rounds = cast(Tensor, state["last"]), int(cast(Tensor, state["rounds"]))
+        invariants.check_range("last", last, -1, rounds - 1)
+        never = last == -1
+        invariants.check_blank_rows("corrections", state["corrections"], never, "it was not active")
 
     def _state(self) -> State:
         return {"corrections": self.corrections, "last": self.last, "rounds": self.rounds}
