@@ -136,6 +136,11 @@ def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregat
     """
     state_bytes = sum(entry.nbytes for entry in saved.entries.values())
     rule = check_saved(saved.path, saved.rule, saved.options, options, state_bytes)
+    size = options.get("num_params", saved.options.get("num_params"))
+    if saved.params is not None and saved.params.shape != (size,):
+        raise CheckpointError(
+            saved.path, f"params: expected shape [{size}], got {[*saved.params.shape]}"
+        )
     try:
         return rule(**{**saved.options, **options})
     except (MemoryError, OSError):
