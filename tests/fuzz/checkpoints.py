@@ -334,14 +334,18 @@ def _peak() -> int:
     return 1024 * int(found[1])
 
 
+def parser() -> argparse.ArgumentParser:
+    command = argparse.ArgumentParser(description=__doc__)
+    command.add_argument("--flips", type=int, default=2000, help="bit flips in all")
+    command.add_argument("--truncated", type=int, default=99, help="files cut at every byte")
+    command.add_argument("--crafted", type=int, default=20, help="forged files of a configuration")
+    command.add_argument("--cuts", type=int, default=40, help="files cut while they are read")
+    command.add_argument("--seed", type=int, default=0)
+    return command
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flips", type=int, default=2000, help="bit flips in all")
-    parser.add_argument("--truncated", type=int, default=99, help="files cut at every byte")
-    parser.add_argument("--crafted", type=int, default=20, help="forged files of a configuration")
-    parser.add_argument("--cuts", type=int, default=40, help="files cut while they are read")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
