@@ -112,7 +112,8 @@ emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kern
 # which test_registration.py runs, starts a compiler that fails with the preloaded libraries.
 SANITIZED := build/sanitize/tree
 sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
+	FASTAGG_WITHOUT_AVX512=$$(grep -qs avx512bw /proc/cpuinfo && echo 0 || echo 1) \
+	  FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 	  $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py $(ARGS)

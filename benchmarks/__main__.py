@@ -26,6 +26,7 @@ from rich.console import Console
 
 from benchmarks import (
     accuracy,
+    busy,
     ops,
     options,
     peers,
@@ -47,6 +48,7 @@ SUBCOMMANDS = {
     "scaling": "measure time as a function of S, d, K and the number of threads",
     "main": "run ops and steps, and draw the roofline picture (this is what `make bench` runs)",
     "sharded": "measure weak scaling in d, with columns distributed over processes",
+    "busy": "time steps on small models, idle and with a busy process on each core",
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "simulation": "compare local training with a plain PyTorch loop, and rounds with Flower's",
@@ -69,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
             options.add(sub)
         elif name == "sharded":
             sharded.add(sub)
+        elif name == "busy":
+            busy.add_options(sub)
         elif name == "regress":
             regress.add_options(sub)
         elif name == "accuracy":
@@ -105,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _draw(namespace.out, console)
     elif namespace.command == "sharded":
         sharded.run(namespace, console)
+    elif namespace.command == "busy":
+        busy.run(namespace, console)
     elif namespace.command == "regress":
         sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":

@@ -139,14 +139,14 @@ def show_targets(rows: Sequence[Row], console: Console) -> None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def _about() -> dict[str, str]:
+def about_machine() -> dict[str, str]:
     """Return the description of the machine and of numpy's BLAS library."""
     return describe() | {"blas": blas()}
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write all fields of all rows, with the machine in every row; NaN becomes an empty cell."""
-    about = _about()
+    about = about_machine()
     records = [asdict(row) | about for row in rows]
     columns = [*(field.name for field in fields(Row)), *about]
     _write_csv(path, columns, records)
@@ -175,7 +175,7 @@ def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def write_markdown(path: Path, rows: Sequence[Row], title: str, command: str) -> None:
     """Write the headline, the targets and the whole table, with the machine and the command."""
-    about = ", ".join(f"{name} {value}" for name, value in _about().items())
+    about = ", ".join(f"{name} {value}" for name, value in about_machine().items())
     threads = "/".join(map(str, sorted({row.threads for row in rows})))
     parts = [
         f"# {title}",

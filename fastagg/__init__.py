@@ -9,6 +9,7 @@
 build.
 """
 
+import importlib
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -124,11 +125,25 @@ except PackageNotFoundError:  # built in place in a checkout, not installed
     __version__ = "0+unknown"
 
 
+# Imported at first use: they take time or need packages that a server may lack.
+_LAZY = frozenset({"distributed", "integrations", "robust"})
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
 def build_info() -> dict[str, object]:
     """Return how the extension was built and which CPU instructions it uses.
 
     Returns:
-        A dict with the keys ``compiler``, ``cxx`` (the C++ standard), ``openmp`` (version or None),
+        A dict with the keys ``compiler``, ``cxx`` (the C++ standard),
         ``torch`` (the version it was built against), ``cuda_archs`` (empty for a CPU-only build),
         ``isa_detected`` (the best instruction set of this processor) and ``isa`` (the one in use;
         the environment variable FASTAGG_ISA = portable, avx2 or avx512 can lower it).

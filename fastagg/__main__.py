@@ -17,13 +17,12 @@ from fastagg.ops import selfcheck
 def main() -> int:
     """Print the report; return 1 if an op disagrees with the oracle."""
     info = fastagg.build_info()
-    openmp = f"OpenMP {info['openmp']}" if info["openmp"] else "no OpenMP: one thread"
     isa = f"{info['isa']} (this processor's best: {info['isa_detected']})"
     for name, value in [
         ("fastagg", fastagg.__version__),
         ("python", platform.python_version()),
         ("torch", f"{torch.__version__} (extension built against {info['torch']})"),
-        ("compiler", f"{info['compiler']}, C++ {info['cxx']}, {openmp}"),
+        ("compiler", f"{info['compiler']}, C++ {info['cxx']}"),
         ("instructions", isa),
         ("threads", torch.get_num_threads()),
         ("CUDA kernels", info["cuda_archs"] or "none: CPU-only build"),

@@ -55,7 +55,8 @@ class StepReport:
             active; -1 if it was absent and has no friend (the mean of the active rows was used).
             None for rules without substitution.
         pairs: number of ordered pairs (i, j) of active clients whose similarity the rule needed.
-        skipped: True if no client was active; the parameters have not changed.
+        skipped: True if no client was active and the rule needs one; the parameters have not
+            changed.
         reasons: for each client id in ``rejected``, why its row was left out.
     """
 
@@ -177,6 +178,8 @@ class Aggregator(ABC, Generic[P, R]):
     """Names of the state whose last dimension is d; other state does not depend on d."""
     norms_known: ClassVar[bool] = False
     """Whether ``_read`` computes the norms of all rows and calls ``_check_squares``."""
+    moves_without_clients: bool = False
+    """Whether a round without active clients moves the parameters; otherwise it is skipped."""
     collects_streams: ClassVar[bool] = True
     """Whether ``_receive`` reads streamed rows into S scratch rows (for :func:`fastagg.plan`)."""
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
@@ -226,7 +229,8 @@ class Aggregator(ABC, Generic[P, R]):
         """Apply one round of updates to ``params``, in place.
 
         The result is invariant to arrival order: any permutation of (updates, clients) gives the
-        same bits. If no client is active, the round is skipped and ``params`` do not change.
+        same bits. If no client is active, the round is skipped and ``params`` do not change, unless
+        the rule says otherwise (``mifa``).
 
         If ``updates`` is an :class:`fastagg.UpdateBuffer`, a rule with a memory may take ownership
         of its rows of ``clients``: it keeps them and gives the buffer other rows in exchange,
@@ -261,12 +265,12 @@ class Aggregator(ABC, Generic[P, R]):
             device=self.device,
         )
         reasons: dict[int, str] = {}
-        while len(cohort) > 0:
+        while len(cohort) > 0 or self.moves_without_clients:
             try:
                 if cohort.streamed and not reasons:
                     self._check_readable(cohort)
                 received = self._receive(cohort)
-                if self.max_norm is not None and not self.norms_known:
+                if self.max_norm is not None and not self.norms_known and received.ids:
                     squares = self.columns.square_norms(received.rows)
                     self._check_squares(received, squares.tolist())
                 plan = self._plan(received)
@@ -300,7 +304,7 @@ class Aggregator(ABC, Generic[P, R]):
         """Decide how much each row counts. Reads the state and the ids, no row; writes nothing.
 
         Args:
-            cohort: S >= 1 active clients.
+            cohort: S >= 1 active clients; S >= 0 if ``moves_without_clients``.
 
         Raises:
             ValueError: the rule is not defined for these clients.
@@ -313,7 +317,7 @@ class Aggregator(ABC, Generic[P, R]):
         Args:
             params: [d] float32, not changed. The rule must check that they are finite, with
                 ``_params_peak`` or ``_peaks_with``.
-            cohort: S >= 1 active clients and their rows, as returned by ``_receive``.
+            cohort: the active clients and their rows, as returned by ``_receive``.
             plan: the result of ``_plan``.
 
         Raises:

@@ -89,8 +89,9 @@ def test_the_formulas() -> None:
     assert of("mimic-aged") == (4 * d + 4 * sd, 24 * sd + 24 * d, 6 * sd + 2 * d)
     assert of("fedau") == of("fedavg")
     assert of("scaffold", local_work=1.0) == (8 * d + 4 * sd, 36 * sd + 44 * d, 8 * sd + d)
-    assert of("krum") == (4 * d + 6400, 8 * sd + 24 * d, 110 * d + 20 * d)
-    scratch = 4 * d + 64 * 101**2 + 4 * sd
+    # With the rows minus a common one: all of 1000 columns.
+    assert of("krum") == (4 * d + 6400 + 4 * sd, 8 * sd + 24 * d, 110 * d + 20 * d)
+    scratch = 4 * d + 64 * 101**2 + 4 * 101 * d + 4 * sd
     reused = 8 * 101 * d + 8 * sd + 24 * d
     # 11 changed rows, the previous aggregate one of them, and 90 others, whose squares are computed
     flops = 2 * (66 + 11 * 90 + 90) * d + 2 * 101 * d

@@ -173,6 +173,92 @@ def test_sums_use_more_precision_than_the_dtype(name: str, dtype: torch.dtype) -
     assert (result.double() - exact).abs().max() <= bound * scale
 
 
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    ("dtypes", "result"),
+    [
+        ([F32, F64], F64),
+        ([F64, F32], F64),
+        ([F16, F32], F32),
+        ([BF16, F16], F32),
+        ([BF16, F16, F64], F64),
+        ([BF16, BF16], BF16),
+    ],
+)
+def test_dtypes_are_promoted(name: str, dtypes: list[torch.dtype], result: torch.dtype) -> None:
+    values = torch.randn(7, 20)
+    vectors = [value.to(dtypes[i % len(dtypes)]) for i, value in enumerate(values)]
+    expected = RULES[name]()([vector.to(result) for vector in vectors])
+    found = RULES[name]()(vectors)
+    assert found.dtype == result
+    assert torch.equal(found, expected)
+    if BF16 not in dtypes:
+        arrays = RULES[name]()([vector.numpy() for vector in vectors])
+        assert arrays.dtype == expected.numpy().dtype
+        np.testing.assert_array_equal(arrays, expected.numpy())
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_dtype_depends_on_dtypes_alone(name: str) -> None:
+    """ByzFL's attack Inf sends float64. A dropped vector promotes as one that is kept."""
+    good = np.random.default_rng(0).standard_normal((7, 20)).astype(np.float32)
+    bad = np.full(20, np.inf)
+    result = RULES[name](nonfinite="drop")([*good, bad])
+    assert result.dtype == np.float64
+    np.testing.assert_array_equal(result, RULES[name]()(good.astype(np.float64)))
+
+
+# --- nearly equal vectors -------------------------------------------------------------------
+
+
+def nearly_equal(n: int, d: int, spread: float, seed: int, dtype: Any) -> np.ndarray:
+    generator = np.random.default_rng(seed)
+    common = generator.standard_normal(d)
+    return (common + spread * generator.standard_normal((n, d))).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spread"), [(np.float32, 1e-4), (np.float32, 1e-6), (np.float64, 1e-9)]
+)
+def test_krum_picks_the_vector_of_the_oracle(dtype: Any, spread: float) -> None:
+    """The oracle takes differences of vectors first, and computes in longdouble."""
+    picked = 0
+    for seed in range(100):
+        x = nearly_equal(11, 300, spread, seed, dtype)
+        best = plain("Krum", x.astype(np.longdouble))
+        chosen = robust.Krum(1)(x)
+        picked += int(np.array_equal(chosen, best.astype(dtype)))
+    assert picked == 100  # 15, 4 and 8 by the plain Gram matrix
+
+
+NEARLY_EQUAL = [name for name in RULES if name not in ("Bucketing", "Clipping", "ARC")]
+MEANS = ("Average", "GeometricMedian", "CenteredClipping")  # which a far vector can move
+
+
+@pytest.mark.parametrize(
+    ("name", "far"),
+    [(name, 0.0) for name in NEARLY_EQUAL]
+    + [(name, 1e30) for name in NEARLY_EQUAL if name not in MEANS],
+)
+@pytest.mark.parametrize(
+    ("dtype", "spread"), [(np.float32, 1e-4), (np.float64, 1e-4), (np.float64, 1e-9)]
+)
+def test_nearly_equal_vectors(name: str, dtype: Any, spread: float, far: float) -> None:
+    x = nearly_equal(7, 60, spread, 5, dtype)
+    if far:
+        x[0] = far
+    expected = plain(name, x.astype(np.longdouble).astype(np.float64))
+    result = np.asarray(RULES[name]()(x))
+    if name == "NNM" and far:
+        result, expected = result[1:], expected[1:]
+    # Rounding of the vectors themselves, of which a wrong choice is 1e-4 or 1e-9 away.
+    eps = np.finfo(dtype).eps
+    assert np.abs(result - expected).max() <= 8 * eps * np.abs(expected).max()
+
+
 # --- NaN and Inf ----------------------------------------------------------------------------
 
 
@@ -358,7 +444,8 @@ def test_zero_vectors() -> None:
         (np.zeros((3, 2), complex), TypeError, "floating-point"),
         (np.array([["a"]]), TypeError, "floating-point"),
         ([np.zeros(2), np.zeros(3)], ValueError, r"vectors\[1\]"),
-        ([np.zeros(2), np.zeros(2, np.float32)], TypeError, r"vectors\[1\]"),
+        ([np.zeros(2), np.zeros(2, int)], TypeError, r"vectors\[1\].*floating-point"),
+        ([torch.zeros(2).bool(), torch.zeros(2)], TypeError, r"vectors\[0\].*floating-point"),
         (torch.zeros(3, 2, device="meta"), ValueError, "device"),
     ],
 )

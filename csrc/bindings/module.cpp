@@ -25,11 +25,6 @@ py::dict build_info() {
   info["compiler"] = "unknown";
 #endif
   info["cxx"] = static_cast<long>(__cplusplus);
-#ifdef _OPENMP
-  info["openmp"] = static_cast<long>(_OPENMP);
-#else
-  info["openmp"] = py::none();
-#endif
   info["torch"] = FASTAGG_TORCH_VERSION;
   info["cuda_archs"] = FASTAGG_CUDA_ARCHS;
   info["isa_detected"] = isa_name(fastagg::cpu::detected_isa());

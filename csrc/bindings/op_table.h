@@ -43,8 +43,7 @@ FASTAGG_OP(update_scores_,  yes, yes, no,
            "(Tensor(a!) scores, Tensor(b!) counts, Tensor round_scores, Tensor clients, "
            "Tensor? pairs=None, Tensor? when=None) -> ()")
 FASTAGG_OP(select_friends,  yes, yes, no,
-           "(Tensor scores, Tensor counts, Tensor active, Tensor? candidates=None, "
-           "float? threshold=None) -> Tensor")
+           "(Tensor scores, Tensor counts, Tensor active, Tensor? candidates=None) -> Tensor")
 FASTAGG_OP(eliminate_,      yes, yes, no,
            "(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
            "Tensor? when=None) -> ()")

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "../kernels/abs_max.h"
+#include "../kernels/cpu/pool.h"
 #include "../kernels/friends.h"
 #include "../kernels/gram.h"
 #include "../kernels/memory.h"
@@ -23,14 +24,9 @@
 namespace fastagg {
 namespace {
 
-// The threads of torch (torch.set_num_threads), so that no second pool competes with them.
-cpu::Parallel torch_threads() {
-  return {at::get_num_threads(), [](int workers, void (*entry)(void*, int), void* context) {
-            at::parallel_for(0, workers, 1, [&](int64_t begin, int64_t end) {
-              for (int64_t worker = begin; worker < end; ++worker)
-                entry(context, static_cast<int>(worker));
-            });
-          }};
+// As many threads as torch uses (torch.set_num_threads); one in a parallel region of torch.
+cpu::Parallel threads() {
+  return cpu::pool_threads(at::in_parallel_region() ? 1 : at::get_num_threads());
 }
 
 // Whether `when` is given and false.
@@ -51,9 +47,9 @@ at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
   auto* data = out.mutable_data_ptr<double>();
   const auto x = pointers<const float>(rows.addresses);
   if (flags)
-    cpu::pair_gram(x.data(), S, rows.d, flags, data, torch_threads());
+    cpu::pair_gram(x.data(), S, rows.d, flags, data, threads());
   else
-    cpu::gram(x.data(), S, rows.d, nullptr, data, torch_threads());
+    cpu::gram(x.data(), S, rows.d, nullptr, data, threads());
   return out;
 }
 
@@ -65,7 +61,7 @@ at::Tensor gram_rows(at::TensorList updates, const at::Tensor& changed,
   const auto C = static_cast<int64_t>(positions.size());
   at::Tensor out = at::empty({C, rows.size()}, at::TensorOptions().dtype(at::kDouble));
   cpu::gram_rows(pointers<const float>(rows.addresses).data(), rows.size(), rows.d,
-                 positions.data(), C, out.mutable_data_ptr<double>(), torch_threads());
+                 positions.data(), C, out.mutable_data_ptr<double>(), threads());
   return out;
 }
 
@@ -73,7 +69,7 @@ at::Tensor abs_max(at::TensorList tensors) {
   const Rows rows = check_rows(tensors, "rows", kAny, device_of(tensors, "rows"));
   at::Tensor out = at::empty({rows.size()}, at::TensorOptions().dtype(at::kFloat));
   cpu::abs_max(pointers<const float>(rows.addresses).data(), rows.size(), rows.d,
-               out.mutable_data_ptr<float>(), torch_threads());
+               out.mutable_data_ptr<float>(), threads());
   return out;
 }
 
@@ -85,7 +81,7 @@ at::Tensor scores_of(const at::Tensor& gram) {
   check_tensor(gram, "gram", gram.scalar_type(), {S, S});
   const at::Tensor wide = gram.to(at::kDouble);
   at::Tensor out = at::empty({S, S}, wide.options());
-  kScores(wide.const_data_ptr<double>(), S, out.mutable_data_ptr<double>(), torch_threads());
+  kScores(wide.const_data_ptr<double>(), S, out.mutable_data_ptr<double>(), threads());
   return out.to(gram.scalar_type());
 }
 
@@ -105,7 +101,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   const at::Tensor wide = round_scores.to(at::kDouble);
   const auto update = [&](auto* data) {
     cpu::update_scores(scores.mutable_data_ptr<float>(), data, K, wide.const_data_ptr<double>(),
-                       ids, S, flags, torch_threads());
+                       ids, S, flags, threads());
   };
   if (counts.scalar_type() == at::kShort)
     update(counts.mutable_data_ptr<int16_t>());
@@ -114,20 +110,17 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
 }
 
 at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
-                          const at::Tensor& active, const std::optional<at::Tensor>& candidates,
-                          std::optional<double> threshold) {
+                          const at::Tensor& active, const std::optional<at::Tensor>& candidates) {
   const int64_t K = check_scores(scores, counts);
   check_tensor(active, "active", at::kBool, {K});
   Flags flags{nullptr, false};
   if (candidates)
     flags = {static_cast<const uint8_t*>(candidates->const_data_ptr()),
              check_candidates(*candidates, K, scores.device())};
-  if (threshold) check_threshold(*threshold);
   at::Tensor friends = at::empty({K}, at::TensorOptions().dtype(at::kLong));
   cpu::select_friends(scores.const_data_ptr<float>(), read_counts(counts),
                       reinterpret_cast<const uint8_t*>(active.const_data_ptr<bool>()), flags, K,
-                      threshold.value_or(INFINITY), friends.mutable_data_ptr<int64_t>(),
-                      torch_threads());
+                      friends.mutable_data_ptr<int64_t>(), threads());
   return friends;
 }
 
@@ -139,8 +132,7 @@ void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at
   check_apart(candidates, scores, counts);
   if (called_off(when, scores.device())) return;
   cpu::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
-                 scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
-                 torch_threads());
+                 scores.const_data_ptr<float>(), read_counts(counts), K, threshold, threads());
 }
 
 void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tensor& weights,
@@ -156,7 +148,7 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   with_element(rows.dtype, [&](auto element) {
     const auto x = pointers<const decltype(element)>(rows.addresses);
     cpu::weighted_sum(out.mutable_data_ptr<float>(), x.data(), rows.size(), d, w.data(), beta,
-                      torch_threads());
+                      threads());
   });
 }
 
@@ -174,8 +166,7 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   changed.add(gram, "gram");
   changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   cpu::gram_and_sum(pointers<const float>(rows.addresses).data(), S, d, w.data(),
-                    gram.mutable_data_ptr<double>(), out.mutable_data_ptr<float>(),
-                    torch_threads());
+                    gram.mutable_data_ptr<double>(), out.mutable_data_ptr<float>(), threads());
 }
 
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,
@@ -195,7 +186,7 @@ void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList cor
   with_element(updates.dtype, [&](auto element) {
     const auto rows = pointers<const decltype(element)>(reorder(updates.addresses, order));
     cpu::mimic(params.mutable_data_ptr<float>(), rows.data(), corrected.data(), S, d, lr,
-               torch_threads());
+               threads());
   });
 }
 
@@ -223,7 +214,7 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
     const auto rows = pointers<const decltype(element)>(reorder(updates.addresses, order));
     cpu::memory_update(params.mutable_data_ptr<float>(), total.mutable_data_ptr<double>(),
                        rows.data(), remembered.data(), S, d, ordered_weights.data(), lr, norm,
-                       models, torch_threads());
+                       models, threads());
   });
 }
 
@@ -276,7 +267,7 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
     const auto corrected = pointers<const T>(reorder(own.addresses, order));
     cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
                     largest.data(), rows.data(), corrected.data(), ordered_bases.data(),
-                    kept.empty() ? nullptr : kept_rows.data(), S, d, torch_threads());
+                    kept.empty() ? nullptr : kept_rows.data(), S, d, threads());
   });
   write_peaks(peaks, largest, order);
 }
@@ -325,7 +316,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     cpu::memory_total(out.mutable_data_ptr<double>(), largest.data(),
                       total.const_data_ptr<double>(), rows.data(), remembered.data(),
                       ordered_bases.data(), S, d, ordered_weights.data(), base,
-                      kept.empty() ? nullptr : kept_rows.data(), torch_threads());
+                      kept.empty() ? nullptr : kept_rows.data(), threads());
   });
   write_peaks(peaks, largest, order);
 }
@@ -340,7 +331,7 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
   changed.add(params, "params");
   changed.check(total, "total");
   cpu::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d, lr, norm,
-                 models, torch_threads());
+                 models, threads());
 }
 
 constexpr auto cosine_scores = scores_of<cpu::cosine_scores>;

@@ -128,8 +128,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
 }
 
 at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
-                          const at::Tensor& active, const std::optional<at::Tensor>& candidates,
-                          std::optional<double> threshold) {
+                          const at::Tensor& active, const std::optional<at::Tensor>& candidates) {
   const OnDevice on(scores, "scores");
   const int64_t K = check_scores(scores, counts);
   check_tensor(active, "active", at::kBool, {K});
@@ -138,12 +137,10 @@ at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
   if (candidates)
     flags = {static_cast<const uint8_t*>(candidates->const_data_ptr()),
              check_candidates(*candidates, K, on.device())};
-  if (threshold) check_threshold(*threshold);
   at::Tensor friends = on.empty({K}, at::kLong);
   check_launch(cuda::select_friends(scores.const_data_ptr<float>(), read_counts(counts),
                                     reinterpret_cast<const uint8_t*>(active.const_data_ptr<bool>()),
-                                    flags, K, threshold.value_or(INFINITY),
-                                    friends.mutable_data_ptr<int64_t>(), on.stream()),
+                                    flags, K, friends.mutable_data_ptr<int64_t>(), on.stream()),
                "select_friends", "scores [", K, ", ", K, "]");
   return friends;
 }

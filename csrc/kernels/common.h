@@ -15,17 +15,30 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 namespace cpu {
 
 // How a kernel runs its tasks. The binding supplies `launch`, which calls entry(context, worker)
-// once for each worker in [0, workers), concurrently, and returns when all calls have returned. A
-// CPU kernel takes a `Parallel` where a CUDA launcher takes a stream.
+// for worker 0 and for any others in [1, workers), concurrently, and returns when all calls have
+// returned. A CPU kernel takes a `Parallel` where a CUDA launcher takes a stream.
 //
-// Workers take tasks from a shared counter, in ascending order, so any worker may run any task. The
-// result must depend on the tasks alone: tasks follow from the sizes, and partial results are
-// reduced in the order of tasks.
+// Workers take tasks from a shared counter, in ascending order, so any worker may run any task, and
+// a worker that starts late finds none. The result must depend on the tasks alone: tasks follow
+// from the sizes, and partial results are reduced in the order of tasks.
 //
 // A task must not throw: other workers may wait for its result. Allocate before for_each.
 struct Parallel {
+  // Estimates, which need not be close: in the time in which a thread reads a byte from memory it
+  // does about two multiply-adds. In the time in which it reads kWorkerBytes, some 20 to 50 us, a
+  // sleeping thread has woken several times over.
+  static constexpr int64_t kProductsPerByte = 2, kWorkerBytes = 256 << 10;
+
   int workers;
   void (*launch)(int workers, void (*entry)(void* context, int worker), void* context);
+
+  // The same with fewer workers if there is little work, because waking a thread costs time.
+  //   bytes      // read and written
+  //   products   // multiply-adds
+  Parallel for_work(int64_t bytes, int64_t products = 0) const {
+    const int64_t most = (bytes + products / kProductsPerByte) / kWorkerBytes;
+    return {static_cast<int>(std::clamp<int64_t>(most, 1, workers)), launch};
+  }
 
   // Calls body(task, worker) for each task in [0, tasks). With one worker, no thread is started.
   template <class Body>

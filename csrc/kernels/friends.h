@@ -13,13 +13,12 @@ namespace fastagg::cpu {
 //   friends[k] = k if k is active;
 //   else the active i of highest scores[k][i] with counts[k][i] > 0, and candidates[k][i] if given;
 //   the lowest such i on ties; -1 if there is none.
-// Candidates that `eliminate` would remove with `threshold` are excluded (infinity: none are).
 //   scores       // [K, K]
 //   active       // [K] 0/1 flags
 //   candidates   // rows k, or no data: all pairs
 //   friends      // [K]
 void select_friends(const float* scores, Counts counts, const uint8_t* active, Flags candidates,
-                    int64_t K, double threshold, int64_t* friends, const Parallel& parallel);
+                    int64_t K, int64_t* friends, const Parallel& parallel);
 
 // Candidate elimination (FL-FDMS sec. 5.3). For each client k, let `best` be the largest
 // scores[k][i] over its candidates i != k with counts[k][i] > 0. Every such candidate with

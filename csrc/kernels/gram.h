@@ -45,6 +45,6 @@ void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* 
 
 // Bytes of scratch memory that `gram` of all pairs and `gram_and_sum` use, on the instruction set
 // in use. `gram` of some pairs needs at most 18 S^2 bytes more.
-int64_t gram_scratch(int64_t S, int64_t d, int workers);
+int64_t gram_scratch(int64_t S, int64_t d, int threads);
 
 }  // namespace fastagg::cpu

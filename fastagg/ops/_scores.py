@@ -93,10 +93,7 @@ def _fake_select_friends(scores: Tensor, *_: object) -> Tensor:
 
 
 @op(
-    example=lambda f, x: (
-        f(x.scores, x.counts, x.active, x.candidates),
-        f(x.scores, x.counts, x.active, x.candidates, 0.2),
-    ),
+    example=lambda f, x: f(x.scores, x.counts, x.active, x.candidates),
     fake=_fake_select_friends,
 )
 def select_friends(
@@ -104,7 +101,6 @@ def select_friends(
     counts: Tensor,
     active: Tensor,
     candidates: Tensor | None = None,
-    threshold: float | None = None,
 ) -> Tensor:
     """Choose the substitute of every client (FL-FDMS, Algorithm 1: an inactive client's friend).
 
@@ -113,14 +109,13 @@ def select_friends(
         counts: int32 or int16 [K, K]. A pair with count 0 was never scored and is not chosen.
         active: bool [K].
         candidates: bool [K, K] or packed bits; row k is the candidate set of client k.
-        threshold: ignore the candidates that :func:`eliminate_` would remove with this threshold.
 
     Returns:
         int64 [K]. For an active client k: k itself. For an inactive client k: the active client i
         with ``counts[k, i] > 0`` (and ``candidates[k, i]``) that has the highest ``scores[k, i]``,
         the lowest id on ties; -1 if there is none.
     """
-    return compiled.select_friends(scores, counts, active, candidates, threshold)
+    return compiled.select_friends(scores, counts, active, candidates)
 
 
 @op(example=lambda f, x: f(x.candidates, x.scores, x.counts, 0.4))

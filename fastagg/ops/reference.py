@@ -143,7 +143,6 @@ def select_friends(
     counts: Tensor,
     active: Tensor,
     candidates: Tensor | None = None,
-    threshold: float | None = None,
 ) -> Tensor:
     """Choose the substitute of every client (FL-FDMS section 5.1).
 
@@ -153,7 +152,6 @@ def select_friends(
         active: [K] bool.
         candidates: [K, K] bool or packed bits; row k is the candidate set of client k. By default
             every client is a candidate.
-        threshold: ignore the candidates that ``eliminate_`` would remove with this threshold.
 
     Returns:
         [K] int64: an active client's own id; for an inactive client k the active candidate with
@@ -163,8 +161,6 @@ def select_friends(
     allowed = torch.ones(num_clients, num_clients, dtype=torch.bool)
     if candidates is not None:
         allowed = _flags(candidates)
-    if threshold is not None:
-        eliminate_(allowed, scores, counts, threshold)
     friends = torch.full((num_clients,), -1, dtype=torch.int64)
     for k in range(num_clients):
         if active[k]:

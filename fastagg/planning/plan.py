@@ -145,9 +145,11 @@ def plan(
     4d, and stale-models 8d, or 12d with ``adopting``. If they copy rows, they also need S spare
     rows, 4Sd, into which a step writes the new memory rows.
 
-    The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d and
-    about 64S^2 of scratch. With ``reuse`` it is 4d and 64K^2, and the flops are those of the inner
-    products of S rows with all K rows and of the squared norms of the other K - S rows,
+    The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d,
+    about 64S^2, and 4Sd or at most 2^18 S of scratch; the last is for rounds with nearly equal rows
+    (see ``fastagg.rules.common_row``), whose further pass over the rows is not counted. With
+    ``reuse``, K takes the place of S in scratch, and the flops are those of the inner products of S
+    rows with all K rows and of the squared norms of the other K - S rows,
     S(S + 1)d + 2(S + 1)(K - S)d, and of the aggregate, 2Kd. centered-clip has one more row, the
     previous aggregate, in all of these numbers and in its state.
 

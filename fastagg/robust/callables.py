@@ -16,7 +16,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.options import read_count, read_positive
 from fastagg.robust.covariance import calmest_subset, filtered_shares
-from fastagg.robust.vectors import Vectors, combine, gram_of
+from fastagg.robust.vectors import Products, Vectors, combine
 from fastagg.rules.bucketing import draw_buckets
 from fastagg.rules.gram_policy import check_majority, nearest, square_distances
 from fastagg.rules.krum import krum_scores
@@ -55,32 +55,32 @@ class _Callable:
 
 
 class _Mixing(_Callable, ABC):
-    """Results are linear combinations of the vectors; the factors follow from the Gram matrix."""
+    """Results are linear combinations of the vectors; the factors follow from inner products."""
 
     @abstractmethod
-    def _factors(self, gram: Tensor) -> Tensor:
-        """Compute the factors [m, n] float64 of m results from the Gram matrix [n, n] float64."""
+    def _factors(self, products: Products) -> Tensor:
+        """Compute the factors [m, n] float64 of m results from the products of n vectors."""
 
 
 class _Aggregator(_Mixing):
     def __call__(self, vectors: VectorsLike) -> Array:
         """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
-        return given.pack(combine(given.rows, self._factors(gram_of(given.rows))))[0]
+        return given.pack(combine(given.rows, self._factors(Products(given.rows))))[0]
 
 
 class _PreAggregator(_Mixing):
     def __call__(self, vectors: VectorsLike) -> Array:
         """Turn n vectors into m vectors of the same kind, stacked: [m, ...]; see the module."""
         given = self._read(vectors)
-        return given.pack(combine(given.rows, self._factors(gram_of(given.rows))))
+        return given.pack(combine(given.rows, self._factors(Products(given.rows))))
 
 
 class Average(_Aggregator):
     """The mean of the vectors."""
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        return _mean_of(range(len(gram)), len(gram))
+    def _factors(self, products: Products) -> Tensor:
+        return _mean_of(range(len(products)), len(products))
 
 
 class GeometricMedian(_Aggregator):
@@ -97,9 +97,15 @@ class GeometricMedian(_Aggregator):
         self.nu = read_positive("nu", nu)
         self.T = read_count("T", T, least=0)
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        equal = torch.ones(len(gram), dtype=torch.float64)
-        return ops.weiszfeld(gram, equal, torch.zeros_like(equal), self.nu, self.T)[None]
+    def _factors(self, products: Products) -> Tensor:
+        equal = torch.ones(len(products), dtype=torch.float64)
+        if self.T == 0:
+            return torch.zeros_like(equal)[None]
+        # The first step needs the distances from zero, which are norms; the others need distances
+        # from a mean of the vectors, which do not change if one vector is subtracted from all.
+        first = 1.0 / products.gram.diagonal().sqrt().clamp_min(self.nu)
+        first /= first.sum()
+        return ops.weiszfeld(products.translated, equal, first, self.nu, self.T - 1)[None]
 
 
 class _WithMinority(_Mixing):
@@ -125,9 +131,9 @@ class Krum(_WithMinority, _Aggregator):
         f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        best = int(krum_scores(gram, self.f).sort(stable=True).indices[0])
-        return _mean_of([best], len(gram))
+    def _factors(self, products: Products) -> Tensor:
+        best = int(krum_scores(products.translated, self.f).sort(stable=True).indices[0])
+        return _mean_of([best], len(products))
 
 
 class MultiKrum(_WithMinority, _Aggregator):
@@ -137,9 +143,9 @@ class MultiKrum(_WithMinority, _Aggregator):
         f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        order = krum_scores(gram, self.f).sort(stable=True).indices
-        return _mean_of(order[: len(gram) - self.f].tolist(), len(gram))
+    def _factors(self, products: Products) -> Tensor:
+        order = krum_scores(products.translated, self.f).sort(stable=True).indices
+        return _mean_of(order[: len(products) - self.f].tolist(), len(products))
 
 
 class MDA(_WithMinority, _Aggregator):
@@ -151,10 +157,10 @@ class MDA(_WithMinority, _Aggregator):
         f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        size = len(gram)
+    def _factors(self, products: Products) -> Tensor:
+        size = len(products)
         check_majority(size, self.f)
-        distances = square_distances(gram).tolist()
+        distances = square_distances(products.translated).tolist()
         best, smallest = tuple(range(size - self.f)), math.inf
         for members in itertools.combinations(range(size), size - self.f):
             pairs = itertools.combinations(members, 2)
@@ -182,8 +188,8 @@ class SMEA(_WithMinority, _Aggregator):
         f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        return _mean_of(calmest_subset(gram, self.f), len(gram))
+    def _factors(self, products: Products) -> Tensor:
+        return _mean_of(calmest_subset(products.translated, self.f), len(products))
 
 
 class CAF(_WithMinority, _Aggregator):
@@ -208,8 +214,8 @@ class CAF(_WithMinority, _Aggregator):
         f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        return filtered_shares(gram, self.f)[None]
+    def _factors(self, products: Products) -> Tensor:
+        return filtered_shares(products.translated, self.f)[None]
 
 
 class MoNNA(_Callable):
@@ -230,11 +236,11 @@ class MoNNA(_Callable):
         given = self._read(vectors)
         if self.idx not in given.kept:
             raise ValueError(f"idx: expected the position of a finite vector, got {self.idx}")
-        gram = gram_of(given.rows)
-        check_majority(len(gram), self.f)
-        distances = square_distances(gram)[given.kept.index(self.idx)]
-        nearest = distances.sort(stable=True).indices[: len(gram) - self.f]
-        return given.pack(combine(given.rows, _mean_of(nearest.tolist(), len(gram))))[0]
+        products, size = Products(given.rows), len(given.rows)
+        check_majority(size, self.f)
+        distances = square_distances(products.translated)[given.kept.index(self.idx)]
+        nearest = distances.sort(stable=True).indices[: size - self.f]
+        return given.pack(combine(given.rows, _mean_of(nearest.tolist(), size)))[0]
 
 
 class CenteredClipping(_Callable):
@@ -270,7 +276,8 @@ class CenteredClipping(_Callable):
             )
         rows = [*given.rows, start]
         equal = torch.full((size,), 1.0 / size, dtype=torch.float64)
-        self.m = combine(rows, ops.clip_towards(gram_of(rows), equal, self.tau, self.L)[None])[0]
+        gram = Products(rows, size).translated
+        self.m = combine(rows, ops.clip_towards(gram, equal, self.tau, self.L)[None])[0]
         return given.pack(self.m[None].clone())[0]
 
 
@@ -297,10 +304,7 @@ class _Coordinatewise(_Callable, ABC):
 
 
 class Median(_Coordinatewise):
-    """The median of each coordinate; for even n, the mean of the two middle values.
-
-    For even n, ByzFL does the same for arrays, but takes the lower of the two for tensors.
-    """
+    """The median of each coordinate; for even n, the mean of the two middle values."""
 
     def _of(self, ascending: Tensor) -> Tensor:
         return _median(ascending)
@@ -342,14 +346,18 @@ class Meamed(TrMean):
 class NNM(_WithMinority, _PreAggregator):
     """Nearest-neighbour mixing: each vector becomes the mean of its n - f nearest, itself included.
 
+    ByzFL takes any f < n.
+
     Args:
         f: number of vectors that may be faulty, >= 0 and less than half of them.
     """
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        size = len(gram)
+    def _factors(self, products: Products) -> Tensor:
+        size = len(products)
         check_majority(size, self.f)
-        distances = square_distances(gram, own=-1.0)  # each vector is its own nearest
+        distances = square_distances(
+            products.translated, own=-1.0
+        )  # each vector is its own nearest
         return nearest(distances, size - self.f).to(torch.float64) / (size - self.f)
 
 
@@ -368,10 +376,10 @@ class Bucketing(_PreAggregator):
         self.seed = read_count("seed", seed, least=0)
         self._calls = 0
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        buckets = draw_buckets(len(gram), self.s, self.seed, self._calls)
+    def _factors(self, products: Products) -> Tensor:
+        buckets = draw_buckets(len(products), self.s, self.seed, self._calls)
         self._calls += 1
-        return torch.cat([_mean_of(bucket, len(gram)) for bucket in buckets])
+        return torch.cat([_mean_of(bucket, len(products)) for bucket in buckets])
 
 
 class Clipping(_PreAggregator):
@@ -385,8 +393,8 @@ class Clipping(_PreAggregator):
         super().__init__(nonfinite=nonfinite)
         self.c = read_positive("c", c)
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        return torch.diag((self.c / gram.diagonal().sqrt()).clamp_max(1.0))
+    def _factors(self, products: Products) -> Tensor:
+        return torch.diag((self.c / products.gram.diagonal().sqrt()).clamp_max(1.0))
 
 
 class ARC(_WithMinority, _PreAggregator):
@@ -398,11 +406,11 @@ class ARC(_WithMinority, _PreAggregator):
         f: number of vectors that may be faulty, 0 <= f <= n.
     """
 
-    def _factors(self, gram: Tensor) -> Tensor:
-        size = len(gram)
+    def _factors(self, products: Products) -> Tensor:
+        size = len(products)
         if self.f > size:
             raise ValueError(f"vectors: expected at least {self.f} (argument f), got {size}")
-        norms = gram.diagonal().sqrt()
+        norms = products.gram.diagonal().sqrt()
         order = norms.sort(stable=True).indices
         clipped = 2 * self.f * (size - self.f) // size  # at most size / 2
         longest = norms[order[size - clipped - 1]]

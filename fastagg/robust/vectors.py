@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of arrays and tensors to rows for the kernels, and back; sums and Gram matrices."""
+"""Conversion of arrays and tensors to rows for the kernels, and back; sums and inner products."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,11 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.rules.common_row import CLOSE, find_common_row, with_common_row
+from fastagg.updates.columns import Columns, segment_columns
 
+_CLOSE64 = 2.0**-20
+"""``CLOSE`` for float64 rows, whose Gram matrices are more exact: 0.001 of the norm."""
 _BLOCK = 1 << 14  # columns per product of float64 vectors
 
 
@@ -26,7 +31,7 @@ class Vectors:
             views of the input where possible.
         kept: the position of each row in the input.
         shape: shape of one input vector.
-        dtype: dtype of the input.
+        dtype: dtype of the input. If dtypes differ, the one to which torch promotes them.
         as_numpy: whether the input consisted of NumPy arrays.
     """
 
@@ -42,25 +47,29 @@ class Vectors:
 
         Args:
             vectors: an array or tensor [n, ...], or a sequence of n arrays or n tensors of the same
-                shape; floating-point, of one dtype, on the CPU.
+                shape; floating-point, on the CPU. Vectors of several dtypes are converted to the
+                one to which torch promotes all of them, whether or not some are then left out.
             drop: leave out vectors with NaN or Inf.
 
         Raises:
-            TypeError: the input is of another type, or mixes types or dtypes.
+            TypeError: the input is of another type, or mixes arrays and tensors, or a vector is
+                not floating-point.
             ValueError: there are no vectors, shapes differ, a vector is not on the CPU, or a vector
                 holds NaN or Inf and ``drop`` is off.
         """
         parts, as_numpy = _parts(vectors)
         if not parts:
             raise ValueError("vectors: expected at least one, got none")
-        shape, dtype = parts[0].shape, parts[0].dtype
-        if not dtype.is_floating_point:
-            raise TypeError(f"vectors: expected a floating-point dtype, got {dtype}")
+        shape = parts[0].shape
+        for position, part in enumerate(parts):
+            if not part.dtype.is_floating_point:
+                raise TypeError(
+                    f"vectors[{position}]: expected a floating-point dtype, got {part.dtype}"
+                )
+        dtype = reduce(torch.promote_types, [part.dtype for part in parts])
         work = torch.float64 if dtype == torch.float64 else torch.float32
         rows = []
         for position, part in enumerate(parts):
-            if part.dtype != dtype:
-                raise TypeError(f"vectors[{position}]: expected dtype {dtype}, got {part.dtype}")
             if part.shape != shape:
                 raise ValueError(
                     f"vectors[{position}]: expected shape {list(shape)}, got {list(part.shape)}"
@@ -91,13 +100,51 @@ class Vectors:
         return result.numpy() if self.as_numpy else result
 
 
-def gram_of(rows: Sequence[Tensor]) -> Tensor:
-    """Compute the Gram matrix [n, n] float64 of n rows [d], all float32 or all float64."""
-    if rows[0].dtype == torch.float32:
-        return ops.gram(list(rows), dtype=torch.float64)
+class Products:
+    """Inner products of rows; each matrix is computed when it is first asked for.
+
+    Args:
+        rows: m rows [d], all float32 or all float64.
+        num_vectors: n; the first n rows are vectors of the input. All if None.
+    """
+
+    def __init__(self, rows: Sequence[Tensor], num_vectors: int | None = None) -> None:
+        self.rows = list(rows)
+        self.num_vectors = len(rows) if num_vectors is None else num_vectors
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """The Gram matrix [m, m] float64, exact in norms."""
+        if self.rows[0].dtype == torch.float32:
+            return ops.gram(self.rows, dtype=torch.float64)
+        return _gram64(self.rows)
+
+    @cached_property
+    def translated(self) -> Tensor:
+        """A Gram matrix [m, m] float64 of the rows minus one vector, exact in distances.
+
+        If no two rows are close, it is :attr:`gram`; see ``fastagg.rules.common_row``.
+        """
+        exact = self.rows[0].dtype == torch.float64
+        common = find_common_row(self.gram, self.num_vectors, _CLOSE64 if exact else CLOSE)
+        if common is None:
+            return self.gram
+        if exact:
+            return with_common_row(self.gram, _gram64(self.rows, self.rows[common]))
+        columns = Columns(segment_columns(len(self.rows[0])))
+        return with_common_row(self.gram, columns.gram_around(self.rows, common))
+
+
+def _gram64(rows: Sequence[Tensor], common: Tensor | None = None) -> Tensor:
+    """Compute the Gram matrix of float64 rows [d], or of the rows minus ``common`` [d]."""
     gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for start in range(0, rows[0].numel(), _BLOCK):
         block = torch.stack([row[start : start + _BLOCK] for row in rows])
+        if common is not None:
+            block -= common[start : start + _BLOCK]
         gram += block @ block.T
     return (gram + gram.T) / 2.0
 

@@ -18,9 +18,10 @@ from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import element_bytes, read_store
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._reuse import ReusedRows
+from fastagg.rules.common_row import find_common_row, with_common_row
 from fastagg.rules.gram_policy import Policy
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import AnyRows, alike
+from fastagg.updates.columns import AROUND_BLOCK, AnyRows, alike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -58,6 +59,11 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     A step reads the rows twice: once for their Gram matrix and once for the aggregate, where rows
     with factor 0 are not read. Between the two, the policy computes on the CPU with n x n matrices.
+
+    If rows are nearly equal, most of them to a few percent of their norms, a Gram matrix does not
+    give their distances exactly. A step then reads the rows once more, for the Gram matrix of the
+    rows minus one of them; ``fastagg.rules.common_row`` derives the error of distances. (Not so
+    if the policy needs norms, as ``geometric-median`` with ``start="zero"`` does.)
 
     The n rows are those of the active clients. With ``reuse`` they are the last rows of all K
     clients (Su et al., eq. 43, which sums over all clients); a client that was never active has a
@@ -139,7 +145,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         gram = self._gram(rows, cohort)
         squares = gram.diagonal().tolist()
         self._check_squares(cohort, [squares[i] for i in plan.active])
-        factors = self._factors(gram, plan.weights)
+        factors = self._factors(gram, plan.weights, rows)
         found: list[float] = factors.tolist()
         self._sum(rows, factors, found)
         self._check_range(*self._peaks_with(params, [self._aggregate]))
@@ -167,16 +173,34 @@ class GramRule(Aggregator[GramPlan, Judged]):
             return self.columns.gram(rows).cpu()
         return self._reused.gram(rows, cohort.ids, self.columns)
 
-    def _factors(self, gram: Tensor, shares: Tensor) -> Tensor:
-        """Return the factors [n + e] for ``gram`` [n + e, n + e] and the clients' shares [n]."""
+    def _factors(self, gram: Tensor, shares: Tensor, rows: AnyRows) -> Tensor:
+        """Return the factors of all n + e rows.
+
+        Args:
+            gram: [n + e, n + e] float64, the Gram matrix of the rows.
+            shares: [n] float64, shares of the clients; rows of share 0 are left out.
+            rows: n + e rows [d]; read again only if some rows are close.
+        """
         t = int(self.rounds)
         if 0.0 not in shares.tolist():
-            return self.policy(gram, shares, t)
+            return self.policy(self._precise(gram, len(shares), rows), shares, t)
         taken = torch.ones(len(gram), dtype=torch.bool)
         taken[: len(shares)] = shares > 0
+        used = shares[shares > 0]
+        listed = list(rows)
+        some = alike(rows, [listed[i] for i in taken.nonzero().flatten().tolist()])
         factors = torch.zeros(len(gram), dtype=torch.float64)
-        factors[taken] = self.policy(gram[taken][:, taken], shares[shares > 0], t)
+        factors[taken] = self.policy(self._precise(gram[taken][:, taken], len(used), some), used, t)
         return factors
+
+    def _precise(self, gram: Tensor, num_rows: int, rows: AnyRows) -> Tensor:
+        """Return a Gram matrix for the policy, of the rows minus a common one if that pays."""
+        if self.policy.uses_norms:
+            return gram
+        common = find_common_row(gram, num_rows)
+        if common is None:
+            return gram
+        return with_common_row(gram, self.columns.gram_around(rows, common).cpu())
 
     def _skip(self) -> None:
         self.rounds += 1
@@ -205,7 +229,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         # The Gram matrix reads the rows. The aggregate reads them again and writes the scratch
         # vector. abs_max reads params and the scratch vector, which is then added to params. The
-        # traffic of policies is S x S and not counted; their scratch is.
+        # traffic of policies is S x S and not counted; their scratch is. Of the Gram matrix of the
+        # rows minus a common one, which few rounds need, only the scratch is counted.
         S, d, reuse = sizes.S, sizes.d, bool(options.get("reuse", False))
         members = sizes.K if reuse else S
         own = {key: value for key, value in options.items() if key not in _ROW_OPTIONS}
@@ -220,7 +245,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         copied, spares = (8 * S * d, size * S * d) if copies else (0, 0)
         return Cost(
             state=state + (8 if policy.uses_round else 0),
-            scratch=4 * d + 8 * _SQUARES * n * n + spares,
+            scratch=4 * d + 8 * _SQUARES * n * n + 4 * n * min(d, AROUND_BLOCK) + spares,
             moved=8 * n * d + 24 * d + copied,
             flops=2 * products * d + 2 * n * d,
             reduced=4 * n * (n + 1),

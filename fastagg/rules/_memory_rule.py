@@ -130,6 +130,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
 
     def _read_rows(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Tensor:
         """Compute the new total and memory rows in scratch; return the rows' peaks [S] float64."""
+        if not cohort.ids:
+            self._next_total.copy_(self.total)
+            return torch.zeros(0, dtype=torch.float64)
         ids, own = cohort.ids, self.memory.of(cohort.ids)
         kept: list[Tensor] = []
         if cohort.owner is None:
@@ -160,7 +163,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             if cohort.owner is not None:
                 reference = self.memory.new_reference().copy_(params)
         changes = row_peaks + self._peaks.index_select(0, clients)  # >= |new row - old row|
-        if not float(changes.max()) <= FLOAT32_LIMIT:
+        if cohort.ids and not float(changes.max()) <= FLOAT32_LIMIT:
             raise ValueError("updates: too large, memory rows would leave the range of float32")
         peaks = self._peaks.index_copy(0, clients, row_peaks)
         aggregate = plan.norm * float(self._shares @ peaks)

@@ -106,7 +106,7 @@ class EnqueuedFDMS:
         if agg.candidates is not None:
             needed = bits.pick(agg.candidates, clients, clients).fill_diagonal_(False)
             wanted = needed | needed.T
-        friends = ops.select_friends(agg.scores, agg.counts, active, agg.candidates, threshold)
+        friends = ops.select_friends(agg.scores, agg.counts, active, agg.candidates)
         weights = self._weights(friends, clients)
         agg.columns.weighted_sum_(self._aggregate, rows, weights, beta=0.0)
         gram = agg.columns.gram(rows, pairs=wanted, precision=agg.precision)

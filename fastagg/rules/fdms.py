@@ -61,9 +61,10 @@ class FDMS(WeightedRule[Substitution, Scored]):
     no row is copied. An absent client without a scored friend is replaced by the mean of the active
     updates, as in eq. 5; so early rounds equal FedAvg.
 
-    With ``elimination``, client k's candidates are those whose score is less than Theta_t below the
-    best; others are removed permanently (section 5.3). Friends are candidates, and a pair is scored
-    only if one of its clients is a candidate of the other.
+    With ``elimination``, a friend is chosen from the candidates of client k. After the choice of
+    round t, candidates whose score is Theta_t or more below the best one are removed permanently,
+    so they cannot be chosen from round t + 1 on (section 5.3, steps 1 to 3). A pair is scored only
+    if one of its clients is a candidate of the other.
 
     A pair of clients takes 6 bytes, and one more bit with elimination. Counts stop at 32767: from
     then on a new similarity has weight 1/32767 in the mean.
@@ -127,17 +128,14 @@ class FDMS(WeightedRule[Substitution, Scored]):
         needed = None  # [S, S] bool: j is a candidate of i, and another client
         if self.candidates is not None:
             needed = bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
-        threshold = self.threshold(int(self.rounds) + 1)
         active = flags_of(cohort.ids, self.num_clients).to(self.device)
-        friends = ops.select_friends(
-            self.scores, self.counts, active, self.candidates, threshold
-        ).cpu()
+        friends = ops.select_friends(self.scores, self.counts, active, self.candidates).cpu()
         return Substitution(
             self._weights(cohort, friends),
             friends,
             pairs=size * (size - 1) if needed is None else int(needed.count_nonzero()),
             wanted=None if needed is None else needed | needed.T,  # scores are symmetric
-            threshold=threshold,
+            threshold=self.threshold(int(self.rounds) + 1),
         )
 
     def _read(self, params: Tensor, cohort: Cohort, plan: Substitution) -> Scored:

@@ -45,7 +45,8 @@ class FedAU(AveragingRule[_Counted]):
     needs to be remembered. Skipped rounds (without active clients) count too.
 
     Args:
-        cutoff: length of the longest interval in rounds, >= 1; K in the paper, which uses 50.
+        cutoff: length of the longest interval in rounds, >= 1; K in the paper, which uses 50. The
+            default of the released code is 100,000, longer than its runs.
         client_weights: [K] relative weights p; None: 1/K each.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 

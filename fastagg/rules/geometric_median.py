@@ -29,6 +29,7 @@ class WeiszfeldPolicy(Policy):
         if start not in ("mean", "zero"):
             raise ValueError(f"start: expected 'mean' or 'zero', got {start!r}")
         self.start = start
+        self.uses_norms = start == "zero"  # the first distances are those from zero
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         start = weights if self.start == "mean" else torch.zeros_like(weights)

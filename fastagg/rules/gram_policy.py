@@ -2,10 +2,10 @@
 """Robust aggregation as a function of the Gram matrix: compute the factor of each row.
 
 The aggregate of every robust rule here is a linear combination of the rows, and its factors depend
-only on norms and distances. So a policy maps the Gram matrix [n, n] of n rows to one factor per
-row. A policy that first averages rows (bucketing, nearest-neighbour mixing) wraps another one: with
-averages ``W @ rows``, their Gram matrix is ``W G W^T``. No vector of length d is read before the
-factors are known.
+only on distances, or on distances and norms. So a policy maps the Gram matrix [n, n] of n rows to
+one factor per row. A policy that first averages rows (bucketing, nearest-neighbour mixing) wraps
+another one: with averages ``W @ rows``, their Gram matrix is ``W G W^T``. No vector of length d is
+read before the factors are known.
 
 Sums are in float64 along rows of a matrix. torch adds each row in one thread, so the result is
 invariant to the thread count; that of a matrix product need not be.
@@ -25,10 +25,14 @@ class Policy(ABC):
 
     Attributes:
         uses_previous: whether the Gram matrix must include the previous aggregate, as its last row.
+        uses_norms: whether the result depends on the norms of the rows. If not, it depends on their
+            distances alone, and the Gram matrix may be that of the rows minus a common one
+            (``fastagg.rules.common_row``).
         uses_round: whether the result depends on the round number.
     """
 
     uses_previous: bool = False
+    uses_norms: bool = False
     uses_round: bool = False
 
     @abstractmethod
@@ -98,6 +102,7 @@ class Around(Policy):
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.uses_previous = policy.uses_previous
+        self.uses_norms = policy.uses_norms
         self.uses_round = policy.uses_round
 
 

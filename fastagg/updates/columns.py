@@ -32,6 +32,8 @@ MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
 SCRATCH_BYTES = 64 << 20
 """Budget in bytes for converting rows of another dtype, if no streamed row sets a budget."""
+AROUND_BLOCK = 1 << 16
+"""Columns of all rows from which a row is subtracted at a time, in scratch memory."""
 MIN_PIECE = 1024
 """Minimum number of columns per piece; the budget must cover this many columns of every row."""
 
@@ -121,6 +123,15 @@ class Columns:
         if in_memory(rows) and _width(rows) <= self.segment:
             return self._add([ops.gram_rows(rows, changed)])
         return self._add(ops.gram_rows(parts, changed) for _, _, (parts,) in self._pieces([rows]))
+
+    def gram_around(self, rows: AnyRows, common: int) -> Tensor:
+        """Return the Gram matrix of the rows minus row ``common``, in float64: [S, S].
+
+        Differences are rounded to float32; a row far from the common one may become infinite. The
+        matrix is the sum of those of blocks of ``AROUND_BLOCK`` columns, in order within a segment,
+        then of those of the segments. It needs scratch memory for a block, beyond any budget.
+        """
+        return self._fold(_gram_around(parts, common) for _, _, (parts,) in self._pieces([rows]))
 
     def gram_and_sum_(
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
@@ -323,6 +334,22 @@ class _Reader:
                     part = next(copies).copy_(part)
             parts.append(part)
         return parts
+
+
+def _gram_around(rows: Rows, common: int) -> Tensor:
+    """Return the Gram matrix of the rows minus row ``common``, [S, S] float64."""
+    listed = list(rows)
+    width = len(listed[common])
+    scratch = torch.empty(len(listed) * min(width, AROUND_BLOCK), device=listed[common].device)
+    total: Tensor | None = None
+    for begin in range(0, width, AROUND_BLOCK):
+        end = min(begin + AROUND_BLOCK, width)
+        block = scratch[: len(listed) * (end - begin)].view(len(listed), end - begin)
+        torch.stack([row[begin:end] for row in listed], out=block)
+        part = ops.gram(block.sub_(listed[common][begin:end]), dtype=torch.float64)
+        total = part if total is None else total.add_(part)
+    assert total is not None  # d >= 1
+    return total
 
 
 def _squares(rows: Rows) -> Tensor:

@@ -52,12 +52,16 @@ RULES: list[tuple[str, dict[str, Any]]] = [
 
 
 def rounds(first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Rounds [first, last): updates [S, D] and clients [S]; round 2 has no clients."""
+    """Rounds [first, last): updates [S, D] and clients [S].
+
+    Round 2 has no clients. In round 3, updates are nearly equal.
+    """
     for t in range(first, last):
         generator = torch.Generator().manual_seed(100 + t)
         clients = torch.randperm(K, generator=generator)[: 0 if t == 2 else 4]
-        common = torch.randn(2, D, generator=generator)[clients % 2]
-        yield common + torch.randn(len(clients), D, generator=generator), clients
+        groups, spread = (1, 1e-4) if t == 3 else (2, 1.0)
+        common = torch.randn(2, D, generator=generator)[clients % groups]
+        yield common + spread * torch.randn(len(clients), D, generator=generator), clients
 
 
 def first_params() -> Tensor:

@@ -120,7 +120,8 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
 def test_superlink_server_stopped_by_either_signal_and_resumed(tmp_path: Path) -> None:
     """The next ``flwr run`` resumes from the checkpoint that the signal wrote, the only one.
 
-    The server is stopped twice, by SIGINT and by SIGTERM. The memory row from before the signal substitutes for client 1, absent in the last round.
+    The server is stopped twice, by SIGINT and by SIGTERM. The memory row from before the signals
+    substitutes for client 1, absent in the last round.
     """
     output = run(
         "run.py",

@@ -182,8 +182,8 @@ void check_friends(int64_t K, bool packed, const cpu::Parallel& parallel) {
   for (int64_t k = 0; k < K; ++k) active[k] = k % 2;
   const std::unique_ptr<int64_t[]> friends(new int64_t[K]);
   const Counts known{counts.get(), sizeof(Count) == 2};
-  cpu::select_friends(scores, known, active.get(), {candidates.get(), packed}, K, INFINITY,
-                      friends.get(), parallel);
+  cpu::select_friends(scores, known, active.get(), {candidates.get(), packed}, K, friends.get(),
+                      parallel);
   for (int64_t k = 0; k < K; ++k) {
     int64_t best = active[k] ? k : -1;
     for (int64_t i = 0; i < K && !active[k]; ++i)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +103,9 @@ def every_op(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
-def test_torch_compile_full_graph() -> None:
+def test_torch_compile_full_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The cache of compiled code does not notice that a new build has changed the schema of an op.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     values = [
         torch.randn(D), torch.randn(S, D), torch.randn(K, D), torch.zeros(D, dtype=torch.float64),
         torch.rand(K, K), torch.randint(0, 3, (K, K), dtype=torch.int32),

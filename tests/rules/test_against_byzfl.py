@@ -118,6 +118,52 @@ def test_krum_equals_byzfls_with_f_plus_one(byzfl: ModuleType) -> None:
     np.testing.assert_array_equal(robust.Krum(2)(rows), byzfl.Krum(3)(rows))
 
 
+@pytest.mark.parametrize("kind", ["ndarray", "tensor"])
+def test_krum_of_nearly_equal_vectors(byzfl: ModuleType, kind: str) -> None:
+    """ByzFL takes differences of the vectors (of more than 25 tensors, it multiplies matrices)."""
+    equal = 0
+    for seed in range(100):
+        generator = np.random.default_rng(seed)
+        common = generator.standard_normal(1000)
+        rows: Any = (common + 1e-4 * generator.standard_normal((10, 1000))).astype(np.float32)
+        rows = torch.from_numpy(rows) if kind == "tensor" else rows
+        ours, theirs = robust.Krum(1)(rows), byzfl.Krum(2)(rows)
+        equal += int(np.array_equal(np.asarray(ours), np.asarray(theirs)))
+    assert equal == 100  # 21 by the plain Gram matrix
+
+
+@pytest.mark.parametrize("kind", ["ndarray", "tensor"])
+def test_the_median_of_an_even_number(byzfl: ModuleType, kind: str) -> None:
+    """The mean of the two middle values, in ByzFL 0.0.11 for arrays and for tensors."""
+    rows: Any = np.array([[1.0], [10.0], [2.0], [4.0]], dtype=np.float32)
+    rows = torch.from_numpy(rows) if kind == "tensor" else rows
+    assert robust.Median()(rows).tolist() == byzfl.Median()(rows).tolist() == [3.0]
+    rows = np.random.default_rng(0).standard_normal((8, 60)).astype(np.float32)
+    rows = torch.from_numpy(rows) if kind == "tensor" else rows
+    ours, theirs = np.asarray(robust.Median()(rows)), np.asarray(byzfl.Median()(rows))
+    # ByzFL rounds the sum of the two values, which are below 1, to float32.
+    np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=1e-7)
+
+
+def test_the_vector_of_an_attack_is_promoted_as_by_byzfl(byzfl: ModuleType) -> None:
+    """``Inf`` sends float64 to clients that send float32."""
+    good = np.random.default_rng(0).standard_normal((5, 60)).astype(np.float32)
+    attack = importlib.import_module("byzfl.attacks").Inf()
+    bad = attack(good)
+    assert bad.dtype == np.float64 and np.isinf(bad).all()
+    ours = robust.Average(nonfinite="drop")([*good, bad])
+    theirs = byzfl.Average()([*good, np.zeros(60)])  # finite, of the same dtype
+    assert ours.dtype == theirs.dtype == np.float64
+    assert byzfl.Average()([torch.zeros(60), torch.zeros(60).double()]).dtype == torch.float32
+
+
+def test_byzfls_mixing_takes_any_f_below_n(byzfl: ModuleType) -> None:
+    rows = np.random.default_rng(0).standard_normal((4, 60))
+    assert byzfl.NNM(3)(rows).shape == (4, 60)
+    with pytest.raises(ValueError, match="more than 4"):
+        robust.NNM(2)(rows)
+
+
 @pytest.mark.parametrize("s", [1, 3, 9])
 def test_bucketing_up_to_the_draw(byzfl: ModuleType, s: int) -> None:
     """Draws differ: compare buckets of one vector, one bucket for all, and the mean of buckets."""

@@ -53,13 +53,6 @@ class Oracle:
             r = self.score(updates[i], updates[j])
             self.scores.setdefault((i, j), []).append(r)
             self.scores.setdefault((j, i), []).append(r)
-        if self.threshold is not None:
-            for k, candidates in self.candidates.items():
-                known = {i: self.mean_score(k, i) for i in candidates if (k, i) in self.scores}
-                best = max(known, key=lambda i: known[i], default=None)
-                for i, value in known.items():
-                    if i != best and known[best] - value >= self.threshold(self.t):
-                        candidates.discard(i)
         self.friends = []
         change = np.zeros_like(params)
         for k in range(self.num_clients):
@@ -76,7 +69,18 @@ class Oracle:
             self.friends.append(friend)
             mean = np.mean([updates[i] for i in active], axis=0)
             change += self.w[k] * (updates[friend] if friend >= 0 else mean)
+        self.eliminate()
         return params + change
+
+    def eliminate(self) -> None:
+        if self.threshold is None:
+            return
+        for k, candidates in self.candidates.items():
+            known = {i: self.mean_score(k, i) for i in candidates if (k, i) in self.scores}
+            best = max(known, key=lambda i: known[i], default=None)
+            for i, value in known.items():
+                if i != best and known[best] - value >= self.threshold(self.t):
+                    candidates.discard(i)
 
 
 EARLY = Theorem2Threshold(8, rounds=1, beta=1.0, p=0.99, b_max=1, delta_f=0.0, factor=0.12)
@@ -212,6 +216,17 @@ def test_hand_worked_elimination() -> None:
     # group {0, 1} is absent: no client of the other group is a candidate, so the mean is used
     assert agg.step(params, GROUPS[2:], [2, 3]).friends.tolist() == [-1, -1, 2, 3]
     assert agg.step(params, GROUPS[:1], [0]).friends.tolist() == [0, 0, -1, -1]
+
+
+def test_a_client_eliminated_in_this_round_can_still_be_its_friend() -> None:
+    # Section 5.3: round t chooses from C_t, and C_(t+1) is C_t without the eliminated clients.
+    agg = FDMS(num_clients=3, num_params=2, elimination=lambda t: 9.0 if t == 1 else 0.2)
+    x = torch.tensor([[1.0, 0.0], [0.5, math.sqrt(0.75)], [1.0, 0.0]])  # 0, 60 and 0 degrees
+    params = torch.zeros(2)
+    agg.step(params, x, [0, 1, 2])  # R[2, 0] = 1, R[2, 1] = .75; no gap reaches 9
+    assert agg.step(params, x[1:2], [1]).friends.tolist() == [1, 1, 1]
+    assert not bits.unpack(agg.candidates, 3)[2, 1]
+    assert agg.step(params, x[1:2], [1]).friends.tolist() == [-1, 1, -1]
 
 
 def test_pairs_that_no_client_needs_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:

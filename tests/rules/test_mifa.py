@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastagg import MIFA
+from fastagg import MIFA, UpdateBuffer
 
 
 def test_hand_worked() -> None:
@@ -48,3 +48,49 @@ def test_the_total_does_not_drift() -> None:
     exact = agg.memory.clone().double().mean(dim=0)
     # 600 float64 roundings of numbers below 1, against 1e-7 and more for a float32 total
     assert (agg.total - exact).abs().max() <= 600 * 2.0**-53
+
+
+FORMS = {
+    "tensor": lambda d: (torch.zeros(0, d), []),
+    "list": lambda d: ([], []),
+    "buffer": lambda d: (UpdateBuffer(3, d), []),
+    "all rejected": lambda d: (torch.full((1, d), torch.nan), [2]),
+    "all too long": lambda d: (torch.full((1, d), 1e9), [2]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_round_without_clients_applies_what_is_remembered(form: str) -> None:
+    agg = MIFA(num_clients=3, num_params=2, server_lr=0.5, nonfinite="drop", max_norm=100.0)
+    params = torch.zeros(2)
+    agg.step(params, torch.tensor([[6.0, 0.0], [0.0, 12.0]]), [0, 1])
+    assert params.tolist() == [1.0, 2.0]  # half of the mean (2, 4)
+    state = agg.state_dict()
+    updates, clients = FORMS[form](2)
+    report = agg.step(params, updates, clients)
+    assert params.tolist() == [2.0, 4.0]
+    assert not report.skipped
+    assert report.active.tolist() == report.weights.tolist() == []
+    assert report.rejected.tolist() == clients
+    for name, value in agg.state_dict().items():
+        assert torch.equal(value, state[name])
+
+
+def test_a_round_without_clients_can_be_skipped() -> None:
+    agg = MIFA(num_clients=3, num_params=2, empty_rounds="skip")
+    params = torch.zeros(2)
+    agg.step(params, torch.tensor([[6.0, 0.0]]), [0])
+    assert agg.step(params, [], []).skipped
+    assert params.tolist() == [2.0, 0.0]
+    assert agg.options()["empty_rounds"] == "skip"
+    with pytest.raises(ValueError, match="empty_rounds"):
+        MIFA(num_clients=3, num_params=2, empty_rounds="repeat")
+
+
+def test_a_round_without_clients_that_would_overflow_changes_nothing() -> None:
+    agg = MIFA(num_clients=1, num_params=1)
+    params = torch.zeros(1)
+    agg.step(params, torch.full((1, 1), 2e38), [0])
+    with pytest.raises(ValueError, match="range of float32"):
+        agg.step(params, [], [])
+    assert params.item() == torch.tensor(2e38).item()

@@ -38,7 +38,7 @@ void abs_max(const float* const* rows, int64_t S, int64_t d, float* out, const P
   const Scratch scratch(S * chunks * int64_t{sizeof(int32_t)});
   auto* partial = scratch.as<int32_t>();  // [S, chunks]
   const Isa isa = current_isa();
-  parallel.for_each(S * chunks, [&](int64_t task, int) {
+  parallel.for_work(S * d * 4).for_each(S * chunks, [&](int64_t task, int) {
     const int64_t begin = (task % chunks) * kChunk;
     dispatch<AbsMax>(isa, rows[task / chunks] + begin, std::min(kChunk, d - begin), partial + task);
   });

@@ -2,7 +2,6 @@
 #include "../friends.h"
 
 #include <cmath>
-#include <limits>
 
 #include "scratch.h"
 #include "simd.h"
@@ -168,8 +167,9 @@ template <class Body>
 void for_rows(const float* scores, Counts counts, int64_t K, const Parallel& parallel,
               const Body& body) {
   const int64_t bytes = packed_bytes(K);
-  const Scratch scratch(parallel.workers * bytes);
-  parallel.for_each(K, [&](int64_t k, int worker) {
+  const Parallel team = parallel.for_work(K * K * 8);
+  const Scratch scratch(team.workers * bytes);
+  team.for_each(K, [&](int64_t k, int worker) {
     uint8_t* bits = scratch.as<uint8_t>() + worker * bytes;
     if (counts.is_short)
       body(k, scores + k * K, static_cast<const int16_t*>(counts.data) + k * K, bits);
@@ -181,31 +181,19 @@ void for_rows(const float* scores, Counts counts, int64_t K, const Parallel& par
 }  // namespace
 
 void select_friends(const float* scores, Counts counts, const uint8_t* active, Flags candidates,
-                    int64_t K, double threshold, int64_t* friends, const Parallel& parallel) {
+                    int64_t K, int64_t* friends, const Parallel& parallel) {
   const Isa isa = current_isa();
   const Scratch packed(packed_bytes(K));
   auto* active_bits = packed.as<uint8_t>();
   pack(active, K, active_bits);
-  const bool eliminating = threshold < std::numeric_limits<double>::infinity();
   for_rows(scores, counts, K, parallel, [&](int64_t k, const float* r, const auto* n, auto* bits) {
     if (active[k]) {
       friends[k] = k;
       return;
     }
     read_row(candidates, k, K, bits);
-    int64_t best = -1;
-    if (eliminating) {
-      clear_bit(bits, k);
-      dispatch<BestScored>(isa, r, n, bits, K, &best);
-    }
     for (int64_t b = 0; b < packed_bytes(K); ++b) bits[b] &= active_bits[b];
-    int64_t nearest = -1;
-    dispatch<BestScored>(isa, r, n, bits, K, &nearest);
-    // If the best active candidate would be eliminated, so would all other active candidates.
-    if (eliminating && nearest >= 0 && nearest != best &&
-        static_cast<double>(r[best]) - static_cast<double>(r[nearest]) >= threshold)
-      nearest = -1;
-    friends[k] = nearest;
+    dispatch<BestScored>(isa, r, n, bits, K, friends + k);
   });
 }
 

@@ -273,10 +273,11 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const Problem problem{rows.data(), scales.data(), places.data(), S,   d,
                         cut.block,   pack,          isa,           also};
 
-  const GramMemory<W> memory(tiles, strips, cut.chunks, parallel.workers);
+  const Parallel team = gram_threads<W>(parallel, S, tiles, d);
+  const GramMemory<W> memory(tiles, strips, cut.chunks, team.workers);
   const int64_t slots = memory.slots, window = memory.window;
   // If fewer chunks are in flight than workers need, the strips are split as well.
-  const int64_t wanted = ceil_div(2 * parallel.workers, window);
+  const int64_t wanted = ceil_div(2 * team.workers, window);
   const int64_t group = std::min(ceil_div(kGroupRows, T::R), ceil_div(strips, wanted));
   const int64_t groups = ceil_div(strips, group);
 
@@ -288,7 +289,7 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
     totals.emplace_back(sums, first_place[g * group] * T::kSlots,
                         first_place[std::min(strips, (g + 1) * group)] * T::kSlots,
                         partial_memory.as<double>(), slots, window);
-  parallel.for_each(cut.chunks * groups, [&](int64_t task, int worker) {
+  team.for_each(cut.chunks * groups, [&](int64_t task, int worker) {
     const int64_t c = task / groups,
                   g = groups - 1 - task % groups;  // the group with most tiles first
     double* partial = totals[g].start(c);

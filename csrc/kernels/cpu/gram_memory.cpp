@@ -7,23 +7,26 @@ namespace fastagg::cpu {
 namespace {
 
 template <int W>
-int64_t bytes_of_all_pairs(int64_t S, int64_t d, int workers) {
+int64_t bytes_of_all_pairs(int64_t S, int64_t d, const Parallel& parallel) {
   const int64_t strips = ceil_div(S, Shape<W>::R);
   const GramColumns cut(d);
-  return GramMemory<W>(strips * (strips + 1) / 2, strips, cut.chunks, workers).bytes();
+  const int64_t tiles = strips * (strips + 1) / 2;
+  const int workers = gram_threads<W>(parallel, S, tiles, d).workers;
+  return GramMemory<W>(tiles, strips, cut.chunks, workers).bytes();
 }
 
 }  // namespace
 
-int64_t gram_scratch(int64_t S, int64_t d, int workers) {
+int64_t gram_scratch(int64_t S, int64_t d, int threads) {
   if (S == 0) return 0;
+  const Parallel parallel{threads, nullptr};
   switch (current_isa()) {
     case Isa::kAvx512:
-      return bytes_of_all_pairs<16>(S, d, workers);
+      return bytes_of_all_pairs<16>(S, d, parallel);
     case Isa::kAvx2:
-      return bytes_of_all_pairs<8>(S, d, workers);
+      return bytes_of_all_pairs<8>(S, d, parallel);
     case Isa::kPortable:
-      return bytes_of_all_pairs<4>(S, d, workers);
+      return bytes_of_all_pairs<4>(S, d, parallel);
   }
   return 0;
 }

@@ -150,17 +150,18 @@ bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* chang
   const int64_t span = std::max<int64_t>(kSpanBytes / 4 / C / cut.block, 1) * cut.block;
   const Problem problem{all.data(), few.data(), strips, C, d, cut, span};
 
+  const Parallel team = parallel.for_work(4 * S * d, C * S * d);
   // A task is as many chunks as a span has, but few enough that each worker gets four tasks.
-  const int64_t share = parallel.workers == 1 ? cut.chunks : cut.chunks / (4 * parallel.workers);
+  const int64_t share = team.workers == 1 ? cut.chunks : cut.chunks / (4 * team.workers);
   const int64_t step = std::clamp<int64_t>(span / cut.chunk, 1, std::max<int64_t>(share, 1));
   const int64_t slots = strips * groups * kTileSlots<W>;
-  const int64_t window = std::min<int64_t>(cut.chunks, int64_t{2} * parallel.workers * step);
+  const int64_t window = std::min<int64_t>(cut.chunks, int64_t{2} * team.workers * step);
   const Scratch memory((1 + window) * slots * 8);
   auto* sums = memory.as<double>();
   OrderedSum total(sums, 0, slots, sums + slots, slots, window);
   // Allocated here, not in a task: other workers wait for each task, so none may throw.
-  std::vector<double*> buffers(parallel.workers * step);
-  parallel.for_each(ceil_div(cut.chunks, step), [&](int64_t task, int worker) {
+  std::vector<double*> buffers(team.workers * step);
+  team.for_each(ceil_div(cut.chunks, step), [&](int64_t task, int worker) {
     const int64_t first = task * step, last = std::min(cut.chunks, first + step);
     double** partial = buffers.data() + worker * step;
     for (int64_t c = first; c < last; ++c) partial[c - first] = total.start(c);

@@ -158,7 +158,8 @@ void memory_update(float* params, double* total, const T* const* updates, float*
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
-  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
+  const Parallel team = parallel.for_work((S * int64_t{8 + sizeof(T)} + 24) * d);
+  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int) {
     dispatch<MemoryUpdate>(isa, params, total, updates, memory, weights, S, lr, norm, models,
                            column, n);
   });
@@ -170,8 +171,9 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const double* weights, const float* params, float* const* kept,
                   const Parallel& parallel) {
   const Isa isa = current_isa();
-  const RowPeaks row_peaks(S, parallel);
-  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int worker) {
+  const Parallel team = parallel.for_work((S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d);
+  const RowPeaks row_peaks(S, team);
+  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
                           weights, S, params, kept, column, n);
   });
@@ -181,7 +183,8 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
 void add_total(float* params, const double* total, int64_t d, double lr, double norm, bool models,
                const Parallel& parallel) {
   const Isa isa = current_isa();
-  for_blocks(d, block_columns(d), parallel, [&](int64_t column, int64_t n, int) {
+  const Parallel team = parallel.for_work(16 * d);
+  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int) {
     dispatch<AddTotal>(isa, params + column, total + column, n, lr, norm, models);
   });
 }

@@ -145,7 +145,8 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
            double lr, const Parallel& parallel) {
   if (S == 0) return;
   const Isa isa = current_isa();
-  for_blocks(d, cached_columns(S, d), parallel, [&](int64_t column, int64_t n, int) {
+  const Parallel team = parallel.for_work((S * int64_t{8 + sizeof(T)} + 8) * d);
+  for_blocks(d, cached_columns(S, d), team, [&](int64_t column, int64_t n, int) {
     dispatch<Mimic>(isa, params, updates, corrections, S, lr, column, n);
   });
 }
@@ -155,9 +156,10 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
                 const T* const* corrections, const float* const* references, float* const* kept,
                 int64_t S, int64_t d, const Parallel& parallel) {
   const Isa isa = current_isa();
-  const RowPeaks row_peaks(S, parallel);
+  const Parallel team = parallel.for_work((S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d);
+  const RowPeaks row_peaks(S, team);
   const int64_t columns = kept ? cached_columns(S, d) : block_columns(d);
-  for_blocks(d, columns, parallel, [&](int64_t column, int64_t n, int worker) {
+  for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
                         kept, S, column, n);
   });

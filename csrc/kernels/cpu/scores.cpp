@@ -43,7 +43,7 @@ void for_rows(const double* gram, int64_t S, double* out, const Parallel& parall
   const Scratch scratch(S * int64_t{sizeof(double)});
   auto* diagonal = scratch.as<double>();
   for (int64_t i = 0; i < S; ++i) diagonal[i] = of_square(gram[i * S + i]);
-  parallel.for_each(S, [&](int64_t i, int) {
+  parallel.for_work(S * S * 16).for_each(S, [&](int64_t i, int) {
     dispatch<Row>(isa, gram + i * S, static_cast<const double*>(diagonal), i, S, out + i * S);
   });
 }
@@ -98,7 +98,7 @@ void update_scores(float* scores, Count* counts, int64_t K, const double* round_
                    const int64_t* clients, int64_t S, const uint8_t* pairs,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
-  parallel.for_each(S, [&](int64_t i, int) {
+  parallel.for_work(S * S * 32).for_each(S, [&](int64_t i, int) {
     dispatch<UpdateRow>(isa, scores + clients[i] * K, counts + clients[i] * K, round_scores + i * S,
                         clients, i, S, pairs ? pairs + i * S : nullptr);
   });

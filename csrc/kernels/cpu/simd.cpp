@@ -7,9 +7,11 @@ namespace fastagg::cpu {
 
 Isa detected_isa() {
 #ifdef FASTAGG_X86
+#ifndef FASTAGG_WITHOUT_AVX512
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
     return Isa::kAvx512;
+#endif
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
 #endif
   return Isa::kPortable;

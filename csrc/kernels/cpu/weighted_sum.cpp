@@ -62,7 +62,7 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
   // Start at the end of d: rows are often summed right after their Gram matrix, which starts at the
   // beginning, so a cache still holds the last columns.
   const int64_t columns = block_columns(d), blocks = ceil_div(d, columns);
-  parallel.for_each(blocks, [&](int64_t task, int) {
+  parallel.for_work((S + 2) * d * int64_t{sizeof(T)}).for_each(blocks, [&](int64_t task, int) {
     const int64_t column = (blocks - 1 - task) * columns;
     dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column,
                           std::min(columns, d - column));

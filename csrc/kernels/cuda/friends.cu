@@ -44,23 +44,15 @@ __device__ __forceinline__ Ranked best_scored(const float* scores, const Count* 
 template <class Count>
 __global__ void __launch_bounds__(kThreads)
     select_kernel(const float* scores, const Count* counts, const uint8_t* active, Flags candidates,
-                  int64_t K, double threshold, int64_t* friends) {
+                  int64_t K, int64_t* friends) {
   const int lane = threadIdx.x % kWarp;
   const int64_t warps = int64_t{gridDim.x} * blockDim.x / kWarp;
-  const bool eliminating = threshold < static_cast<double>(INFINITY);
   for (int64_t k = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp; k < K; k += warps) {
     int64_t chosen = k;
-    if (!active[k]) {
-      const Ranked nearest = best_scored(scores, counts, candidates, K, k, lane,
-                                         [&](int64_t i) { return active[i] != 0; });
-      chosen = nearest.client;
-      if (eliminating && chosen >= 0) {
-        // If the best active candidate would be eliminated, so would all other active candidates.
-        const Ranked best =
-            best_scored(scores, counts, candidates, K, k, lane, [&](int64_t i) { return i != k; });
-        if (chosen != best.client && far_below(best.score, nearest.score, threshold)) chosen = -1;
-      }
-    }
+    if (!active[k])
+      chosen = best_scored(scores, counts, candidates, K, k, lane, [&](int64_t i) {
+                 return active[i] != 0;
+               }).client;
     if (lane == 0) friends[k] = chosen;
   }
 }
@@ -105,8 +97,7 @@ cudaError_t with_counts(Counts counts, const Call& call) {
 }  // namespace
 
 cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* active,
-                           Flags candidates, int64_t K, double threshold, int64_t* friends,
-                           cudaStream_t stream) {
+                           Flags candidates, int64_t K, int64_t* friends, cudaStream_t stream) {
   if (K == 0) return cudaSuccess;
   return with_counts(counts, [&](auto* n) {
     const auto kernel = select_kernel<std::remove_const_t<std::remove_pointer_t<decltype(n)>>>;
@@ -114,7 +105,7 @@ cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* ac
     if (cudaError_t error =
             resident_blocks(kernel, kThreads, ceil_div(K * kWarp, kThreads), &blocks))
       return error;
-    kernel<<<blocks, kThreads, 0, stream>>>(scores, n, active, candidates, K, threshold, friends);
+    kernel<<<blocks, kThreads, 0, stream>>>(scores, n, active, candidates, K, friends);
     return cudaGetLastError();
   });
 }

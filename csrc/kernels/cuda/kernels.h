@@ -85,8 +85,7 @@ cudaError_t update_scores(float* scores, Count* counts, int64_t K, const double*
                           const uint8_t* when, cudaStream_t stream);
 
 cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* active,
-                           Flags candidates, int64_t K, double threshold, int64_t* friends,
-                           cudaStream_t stream);
+                           Flags candidates, int64_t K, int64_t* friends, cudaStream_t stream);
 
 cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Counts counts,
                       int64_t K, double threshold, const uint8_t* when, cudaStream_t stream);

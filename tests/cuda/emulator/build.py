@@ -122,7 +122,7 @@ def build(folder: Path) -> None:
 
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     with_torch = [f"-isystem{path}" for path in includes]
-    with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-fopenmp"]
+    with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-pthread"]
     checked = sorted(kernels.glob("*.cpp"))
     # The largest source first: it takes longest to compile.
     sources = [binding, *(bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy"))]
@@ -136,7 +136,7 @@ def build(folder: Path) -> None:
     libraries = Path(torch.__file__).parent / "lib"
     target = folder / "fastagg" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
     linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu", "-ltorch"]
-    linked += ["-ltorch_python", "-fopenmp", "-o", str(target)]
+    linked += ["-ltorch_python", "-pthread", "-o", str(target)]
     subprocess.run([*_compiler(), "-shared", *objects, *linked], check=True)
 
 

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads that help with the tasks of kernels.
+#pragma once
+
+#include "../common.h"
+
+namespace fastagg::cpu {
+
+// Runs kernels with up to `workers` threads: the calling one, and helpers that all callers share.
+//
+// A helper takes part once the system has scheduled it. The caller works too. When the tasks run
+// out, the caller waits for the helpers that have begun, and only for these. So on a busy machine
+// no call waits for a thread that the system does not run.
+//
+// Helpers are started when a call first needs them. After a call they look for another one for some
+// microseconds, because waking takes longer, and then sleep. They compute in the
+// floating-point environment of the caller (rounding, flushing of denormal numbers), and block all
+// signals, so that the threads of the application receive them. A process made by fork() starts its
+// own helpers. If the system refuses a thread, calls run with fewer.
+Parallel pool_threads(int workers);
+
+}  // namespace fastagg::cpu

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The threads of the kernels: any number of callers, fork, signals, and the caller's arithmetic."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastagg import ops
+
+ROWS = (12, 200_001)  # 10 MB: enough work for several threads
+
+
+def run(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_concurrent_callers_share_the_threads_and_get_the_same_bits() -> None:
+    rows = torch.randn(ROWS, generator=torch.Generator().manual_seed(0))
+    weights = torch.rand(12)
+    expected = ops.gram(rows), ops.weighted_sum_(torch.zeros(ROWS[1]), rows, weights)
+
+    def work(_: int) -> bool:
+        torch.set_num_threads(4)  # the setting belongs to the thread
+        gram = ops.gram(rows)
+        total = ops.weighted_sum_(torch.zeros(ROWS[1]), rows, weights)
+        return torch.equal(gram, expected[0]) and torch.equal(total, expected[1])
+
+    with ThreadPoolExecutor(6) as callers:
+        assert all(callers.map(work, range(30)))
+
+
+def test_a_forked_process_starts_its_own_threads() -> None:
+    run(
+        """
+        import os, torch
+        from fastagg import ops
+        torch.set_num_threads(4)
+        rows = torch.randn(12, 200_001)
+        expected = ops.gram(rows)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(ops.gram(rows), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(ops.gram(rows), expected)
+        """
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+def test_small_calls_start_no_thread_and_helpers_block_signals() -> None:
+    run(
+        """
+        import pathlib, torch
+        from fastagg import ops
+        def helpers():
+            status = [p.read_text() for p in pathlib.Path("/proc/self/task").glob("*/status")]
+            return [dict(line.split(":\\t") for line in text.splitlines() if ":\\t" in line)
+                    for text in status if text.startswith("Name:\\tfastagg")]
+        torch.set_num_threads(4)
+        ops.gram(torch.randn(20, 610))
+        ops.abs_max(torch.randn(10, 5000))
+        assert helpers() == []
+        for _ in range(3):
+            ops.gram(torch.randn(12, 200_001))
+        assert len(helpers()) == 3
+        for one in helpers():
+            assert int(one["SigBlk"], 16) & (1 << 1 | 1 << 14)  # SIGINT, SIGTERM
+        """
+    )
+
+
+def test_all_threads_compute_in_the_arithmetic_of_the_caller() -> None:
+    # A product of this row with 0.5 is a denormal number, which this setting replaces by zero.
+    row = torch.full((4, 400_001), 1.5 * 2.0**-126)
+    results = []
+    for threads in (1, 4):
+        torch.set_num_threads(threads)
+        for flush in (False, True):
+            assert torch.set_flush_denormal(flush)
+            try:
+                out = ops.weighted_sum_(torch.zeros(row.shape[1]), row[:1], torch.tensor([0.5]))
+            finally:
+                torch.set_flush_denormal(False)
+            results.append(out)
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
+    assert results[0].min() > 0
+    assert results[1].max() == 0
