@@ -33,6 +33,7 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
+from fastagg.checkpoint import CheckpointError
 from fastagg.ops import bits, reference
 from fastagg.planning.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
@@ -74,6 +75,7 @@ __all__ = [
     "Amplified",
     "Bucketing",
     "CenteredClip",
+    "CheckpointError",
     "ClientFiles",
     "ColumnBlocks",
     "EnqueuedFDMS",

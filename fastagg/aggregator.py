@@ -6,14 +6,16 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastagg import checkpoint
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.ops.row_lists import RowList
@@ -29,7 +31,7 @@ from fastagg.options import (
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import Clients
-from fastagg.updates.cohort import Cohort, Updates, read_cohort
+from fastagg.updates.cohort import Cohort, Updates, check_vector, read_cohort
 from fastagg.updates.columns import Columns, segment_columns
 
 if TYPE_CHECKING:
@@ -351,8 +353,29 @@ class Aggregator(ABC, Generic[P, R]):
         """Update the state for a round without active clients; return ``StepReport.friends``."""
         return None
 
+    def _check_state(self, state: State) -> None:
+        """Check the values of a state before the rule takes it (:mod:`..checkpoint.invariants`).
+
+        Names, shapes and dtypes are right, and all numbers are finite. A rule declares here what
+        else holds after any sequence of steps: ranges, symmetry, relations between tensors. No
+        state that passes may let a step fail half way or make parameters infinite.
+
+        Args:
+            state: the new state; a row memory is a tensor [K, d] or a memory without references.
+
+        Raises:
+            ValueError: no steps lead to this state.
+        """
+        if "rounds" in state:
+            rounds = state["rounds"]
+            assert isinstance(rounds, Tensor)
+            invariants.check_rounds("rounds", rounds)
+
     def _state_loaded(self) -> None:
-        """Recompute attributes that are derived from the state, after the state was replaced."""
+        """Recompute attributes that are derived from the state, after the state was replaced.
+
+        If it raises, no attribute has changed.
+        """
 
     @abstractmethod
     def _state(self) -> State:
@@ -424,34 +447,116 @@ class Aggregator(ABC, Generic[P, R]):
         """Return a copy of the state; later steps do not change it."""
         return {name: value.clone() for name, value in self._state().items()}
 
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the state by a copy of ``state``, the ``state_dict`` of an equal aggregator.
 
+        Memory rows are copied into newly allocated rows, and then exchanged.
+
         Raises:
-            TypeError, ValueError: a name, shape or dtype is wrong, or a value is not finite. The
-                state has then not changed.
+            TypeError, ValueError: a name, shape or dtype is wrong, a value is not finite, or no
+                steps lead to this state. The message names the tensor.
+            MemoryError, OSError: there is no room for the copy.
+
+        After an exception the state has not changed.
+        """
+        own, given = self._state(), dict(state)
+        _check_names(own, given)
+        for name, value in own.items():
+            given[name] = invariants.check_form(name, given[name], value)
+        for name in own:
+            invariants.check_finite(name, given[name])
+        self._check_state(given)
+        undo: list[Callable[[], object]] = []
+        with SignalsDeferred():
+            try:
+                for name, value in own.items():
+                    if isinstance(value, RowMemory):
+                        undo.append(value.replace(given[name]))
+                    else:
+                        undo.append(partial(value.copy_, value.clone()))
+                        value.copy_(given[name])
+                self._state_loaded()
+            except BaseException:
+                for back in reversed(undo):
+                    back()
+                raise
+
+    @torch.no_grad()
+    def load_saved(self, saved: checkpoint.Saved, params: Tensor | None = None) -> None:
+        """Read the state of a new aggregator from an open checkpoint; see :func:`fastagg.load`.
+
+        Memory rows are read where they are kept, without a copy. If this raises, the aggregator
+        must not be used, but ``params`` have not changed.
+
+        Raises:
+            TypeError, ValueError: ``params`` or something in the file is not as expected.
         """
         own = self._state()
-        if set(state) != set(own):
-            raise ValueError(
-                f"state: expected the tensors {sorted(own)} of rule {self.name!r}, "
-                f"got {sorted(state)}"
-            )
+        _check_names(own, saved.entries)
         for name, value in own.items():
-            _check_state(name, state[name], value)
+            entry = saved.entries[name]
+            if saved.dtype(name) != value.dtype or entry.shape != tuple(value.shape):
+                raise ValueError(
+                    f"state[{name!r}]: expected {value.dtype} {list(value.shape)}, got "
+                    f"{saved.dtype(name)} {list(entry.shape)}"
+                )
+        vector = None
+        if params is not None:
+            if saved.params is None:
+                raise ValueError("expected the parameters of a model in the file, got none")
+            if saved.params.shape != (self.num_params,) or saved.params.kind != "F32":
+                raise ValueError(
+                    f"params: expected F32 [{self.num_params}], got {saved.params.kind} "
+                    f"{list(saved.params.shape)}"
+                )
+            vector = torch.empty(self.num_params, device="cpu", dtype=torch.float32)
+        sinks = {name: _sink(value) for name, value in own.items()}
+        saved.read(sinks, None if vector is None else [vector])
         for name, value in own.items():
-            value.copy_(state[name])
+            invariants.check_finite(name, value)
+        self._check_state(own)
         self._state_loaded()
+        if vector is not None and params is not None:
+            if not bool(torch.isfinite(vector).all()):
+                raise ValueError("params: expected finite values, got NaN or Inf")
+            params.copy_(vector)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        params: Tensor | None = None,
+        key: bytes | None = None,
+        keep: int = 1,
+    ) -> None:
         """Write options and state to one file, and replace an existing file atomically.
 
+        The file holds a digest of all its bytes, which :func:`fastagg.load` verifies. Only the
+        owner may read it. A symbolic link is followed.
+
+        Args:
+            path: the file; its folder must exist.
+            params: [d] float32, finite, the parameters of the model: they are written to the same
+                file, so that model and rule are always of the same round. None: they are not.
+            key: secret of at least 16 bytes. With it the digest is an HMAC-SHA256, which nobody
+                else can compute; the same key must be given to :func:`fastagg.load`. None: the
+                digest is a SHA-256, which shows damage but not a forgery.
+            keep: number of files to keep, >= 1: ``path``, and the files that it replaced in
+                ``path.1``, ``path.2``, ..., the newest first.
+
         Raises:
-            ValueError: an option cannot be saved (a custom threshold function).
+            TypeError, ValueError: an argument is not as described, or an option cannot be saved (a
+                custom threshold function).
             OSError: the file cannot be written, for example because its folder is missing. An
                 existing file is then intact.
         """
-        checkpoint.write(path, self.name, self.options(), self._state())
+        if params is not None:
+            check_vector("params", params, self.num_params, self.device)
+            self._params_peak(params)
+        checkpoint.write(
+            path, self.name, self.options(), self._state(), params=params, key=key, keep=keep
+        )
 
     def __repr__(self) -> str:
         return (
@@ -547,17 +652,19 @@ def _sorted_ids(ids: Collection[int]) -> Tensor:
     return torch.tensor(sorted(ids)) if ids else torch.empty(0, dtype=torch.int64)
 
 
-def _check_state(name: str, value: object, own: Tensor | RowMemory) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"state[{name!r}]: expected a tensor, got {type(value).__name__}")
-    if value.dtype != own.dtype:
-        raise TypeError(f"state[{name!r}]: expected dtype {own.dtype}, got {value.dtype}")
-    if value.shape != own.shape:
+def _check_names(own: Collection[str], given: Collection[str]) -> None:
+    if set(given) != set(own):
         raise ValueError(
-            f"state[{name!r}]: expected shape {list(own.shape)}, got {list(value.shape)}"
+            f"state: expected the tensors {sorted(own)}, got {sorted(map(str, given))}"
         )
-    if value.device.type == "meta":
-        raise ValueError(f"state[{name!r}]: expected a tensor with data, got one on device meta")
-    parts = value.reshape(-1).split(1 << 24) if value.is_floating_point() else ()
-    if not all(bool(torch.isfinite(part).all()) for part in parts):
-        raise ValueError(f"state[{name!r}]: expected finite values, got NaN or Inf")
+
+
+def _sink(value: Tensor | RowMemory) -> Iterator[Tensor]:
+    """Yield the memory of a tensor or row memory in order, to be filled."""
+    for part in value.rows if isinstance(value, RowMemory) else [value]:
+        if part.device.type == "cpu":
+            yield part
+        else:
+            staging = torch.empty_like(part, device="cpu")
+            yield staging
+            part.copy_(staging)

@@ -17,36 +17,53 @@ from fastagg.ops import devices
 FLOAT32_LIMIT = 3.4e38
 """Upper limit of magnitudes: the float32 maximum, less 0.08 % as a margin for rounding."""
 
+MOST = (1 << 62) - 1
+"""Largest count; sums and products by 2 fit into an int64."""
+
+MOST_ITERATIONS = 100_000
+"""Largest number of iterations of a rule in a step, which cannot be interrupted."""
+
 
 def read_factor(name: str, value: object) -> float:
     """Return ``value`` as a float; it must be a factor in [0, FLOAT32_LIMIT]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
-    number = float(value)
+    number = _float(value)
     if not 0.0 <= number <= FLOAT32_LIMIT:
         raise ValueError(f"{name}: expected a finite number >= 0, got {number}")
     return number
 
 
-def read_count(name: str, value: object, *, least: int) -> int:
-    """Return ``value`` as an int; it must be at least ``least``."""
+def _float(value: Any) -> float:
+    """Return a number as a float, infinite if it is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def read_count(name: str, value: object, *, least: int, most: int | None = None) -> int:
+    """Return ``value`` as an int; it must be in [``least``, ``most``]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
-    if value < least:
+    number = int(value)
+    if number < least:
         raise ValueError(f"{name}: expected at least {least}, got {value}")
-    return int(value)
+    if most is not None and number > most:
+        raise ValueError(f"{name}: expected at most {most}, got {value}")
+    return number
 
 
 def read_size(name: str, value: object) -> int:
     """Return ``value`` as an int; it must be at least 1."""
-    return read_count(name, value, least=1)
+    return read_count(name, value, least=1, most=MOST)
 
 
 def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
     """Return ``value`` as a float; it must be > 0, and finite unless ``infinite`` is True."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
-    number = float(value)
+    number = _float(value)
     if not 0.0 < number <= (math.inf if infinite else math.nextafter(math.inf, 0.0)):
         raise ValueError(f"{name}: expected a number > 0, got {number}")
     return number

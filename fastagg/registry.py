@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from torch import Tensor
 
 from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
-from fastagg.options import option_names
+from fastagg.checkpoint import CheckpointError
+from fastagg.costs import Sizes
+from fastagg.options import option_names, read_size
+from fastagg.updates.cohort import check_vector
 
 _RULES: dict[str, type[Aggregator]] = {}
 
@@ -73,23 +78,143 @@ def make(name: str, **options: Any) -> Aggregator:
     return find(name, list(options))(**options)
 
 
-def load(path: str | os.PathLike[str], **options: Any) -> Aggregator:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    params: Tensor | None = None,
+    key: bytes | None = None,
+    **options: Any,
+) -> Aggregator:
     """Recreate an aggregator from a file that ``Aggregator.save`` wrote.
 
     Its further steps give the same bits as those of the saved aggregator.
 
+    The file need not be trusted. Sizes, names, shapes and dtypes are compared with those of the
+    rule before its state is allocated; then the file is read once, the digest of all its bytes is
+    verified, and so is what the rule declares of its state. The file is not mapped, nothing is
+    unpickled, and ``memory_folder`` never comes from it. A file without a digest, from before
+    format version 3, is loaded with a warning.
+
     Args:
         path: the file.
+        params: [d] float32 on the aggregator's device, overwritten with the parameters that
+            ``Aggregator.save`` wrote into the file; None: they are not wanted.
+        key: the key that was given to ``Aggregator.save``. A file that is not signed is then
+            refused.
         **options: options to change, for example ``memory_folder``, ``nonfinite`` or ``device``.
             On another device the state is the same, but further steps may differ in the last bits.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is truncated, is not a checkpoint of this library, or has another
-            format version; or the value of an option is invalid.
-        TypeError: the rule has no such option.
+        CheckpointError: a ValueError. The file is truncated, damaged or changed, is not a
+            checkpoint of this library, has another format version, is not signed with ``key``, or
+            holds no possible state of its rule.
+        ValueError: the value of an argument is invalid.
+        TypeError: the rule has no such option, or an argument has a wrong type.
+
+    After an exception ``params`` have not changed.
     """
-    with checkpoint.opened(path) as saved:
-        aggregator = make(saved.rule, **(saved.options | options))
-        aggregator.load_state_dict({name: saved.get(name) for name in saved.names})
+    with checkpoint.opened(path, key=key) as saved:
+        aggregator = _make_saved(saved, options)
+        if params is not None:
+            check_vector("params", params, aggregator.num_params, aggregator.device)
+        try:
+            aggregator.load_saved(saved, params)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(saved.path, error) from error
     return aggregator
+
+
+def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregator:
+    """Make the aggregator of a file, after its sizes were compared with the file's state.
+
+    Raises:
+        CheckpointError: the rule or an option in the file is not as expected.
+        TypeError, ValueError: one of ``options`` is not as expected.
+    """
+    state_bytes = sum(entry.nbytes for entry in saved.entries.values())
+    rule = check_saved(saved.path, saved.rule, saved.options, options, state_bytes)
+    size = options.get("num_params", saved.options.get("num_params"))
+    if saved.params is not None and saved.params.shape != (size,):
+        raise CheckpointError(
+            saved.path, f"params: expected shape [{size}], got {[*saved.params.shape]}"
+        )
+    try:
+        return rule(**{**saved.options, **options})
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:
+        _raise_for(saved.path, error, options)
+
+
+def check_saved(
+    path: str | os.PathLike[str],
+    name: str,
+    saved: Mapping[str, Any],
+    options: Mapping[str, Any],
+    state_bytes: int,
+    *,
+    ranks: int = 1,
+) -> type[Aggregator]:
+    """Check rule and options of a checkpoint, and its sizes. Allocates nothing of these sizes.
+
+    Args:
+        path: of the checkpoint, for messages.
+        name: the rule in the file.
+        saved: the options in the file.
+        options: those that the caller changes.
+        state_bytes: size of the state in the file.
+        ranks: number of processes, perhaps on as many machines, that share columns and memory.
+
+    Returns:
+        The class of the rule.
+
+    Raises:
+        CheckpointError: the file has an unknown rule or option, ``memory_folder``, or a state of
+            another size than the rule has with these options.
+        TypeError, ValueError: one of ``options`` is not as expected.
+    """
+    if name not in _RULES:
+        raise CheckpointError(path, f"rule: expected one of {available()}, got {name[:200]!r}")
+    rule = find(name, list(options))
+    known = set(option_names(rule)) - rule.not_saved
+    unknown = sorted(set(saved) - known)
+    if unknown:
+        raise CheckpointError(
+            path, f"options: expected some of {sorted(known)} for rule {name!r}, got {unknown}"
+        )
+    if "client_weights" in known and not isinstance(saved.get("client_weights"), Tensor):
+        raise CheckpointError(path, "options: expected a tensor as client_weights")
+    merged = {**saved, **options}
+    try:
+        num_clients = read_size("num_clients", merged.pop("num_clients", None))
+        num_params = read_size("num_params", merged.pop("num_params", None))
+        cost = rule.cost(Sizes(num_clients, 1, num_params, adopting=False), merged)
+    except Exception as error:
+        _raise_for(path, error, options)
+    if state_bytes != cost.state:
+        raise CheckpointError(
+            path,
+            f"state: expected {cost.state} bytes for rule {name!r} with num_clients = "
+            f"{num_clients} and num_params = {num_params}, got {state_bytes}",
+        )
+    memory = ranks * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = cost.scratch + (cost.state if options.get("memory_folder") is None else 0)
+    if needed > memory:  # the state of some rules, which was compared, does not depend on d
+        raise CheckpointError(
+            path,
+            f"num_params: expected a rule that fits into {memory} bytes of memory, got "
+            f"{num_params}, for which {name!r} needs {needed}",
+        )
+    return rule
+
+
+def _raise_for(
+    path: str | os.PathLike[str], error: Exception, options: Mapping[str, Any]
+) -> NoReturn:
+    """Raise the error of a constructor: as it is if it names one of the caller's ``options``."""
+    if options.keys() & set(str(error).partition(":")[0].split(", ")):
+        raise error
+    raise CheckpointError(path, f"options: {error}") from error

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
+import resource
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import fastagg
-from fastagg import FDMS, MIFA, FedAvg, Theorem2Threshold, checkpoint
+from fastagg import (
+    FDMS,
+    MIFA,
+    Aggregator,
+    CheckpointError,
+    FedAvg,
+    Theorem2Threshold,
+    checkpoint,
+)
 
 
 @pytest.fixture
@@ -31,7 +42,8 @@ def test_what_is_in_the_file(agg: MIFA, tmp_path: Path) -> None:
         header = file.metadata()
         assert set(file.keys()) == {"state.memory", "state.total", "option.client_weights"}
         assert torch.equal(file.get_tensor("state.memory"), agg.memory.clone())
-    assert (header["format"], header["version"]) == ("fastagg.aggregator", "2")
+    assert (header["format"], header["version"]) == ("fastagg.aggregator", "3")
+    assert len(header["sha256"]) == 64
     assert header["rule"] == "mifa"
     assert json.loads(header["options"])["num_clients"] == 5
 
@@ -115,12 +127,16 @@ def rewritten(path: Path, **changes: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"version": "3"}, r"a newer fastagg.*version 3.*reads version 2; upgrade"),
-        ({"version": "1"}, r"an older fastagg.*version 1.*reads version 2"),
+        ({"version": "4"}, r"a newer fastagg.*version 4.*reads versions 2 and 3; upgrade"),
+        ({"version": "1"}, r"an older fastagg.*version 1.*reads versions 2 and 3"),
         ({"version": "one"}, "damaged header: version 'one'"),
         ({"options": "{"}, "damaged header"),
         ({"rule": "mystery"}, "expected one of .*'mystery'"),
-        ({"rule": "stale"}, r"state: expected the tensors .*'seen'"),
+        ({"rule": "stale"}, r"options: expected some of .*'stale', got \['empty_rounds'\]"),
+        ({"sha256": "0" * 63}, "expected one checksum of 64 digits"),
+        ({"sha257": ""}, r"expected the fields .*, got .*'sha257'"),
+        ({"options": "[]"}, "options: expected an object"),
+        ({"options": "[" * 100_000}, "nested too deeply"),
     ],
 )
 def test_wrong_header(agg: MIFA, tmp_path: Path, changes: dict[str, str], match: str) -> None:
@@ -169,10 +185,163 @@ def test_the_folder_must_exist(agg: MIFA, tmp_path: Path) -> None:
         agg.save(tmp_path / "missing" / "a")
 
 
-def test_the_file_has_the_usual_permissions(agg: MIFA, tmp_path: Path) -> None:
+def test_only_the_owner_may_read_the_file(agg: MIFA, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / "a").chmod(0o644)
     agg.save(tmp_path / "a")
-    (tmp_path / "b").write_bytes(b"")
-    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_symbolic_link_is_followed(agg: MIFA, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "a").symlink_to(tmp_path / "disk" / "b")
+    agg.save(tmp_path / "a")
+    assert (tmp_path / "a").is_symlink()
+    assert isinstance(fastagg.load(tmp_path / "disk" / "b"), MIFA)
+
+
+def test_the_last_files_are_kept(agg: MIFA, tmp_path: Path) -> None:
+    contents = []
+    for _ in range(5):
+        agg.step(torch.zeros(100), torch.randn(1, 100), [0])
+        agg.save(tmp_path / "a", keep=3)
+        contents.append((tmp_path / "a").read_bytes())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1", "a.2"]
+    kept = [(tmp_path / name).read_bytes() for name in ("a.2", "a.1", "a")]
+    assert kept == contents[-3:]
+    with pytest.raises(ValueError, match="keep: expected"):
+        agg.save(tmp_path / "a", keep=0)
+
+
+def test_what_dead_writers_left_behind_is_removed(agg: MIFA, tmp_path: Path) -> None:
+    dead = tmp_path / ".a.0123456789abcdef.partial"
+    dead.write_bytes(b"half a file")
+    alive = tmp_path / ".a.123456789abcdef0.partial"
+    other = tmp_path / ".b.0123456789abcdef.partial"
+    other.write_bytes(b"of another file")
+    with alive.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        agg.save(tmp_path / "a")
+        assert not dead.exists() and alive.exists() and other.exists()
+    agg.save(tmp_path / "a")
+    assert not alive.exists() and other.exists()
+
+
+def test_writers_of_one_file_do_not_mix_their_contents(tmp_path: Path) -> None:
+    def save(number: int) -> None:
+        agg = MIFA(num_clients=5, num_params=20_000)
+        params = torch.zeros(20_000)
+        for _ in range(20):
+            agg.step(params, torch.full((5, 20_000), float(number)), range(5))
+            agg.save(tmp_path / "a", params=params)
+
+    with ThreadPoolExecutor(4) as pool:
+        for future in [pool.submit(save, number) for number in range(1, 5)]:
+            for _ in range(20):
+                if (tmp_path / "a").exists():
+                    memory = fastagg.load(tmp_path / "a").state_dict()["memory"]
+                    assert len(memory.unique()) == 1
+            future.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+# --- parameters and keys ----------------------------------------------------------------------
+
+
+def test_parameters_are_in_the_same_file(agg: MIFA, tmp_path: Path) -> None:
+    params = torch.randn(100)
+    agg.save(tmp_path / "a", params=params)
+    found = torch.full((100,), math.nan)
+    loaded = fastagg.load(tmp_path / "a", params=found)
+    assert torch.equal(found, params)
+    assert all(torch.equal(v, agg.state_dict()[k]) for k, v in loaded.state_dict().items())
+    with pytest.raises(ValueError, match="params: expected finite"):
+        agg.save(tmp_path / "a", params=params / 0)
+    with pytest.raises(ValueError, match=r"params: expected shape \[100\]"):
+        fastagg.load(tmp_path / "a", params=torch.zeros(99))
+    agg.save(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="expected the parameters of a model"):
+        fastagg.load(tmp_path / "a", params=found)
+    assert torch.equal(found, params)
+
+
+def test_a_refused_file_leaves_the_parameters(agg: MIFA, tmp_path: Path) -> None:
+    agg.save(tmp_path / "a", params=torch.randn(100))
+    content = bytearray((tmp_path / "a").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "a").write_bytes(content)
+    params = torch.ones(100)
+    with pytest.raises(CheckpointError, match="its checksum is wrong"):
+        fastagg.load(tmp_path / "a", params=params)
+    assert torch.equal(params, torch.ones(100))
+
+
+def test_a_key_signs_the_file(agg: MIFA, tmp_path: Path) -> None:
+    key = bytes(range(32))
+    agg.save(tmp_path / "a", key=key)
+    agg.save(tmp_path / "b")
+    assert isinstance(fastagg.load(tmp_path / "a", key=key), MIFA)
+    with pytest.raises(CheckpointError, match="signature is wrong, or it was signed with another"):
+        fastagg.load(tmp_path / "a", key=bytes(32))
+    with pytest.raises(CheckpointError, match="signed with a key: pass it as key="):
+        fastagg.load(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="expected a file that is signed"):
+        fastagg.load(tmp_path / "b", key=key)
+    with pytest.raises(ValueError, match="key: expected at least 16 bytes, got 15"):
+        fastagg.load(tmp_path / "a", key=bytes(15))
+    with pytest.raises(TypeError, match="key: expected bytes"):
+        agg.save(tmp_path / "a", key="secret" * 9)  # type: ignore[arg-type]
+
+
+def test_a_file_of_version_2_is_loaded_with_a_warning(agg: MIFA, tmp_path: Path) -> None:
+    path = old_file(agg, tmp_path / "a")
+    with pytest.warns(UserWarning, match="has no checksum"):
+        loaded = fastagg.load(path)
+    assert all(torch.equal(v, agg.state_dict()[k]) for k, v in loaded.state_dict().items())
+    with pytest.raises(CheckpointError, match="signed"):
+        fastagg.load(path, key=bytes(32))
+
+
+def old_file(agg: Aggregator, path: Path, **changes: Tensor) -> Path:
+    """Write a file as fastagg did before format version 3, with some tensors changed."""
+    options = agg.options()
+    tensors = {f"state.{name}": value for name, value in agg.state_dict().items()} | changes
+    tensors |= {f"option.{k}": v for k, v in options.items() if isinstance(v, Tensor)}
+    plain = {k: v for k, v in options.items() if not isinstance(v, Tensor)}
+    header = {"format": "fastagg.aggregator", "version": "2", "rule": agg.name}
+    save_file(tensors, path, metadata=header | {"options": json.dumps(plain)})
+    return path
+
+
+def test_the_file_does_not_choose_the_memory_folder(agg: MIFA, tmp_path: Path) -> None:
+    options = agg.options() | {"memory_folder": str(tmp_path)}
+    checkpoint.write(tmp_path / "a", "mifa", options, agg.live_state())
+    with pytest.raises(CheckpointError, match=r"options: expected .*got \['memory_folder'\]"):
+        fastagg.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize("pair", ["fedvarp mifa", "stale stale-models", "krum multi-krum"])
+def test_a_file_does_not_load_under_another_rule(pair: str, tmp_path: Path) -> None:
+    name, other = pair.split()
+    fastagg.make(name, num_clients=4, num_params=5).save(tmp_path / "a")
+    content = (tmp_path / "a").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length].replace(f'"{name}"'.encode(), f'"{other}"'.encode())
+    (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
+    with pytest.raises(CheckpointError, match="checksum is wrong"):
+        fastagg.load(tmp_path / "a")
+
+
+def test_memory_is_not_allocated_for_what_a_header_claims(tmp_path: Path) -> None:
+    for clients, params in ((12_000, 3), (2**31, 2**31), (2**61, 2**61), (10**30, 1)):
+        for name in ("fdms", "mifa", "mimic", "fedavg", "fedau", "stale", "scaffold"):
+            options = {"num_clients": clients, "num_params": params}
+            state = {"total": torch.zeros(3, dtype=torch.float64)}
+            checkpoint.write(tmp_path / "a", name, options, state)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
+            with pytest.raises(CheckpointError, match=r"bytes for rule|num_clients|client_weights"):
+                fastagg.load(tmp_path / "a", **({"local_work": 1.0} if name == "scaffold" else {}))
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000
 
 
 # --- state dicts ------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import fastagg
-from fastagg import Aggregator, FlatLayout, client_files
+from fastagg import Aggregator, FlatLayout, client_files, tensor_file
 from fastagg.updates.files import ClientFiles
 
 SHAPES = {"a": (3, 5), "empty": (0, 4), "b": (1,), "c": (7, 11, 13)}
@@ -166,7 +166,7 @@ def test_a_file_that_changes_during_the_step_changes_nothing(
     paths, _ = files
     said = "the file changed during the step"
     if kind == "raced":  # truncated after its header was checked
-        monkeypatch.setattr(client_files, "_identity", lambda status: ())
+        monkeypatch.setattr(tensor_file, "identity", lambda descriptor: ())
         said = "the file is truncated: it ends at byte"
     source = ClientFiles(paths, layout())
     last = source.rows[3]
@@ -198,10 +198,10 @@ def test_a_file_that_is_replaced_while_its_header_is_read_is_noticed(
     paths, _ = files
     read_header = client_files._places
 
-    def slowly(path: Path, layout: FlatLayout) -> Any:
-        places = read_header(path, layout)
-        if path == paths[2]:  # now with other offsets
-            write(path, torch.zeros(D), torch.float64)
+    def slowly(descriptor: int, layout: FlatLayout) -> Any:
+        places = read_header(descriptor, layout)
+        if os.path.samestat(os.fstat(descriptor), paths[2].stat()):  # now with other offsets
+            write(paths[2], torch.zeros(D), torch.float64)
         return places
 
     monkeypatch.setattr(client_files, "_places", slowly)

@@ -4,6 +4,25 @@
 from __future__ import annotations
 
 from fastagg.checkpoint.atomic import replace_text
-from fastagg.checkpoint.format import FORMAT, VERSION, Saved, opened, read, write
+from fastagg.checkpoint.format import (
+    FORMAT,
+    VERSION,
+    CheckpointError,
+    Saved,
+    Sink,
+    opened,
+    read,
+    write,
+)
 
-__all__ = ["FORMAT", "VERSION", "Saved", "opened", "read", "replace_text", "write"]
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "CheckpointError",
+    "Saved",
+    "Sink",
+    "opened",
+    "read",
+    "replace_text",
+    "write",
+]

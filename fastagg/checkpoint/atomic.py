@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,37 +21,113 @@ def replace_text(path: Path, text: str) -> None:
     replace(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
-def replace(target: Path, fill: Callable[[Path], object]) -> None:
+def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> None:
     """Write a file beside ``target``, sync it to disk and rename it to ``target``.
 
+    Only the owner may read the new file (mode 0600). Each call writes to a name of its own, so
+    several threads, processes and containers may replace one target; the last rename wins. A call
+    deletes what earlier calls for the same target left behind when their process was killed.
+
     Args:
-        target: the file to replace; its folder must exist.
+        target: the file to replace; its folder must exist. A symbolic link is followed: the file
+            that it leads to is replaced.
         fill: writes the new content to the path that it is called with.
+        keep: number of files to keep: ``target`` and, in ``target.1``, ``target.2``, ..., the files
+            that it replaced, the newest first.
 
     Raises:
         OSError: the folder does not exist or is not writable. An older file is unchanged.
         Exception: whatever ``fill`` raises. An older file is unchanged.
     """
+    target = Path(os.path.realpath(target))
     if not target.parent.is_dir():
         raise FileNotFoundError(
             f"path: expected an existing folder, but {target.parent} does not exist; create it "
             "first"
         )
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    _remove_orphans(target)
+    partial, descriptor = _create(target)
     try:
         fill(partial)
-        _sync(partial)
+        os.fsync(descriptor)
+        if keep > 1:
+            _rotate(target, keep)
         os.replace(partial, target)
     except BaseException:
         with suppress(FileNotFoundError):
             partial.unlink()
         raise
-    _sync(target.parent)
+    finally:
+        os.close(descriptor)  # releases the lock
+    _sync_folder(target.parent)
 
 
-def _sync(path: Path) -> None:
-    """Flush a file, or the directory entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _partial(target: Path) -> Path:
+    """Return a new name for a file beside ``target``."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
+
+
+def _create(target: Path) -> tuple[Path, int]:
+    """Create an empty file beside ``target`` and lock it; return its path and descriptor.
+
+    The lock shows other processes that the writer is alive.
+    """
+    while True:
+        partial = _partial(target)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with suppress(BlockingIOError):  # another process takes the new file for an orphan
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_open(partial, descriptor):
+                    return partial, descriptor
+        except OSError:  # a file system without locks: nothing is ever taken for an orphan there
+            return partial, descriptor
+        os.close(descriptor)
+
+
+def _remove_orphans(target: Path) -> None:
+    """Delete files of writers of ``target`` that are no longer alive: nobody locks them."""
+    own = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.partial")
+    for name in os.listdir(target.parent):
+        if not own.fullmatch(name):
+            continue
+        path = target.with_name(name)
+        with suppress(OSError):  # it is locked, or another process deleted it
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_open(path, descriptor):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _is_open(path: Path, descriptor: int) -> bool:
+    """Return whether ``path`` still names the open file."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(status, os.fstat(descriptor))
+
+
+def _rotate(target: Path, keep: int) -> None:
+    """Rename ``target.1`` to ``target.2`` and so on; link ``target`` to ``target.1``."""
+    if not target.exists():
+        return
+    for age in range(keep - 1, 1, -1):
+        with suppress(FileNotFoundError):
+            os.replace(f"{target}.{age - 1}", f"{target}.{age}")
+    link = _partial(target)
+    os.link(target, link)
+    os.replace(link, f"{target}.1")
+    with suppress(FileNotFoundError):  # both were names of one file after a crash: not renamed
+        link.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush the directory entries of a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

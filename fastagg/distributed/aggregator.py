@@ -18,7 +18,7 @@ from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.options import read_size
-from fastagg.registry import make
+from fastagg.registry import check_saved, make
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Updates, read_cohort
 
@@ -267,13 +267,24 @@ class ShardedAggregator:
         ranks = Ranks(group)
         error: Exception | None = None
         manifest = None
+        saved: dict[str, Any] = {}
         try:
-            manifest, saved = storage.read_manifest(folder)
+            found_there = storage.describe(folder)
+            manifest = found_there.manifest
+            saved = found_there.options | {"num_params": manifest.num_params}
+            check_saved(
+                folder,
+                manifest.rule,
+                saved,
+                options,
+                found_there.state_bytes,
+                ranks=ranks.size,
+            )
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         ranks.agree("reading the checkpoint", manifest, error)
         assert manifest is not None
-        saved |= {"num_params": manifest.num_params} | options
+        saved |= options
         agg = cls(manifest.rule, group=group, segment=manifest.segment, **saved)
         state: Mapping[str, Tensor] = {}
         further: dict[str, Tensor] = {}

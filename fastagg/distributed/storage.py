@@ -22,13 +22,16 @@ import torch
 from torch import Tensor
 
 from fastagg import checkpoint
-from fastagg.checkpoint.tensor_file import RowsOf
+from fastagg.checkpoint import CheckpointError
 from fastagg.distributed.ranks import Ranks
+from fastagg.tensor_file import RowsOf, TensorFileError, parse_json
 
 FORMAT = "fastagg.sharded"
 VERSION = 1
 MANIFEST = "manifest.json"
 _FURTHER = "columns."  # prefix of further tensors in a file
+_LIMIT = 1 << 24  # bytes of a manifest
+_GENERATION = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(r"[0-9a-f]{16}-\d{5,}-of-\d{5,}\.safetensors")  # names from Manifest.file
 
 
@@ -113,41 +116,103 @@ def _check_shared(folder: Path, manifest: Manifest) -> None:
         )
 
 
-def read_manifest(folder: str | os.PathLike[str]) -> tuple[Manifest, dict[str, Any]]:
-    """Read the manifest, and the options of the aggregator from the file of rank 0.
+@dataclass(frozen=True)
+class Described:
+    """What the manifest and the headers of all files say; no number of the state has been read.
+
+    Attributes:
+        manifest: the manifest.
+        options: of the aggregator, from the file of rank 0.
+        state_bytes: size of the state in all files.
+    """
+
+    manifest: Manifest
+    options: dict[str, Any]
+    state_bytes: int
+
+
+def describe(folder: str | os.PathLike[str]) -> Described:
+    """Read the manifest, and the headers of the files that it names.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
-        ValueError: the checkpoint is damaged, was not written by fastagg, or has another version of
-            the format.
+        CheckpointError: the checkpoint is damaged, was not written by fastagg, or has another
+            version of the format.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"folder: there is no checkpoint {path}")
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(_LIMIT + 1)
+        if len(text) > _LIMIT:
+            raise TensorFileError(f"expected at most {_LIMIT} bytes")
+        header = parse_json(text.decode("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise CheckpointError(path, f"damaged: {error}") from error
     if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} is not the manifest of a sharded checkpoint")
+        raise CheckpointError(path, "not the manifest of a sharded checkpoint")
     version = header.pop("version", None)
     if version != VERSION:
-        raise ValueError(
-            f"{path} has format version {version}, this fastagg reads version {VERSION}; load it "
-            "with the fastagg that wrote it"
+        raise CheckpointError(
+            path,
+            f"has format version {version}, this fastagg reads version {VERSION}; load it with "
+            "the fastagg that wrote it",
         )
     try:
         manifest = Manifest(**header)
     except TypeError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    with checkpoint.opened(path.with_name(manifest.file(0))) as saved:
-        return manifest, saved.options
+        raise CheckpointError(path, f"damaged: {error}") from error
+    wrong = _wrong_field(manifest)
+    if wrong:
+        raise CheckpointError(path, f"damaged: {wrong}: got {str(getattr(manifest, wrong))[:200]}")
+    options: dict[str, Any] = {}
+    state_bytes = 0
+    for rank in range(len(manifest.bounds)):
+        with checkpoint.opened(path.with_name(manifest.file(rank))) as saved:
+            if rank == 0:
+                options = saved.options
+            state_bytes += sum(
+                entry.nbytes
+                for name, entry in saved.entries.items()
+                if not name.startswith(_FURTHER)
+            )
+    return Described(manifest, options, state_bytes)
+
+
+def _wrong_field(manifest: Manifest) -> str | None:
+    """Return the name of a field of a manifest that is not as described, or None."""
+    names = (manifest.split, manifest.columns)
+    ends = [0]
+    bounds: Any = manifest.bounds  # from JSON: anything
+    whole = isinstance(bounds, list) and bool(bounds)
+    for bound in bounds if whole else ():
+        if not (isinstance(bound, list) and len(bound) == 2 and all(type(b) is int for b in bound)):
+            return "bounds"
+        if bound[0] != ends[-1] or bound[1] <= bound[0]:
+            return "bounds"
+        ends.append(bound[1])
+    checks = {
+        "rule": isinstance(manifest.rule, str),
+        "num_params": type(manifest.num_params) is int and manifest.num_params >= 1,
+        "segment": type(manifest.segment) is int and manifest.segment >= 1,
+        "bounds": whole and ends[-1] == manifest.num_params,
+        # part of the names of files, which therefore are in the folder
+        "generation": isinstance(manifest.generation, str)
+        and bool(_GENERATION.fullmatch(manifest.generation)),
+        "split": isinstance(names[0], list) and all(isinstance(n, str) for n in names[0]),
+        "columns": isinstance(names[1], list) and all(isinstance(n, str) for n in names[1]),
+        "notes": isinstance(manifest.notes, dict),
+    }
+    return next((name for name, valid in checks.items() if not valid), None)
 
 
 def read(
     folder: str | os.PathLike[str], manifest: Manifest, begin: int, end: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Read columns [begin, end) of the state and of the further tensors, and state without columns.
+
+    Every file that is needed is read completely, because its checksum is that of all its bytes.
 
     Returns:
         The state, and the further tensors.
@@ -159,22 +224,35 @@ def read(
     parts: dict[str, list[Tensor]] = {}
     split = [*manifest.split, *(_FURTHER + name for name in manifest.columns)]
     for rank, (first, last) in enumerate(manifest.bounds):
-        if rank > 0 and (last <= begin or end <= first):
+        apart = last <= begin or end <= first
+        if rank > 0 and apart:
             continue
         with checkpoint.opened(Path(folder) / manifest.file(rank)) as saved:
             if saved.rule != manifest.rule or not set(split) <= set(saved.names):
-                raise ValueError(
-                    f"{saved.path} does not belong to {MANIFEST} in its folder: expected rule "
+                raise CheckpointError(
+                    saved.path,
+                    f"does not belong to {MANIFEST} in its folder: expected rule "
                     f"{manifest.rule!r} with the tensors {sorted(split)}, got rule {saved.rule!r} "
-                    f"with {sorted(saved.names)}"
+                    f"with {sorted(saved.names)}",
                 )
-            if rank == 0:
-                whole = {name: saved.get(name) for name in set(saved.names) - set(split)}
-            if last <= begin or end <= first:
-                continue
             for name in split:
+                if saved.entries[name].shape[-1:] != (last - first,):
+                    raise CheckpointError(
+                        saved.path,
+                        f"{name}: expected {last - first} columns, as in {MANIFEST}, got shape "
+                        f"{[*saved.entries[name].shape]}",
+                    )
+            wanted: dict[str, slice | None] = {}
+            if rank == 0:
+                wanted |= dict.fromkeys(set(saved.names) - set(split))
+            if not apart:
                 here = slice(max(begin, first) - first, min(end, last) - first)
-                parts.setdefault(name, []).append(saved.get_columns(name, here))
+                wanted |= dict.fromkeys(split, here)
+            for name, tensor in saved.read_columns(wanted).items():
+                if name in split:
+                    parts.setdefault(name, []).append(tensor)
+                else:
+                    whole[name] = tensor
     joined = {name: torch.cat(pieces, dim=-1) for name, pieces in parts.items()}
     further = {name: joined.pop(_FURTHER + name) for name in manifest.columns}
     return whole | joined, further

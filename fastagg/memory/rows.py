@@ -14,7 +14,7 @@ been stored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class RowMemory:
 
     The vector of client k is ``rows[k]``, or ``references[k] + sign * rows[k]`` if it has a
     reference. Checkpoints use the memory like a tensor [K, d]: it has ``shape``, ``dtype``,
-    ``nbytes``, :meth:`clone` and :meth:`copy_`.
+    ``nbytes`` and :meth:`clone`.
 
     Args:
         num_clients: K.
@@ -93,11 +93,25 @@ class RowMemory:
             _settle_(matrix[client], self.references[client], self.sign)
         return matrix
 
-    def copy_(self, values: Tensor) -> None:
-        """Replace the remembered vectors by copies of ``values`` [K, d]."""
-        self.references, self._referring = [None] * len(self), False
-        for row, value in zip(self.rows, values, strict=True):
+    def replace(self, values: Tensor) -> Callable[[], None]:
+        """Replace the remembered vectors by copies of ``values`` [K, d], in newly allocated rows.
+
+        Returns:
+            A function that takes the replacement back.
+
+        Raises:
+            OSError, MemoryError: there is no room for K more rows. Nothing has changed.
+        """
+        before = self.rows, self.references, self._referring
+        rows = self.store.allocate(self.shape[0], self.shape[1], self._device)
+        for row, value in zip(rows, values, strict=True):
             row.copy_(value)
+
+        def undo() -> None:
+            self.rows, self.references, self._referring = before
+
+        self.rows, self.references, self._referring = rows, [None] * len(self), False
+        return undo
 
     def of(self, clients: Sequence[int]) -> list[Tensor]:
         """Return the memory rows of ``clients``, not copied."""

@@ -39,7 +39,7 @@ def bucketed_gram(
             means unchanged.
         order: int64 [n], a permutation of [0, n).
         weights: float64 [n], > 0: the weight of each row in the mean of its bucket.
-        bucket_size: >= 1.
+        bucket_size: >= 1; n or more gives one bucket.
 
     Returns:
         For m = ceil(n / bucket_size) buckets:
@@ -50,7 +50,8 @@ def bucketed_gram(
         - float64 [n + e]: the factor with which it contributes, 1 for the last e rows;
         - float64 [m]: the weight of each bucket, which is the sum of the weights of its rows.
     """
-    return compiled.bucketed_gram(gram, order, weights, bucket_size)
+    # n or more is one bucket; clamped, so that no sum in the kernel overflows
+    return compiled.bucketed_gram(gram, order, weights, min(bucket_size, max(order.numel(), 1)))
 
 
 def _fake_factors(gram: Tensor, *_: object) -> Tensor:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import element_bytes, read_store
@@ -23,6 +24,12 @@ from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_BLOCK = 1 << 18  # columns of the total that are checked at a time
+_DRIFT = 1e30
+"""Largest accumulated rounding error of a step's result: that of 10^6 steps with rows near 3.4e38
+is below 10^29, and the range check of a step has a margin of 2.8e35."""
 
 
 class MemoryOptions(CommonOptions, total=False):
@@ -180,6 +187,27 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         self.memory.exchange(cohort.ids, cohort.owner, reading.reference)
         self.total, self._next_total = self._next_total, self.total
         self._peaks = reading.peaks
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        total = cast(Tensor, state["total"])
+        invariants.check_range("total", total, -FLOAT32_LIMIT, FLOAT32_LIMIT)
+        # Roundings of steps add up. They depend on magnitudes that rows had at any time, of which
+        # the state shows nothing, so the tolerance is for the largest magnitudes there are. It
+        # keeps steps in the range of float32, which is checked with bounds of the rows.
+        for begin in range(0, len(total), _BLOCK):
+            end = begin + _BLOCK
+            rest = total[begin:end].clone()
+            for row, share in zip(
+                invariants.rows_of(state["memory"]), self._shares.tolist(), strict=True
+            ):
+                rest.sub_(row[begin:end].to(rest.device, torch.float64), alpha=share)
+            off = float(rest.abs().max()) * self._largest_norm(state) * max(1.0, self.server_lr)
+            invariants.require(off <= _DRIFT, "total", "the weighted sum of the memory rows")
+
+    def _largest_norm(self, state: State) -> float:
+        """Return an upper bound of ``_norm`` in steps that follow a state."""
+        return 1.0
 
     def _state(self) -> State:
         return {"memory": self.memory, "total": self.total}

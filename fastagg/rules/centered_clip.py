@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.options import read_count, read_positive
+from fastagg.options import MOST_ITERATIONS, read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules._gram_rule import GramRule, ReuseOptions
 from fastagg.rules.gram_policy import Policy
@@ -25,7 +25,7 @@ class ClippingPolicy(Policy):
 
     def __init__(self, tau: float, iterations: int) -> None:
         self.tau = read_positive("tau", tau, infinite=True)
-        self.iterations = read_count("iterations", iterations, least=1)
+        self.iterations = read_count("iterations", iterations, least=1, most=MOST_ITERATIONS)
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         return ops.clip_towards(gram, weights, self.tau, self.iterations)
@@ -45,7 +45,7 @@ class CenteredClip(GramRule):
         tau: clipping radius, > 0, in units of the updates; ``math.inf`` or "inf": no clipping. The
             default is 10 / (1 - momentum) of Su et al. for momentum 0.9, where clients send their
             momentum without the factor 1 - momentum.
-        iterations: L, >= 1. An iteration takes O(S^2) operations, whatever d is.
+        iterations: L, in [1, 100000]. An iteration takes O(S^2) operations, whatever d is.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights; None: equal.
         **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import CommonOptions, Plan, Reading, State
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.ops import bits
 from fastagg.options import FLOAT32_LIMIT
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 _SCORES = {"cosine": ops.cosine_scores, "distance": ops.distance_scores}
 _PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
+
+
+_BLOCK = 256  # rows of candidates that are unpacked at a time
+_ROUNDING = 2.0**-20
+"""Margin for the float32 roundings of mean scores."""
+_RANGES = {"cosine": (-_ROUNDING, 1.0 + _ROUNDING), "distance": (-FLOAT32_LIMIT, 0.0)}
 
 
 @dataclass
@@ -172,6 +179,22 @@ class FDMS(WeightedRule[Substitution, Scored]):
         self.rounds += 1
         return torch.full((self.num_clients,), -1, dtype=torch.int64)
 
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        scores, counts = cast(Tensor, state["scores"]), cast(Tensor, state["counts"])
+        rounds = int(cast(Tensor, state["rounds"]))
+        invariants.check_range("counts", counts, 0, rounds)  # settle() was called, if enqueued
+        invariants.check_symmetric("counts", counts)
+        invariants.check_symmetric("scores", scores)
+        low, high = _RANGES[self.similarity]
+        invariants.check_range("scores", scores, low, high)
+        invariants.check_blank("scores", scores, counts == 0, "counts are 0")
+        invariants.check_blank(
+            "counts", counts.diagonal(), torch.ones(len(counts), dtype=torch.bool), "k = i"
+        )
+        if "candidates" in state:
+            _check_candidates(cast(Tensor, state["candidates"]), counts)
+
     def _state(self) -> State:
         state = {"scores": self.scores, "counts": self.counts, "rounds": self.rounds}
         return state if self.candidates is None else state | {"candidates": self.candidates}
@@ -194,3 +217,25 @@ class FDMS(WeightedRule[Substitution, Scored]):
             moved += 4 * S * d + 6 * K * K + (3 * K - S) * bits.packed_bytes(K) + 6 * S * S
         flops = base.flops + S * (S + 1) * d
         return Cost(state, scratch, moved, flops, reduced=4 * S * (S + 1))
+
+
+def _check_candidates(candidates: Tensor, counts: Tensor) -> None:
+    """Check packed candidates [K, ceil(K / 8)] of a state against its counts [K, K].
+
+    Raises:
+        ValueError: a bit beyond K is set, a client is not its own candidate, or a candidate was
+            removed that was never scored.
+    """
+    num_clients = len(counts)
+    everyone = bits.ones(1, num_clients, candidates.device)
+    invariants.require(
+        not bool((candidates & ~everyone).any()), "candidates", f"no bits beyond {num_clients}"
+    )
+    for begin in range(0, num_clients, _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        removed = ~bits.unpack(candidates[block], num_clients)
+        invariants.require(
+            not bool((removed & (counts[block] == 0)).any()),
+            "candidates",
+            "every client itself and every client that was never scored",
+        )

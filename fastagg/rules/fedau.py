@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions, Plan, Reading, State
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.registry import register
@@ -20,6 +21,11 @@ from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_ROUNDING = 1e-6
+"""Relative margin for the float64 roundings of the factors, of which each adds 2^-53."""
+_LONGEST = 1 << 31  # rounds
 
 
 @dataclass
@@ -54,7 +60,7 @@ class FedAU(AveragingRule[_Counted]):
         self, *, cutoff: int = 50, client_weights: Any = None, **options: Unpack[CommonOptions]
     ) -> None:
         super().__init__(client_weights=client_weights, **options)
-        self.cutoff = read_count("cutoff", cutoff, least=1)
+        self.cutoff = read_count("cutoff", cutoff, least=1, most=_LONGEST)
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
         self.factors = torch.ones(self.num_clients, dtype=torch.float64)
         self.intervals = torch.zeros(self.num_clients, dtype=torch.int64)
@@ -81,6 +87,23 @@ class FedAU(AveragingRule[_Counted]):
     def _skip(self) -> None:
         none = torch.zeros(0, dtype=torch.int64)
         self.factors, self.intervals, self.waiting = self._counted(none)
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        factors = cast(Tensor, state["factors"])
+        intervals, waiting = cast(Tensor, state["intervals"]), cast(Tensor, state["waiting"])
+        invariants.check_range("factors", factors, 1.0, self.cutoff * (1.0 + _ROUNDING))
+        invariants.check_rounds("intervals", intervals)
+        invariants.check_range("waiting", waiting, 0, self.cutoff - 1)
+        invariants.require(
+            bool((factors[intervals == 0] == 1.0).all()), "factors", "1 before the first interval"
+        )
+        rounds = factors * intervals + waiting  # the intervals of every client fill all rounds
+        invariants.require(
+            float(rounds.max() - rounds.min()) <= _ROUNDING * float(rounds.max()),
+            "factors",
+            "intervals and waiting of the same number of rounds for all clients",
+        )
 
     def _state(self) -> State:
         return {"factors": self.factors, "intervals": self.intervals, "waiting": self.waiting}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.options import read_count, read_positive
+from fastagg.options import MOST_ITERATIONS, read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules._gram_rule import GramRule, ReuseOptions
 from fastagg.rules.gram_policy import Policy
@@ -23,7 +23,9 @@ class WeiszfeldPolicy(Policy):
 
     def __init__(self, nu: float, iterations: int, start: str) -> None:
         self.nu = read_positive("nu", nu)
-        self.iterations = read_count("iterations", iterations, least=1 if start == "zero" else 0)
+        self.iterations = read_count(
+            "iterations", iterations, least=1 if start == "zero" else 0, most=MOST_ITERATIONS
+        )
         if start not in ("mean", "zero"):
             raise ValueError(f"start: expected 'mean' or 'zero', got {start!r}")
         self.start = start
@@ -51,8 +53,8 @@ class GeometricMedian(GramRule):
 
     Args:
         nu: smoothing, > 0, in units of the updates.
-        iterations: >= 0; 0 gives the weighted mean and requires ``start="mean"``. An iteration
-            takes O(S^2) operations, whatever d is.
+        iterations: in [0, 100000]; 0 gives the weighted mean and requires ``start="mean"``. An
+            iteration takes O(S^2) operations, whatever d is.
         start: the first z: ``"mean"`` (the weighted mean) or ``"zero"``.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights; None: equal.

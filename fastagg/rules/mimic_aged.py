@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from fastagg.aggregator import State
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
 from fastagg.rules._correction_rule import (
@@ -69,6 +70,13 @@ class MimiCAged(CorrectionRule):
 
     def _skip(self) -> None:
         self.rounds += 1
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        last, rounds = cast(Tensor, state["last"]), int(cast(Tensor, state["rounds"]))
+        invariants.check_range("last", last, -1, rounds - 1)
+        never = last == -1
+        invariants.check_blank_rows("corrections", state["corrections"], never, "it was not active")
 
     def _state(self) -> State:
         return {**super()._state(), "last": self.last, "rounds": self.rounds}

@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from fastagg.aggregator import State
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
 from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
@@ -62,6 +63,15 @@ class Stale(MemoryRule):
     ) -> None:
         super()._commit(params, cohort, plan, reading)
         self.seen[cohort.clients] = True
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        seen = cast(Tensor, state["seen"])
+        invariants.check_blank_rows("memory", state["memory"], ~seen, "it was not seen")
+
+    def _largest_norm(self, state: State) -> float:
+        seen = cast(Tensor, state["seen"])
+        return 1.0 / max(math.fsum(self._shares[seen.cpu()].tolist()), _SMALLEST_SHARE)
 
     def _state(self) -> State:
         return {**super()._state(), "seen": self.seen}

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fastagg.options import read_factor, read_size
+
 Threshold = Callable[[int], float]
 
 
@@ -42,6 +44,10 @@ class Theorem2Threshold:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("num_clients", "rounds", "b_max"):
+            read_size(name, getattr(self, name))
+        for name in ("beta", "p", "delta_f", "factor"):
+            read_factor(name, getattr(self, name))
         ranges = {
             "num_clients": (self.num_clients >= 1, "at least 1"),
             "rounds": (self.rounds >= 1, "at least 1"),
@@ -54,6 +60,8 @@ class Theorem2Threshold:
         for name, (valid, expected) in ranges.items():
             if not valid:
                 raise ValueError(f"{name}: expected {expected}, got {getattr(self, name)}")
+        if not math.isfinite(self(1)):
+            raise ValueError(f"beta: expected a finite threshold, got an infinite one for {self}")
 
     def __call__(self, t: int) -> float:
         logs = math.log(2 * self.num_clients**2 * self.rounds * self.b_max) - math.log(self.p)
@@ -75,6 +83,9 @@ class ReleasedThreshold:
     """
 
     factor: float
+
+    def __post_init__(self) -> None:
+        read_factor("factor", self.factor)
 
     def __call__(self, t: int) -> float:
         return self.factor * math.sqrt(37.2 / (2 * 0.5 * t)) + 0.01
@@ -115,7 +126,7 @@ def from_option(option: Mapping[str, Any]) -> Threshold:
         ValueError: ``option["kind"]`` is not the name of a threshold class.
     """
     kind = option.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"elimination: expected kind to be one of {sorted(_KINDS)}, got {kind!r}")
     return _KINDS[kind](**{k: v for k, v in option.items() if k != "kind"})
 

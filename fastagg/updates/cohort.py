@@ -111,7 +111,7 @@ def read_cohort(
         TypeError, ValueError, IndexError: an argument is not as described; the message names the
             argument, what was expected and what came.
     """
-    _check_vector("params", params, num_params, device)
+    check_vector("params", params, num_params, device)
     ids = _read_ids(clients, num_clients)
     buffer = updates if isinstance(updates, UpdateBuffer) else None
     if isinstance(updates, UpdateBuffer):
@@ -174,7 +174,7 @@ def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuar
     )
 
 
-def _check_vector(name: str, value: object, num_params: int, device: torch.device) -> int:
+def check_vector(name: str, value: object, num_params: int, device: torch.device) -> int:
     """Check one vector [d] and return the address of its first element."""
     if _is_vector(value, num_params, device):
         return value.data_ptr()
@@ -218,7 +218,7 @@ def _check_updates(updates: object, num_params: int, device: torch.device) -> Se
     return [
         row.data_ptr()
         if _is_vector(row, num_params, device)
-        else _check_vector(f"updates[{s}]", row, num_params, device)
+        else check_vector(f"updates[{s}]", row, num_params, device)
         for s, row in enumerate(updates)
     ]
 

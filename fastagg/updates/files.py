@@ -1,35 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates in safetensors files, one per client, read in pieces.
 
-Files are read with ``pread`` and not mapped: if a file is truncated while it is read, ``pread``
-reports an error, whereas access to a mapping would end the process. Nothing is unpickled.
+Files are read with ``pread`` and never mapped, the header included: if a file is truncated while it
+is read, ``pread`` reports an error, whereas access to a mapping would end the process. Nothing is
+unpickled. A header is checked before anything is allocated for it, and its size is limited by that
+of the layout, so a client does not decide how much memory the server needs.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
+from fastagg import tensor_file
 from fastagg.options import read_size
+from fastagg.tensor_file import TensorFileError
 from fastagg.updates.columns import StreamedRow
 from fastagg.updates.layout import FlatLayout
 from fastagg.updates.streams import BUDGET, ColumnSource
 
-_DTYPES = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F64": torch.float64,
-}
+_DTYPES = ("F32", "F16", "BF16", "F64")
+_HEADER, _PER_TENSOR = 1 << 16, 1 << 9  # bytes of a header: in any case, and per tensor
 _CONVERTED = 1 << 20  # numbers per read, if they have to be converted to float32
 
 
@@ -106,23 +103,21 @@ class _FileRow(StreamedRow):
         try:
             if not self._path.is_file():
                 return f"{self._path}: there is no such file"
-            # Before the header is read, so that a file replaced meanwhile is noticed in read().
-            self._identity = _identity(os.stat(self._path))
-            self._places = _places(self._path, self._layout)
-        except (OSError, SafetensorError, ValueError) as error:
+            with tensor_file.opened(self._path) as descriptor:
+                # Before the header is read, so that a change meanwhile is noticed in read().
+                self._identity = tensor_file.identity(descriptor)
+                self._places = _places(descriptor, self._layout)
+        except (OSError, ValueError) as error:
             return f"{self._path}: {error}"
         return None
 
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
         """Read columns [begin, end) into ``scratch`` and subtract the base, if there is one."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY)
-            try:
-                if _identity(os.fstat(descriptor)) != self._identity:
-                    raise ValueError("the file changed during the step")
+            with tensor_file.opened(self._path) as descriptor:
+                if tensor_file.identity(descriptor) != self._identity:
+                    raise TensorFileError("the file changed during the step")
                 self._fill(descriptor, self._first + begin, self._first + end, scratch)
-            finally:
-                os.close(descriptor)
         except (OSError, ValueError) as error:
             raise ValueError(f"updates: {self._path}: {error}") from error
         if self._base is not None:
@@ -141,58 +136,46 @@ class _FileRow(StreamedRow):
             offset = place.offset + (column - place.start) * place.dtype.itemsize
             part = out[column - begin : stop - begin]
             if place.dtype == torch.float32:
-                _read_all(descriptor, part, offset)
+                tensor_file.read_into(descriptor, part, offset)
             else:
                 narrow = torch.empty(len(part), dtype=place.dtype)
-                _read_all(descriptor, narrow, offset)
+                tensor_file.read_into(descriptor, narrow, offset)
                 part.copy_(narrow)
             column = stop
             if column == place.stop:
                 index += 1
 
 
-def _read_all(descriptor: int, out: Tensor, offset: int) -> None:
-    """Fill a contiguous tensor from a file, beginning at byte ``offset``."""
-    view = out.view(torch.uint8).numpy().data
-    while view:
-        count = os.preadv(descriptor, [view], offset)
-        if count == 0:
-            raise ValueError(f"the file is truncated: it ends at byte {offset}")
-        view, offset = view[count:], offset + count
-
-
-def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return a key that changes when a file is replaced or written to."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _places(path: Path, layout: FlatLayout) -> list[_Place]:
+def _places(descriptor: int, layout: FlatLayout) -> list[_Place]:
     """Find the layout's tensors in a file; return their places in the order of columns.
 
     Raises:
-        OSError, SafetensorError: the file cannot be read, is truncated or is damaged.
+        OSError, TensorFileError: the file cannot be read, is truncated or is damaged.
         ValueError: the file has other tensors than the layout.
     """
-    with safetensors.safe_open(path, framework="pt"):
-        pass  # checks the header, and that the tensors fill the rest of the file
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    missing = sorted(set(layout.names) - set(header))
-    unknown = sorted(set(header) - {*layout.names, *layout.tied, *layout.excluded})
+    known = {*layout.names, *layout.tied, *layout.excluded}
+    names = sum(len(name.encode()) for name in known)
+    # JSON writes a byte of a name as 6 at most.
+    limit = _HEADER + _PER_TENSOR * len(known) + 6 * names
+    entries = tensor_file.read_header(descriptor, limit).entries
+    missing = sorted(set(layout.names) - set(entries))
+    unknown = sorted(set(entries) - known)
     if missing or unknown:
         raise ValueError(
-            f"expected the tensors of the layout: missing {missing}, unknown {unknown}"
+            f"expected the tensors of the layout: missing {missing}, unknown {_few(unknown)}"
         )
     places = []
     for slot in layout.slots:
-        entry = header[slot.name]
-        if entry["shape"] != list(slot.shape):
-            raise ValueError(f"{slot.name}: expected shape {[*slot.shape]}, got {entry['shape']}")
-        if entry["dtype"] not in _DTYPES:
-            raise ValueError(f"{slot.name}: expected one of {[*_DTYPES]}, got {entry['dtype']}")
-        offset = 8 + length + entry["data_offsets"][0]
+        entry = entries[slot.name]
+        if entry.shape != tuple(slot.shape):
+            raise ValueError(f"{slot.name}: expected shape {[*slot.shape]}, got {[*entry.shape]}")
+        if entry.kind not in _DTYPES:
+            raise ValueError(f"{slot.name}: expected one of {[*_DTYPES]}, got {entry.kind}")
         if slot.stop > slot.start:
-            places.append(_Place(slot.start, slot.stop, offset, _DTYPES[entry["dtype"]]))
+            places.append(_Place(slot.start, slot.stop, entry.offset, entry.dtype))
     return places
+
+
+def _few(names: list[str]) -> list[str]:
+    """Return the first of some names that a client chose, each cut, for a message."""
+    return [name[:100] for name in names[:10]] + (["..."] if len(names) > 10 else [])

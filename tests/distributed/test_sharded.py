@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_refused(
 ) -> None:
     from fastagg.distributed import storage
 
-    manifest, _ = storage.read_manifest(checkpoint)
+    manifest = storage.describe(checkpoint).manifest
     shard = checkpoint / manifest.file(1)
     header = checkpoint / storage.MANIFEST
     if damage == "truncated":
@@ -177,14 +177,14 @@ def test_a_damaged_checkpoint_is_refused(
     with pytest.raises(
         (ValueError, FileNotFoundError), match=r"truncated|no checkpoint|damaged|99"
     ):
-        manifest, _ = storage.read_manifest(checkpoint)
+        manifest = storage.describe(checkpoint).manifest
         storage.read(checkpoint, manifest, 0, manifest.num_params)
 
 
 def test_saving_removes_its_own_old_files_only(checkpoint: Path) -> None:
     from fastagg.distributed import storage
 
-    old, _ = storage.read_manifest(checkpoint)
+    old = storage.describe(checkpoint).manifest
     model = checkpoint / "model-00001-of-00002.safetensors"
     model.write_bytes(b"another model")
     agg = fastagg.make("mifa", num_clients=2, num_params=5)
@@ -211,7 +211,7 @@ def _checkpoint(tmp_path: Path) -> Path:
         checkpoint.write(folder / manifest.file(rank), "mifa", agg.options(), agg.state_dict())
     header = {"format": storage.FORMAT, "version": storage.VERSION, **vars(manifest)}
     (folder / storage.MANIFEST).write_text(json.dumps(header))
-    state, _ = storage.read(folder, storage.read_manifest(folder)[0], 3, 9)
+    state, _ = storage.read(folder, storage.describe(folder).manifest, 3, 9)
     assert state["memory"].shape == (2, 6)
     return folder
 

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Safetensors files: written row by row, and read without trusting them.
+
+Files are read with ``pread`` and never mapped. If another process cuts a file while it is read,
+``pread`` reports the end of the file, whereas access to a mapping ends the process (SIGBUS). The
+header is checked completely before anything is allocated for a tensor: the writer of a file decides
+neither how much memory its header takes nor which bytes of the file a tensor gets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""The dtypes that this library reads and writes, by their names in headers."""
+
+_FOREIGN = {"U16": 2, "U32": 4, "U64": 8, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
+"""Further dtypes that a header may name, and their sizes in bytes; such tensors are not read."""
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MOST_SIZE = 1 << 48  # of a dimension, so that no product of sizes and strides overflows
+_MOST_DIMENSIONS = 32
+_CHUNK = 1 << 20  # bytes
+
+
+class TensorFileError(ValueError):
+    """Raised if a file is not a safetensors file, is damaged, or changes while it is read."""
+
+
+class RowsOf(Protocol):
+    """An object with dtype and shape of a tensor [n, m], whose rows are computed one by one."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+
+    def __getitem__(self, index: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file.
+
+    Attributes:
+        name: its name.
+        kind: its dtype, as the header names it.
+        shape: its shape.
+        offset: where it begins, in bytes from the beginning of the file.
+        nbytes: its size.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype.
+
+        Raises:
+            TensorFileError: this library does not read this dtype.
+        """
+        if self.kind not in DTYPES:
+            raise TensorFileError(
+                f"{self.name}: expected one of the dtypes {[*DTYPES]}, got {self.kind}"
+            )
+        return DTYPES[self.kind]
+
+
+@dataclass(frozen=True)
+class Header:
+    """The checked header of a file.
+
+    Attributes:
+        raw: its bytes, with the 8 bytes of their number.
+        metadata: strings by name.
+        entries: the tensors, in the order of the file. They fill it without gaps.
+    """
+
+    raw: bytes
+    metadata: dict[str, str]
+    entries: dict[str, Entry]
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[int]:
+    """Open a regular file for reading, for a block; return its descriptor.
+
+    Raises:
+        OSError: the file cannot be opened.
+        TensorFileError: it is a pipe, a folder or a device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise TensorFileError("expected a regular file")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def identity(descriptor: int) -> tuple[int, ...]:
+    """Return a key of an open file that changes when the file is replaced or written to."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def read_header(descriptor: int, limit: int) -> Header:
+    """Read and check the header of an open file. Its tensors are not read.
+
+    Args:
+        descriptor: of the file.
+        limit: largest size of the header in bytes.
+
+    Raises:
+        TensorFileError: the file is not a safetensors file, is truncated, or its header is damaged
+            or larger than ``limit``.
+        OSError: the file cannot be read.
+    """
+    size = os.fstat(descriptor).st_size
+    if size < 8:
+        raise TensorFileError(f"the file is truncated: it has {size} bytes")
+    first = _read(descriptor, 8, 0)
+    length = int.from_bytes(first, "little")
+    if length > size - 8:
+        raise TensorFileError(
+            f"the file is truncated, or not a safetensors file: expected a header of {length} "
+            f"bytes, got a file of {size}"
+        )
+    if length > limit:
+        raise TensorFileError(f"expected a header of at most {limit} bytes, got {length}")
+    text = _read(descriptor, length, 8)
+    content = _parse(text)
+    metadata = content.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise TensorFileError("the header is damaged: expected strings as __metadata__")
+    entries = [_entry(name, value, 8 + length) for name, value in content.items()]
+    entries.sort(key=lambda entry: (entry.offset, entry.nbytes))
+    end = 8 + length
+    for entry in entries:
+        if entry.offset != end:
+            raise TensorFileError(
+                f"the header is damaged: {entry.name!r} begins at byte {entry.offset}, not at {end}"
+            )
+        end += entry.nbytes
+    if end != size:
+        raise TensorFileError(f"the file is truncated or damaged: expected {end} bytes, got {size}")
+    return Header(first + text, metadata, {entry.name: entry for entry in entries})
+
+
+def parse_json(text: bytes | str) -> Any:
+    """Parse JSON that somebody else may have written.
+
+    Raises:
+        TensorFileError: it is no JSON, has a name twice, numbers that are not finite, or is nested
+            too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except TensorFileError:
+        raise
+    except RecursionError:
+        raise TensorFileError("expected JSON, but it is nested too deeply") from None
+    except ValueError as error:
+        raise TensorFileError(f"expected JSON: {error}") from None
+
+
+def read_into(descriptor: int, out: Tensor, offset: int) -> None:
+    """Fill a contiguous tensor on the CPU from a file, beginning at byte ``offset``.
+
+    Raises:
+        TensorFileError: the file ends before.
+        OSError: the file cannot be read.
+    """
+    view = bytes_of(out)
+    while view:
+        count = os.preadv(descriptor, [view], offset)
+        if count == 0:
+            raise TensorFileError(f"the file is truncated: it ends at byte {offset}")
+        view, offset = view[count:], offset + count
+
+
+def pass_over(descriptor: int, entry: Entry, note: Callable[[memoryview], object]) -> None:
+    """Read a tensor in pieces, and call ``note`` with each; nothing is kept."""
+    piece = torch.empty(min(_CHUNK, entry.nbytes), dtype=torch.uint8)
+    for begin in range(0, entry.nbytes, _CHUNK):
+        part = piece[: min(_CHUNK, entry.nbytes - begin)]
+        read_into(descriptor, part, entry.offset + begin)
+        note(bytes_of(part))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, not copied."""
+    view: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    return view
+
+
+def _read(descriptor: int, count: int, offset: int) -> bytes:
+    parts = []
+    while count > 0:
+        part = os.pread(descriptor, count, offset)
+        if not part:
+            raise TensorFileError(f"the file is truncated: it ends at byte {offset}")
+        parts.append(part)
+        count, offset = count - len(part), offset + len(part)
+    return b"".join(parts)
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise TensorFileError("not a safetensors file: the header is not UTF-8") from None
+    content = parse_json(decoded)
+    if not isinstance(content, dict):
+        raise TensorFileError("not a safetensors file: expected a JSON object as the header")
+    return content
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise TensorFileError("expected JSON without duplicates, got a name twice")
+    return content
+
+
+def _no_constant(text: str) -> None:
+    raise TensorFileError(f"expected JSON with finite numbers, got {text}")
+
+
+def _entry(name: str, value: object, start: int) -> Entry:
+    """Check the description of a tensor; ``start`` is the first byte after the header."""
+    said = f"the header is damaged: {name!r}: expected"
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise TensorFileError(f"{said} dtype, shape and data_offsets")
+    kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(kind, str) or kind not in {*DTYPES, *_FOREIGN}:
+        raise TensorFileError(f"{said} a dtype of {[*DTYPES, *_FOREIGN]}, got {kind!r}")
+    if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+        raise TensorFileError(f"{said} a shape, got {str(shape)[:200]}")
+    if not _sizes(offsets) or len(offsets) != 2:
+        raise TensorFileError(f"{said} two offsets, got {str(offsets)[:200]}")
+    itemsize = DTYPES[kind].itemsize if kind in DTYPES else _FOREIGN[kind]
+    nbytes = math.prod(shape) * itemsize
+    if offsets[1] - offsets[0] != nbytes:
+        raise TensorFileError(f"{said} {nbytes} bytes, got the offsets {offsets}")
+    return Entry(name, kind, tuple(shape), start + offsets[0], nbytes)
+
+
+def _sizes(value: object) -> bool:
+    """Return whether a value of a header is a list of ints in [0, 2^48]."""
+    return isinstance(value, list) and all(
+        type(size) is int and 0 <= size <= _MOST_SIZE for size in value
+    )
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor | RowsOf],
+    metadata: Mapping[str, str],
+    *,
+    limit: int,
+    note: Callable[[bytes | memoryview], object] = len,
+) -> int:
+    """Write a safetensors file. The writer of the safetensors library needs all bytes at once.
+
+    Args:
+        path: the file; an existing one is overwritten.
+        tensors: tensors by name. Those with two dimensions are written row by row, so that only
+            one row is in memory at a time.
+        metadata: metadata of the header.
+        limit: largest size of the header in bytes.
+        note: is called with all bytes of the file, in order.
+
+    Returns:
+        Size of the header in bytes.
+
+    Raises:
+        TypeError: a tensor has an unsupported dtype.
+        ValueError: the header would be larger than ``limit``.
+        OSError: the file cannot be written.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    offset = 0
+    for name, tensor in ordered:
+        if tensor.dtype not in _NAMES:
+            raise TypeError(f"{name}: expected one of the dtypes {[*_NAMES]}, got {tensor.dtype}")
+        end = offset + tensor.shape.numel() * tensor.dtype.itemsize
+        entry = {"dtype": _NAMES[tensor.dtype], "shape": [*tensor.shape]}
+        header[name] = entry | {"data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of 8 bytes
+    if len(text) > limit:
+        raise ValueError(f"expected a header of at most {limit} bytes, got {len(text)}")
+    with open(path, "wb") as file:
+        for part in _parts(text, (tensor for _, tensor in ordered)):
+            note(part)
+            file.write(part)
+    return len(text)
+
+
+def _parts(text: bytes, tensors: Iterable[Tensor | RowsOf]) -> Iterator[bytes | memoryview]:
+    """Iterate over a file's bytes: tensors with two dimensions row by row, others whole."""
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors:
+        if len(tensor.shape) == 2:
+            for row in range(tensor.shape[0]):
+                yield bytes_of(tensor[row].detach().cpu().contiguous())
+        elif isinstance(tensor, Tensor):
+            yield bytes_of(tensor.detach().cpu().contiguous())
