@@ -188,8 +188,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
         # matrix (written, read), and scores (written, read for their range and for the update).
         K, S, d = sizes.K, sizes.S, sizes.d
         base = super().cost(sizes, options)
-        state = 6 * K * K + 8
-        scratch = base.scratch + 16 * S * S
+        state, scratch = 6 * K * K + 8, base.scratch + 16 * S * S
         moved = base.moved + 6 * K * (K - S) + 52 * S * S  # one pass for the sum and all pairs
         if options.get("elimination") is not None:
             # Another pass over the rows. eliminate_ reads all pairs, and reads and writes their
@@ -197,5 +196,5 @@ class FDMS(WeightedRule[Substitution, Scored]):
             state += K * bits.packed_bytes(K)
             scratch += 2 * S * S
             moved += 4 * S * d + 6 * K * K + (3 * K - S) * bits.packed_bytes(K) + 6 * S * S
-        flops = base.flops + S * (S + 1) * d
-        return Cost(state, scratch, moved, flops, reduced=4 * S * (S + 1))
+        products = S * (S + 1)
+        return Cost(state, scratch, moved, base.flops + products * d, reduced=4 * products)
