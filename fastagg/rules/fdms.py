@@ -102,8 +102,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
                 f"precision: expected one of {_PRECISIONS[similarity]} with "
                 f"similarity={similarity!r}, got {precision!r}"
             )
-        self.similarity = similarity
-        self.precision = precision
+        self.similarity, self.precision = similarity, precision
         self.elimination, self._threshold = read_threshold(elimination, self.num_clients)
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
         self._share_list: list[float] = self._shares.tolist()
