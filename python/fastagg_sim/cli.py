@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: fastagg-sim run | experiment | demo | list | data | plot | timings.
+"""The command line: fastagg-sim run | experiment | demo | list | data | plot | claims | timings.
 
 Exit codes:
     0    success
     1    at least one job failed
     2    wrong usage, missing data, or no GPU although one was requested
-    3    success, but a claim of the experiment does not hold, or a share exceeds --limit (timings)
+    3    success, but a claim of the experiment fails, or a share exceeds --limit (timings)
     130  stopped by Ctrl-C
 """
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fastagg_sim import experiments
@@ -99,6 +100,28 @@ class PlotCommand:
 
 
 @dataclass(frozen=True)
+class ClaimsCommand:
+    """Check the claims of finished experiments again, from their CSV files.
+
+    Writes claims.json, tables and figures of every experiment in a folder, claims.md, and the
+    counts in the README.md of the folder. Nothing is trained.
+    """
+
+    folder: tyro.conf.Positional[Path] = Path("results")
+    """Folder that contains the results folders of experiments."""
+    only_claims: bool = False
+    """Draw no figures."""
+
+    def execute(self, console: Console) -> int:
+        if not self.folder.is_dir():
+            raise ConfigError(f"folder: expected a folder with results, got {self.folder}")
+        known = experiments.available()
+        for path in experiments.repeat(self.folder, known, figures=not self.only_claims):
+            console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+        return 0
+
+
+@dataclass(frozen=True)
 class TimingsCommand:
     """Show how finished runs spent their time: local training, the server's step, evaluation."""
 
@@ -135,7 +158,6 @@ def _run_command(options: RunOptions, console: Console) -> int:
 
 def _experiment_command(experiment: Experiment, options: Options, console: Console) -> int:
     from fastagg_sim.devices import require_device
-    from fastagg_sim.job_folder import write_atomically
     from fastagg_sim.report import compute
 
     experiment.check_options(options)
@@ -146,23 +168,19 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     folders = {name: path for name, (path, _) in parts.items()} or {"": out}
     out.mkdir(parents=True, exist_ok=True)
     written = [] if experiment.prepare is None else list(experiment.prepare(folders, options))
-    claims = experiment.claims(folders, options)
-    written.append(out / "claims.json")
-    write_atomically(written[-1], experiments.claims_json(experiment, claims))
-    if experiment.table is not None:
-        grid = experiment.table(folders, options)
-        written.append(out / "paper.md")
-        write_atomically(written[-1], grid.to_markdown())
-        console.print(grid.to_rich())
-    if experiment.draw is not None:
-        written.append(out / "figure.png")
-        experiment.draw(folders, options, written[-1])
+    conclusion = experiments.conclude(experiment, options, folders, out)
+    claims = conclusion.claims
+    if conclusion.table is not None:
+        console.print(conclusion.table.to_rich())
     console.print(_claims_table(claims))
-    for path in written:
+    for path in written + conclusion.files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
-    failed = sum(claim.passed is False for claim in claims)
-    if failed:
-        console.print(f"{failed} of {len(claims)} claims do not hold in these results")
+    failed = sum(claim.verdict == "fails" for claim in claims)
+    undecided = sum(claim.verdict == "undecided" for claim in claims)
+    console.print(
+        f"{len(claims) - failed - undecided} claims hold in these results, {failed} fail, "
+        f"{undecided} are undecided"
+    )
     if options.quick:
         console.print("--quick ran a reduced experiment; the claims are about the full one")
     return 3 if failed else 0
@@ -201,13 +219,14 @@ def _minutes(minutes: float | None) -> str:
 
 
 def _claims_table(claims: Sequence[Claim]) -> Table:
-    styles = {True: "green", False: "bold red", None: "yellow"}
+    styles = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
     table = Table(title="claims", title_justify="left")
-    for column in ("verdict", "claim", "numbers"):
+    for column in ("verdict", "claim"):
         table.add_column(column)
     for claim in claims:
         numbers = ", ".join(f"{name} {value}" for name, value in claim.numbers.items())
-        table.add_row(claim.verdict, claim.text, numbers, style=styles[claim.passed])
+        cells = (f"{claim.verdict}\n({claim.basis})", f"{claim.text}\n{numbers}")
+        table.add_row(*map(escape, cells), style=styles[claim.verdict])
     return table
 
 
@@ -234,12 +253,15 @@ def _commands() -> Any:
         Annotated[ListCommand, tyro.conf.subcommand("list")],
         Annotated[DataCommand, tyro.conf.subcommand("data")],
         Annotated[PlotCommand, tyro.conf.subcommand("plot")],
+        Annotated[ClaimsCommand, tyro.conf.subcommand("claims")],
         Annotated[TimingsCommand, tyro.conf.subcommand("timings")],
     ]
 
 
 def _execute(command: Any, console: Console) -> int:
-    if isinstance(command, ListCommand | DataCommand | PlotCommand | TimingsCommand):
+    if isinstance(
+        command, ListCommand | DataCommand | PlotCommand | ClaimsCommand | TimingsCommand
+    ):
         return command.execute(console)
     if isinstance(command, RunOptions):
         return _run_command(command, console)

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw the figures of a results folder from its CSV files."""
+"""Draw the figures of a results folder from its CSV files, each as a PNG and as an SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -13,19 +16,91 @@ matplotlib.use("Agg")
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from fastagg_sim.config import NO_DROPOUT, job_key
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish, combined with line styles.
-# The methods of a paper have the same colours in all its figures.
+# Okabe and Ito's palette, which colour-blind readers can distinguish, each with a line style of its
+# own, so that the lines can be told apart without colours, too. The methods of a paper have the
+# same colours in all its figures.
 COLORS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
-STYLES = ("-", "--", "-.", "-", "--", "-.", ":", "-")
+STYLES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (1.5, 0.9)),
+    (0, (9, 2)),
+    (0, (4, 1.2, 1, 1.2, 1, 1.2)),
+    (0, (1, 2.2)),
+    (0, (3, 3)),
+)
 DPI = 150
+POINTS = 600  # of a line in a figure, at most; longer lines are thinned
+# The same figure is the same bytes: no date, and ids that do not depend on the process.
+_SVG: dict[Any, Any] = {
+    "svg.hashsalt": "fastagg",
+    "svg.fonttype": "none",
+    "path.simplify_threshold": 0.3,
+}
+
+
+def save(figure: Figure, target: Path) -> Path:
+    """Write `figure` to `target`, a PNG, and beside it as an SVG; close it and return `target`."""
+    figure.savefig(target, dpi=DPI)
+    buffer = StringIO()
+    with matplotlib.rc_context(_SVG):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    # Hundredths of a point are enough, and make the file a third smaller.
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+    short = [re.sub(r"(\.\d\d)\d+", r"\1", s) if s[:2] in ("L ", "C ") else s for s in lines]
+    target.with_suffix(".svg").write_text("\n".join(short) + "\n", encoding="utf-8")
+    plt.close(figure)
+    return target
+
+
+def thin(values: np.ndarray) -> np.ndarray:
+    """Return at most about `POINTS` of `values`, at equal distances, with the first and last."""
+    if len(values) <= POINTS:
+        return values
+    return values[np.unique(np.linspace(0, len(values) - 1, POINTS).round().astype(int))]
+
+
+def seeds_note(count: int) -> str:
+    """Return what the lines of a figure with `count` seeds show, for its legend."""
+    if count < 2:
+        return "n = 1 seed"
+    return f"n = {count} seeds: mean,\nand band from the\nlowest to the highest"
+
+
+def note_equal_lines(panel: Axes, lines: Mapping[str, Sequence[np.ndarray]]) -> None:
+    """Say below `panel`, after its label, which of its lines are constant or identical.
+
+    lines: the values of each line, one array per seed.
+    """
+    notes = []
+    constant = {
+        label: float(seeds[0][0])
+        for label, seeds in lines.items()
+        if all(np.all(values == seeds[0][0]) for values in seeds)
+    }
+    if lines and len(constant) == len(lines) and len(set(constant.values())) == 1:
+        notes.append(f"constant: {next(iter(constant.values())):g}")
+    else:
+        notes += [f"{label}: constant, {value:g}" for label, value in constant.items()]
+        groups: dict[tuple[bytes, ...], list[str]] = {}
+        for label, seeds in lines.items():
+            groups.setdefault(tuple(values.tobytes() for values in seeds), []).append(label)
+        notes += [
+            f"identical: {', '.join(labels)}" for labels in groups.values() if len(labels) > 1
+        ]
+    if notes:
+        label = panel.get_xlabel()
+        panel.set_xlabel("\n".join([*([label] if label else []), *notes]))
 
 
 def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
-    """Draw the test accuracy over rounds, write it as a PNG to `target` and return `target`.
+    """Draw the test accuracy over rounds, `save` it to `target` and return `target`.
 
     There is one panel per dropout setting and one line per method: the mean over seeds, with a band
     from the lowest to the highest seed. Methods without dropout appear in every panel.
@@ -33,6 +108,7 @@ def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
     methods = list(dict.fromkeys(curve.method for curve in curves))
     dropouts = [d for d in dict.fromkeys(curve.dropout for curve in curves) if d != NO_DROPOUT]
     dropouts = dropouts or [NO_DROPOUT]
+    most = max(len({c.seed for c in curves if c.method == method}) for method in methods)
     figure, panels = plt.subplots(
         1,
         len(dropouts),
@@ -42,20 +118,27 @@ def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
         layout="constrained",
     )
     for panel, dropout in zip(panels[0], dropouts, strict=True):
+        drawn: dict[str, list[np.ndarray]] = {}
         for index, method in enumerate(methods):
             seeds = [c for c in curves if c.method == method and c.dropout in (dropout, NO_DROPOUT)]
             if seeds:
                 _draw(panel, seeds, index)
+                drawn[method] = [np.array(curve.accuracy) for curve in seeds]
         panel.set_title(_panel_title(dropout), fontsize=11)
         panel.set_xlabel("round")
+        note_equal_lines(panel, drawn)
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.set_xlim(left=0)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("test accuracy")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right center")
-    figure.savefig(target, dpi=DPI)
-    plt.close(figure)
-    return target
+    figure.legend(
+        *panels[0][0].get_legend_handles_labels(),
+        loc="outside right center",
+        title=seeds_note(most),
+        title_fontsize=8,
+        handlelength=3.2,
+    )
+    return save(figure, target)
 
 
 def _panel_title(dropout: str) -> str:
@@ -75,16 +158,15 @@ def _draw(panel: Axes, seeds: Sequence[Curve], index: int) -> None:
     values = np.array(
         [[a for r, a in zip(c.rounds, c.accuracy, strict=True) if r in set(rounds)] for c in seeds]
     )  # [seeds, rounds]
-    x = np.array(rounds) + 1
-    panel.plot(x, values.mean(axis=0), style, color=color, linewidth=1.5, label=seeds[0].method)
+    x = thin(np.array(rounds) + 1)
+    mean, low, high = (thin(f(axis=0)) for f in (values.mean, values.min, values.max))
+    panel.plot(x, mean, linestyle=style, color=color, linewidth=1.5, label=seeds[0].method)
     if len(seeds) > 1:
-        panel.fill_between(
-            x, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, linewidth=0
-        )
+        panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path:
-    """Draw heat maps of similarity scores, write them as a PNG to `target` and return `target`.
+    """Draw heat maps of similarity scores, `save` them to `target` and return `target`.
 
     There is one panel per (title, scores). Clients are ordered by group, with lines between the
     groups.
@@ -114,9 +196,7 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
     figure.colorbar(
         scale, ax=panels[0].tolist(), label="mean similarity R (grey: never scored)", shrink=0.85
     )
-    figure.savefig(target, dpi=DPI)
-    plt.close(figure)
-    return target
+    return save(figure, target)
 
 
 def plot_folder(path: Path) -> list[Path]:

@@ -130,7 +130,7 @@ class Shell:
     def fastagg_sim(self, arguments: list[str]) -> None:
         def execute(command: Any, console: Any) -> int:
             folders = getattr(command, "folders", ())
-            if isinstance(command, cli.PlotCommand):
+            if isinstance(command, cli.PlotCommand | cli.ClaimsCommand):
                 folders = (command.folder,)
             elif isinstance(command, cli.DataCommand):
                 if command.name not in data.DATASETS:

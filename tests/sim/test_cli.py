@@ -34,7 +34,7 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
     names = {path.name for path in out.iterdir()}
     assert names == {
         *("config.json", "versions.json", "jobs", "metrics.csv", "timings.csv"),
-        *("table.md", "accuracy.png", "similarity.png"),
+        *("table.md", "accuracy.png", "accuracy.svg", "similarity.png", "similarity.svg"),
     }
     assert "accuracy.png" in printed and "fdms-similarity=distance" in printed
     assert len(list((out / "jobs").iterdir())) == 1 + 2 * 2
@@ -44,9 +44,11 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
     assert main(["run", "--config", str(out / "config.json"), "--out", str(again)]) == 0
     assert (again / "metrics.csv").read_bytes() == (out / "metrics.csv").read_bytes()
 
+    drawn = (out / "accuracy.svg").read_bytes()
     (out / "accuracy.png").unlink()
     assert main(["plot", str(out)]) == 0
     assert (out / "accuracy.png").exists()
+    assert (out / "accuracy.svg").read_bytes() == drawn  # no date, no random ids
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ def test_quick_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         3,
     )  # ten rounds with one seed may miss the claim; the output must then say so
     claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
-    assert (code == 3) == any(claim["verdict"] == "FAIL" for claim in claims)
+    assert (code == 3) == any(claim["verdict"] == "fails" for claim in claims)
     for name in ("accuracy.png", "similarity.png"):
         assert (tmp_path / name).exists() and name in printed
 
@@ -183,7 +185,7 @@ def test_an_experiment_writes_its_figure_table_and_claims(
     monkeypatch.setattr(mimic_fig7, "fmnist", lambda options, uploads: tiny)
     assert main(["experiment", "mimic-fig7", "--seeds", "0", "--out", str(tmp_path)]) in (0, 3)
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"figure.png", "paper.md", "claims.json", "metrics.csv"} <= names
+    assert {"figure.png", "figure.svg", "paper.md", "claims.json", "metrics.csv"} <= names
     assert "MimiC" in (tmp_path / "paper.md").read_text()
     claims = json.loads((tmp_path / "claims.json").read_text())["claims"]
     assert len(claims) == 7

@@ -11,8 +11,18 @@ import importlib
 import pkgutil
 
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options, claims_json
+from fastagg_sim.experiments._write import conclude, repeat
 
-__all__ = ["Claim", "Expected", "Experiment", "Options", "available", "claims_json"]
+__all__ = [
+    "Claim",
+    "Expected",
+    "Experiment",
+    "Options",
+    "available",
+    "claims_json",
+    "conclude",
+    "repeat",
+]
 
 
 def available() -> dict[str, Experiment]:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 from matplotlib import pyplot as plt
 
 from fastagg_sim import data
@@ -14,21 +16,22 @@ from fastagg_sim.experiments._adversarial import BYZANTINE, VARIANTS
 from fastagg_sim.experiments._adversarial_results import EPSILON_FILE, Lines, read_epsilon
 from fastagg_sim.experiments._figures import draw_line
 from fastagg_sim.job_folder import write_atomically
-from fastagg_sim.plots import DPI
+from fastagg_sim.plots import STYLES, note_equal_lines, save, seeds_note, thin
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.simulation import dropout_process, split_clients
 
-_COLORS = {
-    "FedAvg": "#0072B2",
-    "FedProx": "#56B4E9",
-    "MIFA": "#009E73",
-    "GM": "#0072B2",
-    "cclip": "#56B4E9",
-    "bucketing GM": "#009E73",
-    "bucketing cclip": "#CC79A7",
-    "FedAvg variant": "#D55E00",
-    "FedProx variant": "#000000",
+_LOOK = {  # colour, and index of the line style
+    "FedAvg": ("#0072B2", 1),
+    "FedProx": ("#56B4E9", 2),
+    "MIFA": ("#009E73", 5),
+    "GM": ("#0072B2", 1),
+    "cclip": ("#56B4E9", 2),
+    "bucketing GM": ("#009E73", 5),
+    "bucketing cclip": ("#CC79A7", 6),
+    "FedAvg variant": ("#D55E00", 3),
+    "FedProx variant": ("#000000", 0),
 }
+_MARKERS = (".", "+", "x", "1")  # of the seeds, in the panels of epsilon_t
 _BYZANTINE_LEGEND = (*BYZANTINE, *VARIANTS)
 
 
@@ -84,24 +87,41 @@ def _figure(
     for row, methods in zip(panels, rows, strict=False):
         for method in methods:
             curves = lines.curves[method]
-            color = _COLORS[method]
+            color, style = _LOOK[method]
             rounds = [[t + 1 for t in curve.rounds] for curve in curves]
             losses, accuracies = [c.train_loss for c in curves], [c.accuracy for c in curves]
             for panel, values in zip(row, (losses, accuracies), strict=True):
-                draw_line(panel, method, list(zip(rounds, values, strict=True)), color)
+                seeds = list(zip(rounds, values, strict=True))
+                draw_line(panel, method, seeds, color, STYLES[style])
+        for panel, of in zip(row, ("train_loss", "accuracy"), strict=True):
+            note_equal_lines(
+                panel,
+                {m: [np.array(getattr(c, of)) for c in lines.curves[m]] for m in methods},
+            )
         row[0].set_ylabel("train loss")
         row[1].set_ylabel("test accuracy")
-        row[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        row[1].legend(
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            frameon=False,
+            handlelength=3.2,
+            title=seeds_note(max(len(lines.curves[m]) for m in methods)),
+            title_fontsize=8,
+        )
     every = range(1, min(map(len, epsilon.values())) + 1)
     for panel in panels[-1]:
-        for seed, silenced in epsilon.items():
-            fractions = [fraction for fraction, _ in silenced]
-            panel.plot(every, fractions, ".", markersize=2, label=f"seed {seed}")
+        silenced = {
+            f"seed {seed}": np.array([fraction for fraction, _ in pairs])
+            for seed, pairs in epsilon.items()
+        }
+        for (label, each), mark in zip(silenced.items(), cycle(_MARKERS), strict=False):
+            x, y = thin(np.array(every)), thin(each[: len(every)])
+            panel.plot(x, y, mark, color="#666666", markersize=2, label=label, rasterized=True)
         panel.set_ylim(-0.02, 1.02)
         panel.set_ylabel("$\\epsilon_t$")
         panel.set_xlabel("round")
+        note_equal_lines(panel, {label: [each] for label, each in silenced.items()})
     for panel in panels.ravel():
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
-    figure.savefig(target, dpi=DPI)
-    plt.close(figure)
+    save(figure, target)

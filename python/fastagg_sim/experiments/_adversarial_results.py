@@ -5,15 +5,24 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
 from fastagg_sim.experiments._adversarial import BASELINES, BYZANTINE, MIFA, VARIANTS
 from fastagg_sim.experiments._base import Claim
-from fastagg_sim.experiments._panel import fluctuation
+from fastagg_sim.experiments._statistics import (
+    CHANGE,
+    END,
+    LOSS_CHANGE,
+    LOSS_END,
+    LOSS_RISE,
+    Statistic,
+    contrast,
+)
 from fastagg_sim.records import Curve, read_curves
+from fastagg_sim.verdicts import Estimate, Statement
 
-LAST = 10
 EPSILON_FILE = "epsilon.csv"
 
 
@@ -30,31 +39,13 @@ class Lines:
         parts = [folders[part] / "metrics.csv" for part in ("baselines", "byzantine")]
         return Lines([curve for part in parts for curve in read_curves(part)])
 
-    def accuracy(self, method: str) -> float:
-        """Return the mean test accuracy over seeds and the last evaluations."""
-        return fmean(curve.last(LAST) for curve in self.curves[method])
+    def levels(self, methods: Sequence[str], statistic: Statistic) -> dict[str, float]:
+        """Return a statistic of some methods, means over seeds, rounded for tables."""
+        return {method: round(statistic.of(self.curves[method]), 4) for method in methods}
 
-    def loss(self, method: str) -> float:
-        """Return the mean training loss over seeds and the last evaluations."""
-        return fmean(fmean(curve.train_loss[-LAST:]) for curve in self.curves[method])
-
-    def noise(self, method: str, of: str = "accuracy") -> float:
-        """Return the `fluctuation` of "accuracy" or "train_loss" (`of`), averaged over seeds."""
-        return fmean(fluctuation(getattr(curve, of)) for curve in self.curves[method])
-
-    def rise(self, method: str) -> float:
-        """Return the `largest_rise` of the training loss in the second half of the run, averaged
-        over seeds."""
-        return fmean(largest_rise(c.train_loss[len(c.rounds) // 2 :]) for c in self.curves[method])
-
-
-def largest_rise(values: Sequence[float]) -> float:
-    """Return the largest difference between a value and an earlier one; 0 if values only fall."""
-    lowest, rise = values[0], 0.0
-    for value in values:
-        lowest = min(lowest, value)
-        rise = max(rise, value - lowest)
-    return rise
+    def minus(self, method: str, other: str, statistic: Statistic) -> Estimate:
+        """Return a statistic of `method` minus that of `other`."""
+        return contrast([(1, self.curves[method]), (-1, self.curves[other])], statistic)
 
 
 def read_epsilon(folder: Path) -> dict[int, list[tuple[float, int]]]:
@@ -85,7 +76,9 @@ def budget_claims(folder: Path, epsilon: float, strict: bool) -> list[Claim]:
     }
     limit = epsilon + (0.1 if strict else 0.0)
     return [
-        Claim(f"epsilon_t <= {limit:g} in every round", max(fractions) <= limit + 1e-6, numbers)
+        Claim.counted(
+            f"epsilon_t <= {limit:g} in every round", max(fractions) <= limit + 1e-6, numbers
+        )
     ]
 
 
@@ -93,7 +86,7 @@ def constant_epsilon_claim(folder: Path, epsilon: float) -> Claim:
     """Claim: the adversary uses its complete budget in every round."""
     fractions = [f for values in read_epsilon(folder).values() for f, _ in values]
     share = fmean(abs(fraction - epsilon) < 1e-6 for fraction in fractions)
-    return Claim(
+    return Claim.counted(
         f"epsilon_t = {epsilon:g} in every round",
         share == 1.0,
         {"rounds with it": f"{100 * share:.1f} %", "mean": round(fmean(fractions), 4)},
@@ -102,34 +95,45 @@ def constant_epsilon_claim(folder: Path, epsilon: float) -> Claim:
 
 def above(lines: Lines, text: str, upper: Sequence[str], lower: Sequence[str]) -> Claim:
     """Claim: each method of `upper` has a higher accuracy at the end than each of `lower`."""
-    values = {method: round(lines.accuracy(method), 4) for method in (*upper, *lower)}
-    passed = min(values[m] for m in upper) > max(values[m] for m in lower)
-    return Claim(f"{text} (accuracy, last {LAST} evaluations)", passed, values)
+    statements = [
+        Statement(f"{high} - {low}", lines.minus(high, low, END), low=0)
+        for high in upper
+        for low in lower
+    ]
+    levels = lines.levels((*upper, *lower), END)
+    return Claim.about(f"{text} (accuracy, {END.text})", statements, levels)
 
 
 def alike(lines: Lines, text: str, methods: Sequence[str], tolerance: float = 0.03) -> Claim:
-    """Claim: the accuracies of `methods` at the end differ by at most `tolerance`."""
-    values = {method: round(lines.accuracy(method), 4) for method in methods}
-    passed = max(values.values()) - min(values.values()) <= tolerance
-    return Claim(f"{text} (within {tolerance:g}, last {LAST} evaluations)", passed, values)
+    """Claim: the accuracies of `methods` at the end differ by less than `tolerance`."""
+    statements = [
+        Statement(f"{a} - {b}", lines.minus(a, b, END), -tolerance, tolerance)
+        for a, b in combinations(methods, 2)
+    ]
+    levels = lines.levels(methods, END)
+    return Claim.about(f"{text} (within {tolerance:g}, {END.text})", statements, levels)
 
 
-def smoother(lines: Lines, calm: str, noisy: str, of: str = "accuracy") -> Claim:
+def lower(lines: Lines, text: str, method: str, other: str, statistic: Statistic) -> Claim:
+    """Claim: a statistic of `method` is below that of `other`."""
+    return Claim.about(
+        f"{text} ({statistic.text})",
+        [Statement("difference", lines.minus(method, other, statistic), high=0)],
+        lines.levels((method, other), statistic),
+    )
+
+
+def smoother(lines: Lines, calm: str, noisy: str, statistic: Statistic = CHANGE) -> Claim:
     """Claim: `calm` changes less between consecutive evaluations than `noisy`."""
-    values = {method: round(lines.noise(method, of), 5) for method in (calm, noisy)}
-    name = of.replace("_", " ")
-    text = f"{calm} progresses more smoothly than {noisy} ({name}, deviation of changes)"
-    return Claim(text, values[calm] < values[noisy], values)
+    return lower(lines, f"{calm} progresses more smoothly than {noisy}", calm, noisy, statistic)
 
 
 def steadier(lines: Lines, calm: str, wild: str) -> Claim:
-    """Claim: the `largest_rise` of the training loss of `calm` is smaller than that of `wild`.
+    """Claim: the training loss of `calm` rises less within blocks of rounds than that of `wild`.
 
     This also detects slow oscillations, in which consecutive evaluations differ little.
     """
-    values = {method: round(lines.rise(method), 4) for method in (calm, wild)}
-    text = f"{calm} is steadier than {wild} (train loss, largest rise in the second half)"
-    return Claim(text, values[calm] < values[wild], values)
+    return lower(lines, f"{calm} is steadier than {wild}", calm, wild, LOSS_RISE)
 
 
 def naive_pairs() -> list[tuple[str, str]]:
@@ -144,10 +148,8 @@ def synthetic_claims(
     lines = Lines.read(folders)
     found = budget_claims(folders["baselines"], epsilon, as_released)
     for variant, naive in naive_pairs():
-        losses = {method: round(lines.loss(method), 4) for method in (variant, naive)}
-        text = f"{variant} has a lower train loss than {naive} (last {LAST} evaluations)"
-        found.append(Claim(text, losses[variant] < losses[naive], losses))
-        found.append(smoother(lines, variant, naive, "train_loss"))
+        found.append(lower(lines, f"{variant} below {naive}", variant, naive, LOSS_END))
+        found.append(smoother(lines, variant, naive, LOSS_CHANGE))
     found.append(
         alike(lines, "test accuracies of all but MIFA alike", [m for m in BASELINES if m != MIFA])
     )

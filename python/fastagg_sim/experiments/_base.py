@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from fastagg_sim.config import Config, ConfigError
 from fastagg_sim.tables import Grid
+from fastagg_sim.verdicts import Statement, Verdict, judge
+
+_WITHOUT_EFFECT = ("out", "workers", "device")  # on the results, up to rounding errors
 
 
 @dataclass(frozen=True)
@@ -47,18 +51,44 @@ class Options:
 class Claim:
     """A statement of the paper and whether the results confirm it.
 
-    text: the statement.
-    passed: whether it holds in the results; None if the results cannot decide it.
+    text: the statement, with its margin and the statistic that it is about.
+    verdict: "holds", "fails" or "undecided", by the rule of `fastagg_sim.verdicts`.
+    basis: on what the verdict rests: "3 seeds", "one seed", "counted" (no interval is needed), or
+        "no data".
     numbers: the numbers on which the decision is based, or the reason why there is none.
     """
 
     text: str
-    passed: bool | None
+    verdict: Verdict
+    basis: str
     numbers: dict[str, Any]
 
-    @property
-    def verdict(self) -> str:
-        return {True: "PASS", False: "FAIL", None: "NOT MEASURED"}[self.passed]
+    @staticmethod
+    def about(
+        text: str, statements: Sequence[Statement], numbers: Mapping[str, Any] | None = None
+    ) -> Claim:
+        """Return the claim that all `statements` are true.
+
+        numbers: further numbers to show. The estimates with their intervals are added.
+        """
+        seeds = min(statement.estimate.seeds for statement in statements)
+        shown = {statement.name: str(statement.estimate) for statement in statements}
+        basis = "one seed" if seeds == 1 else f"{seeds} seeds"
+        known = {
+            name: "no value" if isinstance(value, float) and math.isnan(value) else value
+            for name, value in (numbers or {}).items()
+        }
+        return Claim(text, judge(statements), basis, {**known, **shown})
+
+    @staticmethod
+    def counted(text: str, true: bool, numbers: Mapping[str, Any]) -> Claim:
+        """Return a claim about the runs at hand, or about numbers without noise."""
+        return Claim(text, "holds" if true else "fails", "counted", dict(numbers))
+
+    @staticmethod
+    def unmeasured(text: str, numbers: Mapping[str, Any]) -> Claim:
+        """Return a claim about which the results say nothing; `numbers` says why."""
+        return Claim(text, "undecided", "no data", dict(numbers))
 
 
 @dataclass(frozen=True)
@@ -137,9 +167,40 @@ class Experiment:
                 raise ConfigError(f"{option}: {self.name} does not use this option, got {value}")
 
 
-def claims_json(experiment: Experiment, claims: Sequence[Claim]) -> str:
+def claims_json(experiment: Experiment, options: Options, claims: Sequence[Claim]) -> str:
+    """Return the contents of claims.json.
+
+    They include the options that differ from the defaults, as far as results depend on them, so
+    that `read_claims_json` can repeat the check.
+    """
+    defaults = type(options)()
+    changed = {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if field.name not in _WITHOUT_EFFECT
+        and getattr(options, field.name) != getattr(defaults, field.name)
+    }
     content = {
         "experiment": experiment.name,
-        "claims": [{**asdict(claim), "verdict": claim.verdict} for claim in claims],
+        "options": changed,
+        "claims": [asdict(claim) for claim in claims],
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def read_claims_json(path: Path, known: Mapping[str, Experiment]) -> tuple[Experiment, Options]:
+    """Return the experiment that wrote a claims.json, and its options.
+
+    known: all experiments by name.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content["experiment"] not in known:
+        raise ConfigError(
+            f"{path}: experiment: expected one of {sorted(known)}, got {content['experiment']!r}"
+        )
+    experiment = known[content["experiment"]]
+    options: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in content["options"].items()
+    }
+    return experiment, experiment.options(**options)

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from matplotlib import patheffects
 from matplotlib import pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from fastagg_sim.plots import COLORS, DPI, STYLES
+from fastagg_sim.plots import COLORS, STYLES, note_equal_lines, save, seeds_note, thin
 from fastagg_sim.records import Curve
 
+GREY = "#8a8a8a"
 Line = tuple[Sequence[float], Sequence[float]]
 """The (x, y) values of one seed; x is ascending."""
 
@@ -24,12 +28,14 @@ class Plot:
     """One panel of a figure.
 
     lines: for each name in the legend, in its order, one line per seed.
+    published: the published line, where it is known, by the same names.
     """
 
     title: str
     lines: Mapping[str, Sequence[Line]]
     ylim: tuple[float, float] | None = None
     ylabel: str = "Test Accuracy"
+    published: Mapping[str, Line] = field(default_factory=dict)
 
 
 def over_rounds(curves: Sequence[Curve]) -> list[Line]:
@@ -52,7 +58,8 @@ def draw(
 ) -> Path:
     """Draw the panels, at most `columns` in a row, with a legend beside them.
 
-    Writes a PNG to `target` and returns `target`.
+    Published lines are thin and grey, with the line style of their method. `save`s the figure to
+    `target` and returns `target`.
     """
     columns = min(columns, len(plots))
     rows = -(-len(plots) // columns)
@@ -64,6 +71,7 @@ def draw(
         layout="constrained",
     )
     legend: dict[str, Artist] = {}
+    count = max((len(lines) for plot in plots for lines in plot.lines.values()), default=1)
     indices: dict[str, int] = {}  # a label has the same colour and style in every panel
     for panel in axes.flat[len(plots) :]:
         panel.set_visible(False)
@@ -72,20 +80,53 @@ def draw(
             index = indices.setdefault(label, len(indices))
             color, style = COLORS[index % len(COLORS)], STYLES[index % len(STYLES)]
             draw_line(panel, label, lines, color, style, marker)
+            if label in plot.published:
+                _draw_published(panel, plot.published[label], max(x[-1] for x, _ in lines), style)
         panel.set_title(plot.title.replace("alpha", r"$\alpha$"), fontsize=11)
         panel.set_xlabel(xlabel)
+        note_equal_lines(
+            panel,
+            {label: [np.asarray(y) for _, y in lines] for label, lines in plot.lines.items()},
+        )
         panel.set_ylabel(plot.ylabel)
         panel.set_xlim(left=0)
         if plot.ylim is not None:
-            panel.set_ylim(plot.ylim)
+            low, high = plot.ylim
+            panel.set_ylim(low - 0.03 * (high - low), high)  # curves on the lower limit show
         panel.grid(color="#dddddd", linewidth=0.6)
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             legend.setdefault(label, handle)
     # Beside the panels, because a legend inside them would hide parts of the curves.
-    figure.legend(list(legend.values()), list(legend), loc="outside right center", fontsize=9)
-    figure.savefig(target, dpi=DPI)
-    plt.close(figure)
-    return target
+    if any(plot.published for plot in plots):
+        legend["published, in\nthe same styles"] = Line2D([], [], color=GREY, linewidth=1.0)
+    figure.legend(
+        list(legend.values()),
+        list(legend),
+        loc="outside right center",
+        fontsize=9,
+        title=seeds_note(count),
+        title_fontsize=8,
+        handlelength=3.2,
+    )
+    return save(figure, target)
+
+
+def _draw_published(panel: Axes, line: Line, end: float, style: Any) -> None:
+    """Draw a published line up to x = `end`, above the others, with a white rim."""
+    x, y = (np.asarray(values, dtype=float) for values in line)
+    grid = np.append(x[x < end], end) if x[0] < end < x[-1] else x[x <= end]
+    rim = [patheffects.Stroke(linewidth=2.2, foreground="white"), patheffects.Normal()]
+    panel.plot(
+        grid,
+        np.interp(grid, x, y),
+        linestyle=style,
+        color=GREY,
+        linewidth=1.0,
+        zorder=3,
+        path_effects=rim,
+        marker="o" if len(grid) == 1 else None,
+        markersize=4,
+    )
 
 
 def draw_line(
@@ -93,7 +134,7 @@ def draw_line(
     label: str,
     lines: Sequence[Line],
     color: str,
-    style: str = "-",
+    style: Any = "-",
     marker: str | None = None,
 ) -> None:
     """Draw the mean over seeds, and a band from the lowest to the highest seed.
@@ -102,8 +143,9 @@ def draw_line(
     """
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
     grid = np.unique(np.concatenate([np.asarray(x, dtype=float) for x, _ in lines]))
-    grid = grid[(grid >= start) & (grid <= end)]
+    grid = thin(grid[(grid >= start) & (grid <= end)])
     values = np.array([np.interp(grid, x, y) for x, y in lines])  # [seeds, points]
-    panel.plot(grid, values.mean(0), style, color=color, linewidth=1.5, label=label, marker=marker)
+    mean = values.mean(0)
+    panel.plot(grid, mean, linestyle=style, color=color, linewidth=1.5, label=label, marker=marker)
     if len(lines) > 1:
         panel.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)

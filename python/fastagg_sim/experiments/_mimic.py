@@ -8,6 +8,7 @@ clients, including the first round, in which all clients are active.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +18,24 @@ from typing import Any
 from fastagg_sim.config import NO_DROPOUT, Config, Dropout, LocalTraining, Method, Task
 from fastagg_sim.experiments import _figures
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
-from fastagg_sim.experiments._panel import fluctuation, mean_and_error
+from fastagg_sim.experiments._statistics import (
+    UPLOADS_AREA,
+    UPLOADS_CHANGE,
+    UPLOADS_END,
+    UPLOADS_FINAL,
+    Statistic,
+    contrast,
+)
 from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.tables import Grid
+from fastagg_sim.verdicts import Estimate, Statement
 
 PAPER = "MimiC"
 NUM_CLIENTS = 30
 LABELS = ("FedAvg", "FedProx", "SCAFFOLD", "MIFA", "MimiC")
+OTHERS = ("FedAvg", "FedProx", "SCAFFOLD")  # the methods without memory of updates
 REFERENCE = "FedAvg without dropout"
 QUICK_SAMPLES = 200
-TAIL = 0.2
 
 
 @dataclass(frozen=True)
@@ -166,62 +175,49 @@ class Results:
 
     def finals(self, method: str) -> list[float]:
         """Return the accuracy in percent at the end, for every seed."""
-        return [100 * curve.accuracy[-1] for curve in self.curves[method]]
+        return [UPLOADS_FINAL.of([curve]) for curve in self.curves[method]]
 
     def tails(self, method: str) -> list[float]:
         """Return the mean accuracy in percent over the last fifth of the uploads, for every
         seed."""
-        return [100 * tail(curve) for curve in self.curves[method]]
+        return [UPLOADS_END.of([curve]) for curve in self.curves[method]]
 
-    def overall(self, method: str) -> float:
-        """Return the mean accuracy in percent over all uploads; a higher value means faster
-        convergence."""
-        return 100 * fmean(map(over_run, self.curves[method]))
+    def levels(self, methods: Sequence[str], statistic: Statistic) -> dict[str, float]:
+        """Return a statistic of some methods, means over seeds, rounded for tables."""
+        return {method: round(statistic.of(self.curves[method]), 2) for method in methods}
 
-    def fluctuation(self, method: str) -> float:
-        """Return the `fluctuation` of the accuracy in percentage points, averaged over seeds."""
-        return 100 * fmean(fluctuation(curve.accuracy) for curve in self.curves[method])
-
-
-def tail(curve: Curve) -> float:
-    """Return the mean accuracy of the evaluations in the last fifth of the uploads."""
-    start = (1.0 - TAIL) * curve.uploads[-1]
-    return fmean(a for u, a in zip(curve.uploads, curve.accuracy, strict=True) if u >= start)
+    def minus(self, method: str, other: str, statistic: Statistic = UPLOADS_END) -> Estimate:
+        """Return a statistic of `method` minus that of `other`."""
+        return contrast([(1, self.curves[method]), (-1, self.curves[other])], statistic)
 
 
-def over_run(curve: Curve) -> float:
-    """Return the mean accuracy over uploads: each upload counts the accuracy of the model before
-    it."""
-    steps = zip(curve.uploads, curve.uploads[1:], curve.accuracy, strict=False)
-    spent = [(after - before, accuracy) for before, after, accuracy in steps]
-    uploads = sum(count for count, _ in spent)
-    return sum(count * accuracy for count, accuracy in spent) / uploads if uploads else 0.0
-
-
-def best(name: str, results: Results, count: int) -> list[Claim]:
+def best(name: str, results: Results) -> list[Claim]:
     """Claim, for every other method: MimiC has a higher accuracy near the end.
 
-    The seeds are compared in pairs. A difference within one standard error is undecided. With a
-    single seed there is no standard error, and the sign of the difference decides.
-
     name: the setting, for the text of the claims.
-    count: the number of seeds.
     """
-    claims = []
-    for other in (label for label in results.curves if label not in ("MimiC", REFERENCE)):
-        pairs = zip(results.tails("MimiC"), results.tails(other), strict=True)
-        mean, error = mean_and_error([a - b for a, b in pairs])
-        undecided = count > 1 and abs(mean) <= error
-        numbers: dict[str, Any] = {
-            "MimiC": round(fmean(results.tails("MimiC")), 2),
-            other: round(fmean(results.tails(other)), 2),
-            "difference": f"{mean:.2f} +- {error:.2f}" if count > 1 else "one seed",
-        }
-        if undecided:
-            numbers["undecided"] = "within one standard error"
-        text = f"{name}: MimiC above {other} (mean over the last fifth of the uploads, in %)"
-        claims.append(Claim(text, None if undecided else mean > 0, numbers))
-    return claims
+    return [
+        Claim.about(
+            f"{name}: MimiC above {other} ({UPLOADS_END.text})",
+            [Statement("difference", results.minus("MimiC", other), low=0)],
+            results.levels(("MimiC", other), UPLOADS_END),
+        )
+        for other in results.curves
+        if other not in ("MimiC", REFERENCE)
+    ]
+
+
+def all_change(
+    text: str, first: Results, last: Results, labels: Sequence[str] = LABELS, sign: int = 1
+) -> Claim:
+    """Claim: every method is better at the end in `last` than in `first`; with sign = -1, worse."""
+    estimates = {
+        label: contrast([(1, last.curves[label]), (-1, first.curves[label])], UPLOADS_END)
+        for label in labels
+    }
+    low, high = (0.0, math.inf) if sign > 0 else (-math.inf, 0.0)
+    statements = [Statement(label, e, low, high) for label, e in estimates.items()]
+    return Claim.about(f"{text} ({UPLOADS_END.text})", statements)
 
 
 def ends(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -230,23 +226,28 @@ def ends(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(values) if len(values) < 2 else (values[0], values[-1])
 
 
-def curve_claims(name: str, results: Results, options: MimicOptions) -> list[Claim]:
+def curve_claims(name: str, results: Results) -> list[Claim]:
     """The claims of section 7.2 about figures 4, 5, 7 and 8."""
-    overall = {label: round(results.overall(label), 2) for label in LABELS}
-    noise = {label: round(results.fluctuation(label), 2) for label in LABELS}
-    calmest = min(("FedAvg", "FedProx", "SCAFFOLD"), key=lambda label: noise[label])
     return [
-        *best(name, results, len(options.chosen_seeds())),
-        Claim(
-            f"{name}: MimiC converges fastest (mean over the run, in %)",
-            max(overall, key=lambda label: overall[label]) == "MimiC",
-            overall,
+        *best(name, results),
+        Claim.about(
+            f"{name}: MimiC converges fastest ({UPLOADS_AREA.text})",
+            [
+                Statement(f"MimiC - {other}", results.minus("MimiC", other, UPLOADS_AREA), low=0)
+                for other in LABELS
+                if other != "MimiC"
+            ],
+            results.levels(LABELS, UPLOADS_AREA),
         ),
         *(
-            Claim(
-                f"{name}: {label} fluctuates less than FedAvg, FedProx and SCAFFOLD",
-                noise[label] < noise[calmest],
-                {key: noise[key] for key in (label, calmest)},
+            Claim.about(
+                f"{name}: {label} fluctuates less than FedAvg, FedProx and SCAFFOLD "
+                f"({UPLOADS_CHANGE.text})",
+                [
+                    Statement(f"{label} - {o}", results.minus(label, o, UPLOADS_CHANGE), high=0)
+                    for o in OTHERS
+                ],
+                results.levels((label, *OTHERS), UPLOADS_CHANGE),
             )
             for label in ("MIFA", "MimiC")
         ),
@@ -361,7 +362,7 @@ def curve_experiment(
     """Create an experiment whose figure is one panel with five curves."""
 
     def claims(columns: Sequence[Results], chosen: MimicOptions) -> Sequence[Claim]:
-        return curve_claims(columns[0].setting.column, columns[0], chosen)
+        return curve_claims(columns[0].setting.column, columns[0])
 
     return mimic_experiment(
         name, title, figure, options, lambda chosen: [setting(chosen)], claims, expected

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from fastagg_sim.config import Task
 from fastagg_sim.experiments._base import Claim
@@ -13,6 +12,7 @@ from fastagg_sim.experiments._mimic import (
     MimicOptions,
     Results,
     Setting,
+    all_change,
     best,
     ends,
     time_varying,
@@ -40,13 +40,9 @@ def participation_settings(
 def participation_claims(columns: Sequence[Results], options: MimicOptions) -> list[Claim]:
     """Claims: MimiC is best at every P, and every method is better at the largest P than at the
     smallest (if there are at least two)."""
-    seeds = len(options.chosen_seeds())
-    found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
+    found = [claim for r in columns for claim in best(r.setting.column, r)]
     if len(columns) < 2:
         return found
     first, last = columns[0], columns[-1]
-    gains = {
-        label: round(fmean(last.tails(label)) - fmean(first.tails(label)), 2) for label in LABELS
-    }
     text = f"every method gains from {first.setting.column} to {last.setting.column}"
-    return [*found, Claim(text, min(gains.values()) > 0, gains)]
+    return [*found, all_change(text, first, last)]

@@ -5,16 +5,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from statistics import fmean, pstdev, stdev
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
 
 from fastagg_sim.config import NO_DROPOUT
 from fastagg_sim.experiments._base import Claim
 from fastagg_sim.experiments._published import Published
+from fastagg_sim.experiments._statistics import (
+    AREA,
+    CHANGE,
+    END,
+    Statistic,
+    Trace,
+    around,
+    combine,
+    contrast,
+)
 from fastagg_sim.records import Curve
+from fastagg_sim.verdicts import Estimate, Statement
 
 TOLERANCE = 0.04
 AROUND = 5
+CLOSE = 0.03
+NOT_BELOW = 0.01
 
 
 class Panel:
@@ -26,14 +41,17 @@ class Panel:
             if curve.dropout in (dropout, NO_DROPOUT):
                 self.curves.setdefault(curve.method, []).append(curve)
 
-    def last(self, method: str, count: int = 10) -> float:
-        """Return the mean accuracy over seeds and the last `count` evaluations."""
-        return fmean(curve.last(count) for curve in self.curves[method])
+    def level(self, method: str, statistic: Statistic = END) -> float:
+        """Return a statistic of a method, the mean over seeds."""
+        return statistic.of(self.curves[method])
 
-    def overall(self, method: str) -> float:
-        """Return the mean accuracy over seeds and all evaluations; a higher value means faster
-        convergence."""
-        return fmean(fmean(curve.accuracy) for curve in self.curves[method])
+    def levels(self, methods: Sequence[str], statistic: Statistic) -> dict[str, float]:
+        """Return a statistic of some methods, rounded for tables."""
+        return {method: round(self.level(method, statistic), 4) for method in methods}
+
+    def minus(self, method: str, other: str, statistic: Statistic) -> Estimate:
+        """Return a statistic of `method` minus that of `other`."""
+        return contrast([(1, self.curves[method]), (-1, self.curves[other])], statistic)
 
     def after(self, method: str, rounds: int) -> float | None:
         """Return the mean accuracy over seeds after `rounds` rounds, None if not evaluated then."""
@@ -41,80 +59,52 @@ class Panel:
         known = [value for value in values if value is not None]
         return fmean(known) if len(known) == len(values) else None
 
-    def around(self, method: str, rounds: int, radius: int) -> float | None:
-        """Return the mean accuracy over seeds and the evaluations after `rounds` ± `radius`
-        rounds."""
-        near = range(rounds - radius, rounds + radius + 1)
-        values = [curve.after(r) for curve in self.curves[method] for r in near]
-        known = [value for value in values if value is not None]
-        return fmean(known) if known else None
 
-    def fluctuation(self, method: str) -> float:
-        """Return the `fluctuation` of the accuracy, averaged over seeds."""
-        return fmean(fluctuation(curve.accuracy) for curve in self.curves[method])
-
-    def difference(self, method: str, other: str, count: int = 10) -> tuple[float, float]:
-        """Return the accuracy of `method` minus that of `other`, and its standard error.
-
-        The difference is the mean over the last `count` evaluations. The standard error is over
-        seeds, which are paired; with a single seed it is over these evaluations.
-        """
-        pairs = list(zip(self.curves[method], self.curves[other], strict=True))
-        if len(pairs) > 1:
-            return mean_and_error([a.last(count) - b.last(count) for a, b in pairs])
-        (one, two) = pairs[0]
-        recent = zip(one.accuracy[-count:], two.accuracy[-count:], strict=True)
-        return mean_and_error([a - b for a, b in recent])
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of `values` and its standard error, which is 0 for a single value."""
-    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
-    return fmean(values), error
-
-
-def fluctuation(values: Sequence[float]) -> float:
-    """Return the standard deviation of the changes between consecutive values, in the second half
-    of a run."""
-    half = values[len(values) // 2 :]
-    steps = [after - before for before, after in pairwise(half)]
-    return pstdev(steps) if steps else 0.0
+def _compare(
+    text: str,
+    panel: Panel,
+    method: str,
+    other: str,
+    statistic: Statistic,
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> Claim:
+    """Claim: the statistic of `method` minus that of `other` is between `low` and `high`."""
+    estimate = panel.minus(method, other, statistic)
+    return Claim.about(
+        f"{text} ({statistic.text})",
+        [Statement("difference", estimate, low, high)],
+        panel.levels((method, other), statistic),
+    )
 
 
 def above(name: str, panel: Panel, method: str, other: str) -> Claim:
     """Claim: the accuracy of `method` is above that of `other` at the end."""
-    numbers = {key: round(panel.last(key), 4) for key in (method, other)}
-    text = f"{name}: {method} above {other} in the last 10 evaluations"
-    return Claim(text, numbers[method] > numbers[other], numbers)
+    return _compare(f"{name}: {method} above {other}", panel, method, other, END, low=0)
 
 
 def faster(name: str, panel: Panel, method: str, other: str) -> Claim:
-    """Claim: the accuracy of `method` is above that of `other` on average over the run."""
-    numbers = {key: round(panel.overall(key), 4) for key in (method, other)}
-    text = f"{name}: {method} converges faster than {other} (mean over the run)"
-    return Claim(text, numbers[method] > numbers[other], numbers)
+    """Claim: the area under the curve of `method` is larger than that of `other`."""
+    text = f"{name}: {method} converges faster than {other}"
+    return _compare(text, panel, method, other, AREA, low=0)
 
 
 def not_below(name: str, panel: Panel, method: str, other: str) -> Claim:
-    """Claim: at the end, `method` is not below `other` by more than one standard error."""
-    mean, error = panel.difference(method, other)
-    numbers = {"difference": round(mean, 4), "standard error": round(error, 4)}
-    text = f"{name}: {method} not below {other}, up to one standard error (last 10 evaluations)"
-    return Claim(text, mean >= -error, numbers)
+    """Claim: at the end, `method` is not below `other` by `NOT_BELOW` or more."""
+    text = f"{name}: {method} not {NOT_BELOW:g} or more below {other}"
+    return _compare(text, panel, method, other, END, low=-NOT_BELOW)
 
 
-def close(name: str, panel: Panel, method: str, other: str, tolerance: float = 0.03) -> Claim:
-    """Claim: at the end, the accuracies of `method` and `other` differ by at most `tolerance`."""
-    numbers = {key: round(panel.last(key), 4) for key in (other, method)}
-    text = f"{name}: {method} within {tolerance:g} of {other} in the last 10 evaluations"
-    return Claim(text, abs(numbers[method] - numbers[other]) <= tolerance, numbers)
+def close(name: str, panel: Panel, method: str, other: str) -> Claim:
+    """Claim: at the end, the accuracies of `method` and `other` differ by less than `CLOSE`."""
+    text = f"{name}: {method} within {CLOSE:g} of {other}"
+    return _compare(text, panel, method, other, END, low=-CLOSE, high=CLOSE)
 
 
 def calmer(name: str, panel: Panel, method: str, other: str) -> Claim:
     """Claim: the accuracy of `method` fluctuates less than that of `other`."""
-    noise = {key: round(panel.fluctuation(key), 4) for key in (method, other)}
-    text = f"{name}: {method} fluctuates less from round to round than {other}"
-    return Claim(text, noise[method] < noise[other], noise)
+    text = f"{name}: {method} fluctuates less than {other}"
+    return _compare(text, panel, method, other, CHANGE, high=0)
 
 
 def comparison_claims(name: str, panel: Panel) -> list[Claim]:
@@ -125,31 +115,60 @@ def comparison_claims(name: str, panel: Panel) -> list[Claim]:
     return [*claims, close(name, panel, "FDMS", "Full"), calmer(name, panel, "FDMS", "Dropout")]
 
 
+def gain_larger(
+    text: str, names: tuple[str, str], panels: tuple[Panel, Panel], method: str, other: str
+) -> Claim:
+    """Claim: `method` gains more over `other` in the first panel than in the second (area under
+    the curve).
+
+    names: the names of the two panels.
+    """
+    (high, low), (large, small) = panels, names
+    estimate = contrast(
+        [
+            (1, high.curves[method]),
+            (-1, high.curves[other]),
+            (-1, low.curves[method]),
+            (1, low.curves[other]),
+        ],
+        AREA,
+    )
+    gains = {
+        name: round(panel.minus(method, other, AREA).value, 4)
+        for name, panel in ((small, low), (large, high))
+    }
+    return Claim.about(f"{text} ({AREA.text})", [Statement("difference", estimate, low=0)], gains)
+
+
 def across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
     """The claims of section 6.2 of the paper that compare dropout ratios."""
     if len(panels) < 2:
         return []
     alphas = sorted(panels)
     low, high = alphas[0], alphas[-1]
-    gaps = {a: panels[a].overall("FDMS") - panels[a].overall("Dropout") for a in alphas}
-    stale = {a: panels[a].overall("Stale") for a in alphas}
-    worst = {name: panels[high].overall(name) for name in ("Dropout", "Stale", "FDMS")}
+    names = f"alpha={high:g}", f"alpha={low:g}"
+    worst = panels[high]
+    fall = contrast([(1, panels[high].curves["Stale"]), (-1, panels[low].curves["Stale"])], AREA)
     return [
-        Claim(
-            f"the gain of FDMS over Dropout is larger at alpha={high:g} than at {low:g} "
-            "(mean over the run)",
-            gaps[high] > gaps[low],
-            {f"alpha={a:g}": round(gap, 4) for a, gap in gaps.items()},
+        gain_larger(
+            f"the gain of FDMS over Dropout is larger at {names[0]} than at {low:g}",
+            names,
+            (panels[high], panels[low]),
+            "FDMS",
+            "Dropout",
         ),
-        Claim(
-            f"Stale is worse at alpha={high:g} than at {low:g} (mean over the run)",
-            stale[high] < stale[low],
-            {f"alpha={a:g}": round(value, 4) for a, value in stale.items()},
+        Claim.about(
+            f"Stale is worse at {names[0]} than at {low:g} ({AREA.text})",
+            [Statement("difference", fall, high=0)],
+            {f"alpha={a:g}": round(panels[a].level("Stale", AREA), 4) for a in alphas},
         ),
-        Claim(
-            f"Stale is the worst at alpha={high:g} (mean over the run)",
-            min(worst, key=lambda name: worst[name]) == "Stale",
-            {name: round(value, 4) for name, value in worst.items()},
+        Claim.about(
+            f"Stale is the worst at {names[0]} ({AREA.text})",
+            [
+                Statement(f"Stale - {other}", worst.minus("Stale", other, AREA), high=0)
+                for other in ("Dropout", "FDMS")
+            ],
+            worst.levels(("Stale", "Dropout", "FDMS"), AREA),
         ),
     ]
 
@@ -157,24 +176,32 @@ def across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
 def published_claims(name: str, panel: Panel, published: Published) -> list[Claim]:
     """Compare the measured curves with the published ones: one claim per method and round.
 
-    The numbers also include the mean over the neighbouring rounds, because a single run fluctuates
-    more than the published means of 10 runs.
+    A single run fluctuates more than the published means of 10 runs. The claim is therefore about
+    the mean difference over the neighbouring rounds. Between the known values, the published curve
+    is taken as straight.
     """
     claims = []
     missing: dict[str, list[int]] = {}
     for method, values in published.accuracy.items():
+        line = Trace(0, np.array(published.rounds, dtype=float), np.array(values))
         for rounds, truth in zip(published.rounds, values, strict=True):
             measured = panel.after(method, rounds)
             if measured is None:
                 missing.setdefault(method, []).append(rounds)
                 continue
-            numbers = {"measured": round(measured, 4), "published": truth}
-            around = panel.around(method, rounds, AROUND)
-            if around is not None:
-                numbers[f"rounds {rounds - AROUND}-{rounds + AROUND}"] = round(around, 4)
-            text = f"{name}: {method} after {rounds} rounds within {TOLERANCE} of published"
-            claims.append(Claim(text, abs(measured - truth) <= TOLERANCE, numbers))
+            statistic = around(rounds, AROUND)
+            ours = [statistic.trace(curve) for curve in panel.curves[method]]
+            theirs = [replace(line, seed=trace.seed) for trace in ours]
+            estimate = combine([(1, ours), (-1, theirs)], statistic)
+            text = f"{name}: {method} within {TOLERANCE} of published after {rounds} rounds"
+            claims.append(
+                Claim.about(
+                    f"{text} ({statistic.text})",
+                    [Statement("difference", estimate, -TOLERANCE, TOLERANCE)],
+                    {"published": truth, f"round {rounds} alone": round(measured, 4)},
+                )
+            )
     for method, rounds_missing in missing.items():
         text = f"{name}: {method} as published, after other rounds"
-        claims.append(Claim(text, None, {"not evaluated after rounds": rounds_missing}))
+        claims.append(Claim.unmeasured(text, {"not evaluated after rounds": rounds_missing}))
     return claims

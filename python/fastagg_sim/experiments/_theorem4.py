@@ -16,7 +16,7 @@ from torch import Tensor
 import fastagg
 from fastagg_sim.config import ConfigError
 from fastagg_sim.job_folder import write_atomically
-from fastagg_sim.plots import DPI
+from fastagg_sim.plots import save
 from fastagg_sim.seeds import generator
 
 NUM_CLIENTS = 20  # M; all clients are sampled; epsilon M must be a whole number
@@ -213,6 +213,7 @@ def draw(rows: Sequence[Row], target: Path) -> None:
                 epsilons,
                 [max(r.worst for r in uniform if r.epsilon == epsilon) for epsilon in epsilons],
                 ":",
+                color="#009E73",
                 label="fedavg, silenced uniformly",
             )
         panel.plot(epsilons, [bound(e) for e in epsilons], "k--", label="minimax bound")
@@ -222,5 +223,4 @@ def draw(rows: Sequence[Row], target: Path) -> None:
         panel.grid(color="#dddddd", linewidth=0.6)
     panels[0].set_ylabel("larger $|\\nabla F|^2$ of the two instances")
     panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    figure.savefig(target, dpi=DPI)
-    plt.close(figure)
+    save(figure, target)

@@ -49,15 +49,15 @@ def draw(folders: Mapping[str, Path], options: Fig8Options, target: Path) -> Non
     """Draw the histogram of the first seed."""
     from matplotlib import pyplot as plt
 
-    from fastagg_sim.plots import DPI
+    from fastagg_sim.plots import save
 
     sizes = read_sizes(folders[""] / CSV)[options.chosen_seeds()[0]]
     figure, panel = plt.subplots(figsize=(5.0, 3.4), layout="constrained")
     panel.hist(sizes, bins=50, color="#0072B2")
     panel.set_xlabel("data volume of a client")
     panel.set_ylabel("number of clients")
-    figure.savefig(target, dpi=DPI)
-    plt.close(figure)
+    panel.set_title(f"seed {options.chosen_seeds()[0]}", fontsize=10)
+    save(figure, target)
 
 
 def read_sizes(path: Path) -> dict[int, list[int]]:
@@ -75,7 +75,7 @@ def claims(folders: Mapping[str, Path], options: Fig8Options) -> Sequence[Claim]
         top = sum(sorted(sizes)[-NUM_CLIENTS // 10 :]) / sum(sizes)
         cap = EPSILON * SAMPLE * fmean(sizes)
         found += [
-            Claim(
+            Claim.counted(
                 f"seed {seed}: a tenth of the clients has more than half of the samples",
                 top > 0.5,
                 {
@@ -85,7 +85,7 @@ def claims(folders: Mapping[str, Path], options: Fig8Options) -> Sequence[Claim]
                     "largest": max(sizes),
                 },
             ),
-            Claim(
+            Claim.counted(
                 f"seed {seed}: the largest client is above the budget at epsilon = {EPSILON:g}",
                 max(sizes) > cap,
                 {"largest": max(sizes), "budget": round(cap)},

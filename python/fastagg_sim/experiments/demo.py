@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
+from fastagg_sim.experiments._panel import Panel, above
 from fastagg_sim.records import read_curves
 
 RULES = ("fedavg", "stale", "mifa", "mimic", "fdms")
@@ -64,18 +64,7 @@ def claims(folders: Mapping[str, Path], options: DemoOptions) -> Sequence[Claim]
     curves = read_curves(folders[""] / "metrics.csv")
     found = []
     for alpha, dropout in zip(options.alphas, options.dropouts(), strict=True):
-        panel = [curve for curve in curves if curve.dropout == dropout.label]
-        last = {
-            rule: round(fmean(curve.last() for curve in panel if curve.method == rule), 4)
-            for rule in ("fedavg", "fdms")
-        }
-        found.append(
-            Claim(
-                f"alpha={alpha:g}: fdms above fedavg in the last 10 evaluations",
-                last["fdms"] > last["fedavg"],
-                last,
-            )
-        )
+        found.append(above(f"alpha={alpha:g}", Panel(curves, dropout.label), "fdms", "fedavg"))
     return found
 
 

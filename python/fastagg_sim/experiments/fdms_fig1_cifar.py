@@ -28,6 +28,8 @@ from fastagg_sim.experiments._panel import (
 )
 from fastagg_sim.experiments._published import CIFAR_CLUSTERED
 
+PUBLISHED = {0.5: CIFAR_CLUSTERED}
+
 
 @dataclass(frozen=True)
 class CifarOptions(FdmsOptions):
@@ -36,7 +38,8 @@ class CifarOptions(FdmsOptions):
 
 def parts(options: CifarOptions) -> Sequence[Part]:
     task = cifar_clustered(options, options.chosen_rounds(500, quick=30))
-    return [Part("", task, options.chosen_alphas(quick=0.5), "alpha={alpha}", (0.1, 0.5))]
+    alphas = options.chosen_alphas(quick=0.5)
+    return [Part("", task, alphas, "alpha={alpha}", (0.1, 0.5), published=PUBLISHED)]
 
 
 def claims(panels: Mapping[str, Panel], options: CifarOptions) -> Sequence[Claim]:

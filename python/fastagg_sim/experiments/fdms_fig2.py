@@ -21,6 +21,8 @@ from fastagg_sim.experiments._fdms import FdmsOptions, Part, cifar_general, fdms
 from fastagg_sim.experiments._panel import Panel, above, faster, not_below, published_claims
 from fastagg_sim.experiments._published import CIFAR_GENERAL
 
+PUBLISHED = {0.5: CIFAR_GENERAL["medium"]}
+
 
 @dataclass(frozen=True)
 class GeneralOptions(FdmsOptions):
@@ -30,7 +32,7 @@ class GeneralOptions(FdmsOptions):
 def parts(options: GeneralOptions) -> Sequence[Part]:
     task = cifar_general(options, options.chosen_rounds(500, quick=50))
     alphas = options.chosen_alphas(quick=0.5)
-    return [Part("", task, alphas, "alpha={alpha}", (0.1, 0.55), uniform=True)]
+    return [Part("", task, alphas, "alpha={alpha}", (0.1, 0.55), uniform=True, published=PUBLISHED)]
 
 
 def claims(panels: Mapping[str, Panel], options: GeneralOptions) -> Sequence[Claim]:

@@ -9,7 +9,7 @@ than across groups, and the difference is larger on CIFAR-10.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from fastagg_sim.experiments._fdms import (
 )
 from fastagg_sim.plots import similarity_figure
 from fastagg_sim.records import Scores, read_scores
+from fastagg_sim.verdicts import Estimate, Statement, difference, over_seeds
 
 TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
@@ -68,22 +69,46 @@ def claims(folders: Mapping[str, Path], options: Fig3Options) -> Sequence[Claim]
             scores = [_scores(folder, setting.label, seed) for seed in options.chosen_seeds()]
             intra = np.concatenate([s.intra() for s in scores])
             inter = np.concatenate([s.inter() for s in scores])
-            gaps[part] = float(intra.mean() - inter.mean())
+            gaps[part] = gap(scores)
             found.append(
-                Claim(
+                Claim.about(
                     f"alpha={alpha:g}, {part}: mean score within groups above that across groups",
-                    gaps[part] > 0,
+                    [Statement("difference", gaps[part], low=0)],
                     {"within": _range(intra), "across": _range(inter)},
                 )
             )
         found.append(
-            Claim(
+            Claim.about(
                 f"alpha={alpha:g}: the difference is larger on CIFAR-10 than on MNIST",
-                gaps["cifar10"] > gaps["mnist"],
-                {part: round(gap, 4) for part, gap in gaps.items()},
+                [Statement("difference", difference(gaps["cifar10"], gaps["mnist"]), low=0)],
+                {part: round(estimate.value, 4) for part, estimate in gaps.items()},
             )
         )
     return found
+
+
+def gap(scores: Sequence[Scores]) -> Estimate:
+    """Return the mean score within groups minus that across groups.
+
+    scores: those of each seed. With a single seed, which has scores after the last round only, the
+    interval is that of the differences of its groups: the scores of a group's clients within the
+    group minus their scores with other clients.
+    """
+    if len(scores) > 1:
+        return over_seeds([float(s.intra().mean() - s.inter().mean()) for s in scores])
+    (one,) = scores
+    assert one.groups is not None  # the partition is clustered
+    groups = np.array(one.groups)
+    values = []
+    for group in np.unique(groups):
+        rows = one.matrix[groups == group]
+        within, across = rows[:, groups == group], rows[:, groups != group]
+        if not np.isnan(within).all() and not np.isnan(across).all():
+            values.append(float(np.nanmean(within) - np.nanmean(across)))
+    mean = float(one.intra().mean() - one.inter().mean())
+    if len(values) < 2:
+        return Estimate(mean, None, 0, 1)
+    return replace(over_seeds(values), value=mean, seeds=1)
 
 
 def _scores(folder: Path, setting: str, seed: int) -> Scores:

@@ -22,8 +22,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from fastagg_sim.config import Config, Method
 from fastagg_sim.experiments import _figures
@@ -36,7 +37,16 @@ from fastagg_sim.experiments._fdms import (
     dropouts,
 )
 from fastagg_sim.experiments._panel import Panel, not_below
+from fastagg_sim.experiments._statistics import (
+    Statistic,
+    Trace,
+    combine,
+    everything,
+    from_fraction,
+    over_rounds,
+)
 from fastagg_sim.records import read_columns, read_curves
+from fastagg_sim.verdicts import Statement
 
 ROUNDS = 500
 NAMES = ("Without CR", "With CR case 1", "With CR case 2")
@@ -86,8 +96,12 @@ def configs(options: EliminationOptions) -> Mapping[str, Config]:
     return {"": config}
 
 
-def pairs(folder: Path, options: EliminationOptions) -> dict[str, list[list[float]]]:
-    """Return the pairs per round of each method, one list per seed.
+PAIRS_END = Statistic("pairs per round, last tenth of the rounds", over_rounds, from_fraction(0.9))
+PAIRS_MEAN = Statistic("pairs per round, mean over the run", over_rounds, everything)
+
+
+def pairs(folder: Path, options: EliminationOptions) -> dict[str, list[Trace]]:
+    """Return the pairs per round of each method, one series per seed.
 
     If all clients are active in the first round, it is left out: it has 380 pairs, which is outside
     the paper's axis.
@@ -95,30 +109,40 @@ def pairs(folder: Path, options: EliminationOptions) -> dict[str, list[list[floa
     start = 0 if options.as_written else 1
     columns = read_columns(folder / "metrics.csv", ["pairs"])
     return {
-        name: [values["pairs"][start:] for (method, _), values in columns.items() if method == name]
+        name: [
+            Trace(
+                seed,
+                np.arange(start + 1.0, len(values["pairs"]) + 1),
+                np.array(values["pairs"][start:]),
+            )
+            for (method, seed), values in columns.items()
+            if method == name
+        ]
         for name in NAMES
     }
 
 
 def claims(folders: Mapping[str, Path], options: EliminationOptions) -> Sequence[Claim]:
     counts = pairs(folders[""], options)
-    mean = {name: round(fmean(map(fmean, values)), 2) for name, values in counts.items()}
-    tail = {
-        name: round(fmean(fmean(v[-max(1, len(v) // 10) :]) for v in values), 2)
-        for name, values in counts.items()
-    }
+    mean, tail = (
+        {name: round(combine([(1, counts[name])], statistic).value, 2) for name in NAMES}
+        for statistic in (PAIRS_MEAN, PAIRS_END)
+    )
     without, first, second = NAMES
+
+    def fewer(text: str, name: str, other: str, statistic: Statistic) -> Claim:
+        estimate = combine([(1, counts[name]), (-1, counts[other])], statistic)
+        shown = tail if statistic is PAIRS_END else mean
+        numbers = {key: shown[key] for key in (other, name)}
+        statements = [Statement("difference", estimate, high=0)]
+        return Claim.about(f"{text} ({statistic.text})", statements, numbers)
+
     panel = Panel(read_curves(folders[""] / "metrics.csv"), _setting(options))
     found = [
-        Claim(
-            f"{name}: fewer pairs in the last tenth of the rounds than without",
-            tail[name] < tail[without],
-            {key: tail[key] for key in (without, name)},
-        )
+        fewer(f"{name}: fewer pairs than without", name, without, PAIRS_END)
         for name in (first, second)
     ]
-    text = "the smaller thresholds eliminate sooner (mean pairs per round)"
-    found.append(Claim(text, mean[second] < mean[first], mean))
+    found.append(fewer("the smaller thresholds eliminate sooner", second, first, PAIRS_MEAN))
     return found + [not_below("accuracy", panel, name, without) for name in (first, second)]
 
 
@@ -128,10 +152,9 @@ def _setting(options: EliminationOptions) -> str:
 
 def draw(folders: Mapping[str, Path], options: EliminationOptions, path: Path) -> Path:
     counts = pairs(folders[""], options)
-    start = 1 if options.as_written else 2
     lines = {
-        name: [(range(start, start + len(seed)), seed) for seed in values]
-        for name, values in counts.items()
+        name: [(list(trace.x), list(trace.y)) for trace in traces]
+        for name, traces in counts.items()
     }
     panel = Panel(read_curves(folders[""] / "metrics.csv"), _setting(options))
     accuracy = {name: _figures.over_rounds(curves) for name, curves in panel.curves.items()}

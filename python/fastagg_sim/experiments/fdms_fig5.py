@@ -19,6 +19,8 @@ from fastagg_sim.experiments._base import Claim, Expected
 from fastagg_sim.experiments._fdms import FdmsOptions, Part, cifar_general, fdms_experiment
 from fastagg_sim.experiments._panel import Panel, above, not_below, published_claims
 from fastagg_sim.experiments._published import CIFAR_GENERAL
+from fastagg_sim.experiments._statistics import END, contrast
+from fastagg_sim.verdicts import Statement
 
 TITLES = {
     "low": "P:500, S:100, Low",
@@ -45,6 +47,7 @@ def parts(options: HeterogeneityOptions) -> Sequence[Part]:
             title,
             (0.1, 0.5),
             uniform=True,
+            published={0.5: CIFAR_GENERAL[level]},
         )
         for level, title in TITLES.items()
     ]
@@ -52,12 +55,17 @@ def parts(options: HeterogeneityOptions) -> Sequence[Part]:
 
 def claims(panels: Mapping[str, Panel], options: HeterogeneityOptions) -> Sequence[Claim]:
     found = [not_below(name, panel, "FDMS", "Dropout") for name, panel in panels.items()]
-    losses = {
-        level: round(panels[title].last("Full") - panels[title].last("FDMS"), 4)
-        for level, title in TITLES.items()
-    }
-    text = "FDMS loses more to Full at the high level of heterogeneity than at the low one"
-    found.append(Claim(text, losses["high"] > losses["low"], losses))
+    losses = {level: panels[title].minus("Full", "FDMS", END) for level, title in TITLES.items()}
+    low, high = panels[TITLES["low"]].curves, panels[TITLES["high"]].curves
+    terms = [(1, high["Full"]), (-1, high["FDMS"]), (-1, low["Full"]), (1, low["FDMS"])]
+    found.append(
+        Claim.about(
+            "FDMS loses more to Full at the high level of heterogeneity than at the low one "
+            f"({END.text})",
+            [Statement("difference", contrast(terms, END), low=0)],
+            {level: round(loss.value, 4) for level, loss in losses.items()},
+        )
+    )
     found.append(above(TITLES["low"], panels[TITLES["low"]], "FDMS", "Stale"))
     if options.alphas[0] == 0.5:
         for level, title in TITLES.items():

@@ -37,6 +37,7 @@ def parts(options: ProxOptions) -> Sequence[Part]:
             options.alphas[:1],
             name,
             (0.1, 0.5),
+            published={0.5: PUBLISHED[name]} if prox in (0.0, 0.2) else {},
         )
         for name, prox in (("FedAvg", 0.0), ("FedProx", options.mu))
     ]

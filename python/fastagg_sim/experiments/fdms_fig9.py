@@ -27,6 +27,8 @@ from fastagg_sim.experiments._panel import (
 )
 from fastagg_sim.experiments._published import FMNIST_03
 
+PUBLISHED = {0.3: FMNIST_03}
+
 
 @dataclass(frozen=True)
 class FashionOptions(FdmsOptions):
@@ -36,7 +38,9 @@ class FashionOptions(FdmsOptions):
 def parts(options: FashionOptions) -> Sequence[Part]:
     task = mnist_clustered(options, options.chosen_rounds(300, quick=40), dataset="fmnist")
     alphas = options.chosen_alphas(quick=0.7)
-    return [Part("", task, alphas, "alpha={alpha}", (0.3, 0.9), drop_diverged=True)]
+    return [
+        Part("", task, alphas, "alpha={alpha}", (0.3, 0.9), drop_diverged=True, published=PUBLISHED)
+    ]
 
 
 def claims(panels: Mapping[str, Panel], options: FashionOptions) -> Sequence[Claim]:

@@ -29,6 +29,8 @@ from fastagg_sim.experiments._mimic import (
     static,
     table,
 )
+from fastagg_sim.experiments._statistics import UPLOADS_END, contrast
+from fastagg_sim.verdicts import Statement
 
 LABELS = ("FedAvg", "MIFA", "MimiC")
 
@@ -68,12 +70,19 @@ def read(folders: Mapping[str, Path], options: Fig6Options) -> list[Results]:
 
 def claims(folders: Mapping[str, Path], options: Fig6Options) -> Sequence[Claim]:
     columns = read(folders, options)
-    seeds = len(options.chosen_seeds())
-    found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
+    found = [claim for r in columns for claim in best(r.setting.column, r)]
     for label in LABELS if len(columns) > 1 else ():
+        statements = [
+            Statement(
+                f"{high.setting.column} - {low.setting.column}",
+                contrast([(1, high.curves[label]), (-1, low.curves[label])], UPLOADS_END),
+                low=0,
+            )
+            for low, high in pairwise(columns)
+        ]
         means = {r.setting.column: round(fmean(r.tails(label)), 2) for r in columns}
-        rising = all(low < high for low, high in pairwise(means.values()))
-        found.append(Claim(f"{label}: accuracy rises with p", rising, means))
+        text = f"{label}: accuracy rises with p ({UPLOADS_END.text})"
+        found.append(Claim.about(text, statements, means))
     return found
 
 

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from fastagg_sim.experiments._base import Claim, Expected
 from fastagg_sim.experiments._mimic import (
     LABELS,
+    OTHERS,
     REFERENCE,
     MimicOptions,
     Results,
     Setting,
+    all_change,
     best,
     ends,
     fmnist,
     mimic_experiment,
     round_robin,
 )
+from fastagg_sim.experiments._statistics import UPLOADS_END, UPLOADS_FINAL, contrast
+from fastagg_sim.verdicts import Statement
 
 PUBLISHED = {
     20: (69.39, 72.67, 73.46, 72.92, 75.89),
@@ -59,23 +62,35 @@ def settings(options: Table3Options) -> list[Setting]:
 
 
 def claims(columns: Sequence[Results], options: Table3Options) -> Sequence[Claim]:
-    seeds = len(options.chosen_seeds())
-    found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
+    found = [claim for r in columns for claim in best(r.setting.column, r)]
     first, last = columns[0], columns[-1]
     if len(columns) > 1:
-        losses = {
-            label: round(fmean(first.tails(label)) - fmean(last.tails(label)), 2)
-            for label in LABELS
-        }
         span = f"from {first.setting.column} to {last.setting.column}"
-        found.append(Claim(f"every method loses {span}", min(losses.values()) > 0, losses))
-        steady = max(losses["MIFA"], losses["MimiC"])
-        others = min(losses[label] for label in ("FedAvg", "FedProx", "SCAFFOLD"))
-        found.append(Claim(f"MIFA and MimiC lose the least {span}", steady < others, losses))
-    reference = round(fmean(first.finals(REFERENCE)), 2)
-    numbers = {"measured": reference, "published": PUBLISHED_REFERENCE}
-    text = "FedAvg without dropout within 3 points of published after 200 uploads"
-    return [*found, Claim(text, abs(reference - PUBLISHED_REFERENCE) <= 3.0, numbers)]
+        found.append(all_change(f"every method loses {span}", first, last, sign=-1))
+        statements = [
+            Statement(
+                f"{other} - {kept}",
+                contrast(
+                    [
+                        (1, first.curves[other]),
+                        (-1, last.curves[other]),
+                        (-1, first.curves[kept]),
+                        (1, last.curves[kept]),
+                    ],
+                    UPLOADS_END,
+                ),
+                low=0,
+            )
+            for kept in ("MIFA", "MimiC")
+            for other in OTHERS
+        ]
+        text = f"MIFA and MimiC lose less than the others {span} ({UPLOADS_END.text})"
+        found.append(Claim.about(text, statements))
+    reference = contrast([(1, first.curves[REFERENCE])], UPLOADS_FINAL)
+    low, high = PUBLISHED_REFERENCE - 3, PUBLISHED_REFERENCE + 3
+    text = f"FedAvg without dropout within 3 points of published ({UPLOADS_FINAL.text})"
+    statement = Statement("measured", reference, low, high)
+    return [*found, Claim.about(text, [statement], {"published": PUBLISHED_REFERENCE})]
 
 
 EXPERIMENT = mimic_experiment(

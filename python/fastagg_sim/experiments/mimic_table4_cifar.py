@@ -3,7 +3,7 @@
 
 The paper's standard deviations over three trials, up to ten percentage points, are larger than most
 differences between its methods. The claims therefore compare the methods in pairs with the same
-seed, and a difference within one standard error is undecided.
+seed.
 
 `--model lenet` is small enough for a CPU.
 """

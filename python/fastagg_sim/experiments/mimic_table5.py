@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from fastagg_sim.experiments._base import Claim, Expected
 from fastagg_sim.experiments._mimic import (
@@ -23,6 +22,9 @@ from fastagg_sim.experiments._mimic import (
     mimic_experiment,
     static,
 )
+from fastagg_sim.experiments._statistics import UPLOADS_END, contrast
+from fastagg_sim.records import Curve
+from fastagg_sim.verdicts import Statement
 
 PUBLISHED = {
     2: (30.52, 36.66, 37.75, 50.37, 52.91),
@@ -55,21 +57,23 @@ def settings(options: Table5Options) -> Sequence[Setting]:
 
 
 def claims(columns: Sequence[Results], options: Table5Options) -> Sequence[Claim]:
-    seeds = len(options.chosen_seeds())
-    found = [claim for r in columns for claim in best(r.setting.column, r, seeds)]
+    found = [claim for r in columns for claim in best(r.setting.column, r)]
     if len(columns) < 2:
         return found
     first, last = columns[0], columns[-1]
     spreads = {}
-    for results in (first, last):
-        means = [fmean(results.tails(label)) for label in LABELS]
-        spreads[results.setting.column] = round(max(means) - min(means), 2)
+    terms: list[tuple[float, Sequence[Curve]]] = []
+    for sign, results in ((1.0, first), (-1.0, last)):
+        means = results.levels(LABELS, UPLOADS_END)
+        high, low = max(means, key=means.__getitem__), min(means, key=means.__getitem__)
+        terms += [(sign, results.curves[high]), (-sign, results.curves[low])]
+        spreads[results.setting.column] = f"{high} - {low} = {means[high] - means[low]:.2f}"
     text = (
         f"methods differ less with {last.setting.column} per client than with "
-        f"{first.setting.column} (highest minus lowest, in points)"
+        f"{first.setting.column} (highest minus lowest, in points; {UPLOADS_END.text})"
     )
-    smaller = spreads[last.setting.column] < spreads[first.setting.column]
-    return [*found, Claim(text, smaller, spreads)]
+    statement = Statement("difference", contrast(terms, UPLOADS_END), low=0)
+    return [*found, Claim.about(text, [statement], spreads)]
 
 
 EXPERIMENT = mimic_experiment(

@@ -70,7 +70,7 @@ def claims(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Cl
     hard = [row for row in rows if row.part != "noise, uniform"]
     rules = [row for row in hard if row.rule != MIDPOINT]
     found = [
-        Claim(
+        Claim.counted(
             "no rule can tell the two instances apart (same bits)",
             all(row.same for row in rules),
             {"rules": len({row.rule for row in rules}), "runs": len(rules)},
@@ -81,7 +81,7 @@ def claims(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Cl
         lowest = min(of_part, key=lambda row: row.ratio)
         # 1e-5: the models are float32, with relative rounding errors of about 1e-7 per parameter.
         found.append(
-            Claim(
+            Claim.counted(
                 f"{part}: no rule is below the minimax bound",
                 lowest.ratio >= 1.0 - 1e-5,
                 {"smallest error / bound": round(lowest.ratio, 6), "of": lowest.rule},
@@ -89,7 +89,7 @@ def claims(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Cl
         )
         mid = [row.ratio for row in hard if row.part == part and row.rule == MIDPOINT]
         found.append(
-            Claim(
+            Claim.counted(
                 f"{part}: the midpoint attains the bound",
                 all(abs(ratio - 1.0) < 1e-6 for ratio in mid),  # the CSV has nine digits
                 {"error / bound": f"{min(mid):.7f} to {max(mid):.7f}"},
@@ -104,7 +104,7 @@ def claims(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Cl
         ):
             far = max(some, key=lambda row: abs(row.ratio - 4.0))
             found.append(
-                Claim(
+                Claim.counted(
                     f"{part}: {who} at 4 times the bound (within 1 %)",
                     abs(far.ratio - 4.0) <= 0.04,
                     {"furthest from 4": round(far.ratio, 4), "rule": far.rule},
@@ -112,7 +112,7 @@ def claims(folders: Mapping[str, Path], options: Theorem4Options) -> Sequence[Cl
             )
     uniform = [row for row in rows if row.part == "noise, uniform"]
     found.append(
-        Claim(
+        Claim.counted(
             "noise: where as many are silenced uniformly, FedAvg is below the bound",
             all(row.ratio < 1.0 for row in uniform),
             {f"epsilon={row.epsilon:g}": round(row.ratio, 4) for row in uniform},

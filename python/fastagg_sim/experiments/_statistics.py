@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statistics that claims compare, and their estimates from the curves of one or more seeds.
+
+A statistic is the mean of a series over a window of a run. Methods are compared in pairs: a
+`contrast` subtracts their series evaluation by evaluation, seed by seed, before it takes the mean.
+
+name                  series                                  window
+last 10 evaluations   accuracy                                last 10 evaluations
+area under the curve  accuracy                                the whole run
+mean absolute change  |accuracy - that of the evaluation      second half of the run
+                      before|
+rise within blocks    largest difference between a value and  five equal blocks of the second half
+                      an earlier one of the same block
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastagg_sim.records import Curve
+from fastagg_sim.verdicts import Estimate, over_blocks, over_seeds
+
+RISE_BLOCKS = 5
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A series over the course of one run.
+
+    seed: the seed of the run.
+    x: where the values were measured, ascending: rounds, or uploads.
+    y: the values, in the same order.
+    weights: how much each value counts in a mean; None: equally.
+    """
+
+    seed: int
+    x: np.ndarray
+    y: np.ndarray
+    weights: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """The mean of a series over a window.
+
+    text: its name in claims.
+    trace: `trace(curve)` returns the series.
+    window: `window(x)` returns the window, a slice of indices of x.
+    blocks: each value of the series already summarises a block of the run.
+    """
+
+    text: str
+    trace: Callable[[Curve], Trace]
+    window: Callable[[np.ndarray], slice]
+    blocks: bool = False
+
+    def of(self, curves: Sequence[Curve]) -> float:
+        """Return the mean of the statistic over seeds."""
+        return contrast([(1.0, curves)], self).value
+
+
+Terms = Sequence[tuple[float, Sequence[Curve]]]
+
+
+def contrast(terms: Terms, statistic: Statistic) -> Estimate:
+    """Return the estimate of a sum of methods, each times a factor: [(1, a), (-1, b)] is a - b.
+
+    Each method has one curve per seed; the seeds that all of them have are used. With several of
+    them the estimate is `over_seeds`, with one it is `over_blocks`.
+    """
+    return combine(
+        [(factor, list(map(statistic.trace, curves))) for factor, curves in terms], statistic
+    )
+
+
+def combine(terms: Sequence[tuple[float, Sequence[Trace]]], statistic: Statistic) -> Estimate:
+    """As `contrast`, for series instead of curves.
+
+    If a series has no values, or none where the others have some, the value is NaN and its error is
+    not known.
+    """
+    by_seed: list[tuple[float, Mapping[int, Trace]]] = [
+        (factor, {trace.seed: trace for trace in traces}) for factor, traces in terms
+    ]
+    seeds = sorted(set.intersection(*(set(traces) for _, traces in by_seed)))
+    if not seeds:
+        raise ValueError("terms: expected a seed that all methods have, found none")
+    if any(len(trace.x) == 0 for _, traces in by_seed for trace in traces.values()):
+        return Estimate(math.nan, None, 0, len(seeds))
+    sums = [_sum([(factor, traces[seed]) for factor, traces in by_seed]) for seed in seeds]
+    if any(len(total.x) == 0 for total in sums):
+        return Estimate(math.nan, None, 0, len(seeds))
+    estimates = [
+        over_blocks(s.y, statistic.window(s.x), s.weights, length=1 if statistic.blocks else None)
+        for s in sums
+    ]
+    return estimates[0] if len(seeds) == 1 else over_seeds([e.value for e in estimates])
+
+
+def _sum(terms: Sequence[tuple[float, Trace]]) -> Trace:
+    """Return the sum of the series at the x of the first one, where all of them have values.
+
+    A series that was measured at other x is interpolated linearly.
+    """
+    first = terms[0][1]
+    start = max(trace.x[0] for _, trace in terms)
+    end = min(trace.x[-1] for _, trace in terms)
+    chosen = (first.x >= start) & (first.x <= end)
+    x = first.x[chosen]
+    total = np.zeros_like(x)
+    for factor, trace in terms:
+        same = np.array_equal(trace.x, first.x)
+        total += factor * (trace.y[chosen] if same else np.interp(x, trace.x, trace.y))
+    return Trace(first.seed, x, total, None if first.weights is None else first.weights[chosen])
+
+
+# --- series -----------------------------------------------------------------------------------
+
+
+def over_rounds(curve: Curve, of: str = "accuracy") -> Trace:
+    """Return "accuracy" or "train_loss" (`of`) over the number of rounds."""
+    return Trace(curve.seed, np.array(curve.rounds) + 1.0, np.array(getattr(curve, of)))
+
+
+def over_uploads(curve: Curve) -> Trace:
+    """Return the accuracy in percent over the fraction of the uploads of the run."""
+    uploads = np.array(curve.uploads, dtype=float)
+    return Trace(curve.seed, uploads / uploads[-1], 100 * np.array(curve.accuracy))
+
+
+def changes(trace: Trace) -> Trace:
+    """Return the absolute changes between consecutive values."""
+    return Trace(trace.seed, trace.x[1:], np.abs(np.diff(trace.y)))
+
+
+def rises(trace: Trace) -> Trace:
+    """Return, for five equal blocks of the second half, the `largest_rise` within the block."""
+    parts = np.array_split(trace.y[len(trace.y) // 2 :], RISE_BLOCKS)
+    values = np.array([largest_rise(part) if len(part) else 0.0 for part in parts])
+    return Trace(trace.seed, np.arange(RISE_BLOCKS, dtype=float), values)
+
+
+def largest_rise(values: Sequence[float] | np.ndarray) -> float:
+    """Return the largest difference between a value and an earlier one; 0 if values only fall."""
+    y = np.asarray(values, dtype=float)
+    return float(np.max(y - np.minimum.accumulate(y)))
+
+
+def before_uploads(curve: Curve) -> Trace:
+    """Return the accuracy in percent of the model that each upload started from, weighted by the
+    number of uploads."""
+    trace = over_uploads(curve)
+    if len(trace.x) < 2:
+        return Trace(trace.seed, trace.x, trace.y)
+    return Trace(trace.seed, trace.x[:-1], trace.y[:-1], np.diff(trace.x))
+
+
+# --- statistics -------------------------------------------------------------------------------
+
+
+def everything(x: np.ndarray) -> slice:
+    return slice(None)
+
+
+def last(count: int) -> Callable[[np.ndarray], slice]:
+    return lambda x: slice(max(0, len(x) - count), len(x))
+
+
+def from_fraction(fraction: float) -> Callable[[np.ndarray], slice]:
+    """The window of all values whose x is at least this fraction of the last one."""
+    return lambda x: slice(int(np.searchsorted(x, fraction * x[-1] - 1e-9)), len(x))
+
+
+def near(rounds: int, radius: int) -> Callable[[np.ndarray], slice]:
+    """The window of all values with an x of `rounds` ± `radius`."""
+    return lambda x: slice(
+        int(np.searchsorted(x, rounds - radius)), int(np.searchsorted(x, rounds + radius, "right"))
+    )
+
+
+END = Statistic("mean of the last 10 evaluations", over_rounds, last(10))
+AREA = Statistic("area under the curve: mean over the run", over_rounds, everything)
+CHANGE = Statistic(
+    "mean absolute change between evaluations, second half of the run",
+    lambda curve: changes(over_rounds(curve)),
+    from_fraction(0.5),
+)
+LOSS_END = Statistic(
+    "train loss, mean of the last 10 evaluations",
+    lambda curve: over_rounds(curve, "train_loss"),
+    last(10),
+)
+LOSS_CHANGE = Statistic(
+    "train loss, mean absolute change between evaluations, second half of the run",
+    lambda curve: changes(over_rounds(curve, "train_loss")),
+    from_fraction(0.5),
+)
+LOSS_RISE = Statistic(
+    "train loss, mean over five blocks of the second half of the largest rise within the block",
+    lambda curve: rises(over_rounds(curve, "train_loss")),
+    everything,
+    blocks=True,
+)
+UPLOADS_END = Statistic(
+    "mean over the last fifth of the uploads, in %", over_uploads, from_fraction(0.8)
+)
+UPLOADS_FINAL = Statistic("after the last upload, in %", over_uploads, last(1))
+UPLOADS_AREA = Statistic(
+    "area under the curve: mean over the uploads, in %", before_uploads, everything
+)
+UPLOADS_CHANGE = Statistic(
+    "mean absolute change between evaluations, second half of the uploads, in points",
+    lambda curve: changes(over_uploads(curve)),
+    from_fraction(0.5),
+)
+
+
+def around(rounds: int, radius: int) -> Statistic:
+    """Return the mean accuracy of the evaluations after `rounds` ± `radius` rounds."""
+    return Statistic(f"mean of rounds {rounds} ± {radius}", over_rounds, near(rounds, radius))
