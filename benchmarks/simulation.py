@@ -35,7 +35,12 @@ from benchmarks.machine import ROOT, Watch, describe
 from benchmarks.peers import installed
 from fastagg import FlatLayout, UpdateBuffer
 from fastagg_sim import data
-from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, clients_at_once
+from fastagg_sim.batched_clients import (
+    BatchedTrainer,
+    ClientWork,
+    clients_at_once,
+    uses_products,
+)
 from fastagg_sim.client import ClientData, LocalTrainer, batches
 from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task, to_json
 from fastagg_sim.models import make_model
@@ -206,7 +211,7 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
 
     trainer = LocalTrainer(copy.deepcopy(model), layout, training)
 
-    def one_by_one() -> list[Tensor]:
+    def recorded() -> list[Tensor]:
         for k, client in enumerate(clients):
             order = generator(0, "batches", 0, k)
             trainer.train(buffer.row(k), start, client, 0, order)
@@ -222,6 +227,8 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
             batched.train(work, start, 0)
         return buffer.rows(range(case.clients))
 
+    # The same choice as in `fastagg_sim.simulation.Simulation`.
+    one_by_one = (lambda: together(1)) if uses_products(model) else recorded
     ways: dict[tuple[str, int], Callable[[], list[Tensor]]] = {
         (BARE, 1): plain,
         ("one by one", 1): one_by_one,
