@@ -134,6 +134,7 @@ class MatrixModel:
                 self._arranged.append(arranged)
                 start += ids.numel()
         self._order = torch.cat(orders)  # [d], the position in FlatLayout of every arranged column
+        self._back = self._order.argsort()
         self._memory = _Memory()
         self._passes: dict[tuple[int, int, int], _Pass] = {}
         self._slices: dict[tuple[int, int], list[Tensor]] = {}
@@ -158,7 +159,7 @@ class MatrixModel:
 
     def restore(self, matrix: Tensor) -> Tensor:
         """Return a copy of arranged rows [k, d] in the order of `FlatLayout`."""
-        return torch.empty_like(matrix).index_copy_(1, self._order, matrix)
+        return matrix.index_select(1, self._back)
 
     def parts(self, matrix: Tensor, k: int) -> list[Tensor]:
         """Return views [k, ...] of every parameter in the first k arranged rows of `matrix`."""
