@@ -29,7 +29,7 @@ from torch.nn import functional
 from fastagg import FlatLayout
 from fastagg_sim.client import ClientData, fast_convolutions, passes
 from fastagg_sim.config import LocalTraining
-from fastagg_sim.matrix_model import MatrixModel, find_stack
+from fastagg_sim.matrix_model import MatrixModel, Stack, find_stack
 from fastagg_sim.pooling import MaxPool2x2, max_pool_2x2
 
 Layer = Callable[[Tensor, Sequence[Tensor]], Tensor]  # ([k, batch, ...], parameters [k, ...])
@@ -203,7 +203,7 @@ class BatchedTrainer:
                 'use "separate"'
             )
         # Models by the shape of a sample.
-        self._models: dict[tuple[int, ...], _Models] = {}
+        self._matrix_models: dict[tuple[int, ...], MatrixModel] = {}
         self._recorded = _RecordedModel(list(_layers(model, convolutions == "grouped")), layout)
 
     def train(self, clients: Sequence[ClientWork], start: Tensor, round_index: int) -> None:
@@ -214,7 +214,7 @@ class BatchedTrainer:
         round_index: 0, 1, ...; determines the learning rate.
         """
         order = sorted(clients, key=lambda c: _steps(c, self._training), reverse=True)
-        models = self._models_for(tuple(order[0].data.x.shape[1:]))
+        models = self._models_for(order[0].data.x.shape[1:])
         anchor = models.arrange(start.unsqueeze(0))  # [1, d]
         rows = anchor.repeat(len(order), 1)  # [k, d]
         with fast_convolutions(self._training.batch_size):
@@ -222,13 +222,27 @@ class BatchedTrainer:
         for row, client in zip(models.restore(rows), order, strict=True):
             torch.sub(row, start, out=client.row)
 
-    def _models_for(self, in_shape: tuple[int, ...]) -> _Models:
-        """Return what computes the gradients for samples of shape `in_shape`."""
+    def logits(self, params: Tensor, in_shape: Sequence[int]) -> Callable[[Tensor], Tensor] | None:
+        """Return a function from samples [n, *in_shape] to logits [n, classes] of the model
+        `params` [d], by matrix products.
+
+        None if the model is not computed by matrix products: call the model itself.
+        """
         if self._stack is None:
-            return self._recorded
-        if in_shape not in self._models:
-            self._models[in_shape] = MatrixModel(self._stack, in_shape)
-        return self._models[in_shape]
+            return None
+        model = self._matrix_model(self._stack, in_shape)
+        parts = model.parts(model.arrange(params.unsqueeze(0)), 1)
+        return lambda x: model.logits(parts, x)
+
+    def _models_for(self, in_shape: Sequence[int]) -> _Models:
+        """Return what computes the gradients for samples of shape `in_shape`."""
+        return self._recorded if self._stack is None else self._matrix_model(self._stack, in_shape)
+
+    def _matrix_model(self, stack: Stack, in_shape: Sequence[int]) -> MatrixModel:
+        key = tuple(in_shape)
+        if key not in self._matrix_models:
+            self._matrix_models[key] = MatrixModel(stack, key)
+        return self._matrix_models[key]
 
     def _descend(
         self,

@@ -209,6 +209,17 @@ class MatrixModel:
                     torch._foreach_add_(sums, found)
         return total
 
+    def logits(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return the logits [n, classes] of one model for samples x [n, C, H, W].
+
+        parameters: as from `parts` of one row.
+        """
+        pieces = [
+            self._pass(0, 1, len(part)).logits(parameters, part.unsqueeze(0))
+            for part in x.split(PIECE)
+        ]
+        return torch.cat(pieces)
+
     def _pass(self, first: int, k: int, n: int) -> _Pass:
         """Return the pass for n samples of the k models from `first` on."""
         key = first, k, n
@@ -282,13 +293,7 @@ class _Pass:
         self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor
     ) -> list[Tensor]:
         """Return the gradients; x [k, n, C, H, W], y and weight [k, 1, n]."""
-        if parameters is not self._parameters:
-            for i, layer in enumerate(self._layers):
-                layer.bind(parameters[2 * i], parameters[2 * i + 1])
-            self._parameters = parameters
-        self._samples.copy_(x)
-        for layer in self._layers:
-            layer.forward()
+        self._forward(parameters, x)
         gradient = self._gradient  # [k, classes, n]
         torch.softmax(self._logits, 1, out=gradient)
         gradient.scatter_add_(1, y, self._minus_one).mul_(weight)
@@ -296,6 +301,20 @@ class _Pass:
         for layer in reversed(self._layers):
             found[:0] = layer.backward()
         return found
+
+    def logits(self, parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return the logits [n, classes] of one model; x [1, n, C, H, W]."""
+        self._forward(parameters, x)
+        return self._logits[0].mT.clone()
+
+    def _forward(self, parameters: Sequence[Tensor], x: Tensor) -> None:
+        if parameters is not self._parameters:
+            for i, layer in enumerate(self._layers):
+                layer.bind(parameters[2 * i], parameters[2 * i + 1])
+            self._parameters = parameters
+        self._samples.copy_(x)
+        for layer in self._layers:
+            layer.forward()
 
 
 class _ConvolutionShape:

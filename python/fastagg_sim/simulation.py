@@ -300,10 +300,13 @@ class Simulation:
         if self.next_round % self.job.task.eval_every and not self.done:
             return None, None, None
         self._layout.bind(self._model, self.params)
+        logits = None
+        if self._batched is not None:
+            logits = self._batched.logits(self.params, self._test[0].shape[1:])
         train_loss = None
         if self._train_sample is not None:
-            _, train_loss = evaluate(self._model, *self._train_sample)
-        return *evaluate(self._model, *self._test), train_loss
+            _, train_loss = evaluate(self._model, *self._train_sample, logits=logits)
+        return *evaluate(self._model, *self._test, logits=logits), train_loss
 
     def _count_substitutions(
         self, friends: Tensor | None, active: set[int]

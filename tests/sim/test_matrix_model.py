@@ -14,7 +14,7 @@ from torch.nn import functional
 from fastagg import FlatLayout
 from fastagg_sim import matrix_model
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, uses_products
-from fastagg_sim.client import ClientData
+from fastagg_sim.client import ClientData, evaluate
 from fastagg_sim.config import LocalTraining
 from fastagg_sim.matrix_model import MatrixModel, find_stack
 from fastagg_sim.models import MODELS, make_model
@@ -113,6 +113,29 @@ def test_gradients_of_the_models(name: str, in_shape: tuple[int, ...]) -> None:
     right = expected(model, rows, *batch)
     error = (found(model, rows, *batch) - right).norm() / right.norm()
     assert error < 2e-6  # float32 rounding; PyTorch's own convolutions have an error of 3e-7
+
+
+def test_evaluation_before_and_after_training() -> None:
+    """Accuracy and loss are those of the model, and training afterwards gives the same bits."""
+    model = make_model("lenet", num_classes=3, in_shape=(1, 18, 20), seed=0)
+    layout = FlatLayout.from_module(model)
+    params = layout.flatten(model)
+    rng = torch.Generator().manual_seed(5)
+    x, y = torch.randn(230, 1, 18, 20, generator=rng), torch.randint(0, 3, (230,), generator=rng)
+    trainer = BatchedTrainer(model, layout, LocalTraining(batch_size=30, local_epochs=1, lr=0.1))
+    rows = []
+    for _ in range(2):
+        logits = trainer.logits(params, (1, 18, 20))
+        assert logits is not None
+        torch.testing.assert_close(logits(x), model(x), rtol=1e-4, atol=1e-6)  # float32 rounding
+        accuracy, loss = evaluate(model, x, y, logits=logits)
+        right = evaluate(model, x, y)
+        assert accuracy == right[0] and loss == pytest.approx(right[1], rel=1e-6)
+        row = torch.empty_like(params)
+        work = ClientWork(row, ClientData(x, y), torch.Generator().manual_seed(1))
+        trainer.train([work], params, 0)
+        rows.append(row)
+    assert torch.equal(*rows) and rows[0].any()
 
 
 def test_a_case_by_hand() -> None:
