@@ -27,18 +27,25 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.harness import spread
 from benchmarks.machine import ROOT, Watch, describe
 from benchmarks.peers import installed
+from benchmarks.simulation_profile import profile_ways
 from fastagg import FlatLayout, UpdateBuffer
 from fastagg_sim import data
-from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, clients_at_once
+from fastagg_sim.batched_clients import (
+    BatchedTrainer,
+    ClientWork,
+    clients_at_once,
+    uses_products,
+)
 from fastagg_sim.client import ClientData, LocalTrainer, batches
 from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task, to_json
 from fastagg_sim.models import make_model
+from fastagg_sim.pooling import MaxPool2x2
 from fastagg_sim.progress import Progress
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.runner import default_workers, run_jobs
@@ -111,6 +118,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quick", action="store_true", help="dry run on the data set digits")
     parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print where the time of a local step goes, instead of measuring",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
@@ -128,12 +140,17 @@ def run(options: argparse.Namespace, console: Console) -> list[Line]:
         if options.only not in case.title:
             continue
         try:
-            lines += local_training(case, 3 if options.quick else options.repeats)
+            if options.profile:
+                profile(case, console)
+            else:
+                lines += local_training(case, 3 if options.quick else options.repeats)
         except data.DataNotFoundError:
             console.print(
                 f"{case.title}: skipped, no data set {case.dataset} "
                 f"(get it with: fastagg-sim data {case.dataset})"
             )
+    if options.profile:
+        return lines
     if options.only in "rounds":
         rounds = 5 if options.quick else options.rounds
         lines += whole_rounds("digits" if options.quick else "mnist", rounds, console)
@@ -171,6 +188,26 @@ def local_training(case: Case, repeats: int) -> list[Line]:
     return _with_ratios(lines, BARE)
 
 
+def profile(case: Case, console: Console) -> None:
+    """Print the profile of every way to train, on one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        profile_ways(case.title, training_ways(case), case.clients * case.steps, console)
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_torch_pooling(model: nn.Module) -> nn.Module:
+    """Return a copy of `model` with PyTorch's pooling instead of fastagg_sim's, which is faster."""
+    model = copy.deepcopy(model)
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, MaxPool2x2):
+                setattr(module, name, nn.MaxPool2d(2))
+    return model
+
+
 def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]]]:
     """Return the implementations by (name, clients at once).
 
@@ -192,7 +229,7 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
     buffer = UpdateBuffer(case.clients, layout.num_params)
 
     def plain() -> list[Tensor]:
-        local = copy.deepcopy(model)
+        local = with_torch_pooling(model)
         updates = []
         for k, client in enumerate(clients):
             local.load_state_dict(model.state_dict())
@@ -206,7 +243,7 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
 
     trainer = LocalTrainer(copy.deepcopy(model), layout, training)
 
-    def one_by_one() -> list[Tensor]:
+    def recorded() -> list[Tensor]:
         for k, client in enumerate(clients):
             order = generator(0, "batches", 0, k)
             trainer.train(buffer.row(k), start, client, 0, order)
@@ -222,6 +259,8 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
             batched.train(work, start, 0)
         return buffer.rows(range(case.clients))
 
+    # The same choice as in `fastagg_sim.simulation.Simulation`.
+    one_by_one = (lambda: together(1)) if uses_products(model) else recorded
     ways: dict[tuple[str, int], Callable[[], list[Tensor]]] = {
         (BARE, 1): plain,
         ("one by one", 1): one_by_one,

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from benchmarks import __main__ as command
 from benchmarks import simulation
+from benchmarks.simulation_profile import profile_ways
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -49,3 +52,17 @@ def test_simulation_replaces_the_lines_that_it_measured(
         assert float(row["seconds_q1"]) <= float(row["seconds"]) <= float(row["seconds_q3"])
     text = (tmp_path / "simulation.md").read_text("utf-8")
     assert text.count("\n| ") == len(again) + 2
+
+
+def test_profile_counts_operations_and_names_the_longest() -> None:
+    a, out = torch.randn(100, 100), io.StringIO()
+
+    def two_products() -> None:
+        torch.mm(a, a) + torch.mm(a, a)
+
+    ways = {("plain loop", 1): two_products, ("at once", 7): two_products}
+    profile_ways("a case", ways, 2, Console(file=out, width=120))
+    text = " ".join(out.getvalue().split())
+    assert "a case: 2.0 million operations per local step" in text  # 2 x 100 x 100 x 100
+    assert "plain loop, 1 clients │ mm │ 1.0 │" in text
+    assert "at once, 7 clients │ mm │ 1.0 │" in text

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local training of several clients at once: step s of all clients is one pass through the layers.
 
-The local models are the rows of a matrix [k, d], activations are [k, batch, ...], and a linear
-layer becomes one batched matrix product. The overhead of calling PyTorch is thus paid once for k
-clients. Every client sees the same batches as if it were trained alone; the results differ from
-those of `LocalTrainer` by rounding errors.
+The local models are the rows of a matrix [k, d], and a linear layer becomes one batched matrix
+product. The overhead of calling PyTorch is thus paid once for k clients. Every client sees the same
+batches as if it were trained alone; the results differ from those of `LocalTrainer` by rounding
+errors.
+
+Gradients are computed in one of two ways. On a CPU, the networks that `MatrixModel` supports are
+computed by it, which is also the fastest way to train a single client. Other models, and all models
+on a GPU, are computed by PyTorch's autograd with activations [k, batch, ...].
 
 The rows of an update buffer are separate tensors, so that a rule can take ownership of one of them.
 The matrix is therefore separate memory, and the pass that subtracts the global model writes the
@@ -16,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +29,7 @@ from torch.nn import functional
 from fastagg import FlatLayout
 from fastagg_sim.client import ClientData, fast_convolutions, passes
 from fastagg_sim.config import LocalTraining
+from fastagg_sim.matrix_model import MatrixModel, Stack, find_stack
 from fastagg_sim.pooling import MaxPool2x2, max_pool_2x2
 
 Layer = Callable[[Tensor, Sequence[Tensor]], Tensor]  # ([k, batch, ...], parameters [k, ...])
@@ -88,16 +93,81 @@ def clients_at_once(
     return min(fitting, _MOST_CLIENTS) if fitting >= least else 1
 
 
+class _Models(Protocol):
+    """Computes the gradients of k models. See `MatrixModel`, whose methods these are."""
+
+    def take(self, x: Tensor, ids: Tensor) -> Tensor: ...
+    def arrange(self, matrix: Tensor) -> Tensor: ...
+    def restore(self, matrix: Tensor) -> Tensor: ...
+    def parts(self, matrix: Tensor, k: int) -> list[Tensor]: ...
+    def gradients(
+        self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor
+    ) -> list[Tensor]: ...
+
+
+class _RecordedModel:
+    """Computes the gradients of k models with PyTorch's autograd. The order of rows is that of the
+    model."""
+
+    def __init__(self, layers: Sequence[tuple[Layer, int]], layout: FlatLayout) -> None:
+        self._layers = layers
+        self._layout = layout
+
+    def take(self, x: Tensor, ids: Tensor) -> Tensor:
+        return x.index_select(0, ids)
+
+    def arrange(self, matrix: Tensor) -> Tensor:
+        return matrix
+
+    def restore(self, matrix: Tensor) -> Tensor:
+        return matrix
+
+    def parts(self, matrix: Tensor, k: int) -> list[Tensor]:
+        """Return views [k, *shape] of every parameter in the first k rows of a matrix [n, d]."""
+        return [
+            matrix[:k, slot.start : slot.stop].unflatten(1, slot.shape)
+            for slot in self._layout.slots
+        ]
+
+    def gradients(
+        self, parameters: Sequence[Tensor], x: Tensor, y: Tensor, weight: Tensor
+    ) -> list[Tensor]:
+        leaves = [p.detach().requires_grad_() for p in parameters]
+        logits = self._logits(x, leaves).flatten(0, 1)
+        losses = functional.cross_entropy(logits, y, reduction="none")
+        return list(torch.autograd.grad((losses * weight).sum(), leaves))
+
+    def _logits(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+        """Apply the models of k clients: x [k, batch, ...] -> logits [k, batch, classes]."""
+        taken = 0
+        for layer, count in self._layers:
+            x = layer(x, parameters[taken : taken + count])
+            taken += count
+        return x
+
+
+def uses_products(model: nn.Module) -> bool:
+    """Return whether `BatchedTrainer` computes `model` by matrix products.
+
+    This is then the fastest way also for one client at a time.
+    """
+    on_cpu = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in model.parameters())
+    return on_cpu and find_stack(model) is not None
+
+
 class BatchedTrainer:
     """Trains several clients at once.
 
     The model must be an `nn.Sequential`, which may be nested, of the supported layers: Conv2d and
     Linear with bias, MaxPool2x2, Flatten, and elementwise layers (ReLU, Tanh, Sigmoid, Dropout).
 
-    grouped_convolutions: True: compute a convolution of all clients in one call, with one group of
-        channels per client, and use PyTorch's pooling. False: call the convolution once per client,
-        and pool by slices. The default is False on a CPU, where the overhead of a call is small
-        compared to a convolution, and True on other devices.
+    convolutions: how convolutions are computed. The results differ by rounding errors.
+        "products": the whole model by batched matrix products (`MatrixModel`). The default on a
+            CPU, for the models that `find_stack` supports.
+        "separate": one call of PyTorch's convolution per client, and pooling by slices. The default
+            on a CPU for other models: the overhead of a call is small compared to a convolution.
+        "grouped": one call for all clients, with one group of channels per client, and PyTorch's
+            pooling. The default on other devices.
 
     Raises ValueError if the model is not supported, naming the reason.
     """
@@ -108,7 +178,7 @@ class BatchedTrainer:
         layout: FlatLayout,
         training: LocalTraining,
         *,
-        grouped_convolutions: bool | None = None,
+        convolutions: Literal["products", "separate", "grouped"] | None = None,
     ) -> None:
         if next(model.buffers(), None) is not None or layout.tied:
             raise ValueError(
@@ -120,11 +190,21 @@ class BatchedTrainer:
                 "model: training clients at once needs a model without frozen parameters; "
                 "use clients_at_once=1"
             )
-        if grouped_convolutions is None:
-            grouped_convolutions = any(p.device.type != "cpu" for p in model.parameters())
-        self._layers = list(_layers(model, grouped_convolutions))
-        self._layout = layout
+        if convolutions is None:
+            on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+            convolutions = "separate" if on_cpu else "grouped"
+            if uses_products(model):
+                convolutions = "products"
         self._training = training
+        self._stack = find_stack(model) if convolutions == "products" else None
+        if convolutions == "products" and self._stack is None:
+            raise ValueError(
+                f'convolutions: "products" does not support the layers of this model: {model}; '
+                'use "separate"'
+            )
+        # Models by the shape of a sample.
+        self._matrix_models: dict[tuple[int, ...], MatrixModel] = {}
+        self._recorded = _RecordedModel(list(_layers(model, convolutions == "grouped")), layout)
 
     def train(self, clients: Sequence[ClientWork], start: Tensor, round_index: int) -> None:
         """Train `clients` and write `local model - start` into the row of each.
@@ -134,63 +214,82 @@ class BatchedTrainer:
         round_index: 0, 1, ...; determines the learning rate.
         """
         order = sorted(clients, key=lambda c: _steps(c, self._training), reverse=True)
-        models = start.repeat(len(order), 1)  # [k, d]
+        models = self._models_for(order[0].data.x.shape[1:])
+        anchor = models.arrange(start.unsqueeze(0))  # [1, d]
+        rows = anchor.repeat(len(order), 1)  # [k, d]
         with fast_convolutions(self._training.batch_size):
-            self._descend(models, order, start, self._training.rate(round_index))
-        for model, client in zip(models, order, strict=True):
-            torch.sub(model, start, out=client.row)
+            self._descend(models, rows, order, anchor, self._training.rate(round_index))
+        for row, client in zip(models.restore(rows), order, strict=True):
+            torch.sub(row, start, out=client.row)
+
+    def logits(self, params: Tensor, in_shape: Sequence[int]) -> Callable[[Tensor], Tensor] | None:
+        """Return a function from samples [n, *in_shape] to logits [n, classes] of the model
+        `params` [d], by matrix products.
+
+        None if the model is not computed by matrix products: call the model itself.
+        """
+        if self._stack is None:
+            return None
+        model = self._matrix_model(self._stack, in_shape)
+        parts = model.parts(model.arrange(params.unsqueeze(0)), 1)
+        return lambda x: model.logits(parts, x)
+
+    def _models_for(self, in_shape: Sequence[int]) -> _Models:
+        """Return what computes the gradients for samples of shape `in_shape`."""
+        return self._recorded if self._stack is None else self._matrix_model(self._stack, in_shape)
+
+    def _matrix_model(self, stack: Stack, in_shape: Sequence[int]) -> MatrixModel:
+        key = tuple(in_shape)
+        if key not in self._matrix_models:
+            self._matrix_models[key] = MatrixModel(stack, key)
+        return self._matrix_models[key]
 
     def _descend(
-        self, models: Tensor, clients: Sequence[ClientWork], start: Tensor, lr: float
+        self,
+        models: _Models,
+        rows: Tensor,
+        clients: Sequence[ClientWork],
+        anchor: Tensor,
+        lr: float,
     ) -> None:
-        """Run the gradient steps of `clients` on `models` [k, d], in place.
+        """Run the gradient steps of `clients` on arranged `rows` [k, d], in place.
 
         `clients` are sorted by decreasing number of steps, so that those with steps left are always
-        the first ones. `start`: [d], the global model. Updates the clients' velocities in place.
+        the first ones. `anchor`: [1, d], the global model, arranged. Updates the clients'
+        velocities in place.
         """
         training = self._training
-        shift = _matrix([c.control for c in clients])
-        momentum = _matrix([c.velocity for c in clients])
-        if momentum is None and training.momentum:
-            momentum = torch.zeros_like(models)
-        anchor = start.expand_as(models)
-        for x, y, weight in joint_batches(clients, training):
-            k = len(x)
-            parameters = [p.detach().requires_grad_() for p in self._parts(models, k)]
-            losses = functional.cross_entropy(
-                self._logits(x, parameters).flatten(0, 1), y, reduction="none"
+        shift, momentum = (
+            None if matrix is None else models.arrange(matrix)
+            for matrix in (
+                _matrix([c.control for c in clients]),
+                _matrix([c.velocity for c in clients]),
             )
-            gradients = list(torch.autograd.grad((losses * weight).sum(), parameters))
+        )
+        if momentum is None and training.momentum:
+            momentum = torch.zeros_like(rows)
+        anchor = anchor.expand_as(rows)
+        k, parameters = 0, list[Tensor]()
+        for x, y, weight in joint_batches(clients, training, models.take):
+            if len(x) != k:
+                k, parameters = len(x), models.parts(rows, len(x))
+            gradients = models.gradients(parameters, x, y, weight)
             with torch.no_grad():
                 if shift is not None:
-                    torch._foreach_add_(gradients, self._parts(shift, k))
+                    torch._foreach_add_(gradients, models.parts(shift, k))
                 if training.prox:
-                    pull = torch._foreach_sub(parameters, self._parts(anchor, k))
+                    pull = torch._foreach_sub(parameters, models.parts(anchor, k))
                     torch._foreach_add_(gradients, pull, alpha=training.prox)
                 if momentum is not None:
-                    velocity = self._parts(momentum, k)
+                    velocity = models.parts(momentum, k)
                     torch._foreach_mul_(velocity, training.momentum)
                     torch._foreach_add_(velocity, gradients)
                     gradients = velocity
                 torch._foreach_add_(parameters, gradients, alpha=-lr)
-        for i, client in enumerate(clients):
-            if client.velocity is not None and momentum is not None:
-                client.velocity.copy_(momentum[i])
-
-    def _parts(self, matrix: Tensor, k: int) -> list[Tensor]:
-        """Return views [k, *shape] of every parameter in the first k rows of a matrix [n, d]."""
-        return [
-            matrix[:k, slot.start : slot.stop].unflatten(1, slot.shape)
-            for slot in self._layout.slots
-        ]
-
-    def _logits(self, x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-        """Apply the models of k clients: x [k, batch, ...] -> logits [k, batch, classes]."""
-        taken = 0
-        for layer, count in self._layers:
-            x = layer(x, parameters[taken : taken + count])
-            taken += count
-        return x
+        if momentum is not None:
+            for client, velocity in zip(clients, models.restore(momentum), strict=True):
+                if client.velocity is not None:
+                    client.velocity.copy_(velocity)
 
 
 def _matrix(vectors: Sequence[Tensor | None]) -> Tensor | None:
@@ -205,11 +304,14 @@ def _matrix(vectors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def joint_batches(
-    clients: Sequence[ClientWork], training: LocalTraining
+    clients: Sequence[ClientWork],
+    training: LocalTraining,
+    take: Callable[[Tensor, Tensor], Tensor],
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield, step by step, the batches of the first k clients: those that have steps left.
 
     clients: sorted by decreasing number of steps.
+    take: returns the samples x[ids] for x [N, ...] and ids [n].
 
     Yields x [k, b, ...], y [k b], and the weight [k b] of each sample in the mean over its client's
     batch. Batches smaller than b are padded with samples of weight 0.
@@ -218,9 +320,12 @@ def joint_batches(
     are sent to the device for many steps at a time.
     """
     xs, ys = [c.data.x for c in clients], [c.data.y for c in clients]
-    x = torch.cat([*xs, xs[0].new_zeros(1, *xs[0].shape[1:])])
-    y = torch.cat([*ys, ys[0].new_zeros(1)])
-    filler = y.numel() - 1
+    filler = sum(y.numel() for y in ys)
+    if len(clients) > 1:
+        x = torch.cat([*xs, xs[0].new_zeros(1, *xs[0].shape[1:])])
+        y = torch.cat([*ys, ys[0].new_zeros(1)])
+    else:
+        x, y = xs[0], ys[0]  # batches of one client are never padded
     orders, start = [], 0
     for client in clients:
         orders.append(_order(client, training, start, filler))
@@ -241,7 +346,7 @@ def joint_batches(
         for ids, weight, k_now, b_now in zip(plan, weights, counts, widths, strict=True):
             chosen = ids[:k_now, :b_now].flatten()
             yield (
-                x.index_select(0, chosen).unflatten(0, (k_now, b_now)),
+                take(x, chosen).unflatten(0, (k_now, b_now)),
                 y.index_select(0, chosen),
                 weight[:k_now, :b_now].flatten(),
             )

@@ -7,7 +7,7 @@ model, and `row -= global` turns it into the client's update without copying or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -156,14 +156,24 @@ class LocalTrainer:
         return [parts[name] for name, p in self._model.named_parameters() if p.requires_grad]
 
 
-def evaluate(model: nn.Module, x: Tensor, y: Tensor, batch_size: int = 500) -> tuple[float, float]:
-    """Return the accuracy in [0, 1] and the mean cross-entropy of `model` on x [n, ...], y [n]."""
+def evaluate(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int = 500,
+    logits: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[float, float]:
+    """Return the accuracy in [0, 1] and the mean cross-entropy of `model` on x [n, ...], y [n].
+
+    logits: called instead of `model`: a faster way to compute the same (`BatchedTrainer.logits`).
+    """
     totals = torch.zeros(2, dtype=torch.float64, device=x.device)
     model.eval()
-    with torch.inference_mode():
+    # Not inference mode for `logits`: it keeps memory, and training could not change it later.
+    with torch.inference_mode() if logits is None else torch.no_grad():
         for part, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
-            logits = model(part)
-            totals[0] += (logits.argmax(dim=1) == labels).sum()
-            totals[1] += functional.cross_entropy(logits, labels, reduction="sum")
+            found = model(part) if logits is None else logits(part)
+            totals[0] += (found.argmax(dim=1) == labels).sum()
+            totals[1] += functional.cross_entropy(found, labels, reduction="sum")
     correct, loss = totals.tolist()  # the only synchronisation with a GPU
     return correct / y.numel(), loss / y.numel()

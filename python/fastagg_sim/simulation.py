@@ -22,7 +22,7 @@ from torch import Tensor
 import fastagg
 from fastagg import FlatLayout, UpdateBuffer, ops
 from fastagg_sim import data
-from fastagg_sim.batched_clients import BatchedTrainer, ClientWork
+from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, uses_products
 from fastagg_sim.client import ClientData, LocalTrainer, evaluate
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.devices import find_device, now, repeatable, seed_layers
@@ -110,7 +110,7 @@ class Simulation:
         self._buffer = UpdateBuffer(task.num_clients, layout.num_params, device)
         self._trainer = LocalTrainer(model, layout, job.training)
         self._batched: BatchedTrainer | None = None
-        if job.training.clients_at_once > 1:
+        if job.training.clients_at_once > 1 or uses_products(model):
             self._batched = BatchedTrainer(model, layout, job.training)
         self._momentum: dict[int, Tensor] = {}  # client -> [d]; empty unless keep_momentum
         self._norms: dict[int, list[float]] = {}  # round -> [K]
@@ -300,10 +300,13 @@ class Simulation:
         if self.next_round % self.job.task.eval_every and not self.done:
             return None, None, None
         self._layout.bind(self._model, self.params)
+        logits = None
+        if self._batched is not None:
+            logits = self._batched.logits(self.params, self._test[0].shape[1:])
         train_loss = None
         if self._train_sample is not None:
-            _, train_loss = evaluate(self._model, *self._train_sample)
-        return *evaluate(self._model, *self._test), train_loss
+            _, train_loss = evaluate(self._model, *self._train_sample, logits=logits)
+        return *evaluate(self._model, *self._test, logits=logits), train_loss
 
     def _count_substitutions(
         self, friends: Tensor | None, active: set[int]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Literal
 
 import pytest
 import torch
@@ -107,19 +108,21 @@ def without_masks(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+@pytest.mark.parametrize("convolutions", [None, "separate", "grouped"])
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow if n == "vgg11" else ()) for n in MODELS],
 )
-def test_every_model(name: str, as_on_a_gpu: bool) -> None:
+def test_every_model(
+    name: str, convolutions: Literal["products", "separate", "grouped"] | None
+) -> None:
     for in_shape in IN_SHAPES[name]:
         model = without_masks(make_model(name, num_classes=3, in_shape=in_shape, seed=0))
         layout = FlatLayout.from_module(model)
         training = LocalTraining(batch_size=4, local_epochs=1, lr=0.05)
         clients = work(in_shape, layout.num_params, sizes=(9, 4, 6))
         expected = one_by_one(model, training, clients, t=0)
-        trainer = BatchedTrainer(model, layout, training, grouped_convolutions=as_on_a_gpu)
+        trainer = BatchedTrainer(model, layout, training, convolutions=convolutions)
         trainer.train(clients, layout.flatten(model), 0)
         for client, right in zip(clients, expected, strict=True):
             # Rounding over up to three steps; a ReLU or maximum that flips would give 1e-2.
