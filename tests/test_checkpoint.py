@@ -132,8 +132,9 @@ def rewritten(path: Path, **changes: str) -> None:
         ({"version": "one"}, "damaged header: version 'one'"),
         ({"options": "{"}, "damaged header"),
         ({"rule": "mystery"}, "expected one of .*'mystery'"),
-        ({"rule": "stale"}, "state: expected 2805 bytes for rule 'stale'.*got 2800"),
-        ({"rule": "fedvarp"}, "its checksum is wrong"),
+        ({"rule": "stale"}, r"options: expected some of .* rule 'stale', got \['empty_rounds'\]"),
+        ({"rule": "fedvarp"}, r"for rule 'fedvarp', got \['empty_rounds'\]"),
+        ({"rule": "mifa "}, "rule: expected one of"),
         ({"sha256": "0" * 63}, "expected one checksum of 64 digits"),
         ({"sha257": ""}, r"expected the fields .*, got .*'sha257'"),
         ({"options": "[]"}, "options: expected an object"),
@@ -329,7 +330,7 @@ def test_a_file_does_not_load_under_another_rule(pair: str, tmp_path: Path) -> N
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length].replace(f'"{name}"'.encode(), f'"{other}"'.encode())
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
-    with pytest.raises(CheckpointError, match="checksum is wrong"):
+    with pytest.raises(CheckpointError, match=r"checksum is wrong|empty_rounds"):
         fastagg.load(tmp_path / "a")
 
 

@@ -39,7 +39,9 @@ class FedVARP(MemoryRule):
 
     def __init__(self, **options: Unpack[MemoryOptions]) -> None:
         super().__init__(**options)
-        self._moved = torch.zeros(self.num_params, device=self.device)  # [d], scratch
+        self._moved = torch.zeros(
+            self.num_params, device=self.device, dtype=torch.float32
+        )  # [d], scratch
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         weights = relative(self.client_weights[cohort.clients], "the active clients")

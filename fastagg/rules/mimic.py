@@ -91,7 +91,7 @@ class MimiC(Aggregator[Plan, Corrected]):
                     'memory_folder: expected None with mode "client", where the server keeps '
                     f"no rows, got {memory_folder!r}"
                 )
-            self.aggregate = torch.zeros(self.num_params, device=self.device)
+            self.aggregate = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
             self._next = torch.zeros_like(self.aggregate)
             return
         sizes, store = (self.num_clients, self.num_params), read_store("float32", memory_folder)
@@ -119,7 +119,7 @@ class MimiC(Aggregator[Plan, Corrected]):
             refuse_shared_memory(cohort, own)
             kept = self.corrections.spares.rows(ids)
         rounded = self.corrections.new_reference()
-        row_peaks = torch.empty(len(cohort), device=self.device)
+        row_peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
         references = self.corrections.references_of(ids)
         self.columns.mimic_mean_(
             self._mean, rounded, row_peaks, cohort.rows, own, clients, references, kept

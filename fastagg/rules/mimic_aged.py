@@ -66,7 +66,9 @@ class MimiCAged(Aggregator[AgedPlan, Reading]):
         self.corrections = RowMemory(self.num_clients, self.num_params, self.device)
         self.last = torch.full((self.num_clients,), -1, dtype=torch.int64)
         self.rounds = torch.zeros((), dtype=torch.int64)
-        self._aggregate = torch.zeros(self.num_params, device=self.device)  # [d], scratch
+        self._aggregate = torch.zeros(
+            self.num_params, device=self.device, dtype=torch.float32
+        )  # [d], scratch
 
     def _plan(self, cohort: Cohort) -> AgedPlan:
         size, clients = len(cohort), cohort.clients
