@@ -114,7 +114,10 @@ emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kern
 # Leak detection is off: Python and PyTorch leave much memory allocated on purpose. torch.compile,
 # which test_registration.py runs, starts a compiler that fails with the preloaded libraries.
 SANITIZED := build/sanitize/tree
-sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer, the threads under ThreadSanitizer
+	@mkdir -p build/sanitize
+	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp -o build/sanitize/pool_race
+	build/sanitize/pool_race
 	FASTAGG_WITHOUT_AVX512=$$(grep -qs avx512bw /proc/cpuinfo && echo 0 || echo 1) \
 	  FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \

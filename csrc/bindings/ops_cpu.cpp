@@ -234,7 +234,8 @@ void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
-                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept) {
+                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
+                 const std::optional<at::Tensor>& weights) {
   const int64_t d = out.numel();
   const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
@@ -249,6 +250,8 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
       check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
   const auto bases = check_references(references, S, d, device);
   const auto written = check_kept(kept, S, d, device);
+  std::vector<double> w;
+  if (weights) w = check_weights(*weights, S, device);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(rounded, "rounded");
@@ -258,6 +261,7 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   changed.check_rows(own.addresses, updates.row_bytes(), "corrections");
   changed.check_rows(bases, rounded.nbytes(), "references");
   const auto order = order_by_client(own.ids, S);
+  if (weights) w = reorder(w, order);
   const auto kept_rows = kept_pointers(written, order);
   const auto ordered_bases = reorder(bases, order);
   std::vector<float> largest(S);
@@ -267,7 +271,8 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
     const auto corrected = pointers<const T>(reorder(own.addresses, order));
     cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
                     largest.data(), rows.data(), corrected.data(), ordered_bases.data(),
-                    kept.empty() ? nullptr : kept_rows.data(), S, d, threads());
+                    weights ? w.data() : nullptr, kept.empty() ? nullptr : kept_rows.data(), S, d,
+                    threads());
   });
   write_peaks(peaks, largest, order);
 }

@@ -263,7 +263,8 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
-                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept) {
+                 const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
+                 const std::optional<at::Tensor>& weights) {
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
@@ -275,6 +276,7 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   check_same_device(peaks, "peaks", on.device());
   rows.add_references(references, on.device());
   rows.add_kept(kept, on.device());
+  if (weights) rows.add_weights(*weights);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(rounded, "rounded");
@@ -288,11 +290,12 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
   with_element(rows.given_updates().dtype, [&](auto element) {
     using T = decltype(element);
-    check_launch(cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
-                                  largest.mutable_data_ptr<float>(), rows.updates<T>(),
-                                  rows.own<const T>(), rows.references(), rows.kept(), rows.S(), d,
-                                  rows.width().value(), on.stream()),
-                 "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
+    check_launch(
+        cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
+                         largest.mutable_data_ptr<float>(), rows.updates<T>(), rows.own<const T>(),
+                         rows.references(), weights ? rows.weights() : nullptr, rows.kept(),
+                         rows.S(), d, rows.width().value(), on.stream()),
+        "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);
 }

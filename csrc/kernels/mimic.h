@@ -23,7 +23,7 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 
 // The v of `mimic`, and the new corrections, written to `kept` if that is given. Nothing that is
 // read is changed. Two reads per element of updates, and a write for `kept`:
-//   v = 1/S sum_s (updates[s] + c[s]);  kept[s] = v - updates[s]
+//   v = 1/S sum_s (updates[s] + weights[s] * c[s]);  kept[s] = v - updates[s]
 // with c[s] = corrections[s], or references[s] - corrections[s] where references[s] is given.
 //   v             // [d]
 //   rounded       // [d] v in float32
@@ -31,10 +31,11 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 //   updates       // [S] pointers to d contiguous elements each
 //   corrections   // [S] pointers to the memory rows of the same clients, d elements each
 //   references    // [S] pointers to d floats each, or nullptr
+//   weights       // [S], or nullptr for ones; weights[s] / S is rounded to float32
 //   kept          // [S] pointers to d floats each, written, or nullptr
 template <class T>  // float, Bfloat16 or Half
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
-                const T* const* corrections, const float* const* references, float* const* kept,
-                int64_t S, int64_t d, const Parallel& parallel);
+                const T* const* corrections, const float* const* references, const double* weights,
+                float* const* kept, int64_t S, int64_t d, const Parallel& parallel);
 
 }  // namespace fastagg::cpu

@@ -166,6 +166,7 @@ def memory_update_(
     example=lambda f, x: (
         f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, x.references, x.kept),
         f(x.mean, x.params, x.peaks, list(x.updates), list(x.memory[x.clients]), x.clients),
+        f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, weights=x.weights),
     )
 )
 def mimic_mean_(
@@ -177,17 +178,19 @@ def mimic_mean_(
     clients: Tensor,
     references: Sequence[Tensor | None] | None = None,
     kept: Sequence[Tensor] | None = None,
+    *,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the v of :func:`mimic_` and its new corrections; nothing read is changed.
 
     ::
 
         c[s] = corrections[s]                  # or references[s] - corrections[s], where given
-        out = mean over s of (updates[s] + c[s])
+        out = mean over s of (updates[s] + weights[s] * c[s])
         kept[s] = out - updates[s]             # where given
 
-    Followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits of :func:`mimic_`, but
-    a server can still refuse it after this call: nothing is lost.
+    Without ``weights``, followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits
+    of :func:`mimic_`, but a server can still refuse it after this call: nothing is lost.
 
     A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
     next round it passes the row as the correction, and the ``rounded`` of the round in which the
@@ -205,13 +208,16 @@ def mimic_mean_(
         references: S entries, each float32 [d] or None; by default all are None.
         kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
             By default the new rows are not written.
+        weights: float32 or float64 [S]; by default all are 1. ``weights[s] / S`` is rounded to
+            float32.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
     """
     rows, own = row_list(updates, "updates"), row_list(corrections, "corrections")
     written = list(kept or [])
-    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, list(references or []), written)
+    bases = list(references or [])
+    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, bases, written, weights)
     mark_changed(out, rounded, peaks, *written)
     return out
 

@@ -362,10 +362,12 @@ def mimic_mean_(
     clients: Tensor,
     references: Sequence[Tensor | None] | None = None,
     kept: Sequence[Tensor] | None = None,
+    *,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute the v of :func:`mimic_` and its new corrections.
 
-    ``v = mean_s(updates[s] + c[s])`` and ``kept[s] = v - updates[s]``. ``c[s]`` is
+    ``v = mean_s(updates[s] + weights[s] * c[s])`` and ``kept[s] = v - updates[s]``. ``c[s]`` is
     ``corrections[s]`` or, where a reference is given, the float32 difference
     ``references[s] - corrections[s]``.
 
@@ -378,6 +380,7 @@ def mimic_mean_(
         clients: [S] int64, distinct ids.
         references: S vectors [d] float32 or None.
         kept: S vectors [d] float32; changed in place. By default the new rows are not written.
+        weights: [S] float; by default all are 1.
 
     Returns:
         ``out``.
@@ -386,7 +389,9 @@ def mimic_mean_(
     bases = references or [None] * len(own)
     c = [row if base is None else base - row for row, base in zip(own, bases, strict=True)]
     peaks.copy_(abs_max(updates))
-    out.copy_((_float64(updates) + _float64(c)).mean(dim=0))
+    factors = torch.ones(len(own)) if weights is None else weights
+    corrected = _float64(updates) + factors.to(torch.float64)[:, None] * _float64(c)
+    out.copy_(corrected.mean(dim=0))
     rounded.copy_(out)
     for row, update in zip(kept or [], _float64(updates), strict=kept is not None):
         row.copy_(rounded.to(torch.float64) - update)

@@ -123,8 +123,8 @@ def plan(
     mimic         4Kd (*)                        12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
       mode client   0                              8Sd + 20d                             2Sd + 2d
     scaffold      4Kd + 4d                       36Sd + 44d                            8Sd + d
-    mimic-aged    4Kd + 8K + 8                   24Sd + 24d                            6Sd + 2d
-    fedvarp       as mifa                        20Sd + 60d; adopting 16Sd + 60d       7Sd + 3d
+    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
+    fedvarp       as mifa                        12Sd + 60d; adopting 8Sd + 60d        3Sd + 6d
     fedau         24K                            as fedavg                             2Sd
     fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
     robust rules  0                              8Sd + 24d                             S(S + 3)d
@@ -141,8 +141,8 @@ def plan(
     (**) With ``adopting``, Sd more.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
-    Of the rules with a memory, mifa, stale and scaffold need 8d, fedvarp and mimic 12d, mimic-aged
-    4d, and stale-models 8d, or 12d with ``adopting``. If they copy rows, they also need S spare
+    Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic and mimic-aged
+    12d, and stale-models 8d, or 12d with ``adopting``. If they copy rows, they also need S spare
     rows, 4Sd, into which a step writes the new memory rows.
 
     The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d,

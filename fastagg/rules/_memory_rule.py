@@ -166,9 +166,19 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         if cohort.ids and not float(changes.max()) <= FLOAT32_LIMIT:
             raise ValueError("updates: too large, memory rows would leave the range of float32")
         peaks = self._peaks.index_copy(0, clients, row_peaks)
-        aggregate = plan.norm * float(self._shares @ peaks)
+        aggregate = self._aggregate_peak(plan, peaks, changes)
         self._check_range(peak, aggregate + peak if self.remembers_models else aggregate)
         return Remembered(plan.weights, peaks, reference)
+
+    def _aggregate_peak(self, plan: MemoryPlan, peaks: Tensor, changes: Tensor) -> float:
+        """Return an upper bound of the magnitudes in the aggregate.
+
+        Args:
+            plan: the plan of the round.
+            peaks: [K] float64, >= |memory[k]| after the step.
+            changes: [S] float64, >= |new row - old row|.
+        """
+        return plan.norm * float(self._shares @ peaks)
 
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered

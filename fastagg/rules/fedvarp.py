@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
 from fastagg.rules._client_weights import relative
-from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
+from fastagg.rules._memory_rule import MemoryPlan, MemoryRule, Remembered
 from fastagg.updates.cohort import Cohort
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @register("fedvarp")
@@ -37,40 +34,27 @@ class FedVARP(MemoryRule):
     A step raises ValueError if all active clients have weight 0.
     """
 
-    def __init__(self, **options: Unpack[MemoryOptions]) -> None:
-        super().__init__(**options)
-        self._moved = torch.zeros(
-            self.num_params, device=self.device, dtype=torch.float32
-        )  # [d], scratch
-
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         weights = relative(self.client_weights[cohort.clients], "the active clients")
-        return MemoryPlan(weights, shares=self._shares[cohort.clients], norm=1.0)
+        # The pass computes total + sum_s a_s (u_s - m_s), which is the whole aggregate.
+        return MemoryPlan(weights, shares=weights, norm=1.0)
 
-    def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
-        # params += server_lr * (new total), as in MIFA, already contains the differences u_s - m_s
-        # with weight w_s. The remaining weight, a_s - w_s, is added before, in the scratch vector.
-        rest = self.server_lr * (plan.weights - plan.shares)  # [S], >= 0
-        row_peaks = self._read_rows(params, cohort, plan)
-        peaks = row_peaks + self._peaks[cohort.clients]  # [S], >= |u_s - m_s|
-        reach = self._params_peak(params) + float(rest @ peaks)
-        self._check_range(reach, 0.0)
-        reading = self._remember(params, reach, cohort, plan, row_peaks)
-        rows = [*cohort.rows, *self.memory.of(cohort.ids)]
-        self._moved.copy_(params)
-        self.columns.weighted_sum_(self._moved, rows, torch.cat([rest, -rest]))
-        return reading
+    def _aggregate_peak(self, plan: MemoryPlan, peaks: Tensor, changes: Tensor) -> float:
+        return float(self._shares @ self._peaks) + float(plan.weights @ changes)
 
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
     ) -> None:
-        params.copy_(self._moved)
+        before = self.total
         super()._commit(params, cohort, plan, reading)
+        # w_s = A a_s with A the share of the active clients. So the new total, which changes by
+        # sum_s w_s (u_s - m_s), lies between the old one and the aggregate.
+        active_share = float(self._shares.index_select(0, cohort.clients).sum())
+        self.total, self._next_total = before.lerp_(self.total, active_share), self.total
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # that of MIFA, plus rows and memory rows added to a copy of params, which is copied back
+        # that of MIFA; then the total is read together with the aggregate, and written
         base = super().cost(sizes, options)
-        S, d = sizes.S, sizes.d
-        moved = base.moved + 8 * S * d + 24 * d
-        return Cost(base.state, base.scratch + 4 * d, moved, base.flops + 4 * S * d)
+        d = sizes.d
+        return dataclasses.replace(base, moved=base.moved + 24 * d, flops=base.flops + 3 * d)

@@ -5,63 +5,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
-from fastagg.memory.rows import RowMemory
-from fastagg.memory.stores import read_store
-from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
+from fastagg.rules._correction_rule import Corrected, CorrectionPlan, CorrectionRule
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_ROUNDING = 1.0 + 2.0**-22
-"""Margin for the float32 rounding of v and c: two roundings of relative size 2^-24."""
-
-
-@dataclass
-class Corrected(Reading):
-    """Results of the pass over the rows; v and corrections are in scratch and spare rows."""
-
-    peaks: Tensor | None = None  # [K] float64, >= |corrections[k]| after the step
-    reference: Tensor | None = None  # [d], v, if the rule takes ownership of rows
-
 
 @register("mimic")
-class MimiC(Aggregator[Plan, Corrected]):
+class MimiC(CorrectionRule):
     """``v = mean_s(u_s + c_s)``, ``params += server_lr * v``, ``c_s = v - u_s`` (Algorithm 1).
 
-    The mean is over the active clients s; an absent client's correction does not change.
+    The mean is over the active clients s; an absent client's correction does not change. How the
+    server keeps corrections, and what it checks, is described at :class:`CorrectionRule`.
 
     In mode "client" the clients keep their corrections (:class:`fastagg.MimiCClient`) and send
     u_s + c_s. The server has no state: it needs only the sum of the received rows, which secure
     aggregation can compute, and sends v back to the clients of the round. Parameters are those of
     mode "server", up to the rounding of u_s + c_s to float32.
 
-    In mode "server", if the rule may take ownership of the received rows, they become memory rows.
-    c_s = v - u_s is then reconstructed from the update and its reference, the v of its round, with
-    the same bits. The server also keeps these references: at most K - S + 1 vectors, one for each
-    round in which some client was last active.
-
-    Before the commit, the rule checks with bounds that no value leaves the range of float32:
-    |v| <= mean_s(|u_s| + |c_s|) and |c_s| <= |v| + |u_s|, where |x| is the largest magnitude in x.
-    As |c_s| <= |v_old| + |u_old|, the bound of |v| grows by at most 2 max|u| per round, to
-    2e6 max|u| after a million rounds. If the bounds would refuse a step, the rule first replaces
-    the bounds of all |c| by their exact values and checks again.
-
     Args:
         mode: "server" or "client": where corrections are kept.
-        memory_folder: folder for a memory-mapped file that holds the corrections; see
-            :class:`fastagg.rules._memory_rule.MemoryRule`. Mode "server" only.
+        memory_folder: see :class:`CorrectionRule`. Mode "server" only.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -71,9 +46,6 @@ class MimiC(Aggregator[Plan, Corrected]):
             until the next step. Mode "client" only.
     """
 
-    column_state = frozenset({"corrections"})
-    collects_streams = False
-
     def __init__(
         self,
         *,
@@ -81,108 +53,56 @@ class MimiC(Aggregator[Plan, Corrected]):
         memory_folder: str | os.PathLike[str] | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(**options)
         if mode not in ("server", "client"):
             raise ValueError(f'mode: expected "server" or "client", got {mode!r}')
         self.mode = mode
-        if mode == "client":
-            if memory_folder is not None:
-                raise ValueError(
-                    'memory_folder: expected None with mode "client", where the server keeps '
-                    f"no rows, got {memory_folder!r}"
-                )
-            self.aggregate = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
-            self._next = torch.zeros_like(self.aggregate)
-            return
-        sizes, store = (self.num_clients, self.num_params), read_store("float32", memory_folder)
-        self.corrections = RowMemory(*sizes, self.device, sign=-1.0, store=store)
-        self._mean = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
-        self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
+        super().__init__(memory_folder=memory_folder, **options)
+
+    def _allocate(self, memory_folder: str | os.PathLike[str] | None) -> None:
+        if self.mode == "server":
+            return super()._allocate(memory_folder)
+        if memory_folder is not None:
+            raise ValueError(
+                'memory_folder: expected None with mode "client", where the server keeps '
+                f"no rows, got {memory_folder!r}"
+            )
+        self.aggregate = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
+        self._next = torch.zeros_like(self.aggregate)
 
     def _receive(self, cohort: Cohort) -> Cohort:
         if self.mode == "client":
             return cohort  # rows need not be in memory
-        return self.corrections.receive(cohort, self.columns)
+        return super()._receive(cohort)
 
-    def _plan(self, cohort: Cohort) -> Plan:
-        return Plan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
+    def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
+        if self.mode == "server":
+            return super()._read(params, cohort, plan)
+        peak = self._params_peak(params)  # rows are u_s + c_s
+        refuse_shared_memory(cohort, [self.aggregate, self._next])
+        row_peaks = self._row_peaks(cohort)
+        self._check_range(peak, row_peaks.mean().item())
+        self.columns.weighted_sum_(self._next, cohort.rows, plan.weights, beta=0.0)
+        return Corrected(plan.weights, row_peaks, None)
 
-    def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Corrected:
-        peak, clients, ids = self._params_peak(params), cohort.clients, cohort.ids
-        if self.mode == "client":  # rows are u_s + c_s
-            refuse_shared_memory(cohort, [self.aggregate, self._next])
-            self._check_range(peak, self._row_peaks(cohort).mean().item())
-            self.columns.weighted_sum_(self._next, cohort.rows, plan.weights, beta=0.0)
-            return Corrected(plan.weights)
-        own, kept = self.corrections.of(ids), []
-        if cohort.owner is None:
-            refuse_shared_memory(cohort, own)
-            kept = self.corrections.spares.rows(ids)
-        rounded = self.corrections.new_reference()
-        row_peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
-        references = self.corrections.references_of(ids)
-        self.columns.mimic_mean_(
-            self._mean, rounded, row_peaks, cohort.rows, own, clients, references, kept
-        )
-        row_peaks = self._check_peaks(cohort, self.columns.join_peaks(row_peaks))
-        aggregate = self._bound(peak, clients, row_peaks)
-        peaks = self._peaks.index_copy(0, clients, (aggregate + row_peaks) * _ROUNDING)
-        return Corrected(plan.weights, peaks, None if kept else rounded)
-
-    def _commit(self, params: Tensor, cohort: Cohort, plan: Plan, reading: Corrected) -> None:
-        if reading.peaks is None:  # mode "client"
-            ops.weighted_sum_(params, [self._next], self._rate)
-            self.aggregate, self._next = self._next, self.aggregate
-            return
-        ops.add_total_(params, self._mean, self.server_lr, 1.0)
-        self.corrections.exchange(cohort.ids, cohort.owner, reading.reference)
-        self._peaks = reading.peaks
-
-    def _bound(self, peak: float, clients: Tensor, row_peaks: Tensor) -> float:
-        """Return a bound of |v|; check that corrections and parameters stay in range."""
-        if not self._fits(peak, clients, row_peaks):
-            self._measure()
-            if not self._fits(peak, clients, row_peaks):
-                raise ValueError(
-                    "updates: too large, corrections or parameters could leave the range of "
-                    f"float32 (updates up to {row_peaks.max().item():.3g}, corrections up to "
-                    f"{self._peaks.max().item():.3g})"
-                )
-        return self._aggregate_bound(clients, row_peaks)
-
-    def _measure(self) -> None:
-        self.corrections.settle_()
-        self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
-
-    def _aggregate_bound(self, clients: Tensor, row_peaks: Tensor) -> float:
-        return float((row_peaks + self._peaks[clients]).mean()) * _ROUNDING
-
-    def _fits(self, peak: float, clients: Tensor, row_peaks: Tensor) -> bool:
-        """Return whether the sum of v, new corrections and new parameters fit into float32."""
-        aggregate = self._aggregate_bound(clients, row_peaks)
-        largest = max(
-            aggregate * len(clients),
-            aggregate + row_peaks.max().item(),
-            peak + self.server_lr * aggregate,
-        )
-        return largest <= FLOAT32_LIMIT
+    def _commit(
+        self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
+    ) -> None:
+        if self.mode == "server":
+            return super()._commit(params, cohort, plan, reading)
+        ops.weighted_sum_(params, [self._next], self._rate)
+        self.aggregate, self._next = self._next, self.aggregate
 
     def _state(self) -> State:
-        return {} if self.mode == "client" else {"corrections": self.corrections}
+        return {} if self.mode == "client" else super()._state()
 
     def _state_loaded(self) -> None:
         if self.mode == "server":
-            self._measure()
+            super()._state_loaded()
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        K, S, d = sizes.K, sizes.S, sizes.d
-        if options.get("mode") == "client":
-            # abs_max of params and rows; rows to v, v to params
-            return Cost(0, 8 * d, 8 * S * d + 20 * d, 2 * S * d + 2 * d)
-        # abs_max of params; rows and corrections read, v written twice; v to params
-        flops, moved = 5 * S * d + 3 * d, 8 * S * d + 32 * d
-        if not sizes.adopting:  # the new corrections are written into spare rows
-            return Cost(4 * K * d, 12 * d + 4 * S * d, moved + 4 * S * d, flops)
-        references = 4 * (K - S + 1) * d  # of which one is read
-        return Cost(4 * K * d + references, 12 * d, moved + 4 * d, flops)
+        if options.get("mode") != "client":
+            return super().cost(sizes, options)
+        # abs_max of params and rows; rows to v, v to params
+        S, d = sizes.S, sizes.d
+        return Cost(0, 8 * d, 8 * S * d + 20 * d, 2 * S * d + 2 * d)

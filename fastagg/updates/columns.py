@@ -220,11 +220,20 @@ class Columns:
         clients: Tensor,
         references: Sequence[Tensor | None],
         kept: Sequence[Tensor] = (),
+        weights: Tensor | None = None,
     ) -> Tensor:
         """:func:`fastagg.ops.mimic_mean_`; ``peaks`` are of the columns in this process."""
         if in_memory(updates) and in_memory(corrections):
             return ops.mimic_mean_(
-                out, rounded, peaks, updates, corrections, clients, references, kept
+                out,
+                rounded,
+                peaks,
+                updates,
+                corrections,
+                clients,
+                references,
+                kept,
+                weights=weights,
             )
         peaks.zero_()
         found = torch.empty_like(peaks)
@@ -232,7 +241,9 @@ class Columns:
             bases = [None if base is None else base[begin:end] for base in references]
             here = slice(begin, end)
             new = [row[here] for row in kept]
-            ops.mimic_mean_(out[here], rounded[here], found, rows, own, clients, bases, new)
+            ops.mimic_mean_(
+                out[here], rounded[here], found, rows, own, clients, bases, new, weights=weights
+            )
             torch.maximum(peaks, found, out=peaks)
         return out
 
@@ -340,7 +351,9 @@ def _gram_around(rows: Rows, common: int) -> Tensor:
     """Return the Gram matrix of the rows minus row ``common``, [S, S] float64."""
     listed = list(rows)
     width = len(listed[common])
-    scratch = torch.empty(len(listed) * min(width, AROUND_BLOCK), device=listed[common].device)
+    scratch = torch.empty(
+        len(listed) * min(width, AROUND_BLOCK), device=listed[common].device, dtype=torch.float32
+    )
     total: Tensor | None = None
     for begin in range(0, width, AROUND_BLOCK):
         end = min(begin + AROUND_BLOCK, width)

@@ -56,7 +56,8 @@ def test_without_fading_it_is_mimic(random_rounds: Callable[..., Any]) -> None:
     for updates, clients in random_rounds(6, 20, 10, seed=2):
         aged.step(params, updates, clients)
         plain.step(twin, updates, clients)
-    torch.testing.assert_close(params, twin, rtol=1e-5, atol=1e-5)  # ten rounds of rounding
+    assert torch.equal(params, twin)
+    assert torch.equal(aged.corrections.clone(), plain.corrections.clone())
 
 
 def test_fading_zero_drops_the_correction_of_an_absent_client() -> None:

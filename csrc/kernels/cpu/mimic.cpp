@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../mimic.h"
 
+#include <type_traits>
+#include <vector>
+
 #include "apply.h"
 #include "magnitude.h"
 #include "row_blocks.h"
@@ -18,30 +21,33 @@ int64_t cached_columns(int64_t S, int64_t d) {
   return std::min(std::max<int64_t>(fitting, 512), block_columns(d));
 }
 
-// sums[k] += sum_g mean * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
+// sums[k] += sum_g weights[g] * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
 // references[g] - rows[g] where references[g] is given. If `peaks` is given, raises each of them to
 // the largest magnitude of its row.
 //   rows         // [G] pointers to whole rows
 //   references   // [G], each may be nullptr, or nullptr
 //   peaks        // [G] or nullptr
+//   weights      // [G], or nullptr: all are `mean`
 template <int W, int G, class T>
 FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
-                              const float* const* references, int32_t* peaks, float mean,
-                              int64_t column, int64_t n) {
+                              const float* const* references, int32_t* peaks, const float* weights,
+                              float mean, int64_t column, int64_t n) {
   const T* row[G];
+  float weight[G];
   const float* reference[G];
   bool stored = true;
   Magnitude<W> largest[G];
   for (int g = 0; g < G; ++g) {
     row[g] = rows[g] + column;
+    weight[g] = weights ? weights[g] : mean;
     reference[g] = references && references[g] ? references[g] + column : nullptr;
     stored = stored && !reference[g];
   }
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
     const auto add = [&](const auto& x) FASTAGG_INLINE_LAMBDA {
       for (int64_t k = 0; k < count; ++k) {
-        float sum = mean * x[0][k];
-        for (int g = 1; g < G; ++g) sum += mean * x[g][k];
+        float sum = weight[0] * x[0][k];
+        for (int g = 1; g < G; ++g) sum += weight[g] * x[g][k];
         sums[begin + k] += static_cast<double>(sum);
       }
     };
@@ -66,31 +72,32 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
 // add_group for S rows, in groups of at most kGroup; float64 across groups.
 template <int W, class T>
 FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* const* references,
-                            int32_t* peaks, int64_t S, float mean, int64_t column, int64_t n) {
+                            int32_t* peaks, const float* weights, int64_t S, float mean,
+                            int64_t column, int64_t n) {
   const auto from = [](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
+  const auto add = [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
+    add_group<W, group()>(sums, rows + s, from(references, s), from(peaks, s), from(weights, s),
+                          mean, column, n);
+  };
   int64_t s = 0;
-  for (; s + kGroup <= S; s += kGroup)
-    add_group<W, kGroup>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
-  for (; s + 4 <= S; s += 4)
-    add_group<W, 4>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
-  for (; s + 2 <= S; s += 2)
-    add_group<W, 2>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
-  for (; s < S; ++s)
-    add_group<W, 1>(sums, rows + s, from(references, s), from(peaks, s), mean, column, n);
+  for (; s + kGroup <= S; s += kGroup) add(std::integral_constant<int, kGroup>(), s);
+  for (; s + 4 <= S; s += 4) add(std::integral_constant<int, 4>(), s);
+  for (; s + 2 <= S; s += 2) add(std::integral_constant<int, 2>(), s);
+  for (; s < S; ++s) add(std::integral_constant<int, 1>(), s);
 }
 
-// v[k] = 1/S sum_s (updates[s][column + k] + c[s][column + k]) for n columns, and v rounded to
-// float32. The updates are read last, because `mimic` reads them again and then finds them in a
-// nearer cache.
+// v[k] = mean sum_s updates[s][column + k] + sum_s weights[s] c[s][column + k] for n columns, with
+// mean = 1/S, also for all weights if none are given, and v rounded to float32. The updates are
+// read last, because `mimic` reads them again and then finds them in a nearer cache.
 template <int W, class T, class Own>
 FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const T* const* updates,
-                               Own* const* corrections, const float* const* references, int64_t S,
-                               int64_t column, int64_t n) {
+                               Own* const* corrections, const float* const* references,
+                               const float* weights, int64_t S, int64_t column, int64_t n) {
   const auto mean = static_cast<float>(1.0 / static_cast<double>(S));
   std::fill_n(v, n, 0.0);
   const std::remove_const_t<Own>* const* own = corrections;
-  add_all<W>(v, own, references, nullptr, S, mean, column, n);
-  add_all<W>(v, updates, nullptr, peaks, S, mean, column, n);
+  add_all<W>(v, own, references, nullptr, weights, S, mean, column, n);
+  add_all<W>(v, updates, nullptr, peaks, nullptr, S, mean, column, n);
   for (int64_t k = 0; k < n; ++k) rounded[k] = static_cast<float>(v[k]);
 }
 
@@ -121,7 +128,7 @@ struct Mimic {
                                  int64_t S, double lr, int64_t column, int64_t n) {
     alignas(64) double v[kRowColumns];
     alignas(64) float rounded[kRowColumns];
-    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, S, column, n);
+    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, nullptr, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
     write_corrections<W>(corrections, rounded, updates, S, column, n);
   }
@@ -131,9 +138,10 @@ struct MimicMean {
   template <int W, class T>
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                  const T* const* corrections, const float* const* references,
-                                 float* const* kept, int64_t S, int64_t column, int64_t n) {
-    block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, S, column,
-                  n);
+                                 const float* weights, float* const* kept, int64_t S,
+                                 int64_t column, int64_t n) {
+    block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights, S,
+                  column, n);
     if (kept) write_corrections<W>(kept, rounded + column, updates, S, column, n);
   }
 };
@@ -153,15 +161,19 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 
 template <class T>
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
-                const T* const* corrections, const float* const* references, float* const* kept,
-                int64_t S, int64_t d, const Parallel& parallel) {
+                const T* const* corrections, const float* const* references, const double* weights,
+                float* const* kept, int64_t S, int64_t d, const Parallel& parallel) {
   const Isa isa = current_isa();
+  std::vector<float> shares;  // weights[s] / S
+  for (int64_t s = 0; weights && s < S; ++s)
+    shares.push_back(static_cast<float>(weights[s] / static_cast<double>(S)));
+  const float* given = weights ? shares.data() : nullptr;
   const Parallel team = parallel.for_work((S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d);
   const RowPeaks row_peaks(S, team);
   const int64_t columns = kept ? cached_columns(S, d) : block_columns(d);
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
-                        kept, S, column, n);
+                        given, kept, S, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -173,10 +185,13 @@ template void mimic(float*, const Bfloat16* const*, float* const*, int64_t, int6
 template void mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double,
                     const Parallel&);
 template void mimic_mean(double*, float*, float*, const float* const*, const float* const*,
-                         const float* const*, float* const*, int64_t, int64_t, const Parallel&);
+                         const float* const*, const double*, float* const*, int64_t, int64_t,
+                         const Parallel&);
 template void mimic_mean(double*, float*, float*, const Bfloat16* const*, const Bfloat16* const*,
-                         const float* const*, float* const*, int64_t, int64_t, const Parallel&);
+                         const float* const*, const double*, float* const*, int64_t, int64_t,
+                         const Parallel&);
 template void mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
-                         const float* const*, float* const*, int64_t, int64_t, const Parallel&);
+                         const float* const*, const double*, float* const*, int64_t, int64_t,
+                         const Parallel&);
 
 }  // namespace fastagg::cpu

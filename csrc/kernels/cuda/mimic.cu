@@ -7,14 +7,15 @@
 namespace fastagg::cuda {
 namespace {
 
-// sums += mean * (update + correction), summed over the rows of batch b, whose updates stay in
-// `updates`.
+// sums += mean * (update + weight * correction), summed over the rows of batch b, whose updates
+// stay in `updates`.
 //   references   // [S], entries may be null, or nullptr
+//   weights      // [S], or nullptr for ones
 template <class T, int V, class Own>
 __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& updates,
                                           const T* const* rows, Own* const* corrections,
-                                          const float* const* references, int64_t S, int64_t b,
-                                          float mean, Columns<V> columns) {
+                                          const float* const* references, const double* weights,
+                                          int64_t S, int64_t b, float mean, Columns<V> columns) {
   Batch<std::remove_const_t<Own>, V> stored;
   updates.load_rows(rows, S, b, columns);
   stored.load_rows(corrections, S, b, columns);
@@ -32,9 +33,10 @@ __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& update
       for (int v = 0; v < V; ++v) own.x[j].at[v] = __fsub_rn(r.at[v], own.x[j].at[v]);
     }
   }
-  const auto factor = [&](int64_t) { return mean; };
-  updates.add_to(sums, S, b, factor);
-  own.add_to(sums, S, b, factor);
+  updates.add_to(sums, S, b, [&](int64_t) { return mean; });
+  own.add_to(sums, S, b, [&](int64_t s) {
+    return weights ? static_cast<float>(__ddiv_rn(weights[s], static_cast<double>(S))) : mean;
+  });
 }
 
 // corrections = v - updates for the rows of batch b.
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     double sums[V] = {};
     Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b)
-      add_batch(sums, batch, updates, corrections, nullptr, S, b, mean, columns);
+      add_batch(sums, batch, updates, corrections, nullptr, nullptr, S, b, mean, columns);
     sum_over_splits(sums, scratch);
     if (threadIdx.y == 0) apply_total(params, sums, columns, lr, 1.0, false);
     for (int64_t b = 0; b < batches; ++b) {
@@ -78,8 +80,8 @@ template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     mimic_mean_kernel(int64_t tasks, double* v_out, float* rounded, int32_t* peaks,
                       const T* const* updates, const T* const* corrections,
-                      const float* const* references, float* const* kept, int64_t S, int64_t d,
-                      float mean) {
+                      const float* const* references, const double* weights, float* const* kept,
+                      int64_t S, int64_t d, float mean) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
@@ -88,7 +90,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     double sums[V] = {};
     Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b) {
-      add_batch(sums, batch, updates, corrections, references, S, b, mean, columns);
+      add_batch(sums, batch, updates, corrections, references, weights, S, b, mean, columns);
       largest.add(batch, peaks, S, b);
     }
     sum_over_splits(sums, scratch);
@@ -127,13 +129,14 @@ cudaError_t mimic(float* params, const T* const* updates, float* const* correcti
 template <class T>
 cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                        const T* const* corrections, const float* const* references,
-                       float* const* kept, int64_t S, int64_t d, int width, cudaStream_t stream) {
+                       const double* weights, float* const* kept, int64_t S, int64_t d, int width,
+                       cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
     return launch_rows<V>(mimic_mean_kernel<T, V>, S, d, stream, v, rounded, bits, updates,
-                          corrections, references, kept, S, d, mean_weight(S));
+                          corrections, references, weights, kept, S, d, mean_weight(S));
   });
 }
 
@@ -144,13 +147,13 @@ template cudaError_t mimic(float*, const Bfloat16* const*, float* const*, int64_
 template cudaError_t mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double, int,
                            cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const float* const*, const float* const*,
-                                const float* const*, float* const*, int64_t, int64_t, int,
-                                cudaStream_t);
+                                const float* const*, const double*, float* const*, int64_t, int64_t,
+                                int, cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const Bfloat16* const*,
-                                const Bfloat16* const*, const float* const*, float* const*, int64_t,
-                                int64_t, int, cudaStream_t);
+                                const Bfloat16* const*, const float* const*, const double*,
+                                float* const*, int64_t, int64_t, int, cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
-                                const float* const*, float* const*, int64_t, int64_t, int,
-                                cudaStream_t);
+                                const float* const*, const double*, float* const*, int64_t, int64_t,
+                                int, cudaStream_t);
 
 }  // namespace fastagg::cuda

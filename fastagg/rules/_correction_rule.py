@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Base of the rules that correct each update by what it missed before (MimiC)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.costs import Cost, Sizes
+from fastagg.memory.rows import RowMemory
+from fastagg.memory.stores import read_store
+from fastagg.options import FLOAT32_LIMIT
+from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.updates.cohort import Cohort
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_ROUNDING = 1.0 + 2.0**-22
+"""Margin for the float32 rounding of v and c: two roundings of relative size 2^-24."""
+
+
+class CorrectionOptions(CommonOptions, total=False):
+    """Options of every rule with corrections; :class:`CorrectionRule` describes them."""
+
+    memory_folder: str | os.PathLike[str] | None
+
+
+@dataclass
+class CorrectionPlan(Plan):
+    """The plan of a rule with corrections: how much each correction counts."""
+
+    fading: Tensor | None = None  # [S] float64 in [0, 1], factors of the corrections; None: ones
+
+
+@dataclass
+class Corrected(Reading):
+    """Results of the pass over the rows; v and corrections are in scratch and spare rows."""
+
+    peaks: Tensor  # [K] float64, >= |corrections[k]| after the step
+    reference: Tensor | None  # [d], v, if the rule takes ownership of rows
+
+
+class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
+    """``v = mean_s(u_s + f_s c_s)``, ``params += server_lr * v``, ``c_s = v - u_s``.
+
+    The mean is over the active clients s; an absent client's correction does not change. One pass
+    reads rows and corrections, and writes the new corrections into spare rows.
+
+    If the rule may take ownership of the received rows, they become memory rows. c_s = v - u_s is
+    then reconstructed from the update and its reference, the v of its round, with the same bits.
+    The server also keeps these references: at most K - S + 1 vectors, one for each round in which
+    some client was last active.
+
+    Before the commit, the rule checks with bounds that no value leaves the range of float32:
+    |v| <= mean_s(|u_s| + |c_s|) and |c_s| <= |v| + |u_s|, where |x| is the largest magnitude in x.
+    As |c_s| <= |v_old| + |u_old|, the bound of |v| grows by at most 2 max|u| per round, to
+    2e6 max|u| after a million rounds. If the bounds would refuse a step, the rule first replaces
+    the bounds of all |c| by their exact values and checks again.
+
+    Args:
+        memory_folder: folder for a memory-mapped file that holds the corrections; see
+            :class:`fastagg.rules._memory_rule.MemoryRule`.
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
+
+    Attributes:
+        corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` returns
+            a copy of row k, ``corrections.clone()`` of all.
+    """
+
+    column_state = frozenset({"corrections"})
+    collects_streams = False
+
+    def __init__(
+        self,
+        *,
+        memory_folder: str | os.PathLike[str] | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(**options)
+        self._allocate(memory_folder)
+
+    def _allocate(self, memory_folder: str | os.PathLike[str] | None) -> None:
+        """Make the corrections and the scratch."""
+        sizes, store = (self.num_clients, self.num_params), read_store("float32", memory_folder)
+        self.corrections = RowMemory(*sizes, self.device, sign=-1.0, store=store)
+        self._mean = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
+        self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
+
+    def _receive(self, cohort: Cohort) -> Cohort:
+        return self.corrections.receive(cohort, self.columns)
+
+    def _plan(self, cohort: Cohort) -> CorrectionPlan:
+        return CorrectionPlan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
+
+    def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
+        peak, clients, ids = self._params_peak(params), cohort.clients, cohort.ids
+        own, kept = self.corrections.of(ids), []
+        if cohort.owner is None:
+            refuse_shared_memory(cohort, own)
+            kept = self.corrections.spares.rows(ids)
+        rounded = self.corrections.new_reference()
+        row_peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
+        references = self.corrections.references_of(ids)
+        self.columns.mimic_mean_(
+            self._mean,
+            rounded,
+            row_peaks,
+            cohort.rows,
+            own,
+            clients,
+            references,
+            kept,
+            plan.fading,
+        )
+        row_peaks = self._check_peaks(cohort, self.columns.join_peaks(row_peaks))
+        aggregate = self._bound(peak, clients, row_peaks)
+        peaks = self._peaks.index_copy(0, clients, (aggregate + row_peaks) * _ROUNDING)
+        return Corrected(plan.weights, peaks, None if kept else rounded)
+
+    def _commit(
+        self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
+    ) -> None:
+        ops.add_total_(params, self._mean, self.server_lr, 1.0)
+        self.corrections.exchange(cohort.ids, cohort.owner, reading.reference)
+        self._peaks = reading.peaks
+
+    def _bound(self, peak: float, clients: Tensor, row_peaks: Tensor) -> float:
+        """Return a bound of |v|; check that corrections and parameters stay in range."""
+        if not self._fits(peak, clients, row_peaks):
+            self._measure()
+            if not self._fits(peak, clients, row_peaks):
+                raise ValueError(
+                    "updates: too large, corrections or parameters could leave the range of "
+                    f"float32 (updates up to {row_peaks.max().item():.3g}, corrections up to "
+                    f"{self._peaks.max().item():.3g})"
+                )
+        return self._aggregate_bound(clients, row_peaks)
+
+    def _measure(self) -> None:
+        self.corrections.settle_()
+        self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
+
+    def _aggregate_bound(self, clients: Tensor, row_peaks: Tensor) -> float:
+        return float((row_peaks + self._peaks[clients]).mean()) * _ROUNDING
+
+    def _fits(self, peak: float, clients: Tensor, row_peaks: Tensor) -> bool:
+        """Return whether the sum of v, new corrections and new parameters fit into float32."""
+        aggregate = self._aggregate_bound(clients, row_peaks)
+        largest = max(
+            aggregate * len(clients),
+            aggregate + row_peaks.max().item(),
+            peak + self.server_lr * aggregate,
+        )
+        return largest <= FLOAT32_LIMIT
+
+    def _state(self) -> State:
+        return {"corrections": self.corrections}
+
+    def _state_loaded(self) -> None:
+        self._measure()
+
+    @classmethod
+    def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
+        # abs_max of params; rows and corrections read, v written twice; v to params
+        K, S, d = sizes.K, sizes.S, sizes.d
+        flops, moved = 5 * S * d + 3 * d, 8 * S * d + 32 * d
+        if not sizes.adopting:  # the new corrections are written into spare rows
+            return Cost(4 * K * d, 12 * d + 4 * S * d, moved + 4 * S * d, flops)
+        references = 4 * (K - S + 1) * d  # of which one is read
+        return Cost(4 * K * d + references, 12 * d, moved + 4 * d, flops)
