@@ -26,7 +26,7 @@ K, D, THREADS = 6, 2000, 8
 
 
 def run(index: int, steps: int, saves: int, folder: Path, found: Counter[str]) -> None:
-    """Step one aggregator ``steps`` times from all threads, and save and load it ``saves`` times."""
+    """Step one aggregator ``steps`` times from all threads; save and load it ``saves`` times."""
     name, options = CONFIGURATIONS[index]
     agg = fastagg.make(name, num_clients=K, num_params=D, **options)
     path, lock = folder / "shared", threading.Lock()
