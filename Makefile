@@ -26,7 +26,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: fuzz-files
+.PHONY: fuzz-files fuzz-threads
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 
 help:  ## list the targets
@@ -60,6 +60,9 @@ test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their mem
 
 fuzz-files: build-dev  ## damage, cut and forge checkpoints and client files, and count what is refused
 	$(PY) -m tests.fuzz.checkpoints $(ARGS)
+
+fuzz-threads: build-dev  ## step, save and load one aggregator of each rule in many threads
+	$(PY) -m tests.fuzz.threads $(ARGS)
 
 # Flower and pfl-research need other versions of packages that the tools use, so they get a separate
 # environment. It takes everything else from $(VENV).

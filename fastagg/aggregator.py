@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
+import threading
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
@@ -18,6 +20,7 @@ from fastagg import checkpoint
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
+from fastagg.modes import MadeInPlainModes, plain_modes, writable
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
@@ -137,7 +140,7 @@ class CommonOptions(TypedDict, total=False):
     max_norm: float | None
 
 
-class Aggregator(ABC, Generic[P, R]):
+class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """Base class of all rules: a server-side aggregation rule with its state.
 
     A step has three phases. Each is one method of the rule:
@@ -149,6 +152,11 @@ class Aggregator(ABC, Generic[P, R]):
        arrives during it is delivered after it.
 
     So after any exception, parameters and state have the same bits as before the step.
+
+    Several threads may call one aggregator: a call waits until the one before has returned. A step
+    within another step of the same thread, from an iterator of updates or a signal handler, raises
+    RuntimeError. Different aggregators work at the same time. Results do not depend on torch's
+    modes: inference mode, gradients, default dtype and device, flushing of denormals.
 
     Args:
         num_clients: K; client ids are in [0, K).
@@ -204,6 +212,7 @@ class Aggregator(ABC, Generic[P, R]):
         self.nonfinite = nonfinite
         self.max_norm = max_norm
         self.columns = Columns(segment_columns(self.num_params))
+        self._lock = threading.RLock()
 
     @property
     def server_lr(self) -> float:
@@ -256,6 +265,10 @@ class Aggregator(ABC, Generic[P, R]):
                 not finite (unless dropped), or the step would leave the range of float32.
                 Parameters and state then have the same bits as before.
         """
+        with self._alone("step"), plain_modes():
+            return self._step(params, updates, clients)
+
+    def _step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
         cohort = read_cohort(
             params,
             updates,
@@ -264,6 +277,8 @@ class Aggregator(ABC, Generic[P, R]):
             num_params=self.num_params,
             device=self.device,
         )
+        self._check_apart(params)
+        params = writable(params)
         reasons: dict[int, str] = {}
         while len(cohort) > 0 or self.moves_without_clients:
             try:
@@ -296,6 +311,41 @@ class Aggregator(ABC, Generic[P, R]):
         with SignalsDeferred():
             self._commit(params, received, plan, reading)
         return report
+
+    def _alone(self, call: str) -> AbstractContextManager[object]:
+        """Return the lock for a call that changes the state.
+
+        Raises:
+            RuntimeError: this thread is within a call of this aggregator.
+        """
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError(
+                f"{call}: expected no other call of this aggregator in this thread; wait until it "
+                "has returned"
+            )
+        return self._lock
+
+    def _check_apart(self, params: Tensor) -> None:
+        """Raise ValueError if ``params`` shares memory with a vector of the state."""
+        if not self.column_state:
+            return
+        begin, end = params.data_ptr(), params.data_ptr() + params.nbytes
+        vectors = [*self._state().values(), getattr(self, "aggregate", None)]
+        for vector in vectors:
+            if isinstance(vector, Tensor) and vector.nbytes:
+                start = vector.data_ptr()
+                if start < end and begin < start + vector.nbytes and vector.device == params.device:
+                    raise ValueError(
+                        "params: must not share memory with the state of the rule; pass a "
+                        "separate tensor"
+                    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.RLock()
 
     # --- the three phases ---------------------------------------------------------------------
 
@@ -410,7 +460,7 @@ class Aggregator(ABC, Generic[P, R]):
         return StepReport(
             cohort.clients,
             _sorted_ids(reasons),
-            torch.zeros(0),
+            torch.empty(0, dtype=torch.float32),
             friends,
             skipped=True,
             reasons=reasons,
@@ -445,7 +495,8 @@ class Aggregator(ABC, Generic[P, R]):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state; later steps do not change it."""
-        return {name: value.clone() for name, value in self._state().items()}
+        with self._lock, plain_modes():
+            return {name: value.clone() for name, value in self._state().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -460,6 +511,10 @@ class Aggregator(ABC, Generic[P, R]):
 
         After an exception the state has not changed.
         """
+        with self._alone("load_state_dict"), plain_modes():
+            self._load_state_dict(state)
+
+    def _load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         own, given = self._state(), dict(state)
         _check_names(own, given)
         for name, value in own.items():
@@ -492,6 +547,10 @@ class Aggregator(ABC, Generic[P, R]):
         Raises:
             TypeError, ValueError: ``params`` or something in the file is not as expected.
         """
+        with self._alone("load_saved"), plain_modes():
+            self._load_saved(saved, params)
+
+    def _load_saved(self, saved: checkpoint.Saved, params: Tensor | None) -> None:
         own = self._state()
         _check_names(own, saved.entries)
         for name, value in own.items():
@@ -520,7 +579,7 @@ class Aggregator(ABC, Generic[P, R]):
         if vector is not None and params is not None:
             if not bool(torch.isfinite(vector).all()):
                 raise ValueError("params: expected finite values, got NaN or Inf")
-            params.copy_(vector)
+            writable(params).copy_(vector)
 
     def save(
         self,
@@ -551,12 +610,13 @@ class Aggregator(ABC, Generic[P, R]):
             OSError: the file cannot be written, for example because its folder is missing. An
                 existing file is then intact.
         """
-        if params is not None:
-            check_vector("params", params, self.num_params, self.device)
-            self._params_peak(params)
-        checkpoint.write(
-            path, self.name, self.options(), self._state(), params=params, key=key, keep=keep
-        )
+        with self._lock, plain_modes():
+            if params is not None:
+                check_vector("params", params, self.num_params, self.device)
+                self._params_peak(params)
+            checkpoint.write(
+                path, self.name, self.options(), self._state(), params=params, key=key, keep=keep
+            )
 
     def __repr__(self) -> str:
         return (

@@ -14,6 +14,7 @@ from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.costs import Sizes
+from fastagg.modes import plain_modes
 from fastagg.options import option_names, read_size
 from fastagg.updates.cohort import check_vector
 
@@ -114,7 +115,7 @@ def load(
 
     After an exception ``params`` have not changed.
     """
-    with checkpoint.opened(path, key=key) as saved:
+    with plain_modes(), checkpoint.opened(path, key=key) as saved:
         aggregator = _make_saved(saved, options)
         if params is not None:
             check_vector("params", params, aggregator.num_params, aggregator.device)

@@ -132,7 +132,9 @@ def rewritten(path: Path, **changes: str) -> None:
         ({"version": "one"}, "damaged header: version 'one'"),
         ({"options": "{"}, "damaged header"),
         ({"rule": "mystery"}, "expected one of .*'mystery'"),
-        ({"rule": "stale"}, r"options: expected some of .*'stale', got \['empty_rounds'\]"),
+        ({"rule": "stale"}, r"options: expected some of .* rule 'stale', got \['empty_rounds'\]"),
+        ({"rule": "fedvarp"}, r"for rule 'fedvarp', got \['empty_rounds'\]"),
+        ({"rule": "mifa "}, "rule: expected one of"),
         ({"sha256": "0" * 63}, "expected one checksum of 64 digits"),
         ({"sha257": ""}, r"expected the fields .*, got .*'sha257'"),
         ({"options": "[]"}, "options: expected an object"),
@@ -320,7 +322,7 @@ def test_the_file_does_not_choose_the_memory_folder(agg: MIFA, tmp_path: Path) -
         fastagg.load(tmp_path / "a")
 
 
-@pytest.mark.parametrize("pair", ["fedvarp mifa", "stale stale-models", "krum multi-krum"])
+@pytest.mark.parametrize("pair", ["mifa fedvarp", "stale stale-models", "krum multi-krum"])
 def test_a_file_does_not_load_under_another_rule(pair: str, tmp_path: Path) -> None:
     name, other = pair.split()
     fastagg.make(name, num_clients=4, num_params=5).save(tmp_path / "a")
@@ -328,7 +330,7 @@ def test_a_file_does_not_load_under_another_rule(pair: str, tmp_path: Path) -> N
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length].replace(f'"{name}"'.encode(), f'"{other}"'.encode())
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
-    with pytest.raises(CheckpointError, match="checksum is wrong"):
+    with pytest.raises(CheckpointError, match=r"checksum is wrong|empty_rounds"):
         fastagg.load(tmp_path / "a")
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fastagg import tensor_file
 from fastagg.checkpoint.atomic import replace
+from fastagg.modes import plain_modes
 from fastagg.tensor_file import Entry, Header, RowsOf, TensorFileError
 
 FORMAT = "fastagg.aggregator"
@@ -128,7 +129,7 @@ def read(
     Raises:
         FileNotFoundError, CheckpointError: as for :func:`opened`.
     """
-    with opened(path, key=key) as saved:
+    with plain_modes(), opened(path, key=key) as saved:
         state = {
             name: torch.empty(entry.shape, dtype=saved.dtype(name))
             for name, entry in saved.entries.items()

@@ -83,7 +83,7 @@ class AggregationServer:
         self._sent: set[str] = set()
         self._layout: WireLayout | None = None
         self._carried: dict[str, bytes] = {}
-        self._params = torch.zeros(0)  # [d]
+        self._params = torch.zeros(0, dtype=torch.float32)  # [d]
         self._aggregator: Aggregator | None = rule if isinstance(rule, Aggregator) else None
         self._rows: RowPool | None = None
 

@@ -129,7 +129,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         if refused:
             raise ValueError(f"user_context: {refused}")
         clients = [ids[user] for user in self._users]
-        total = torch.zeros(aggregator.num_params)
+        total = torch.zeros(aggregator.num_params, dtype=torch.float32)
         report = aggregator.step(total, pool.rows(range(len(clients))), clients)
         self._ids.remember(ids, reported)
         self._users = []

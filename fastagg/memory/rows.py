@@ -203,4 +203,4 @@ def _settle_(row: Tensor, reference: Tensor | None, sign: float) -> None:
     float64 has more than twice the precision of float32.
     """
     if reference is not None:
-        ops.weighted_sum_(row, [reference], torch.ones(1), beta=sign)
+        ops.weighted_sum_(row, [reference], torch.ones(1, dtype=torch.float32), beta=sign)

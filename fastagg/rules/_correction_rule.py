@@ -107,7 +107,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             refuse_shared_memory(cohort, own)
             kept = self.corrections.spares.rows(ids)
         rounded = self.corrections.new_reference()
-        row_peaks = torch.empty(len(cohort), device=self.device)
+        row_peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
         references = self.corrections.references_of(ids)
         self.columns.mimic_mean_(
             self._mean,

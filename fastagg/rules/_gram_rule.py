@@ -111,10 +111,12 @@ class GramRule(Aggregator[GramPlan, Judged]):
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
         self._all_shares = relative(self.client_weights, "all clients")  # [K]
         self.rounds = torch.zeros((), dtype=torch.int64)
-        self._aggregate = torch.zeros(self.num_params, device=self.device)  # [d], scratch
+        self._aggregate = torch.zeros(
+            self.num_params, device=self.device, dtype=torch.float32
+        )  # [d], scratch
         self.previous: Tensor | None = None
         if policy.uses_previous:
-            self.previous = torch.zeros(self.num_params, device=self.device)
+            self.previous = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
         self._reused: ReusedRows | None = None
         if reuse:
             store = read_store(memory_dtype, memory_folder)

@@ -138,7 +138,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         if cohort.owner is None:
             refuse_shared_memory(cohort, own)
             kept = self.memory.spares.rows(ids)
-        peaks = torch.empty(len(cohort), device=self.device)
+        peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
         self.columns.memory_total_(
             self._next_total,
             peaks,

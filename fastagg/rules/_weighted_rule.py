@@ -39,7 +39,9 @@ class WeightedRule(Aggregator[P, R]):
     def __init__(self, *, client_weights: Any = None, **options: Unpack[CommonOptions]) -> None:
         super().__init__(**options)
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
-        self._aggregate = torch.zeros(self.num_params, device=self.device)  # [d], scratch
+        self._aggregate = torch.zeros(
+            self.num_params, device=self.device, dtype=torch.float32
+        )  # [d], scratch
 
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory

@@ -107,7 +107,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
         self._share_list: list[float] = self._shares.tolist()
         square = (self.num_clients, self.num_clients)
-        self.scores = torch.zeros(square, device=self.device)
+        self.scores = torch.zeros(square, device=self.device, dtype=torch.float32)
         self.counts = torch.zeros(square, dtype=torch.int16, device=self.device)
         self.candidates: Tensor | None = None
         if self._threshold is not None:

@@ -66,7 +66,7 @@ class MimiC(CorrectionRule):
                 'memory_folder: expected None with mode "client", where the server keeps '
                 f"no rows, got {memory_folder!r}"
             )
-        self.aggregate = torch.zeros(self.num_params, device=self.device)
+        self.aggregate = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
         self._next = torch.zeros_like(self.aggregate)
 
     def _receive(self, cohort: Cohort) -> Cohort:

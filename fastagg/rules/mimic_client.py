@@ -25,12 +25,12 @@ class MimiCClient:
     """
 
     def __init__(self, num_params: int, device: str | torch.device = "cpu") -> None:
-        self.correction = torch.zeros(num_params, device=device)
+        self.correction = torch.zeros(num_params, device=device, dtype=torch.float32)
 
     @torch.no_grad()
     def correct_(self, update: Tensor) -> Tensor:
         """Add the correction to ``update`` [d] float32 in place; return it, to be sent."""
-        return ops.weighted_sum_(update, [self.correction], torch.ones(1))
+        return ops.weighted_sum_(update, [self.correction], torch.ones(1, dtype=torch.float32))
 
     @torch.no_grad()
     def learn(self, sent: Tensor, aggregate: Tensor) -> None:

@@ -24,6 +24,8 @@ from fastagg.updates.cohort import Cohort
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_LEAST_WORK = 1.0 / FLOAT32_LIMIT
+
 _ROUNDING = 1.0 + 2.0**-20
 """Margin for the float32 roundings of a round's control variates, each of relative size 2^-24."""
 
@@ -77,7 +79,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
         super().__init__(**options)
         self.local_work = local_work
         self.controls = RowMemory(self.num_clients, self.num_params, self.device)
-        self.mean_control = torch.zeros(self.num_params, device=self.device)
+        self.mean_control = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
         self._next_mean = torch.zeros_like(self.mean_control)  # scratch
         self._moved = torch.zeros_like(self.mean_control)  # scratch: params after the step
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |controls[k]|
@@ -204,4 +206,8 @@ def _read_work(value: object, num_clients: int) -> Tensor:
         )
     if not bool(((work > 0) & torch.isfinite(work)).all()):
         raise ValueError(f"local_work: expected finite numbers > 0, got {work.tolist()}")
+    if float(work.min()) < _LEAST_WORK:  # 1 / work would be infinite in float32, and 0 / work NaN
+        raise ValueError(
+            f"local_work: expected at least {_LEAST_WORK:.3g}, got {float(work.min()):.3g}"
+        )
     return work.expand(num_clients).clone()

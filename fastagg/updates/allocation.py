@@ -59,4 +59,4 @@ def allocate_rows(count: int, num_params: int, device: str | torch.device) -> li
     with torch.inference_mode(False):  # rows outlive the caller's inference mode
         if torch.device(device).type == "cpu":
             return zeros(count, num_params, step)
-        return [torch.zeros(num_params, device=device) for _ in range(count)]
+        return [torch.zeros(num_params, device=device, dtype=torch.float32) for _ in range(count)]

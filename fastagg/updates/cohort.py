@@ -8,6 +8,7 @@ reorders views of rows and does not copy data.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex, TypeGuard
@@ -242,7 +243,7 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
         wrong = next(client for client in ids if not 0 <= client < num_clients)
         raise IndexError(f"clients: expected ids in [0, {num_clients}), got {wrong}")
     if len(set(ids)) != len(ids):
-        twice = sorted({client for client in ids if ids.count(client) > 1})
+        twice = sorted(client for client, times in Counter(ids).items() if times > 1)
         raise ValueError(f"clients: expected distinct ids, got {twice} more than once")
     return ids
 

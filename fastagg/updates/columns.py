@@ -156,7 +156,7 @@ class Columns:
         """Return the largest magnitude of each row, :func:`fastagg.ops.abs_max`: [S] on the CPU."""
         if in_memory(rows):
             return self.join_peaks(ops.abs_max(rows).cpu())
-        peaks = torch.zeros(len(rows))
+        peaks = torch.zeros(len(rows), dtype=torch.float32)
         for _, _, (parts,) in self._pieces([rows]):
             peaks = torch.maximum(peaks, ops.abs_max(parts).cpu())
         return self.join_peaks(peaks)
@@ -329,7 +329,7 @@ class _Reader:
         return 1 << (columns.bit_length() - 1)
 
     def scratch(self, columns: int) -> Tensor:
-        return torch.empty(self.copied, columns, device=self.device)
+        return torch.empty(self.copied, columns, device=self.device, dtype=torch.float32)
 
     def piece(self, begin: int, end: int, scratch: Tensor) -> Rows:
         if isinstance(self.rows, Tensor):
@@ -351,7 +351,9 @@ def _gram_around(rows: Rows, common: int) -> Tensor:
     """Return the Gram matrix of the rows minus row ``common``, [S, S] float64."""
     listed = list(rows)
     width = len(listed[common])
-    scratch = torch.empty(len(listed) * min(width, AROUND_BLOCK), device=listed[common].device)
+    scratch = torch.empty(
+        len(listed) * min(width, AROUND_BLOCK), device=listed[common].device, dtype=torch.float32
+    )
     total: Tensor | None = None
     for begin in range(0, width, AROUND_BLOCK):
         end = min(begin + AROUND_BLOCK, width)

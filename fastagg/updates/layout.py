@@ -130,7 +130,9 @@ class FlatLayout:
         """
         state = self._matching_state(source)
         if out is None:
-            out = torch.empty(self.num_params, device=state[self.names[0]].device)
+            out = torch.empty(
+                self.num_params, device=state[self.names[0]].device, dtype=torch.float32
+            )
         views = self.unflatten(out)
         with torch.no_grad():
             for name in self.names:

@@ -111,7 +111,7 @@ class ColumnBlocks(ColumnSource):
             for s in range(read_size("num_rows", num_rows))
         ]
         self._iterator: Iterator[Tensor] = iter(())
-        self._none = torch.empty(num_rows, 0)
+        self._none = torch.empty(num_rows, 0, dtype=torch.float32)
         self._rest = self._none  # columns of the last block that are not in a piece yet
         self._piece = self._none  # the last piece
         self._held = (0, 0)  # columns [begin, end) in the last piece
@@ -154,7 +154,9 @@ class ColumnBlocks(ColumnSource):
                 del block
             if self._piece.shape[1] < end - begin or self._piece.device != self._rest.device:
                 self._piece = self._none  # frees the old piece before a new one is allocated
-                self._piece = torch.empty(len(self), end - begin, device=self._rest.device)
+                self._piece = torch.empty(
+                    len(self), end - begin, device=self._rest.device, dtype=torch.float32
+                )
             width = min(end - at, self._rest.shape[1])
             self._piece[:, at - begin : at - begin + width] = self._rest[:, :width]
             at, self._rest = at + width, self._rest[:, width:]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -64,15 +65,27 @@ def compute(
 
     Finished jobs that the folders already contain are reused.
 
-    Raises ConfigError before any job runs, Interrupted if the run was stopped, and JobsFailed at
-    the end if jobs failed.
+    Raises ConfigError before any job runs, also if another run uses one of the folders, Interrupted
+    if the run was stopped, and JobsFailed at the end if jobs failed.
     """
     console = console or Console()
     for _, config in parts:
         check(config)
     folders = [ResultsFolder(path, config) for path, config in parts]
-    for folder in folders:
-        folder.prepare()
+    with ExitStack() as stack:
+        for folder in folders:
+            stack.enter_context(folder.held())
+        for folder in folders:
+            folder.prepare()
+        return _compute(folders, workers, checkpoint_seconds, console)
+
+
+def _compute(
+    folders: list[ResultsFolder],
+    workers: int | None,
+    checkpoint_seconds: float,
+    console: Console,
+) -> list[ResultsFolder]:
     jobs = [job for folder in folders for job in folder.job_folders()]
     outcome = run_jobs(jobs, workers=workers, checkpoint_seconds=checkpoint_seconds)
     if outcome.reused:

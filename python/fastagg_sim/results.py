@@ -14,8 +14,13 @@ RESULTS/table.md, accuracy.png, similarity.png
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +42,36 @@ class ResultsFolder:
     def read(path: Path) -> ResultsFolder:
         """Open an existing results folder; the configuration is read from its config.json."""
         return ResultsFolder(path, read_config(path / "config.json"))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the folder, which is created, within this context.
+
+        The system releases the lock when the process ends, however it ends. The file `.running`,
+        which says who holds it, may then be left behind; it has no effect.
+
+        Raises ConfigError if another run holds the folder.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        note = self.path / ".running"
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = note.read_text() if note.exists() else "another process"
+                raise ConfigError(
+                    f"{self.path}: another run uses this folder: {holder}; wait until it has "
+                    "ended, or choose another --out"
+                ) from None
+            started = time.strftime("%Y-%m-%d %H:%M:%S")
+            note.write_text(f"process {os.getpid()} on {platform.node()}, since {started}")
+            try:
+                yield
+            finally:
+                note.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
     def prepare(self) -> None:
         """Create the folder, or check that an existing one fits the configuration.

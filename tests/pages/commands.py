@@ -180,7 +180,7 @@ class Shell:
         module, *rest = rest
         if module == "benchmarks":
             importlib.import_module("benchmarks.__main__").parser().parse_args(rest)
-        elif module == "tests.fuzz.checkpoints":
+        elif module in ("tests.fuzz.checkpoints", "tests.fuzz.threads"):
             importlib.import_module(module).parser().parse_args(rest)
         elif module == "pytest":
             _, unknown = self.pytest_parser.parse_known_and_unknown_args(rest)

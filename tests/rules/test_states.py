@@ -100,6 +100,7 @@ def test_an_impossible_state_is_refused(
 
 
 OPTIONS = [
+    ("scaffold", "local_work", 1e-40),
     ("centered-clip", "iterations", 2**62),
     ("geometric-median", "iterations", 2**62),
     ("fedau", "cutoff", 10**30),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from fastagg_sim.config import Config, ConfigError, Dropout, LocalTraining, Meth
 from fastagg_sim.job_folder import JOB_COLUMNS, METRIC_COLUMNS, TIMING_COLUMNS
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.records import Scores, read_curves, read_scores
+from fastagg_sim.report import compute
 from fastagg_sim.results import ResultsFolder, read_config
 from fastagg_sim.tables import summary
 
@@ -68,6 +70,22 @@ def test_a_job_file_without_newer_settings_is_still_of_the_same_job(tmp_path: Pa
     file.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match="gradient_units"):
         job.prepare()
+
+
+def test_a_second_run_in_one_folder_is_refused_and_told_who_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastagg_sim.report.check", lambda config: None)
+    first, second = (ResultsFolder(tmp_path / "out", CONFIG) for _ in range(2))
+    with first.held():
+        said = rf"another run uses this folder: process {os.getpid()} on .*choose another --out"
+        with pytest.raises(ConfigError, match=said), second.held():
+            pass
+        with pytest.raises(ConfigError, match=said):
+            compute([(tmp_path / "out", CONFIG)])
+    with second.held():
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [".running"]
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_merge_keeps_the_order_of_the_config(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run code independently of torch's modes, which the caller may have set for other purposes."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _device
+
+_SMALLEST = 5e-324  # a denormal float64
+_NOTHING: AbstractContextManager[object] = nullcontext()
+
+
+def plain_modes() -> AbstractContextManager[object]:
+    """Return a context without inference mode, default device and flushing of denormals.
+
+    These modes belong to the thread, so other threads are not affected. The default dtype belongs
+    to the process; code that runs within this context therefore states the dtype of every tensor
+    that it makes. In the usual case, with no mode set, this takes a fraction of a microsecond.
+    """
+    flushing = _SMALLEST * 1.0 == 0.0
+    device = getattr(_device, "CURRENT_DEVICE", None)
+    if not (flushing or device is not None or torch.is_inference_mode_enabled()):
+        return _NOTHING
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    if device is not None:
+        stack.enter_context(torch.device("cpu"))
+    if flushing:
+        torch.set_flush_denormal(False)
+        stack.callback(torch.set_flush_denormal, True)
+    return stack
+
+
+def writable(tensor: Tensor) -> Tensor:
+    """Return a tensor that can be changed in place outside of inference mode, with the same memory.
+
+    A tensor that was made in inference mode can only be changed there, so it gets an alias.
+    """
+    if not tensor.is_inference():
+        return tensor
+    if tensor.device.type == "cpu":
+        return torch.from_numpy(tensor.numpy())
+    return torch.from_dlpack(tensor)
+
+
+class MadeInPlainModes(ABCMeta):
+    """Metaclass of classes whose constructors run in :func:`plain_modes`.
+
+    An object that was made in inference mode could otherwise not be changed outside of it.
+    """
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        with plain_modes():
+            return super().__call__(*args, **options)
