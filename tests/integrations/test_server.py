@@ -160,12 +160,25 @@ def test_two_answers_with_one_id_are_both_rejected(model: dict[str, bytes]) -> N
 
 
 def test_a_round_without_answers(model: dict[str, bytes]) -> None:
-    server = AggregationServer("mifa", num_clients=K)
+    server = AggregationServer("stale", num_clients=K)
     server.set_model(model)
     run_round(server, range(3))
     before = server.params.clone()
     report = run_round(server, [])
     assert torch.equal(server.params, before)
+    assert report.active == ()
+    assert report.error is None
+    assert server.rounds == 2
+
+
+def test_a_rule_may_move_the_model_in_a_round_without_answers(model: dict[str, bytes]) -> None:
+    server = AggregationServer("mifa", num_clients=K)
+    server.set_model(model)
+    start = server.params.clone()
+    run_round(server, range(3))
+    first = server.params - start
+    report = run_round(server, [])
+    torch.testing.assert_close(server.params, start + 2.0 * first)  # one rounding in each step
     assert report.active == ()
     assert report.error is None
     assert server.rounds == 2
