@@ -168,8 +168,8 @@ def _draw(panel: Axes, seeds: Sequence[Curve], index: int) -> None:
 def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path:
     """Draw heat maps of similarity scores, `save` them to `target` and return `target`.
 
-    There is one panel per (title, scores). Clients are ordered by group, with lines between the
-    groups.
+    There is one panel per (title, scores), which are those of one seed. Clients are ordered by
+    group, with lines between the groups.
     """
     figure, panels = plt.subplots(
         1, len(named), figsize=(1.2 + 3.8 * len(named), 4.2), squeeze=False, layout="constrained"
@@ -190,7 +190,7 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
         step = max(1, size // 5)
         panel.set_xticks(range(0, size, step), [str(order[i]) for i in range(0, size, step)])
         panel.set_yticks(range(0, size, step), [str(order[i]) for i in range(0, size, step)])
-        panel.set_xlabel("client")
+        panel.set_xlabel(f"client ({seeds_note(1)})")
         panel.set_title(title, fontsize=11)
     panels[0][0].set_ylabel("client")
     figure.colorbar(

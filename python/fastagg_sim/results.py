@@ -9,7 +9,7 @@ RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv
 RESULTS/metrics.csv       all jobs: one row per job and round; a rerun writes the same bytes
 RESULTS/timings.csv       all jobs: seconds per round; these vary from run to run
 RESULTS/distances.csv     all jobs: distances between updates (if Task.distances is set)
-RESULTS/table.md, accuracy.png, similarity.png
+RESULTS/table.md, accuracy.png, similarity.png, and the same figures as .svg
 """
 
 from __future__ import annotations

@@ -501,6 +501,7 @@ def test_claims_json_keeps_the_verdicts_and_the_options(tmp_path: Path) -> None:
         read_claims_json(tmp_path / "claims.json", {})
 
 
+@pytest.mark.slow
 def test_everything_is_repeated_from_the_csv_files(tmp_path: Path) -> None:
     """`fastagg-sim claims`: verdicts, figures and the overview, without a run."""
     known = experiments.available()

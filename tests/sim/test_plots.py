@@ -45,6 +45,7 @@ def line(start: float, count: int = 40) -> _figures.Line:
     return list(range(1, count + 1)), [start + 0.001 * t for t in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_a_figure_names_its_seeds_and_the_published_curve(tmp_path: Path, seeds: int) -> None:
     lines = {"Full": [line(0.1 * s) for s in range(seeds)], "FDMS": [line(0.2)] * seeds}

@@ -222,5 +222,12 @@ def draw(rows: Sequence[Row], target: Path) -> None:
         panel.set_yscale("log")
         panel.grid(color="#dddddd", linewidth=0.6)
     panels[0].set_ylabel("larger $|\\nabla F|^2$ of the two instances")
-    panels[1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    count = len({row.seed for row in rows})
+    panels[1].legend(
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        title=f"n = {count} seed{'s' if count > 1 else ''}, the highest of them",
+        title_fontsize=8,
+    )
     save(figure, target)
