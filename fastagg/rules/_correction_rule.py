@@ -149,7 +149,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
 
     def _aggregate_bound(self, clients: Tensor, row_peaks: Tensor) -> float:
-        return float((row_peaks + self._peaks[clients]).mean()) * _ROUNDING
+        return float((row_peaks + self._peaks.index_select(0, clients)).mean()) * _ROUNDING
 
     def _fits(self, peak: float, clients: Tensor, row_peaks: Tensor) -> bool:
         """Return whether the sum of v, new corrections and new parameters fit into float32."""

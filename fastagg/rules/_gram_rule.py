@@ -134,7 +134,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
     def _plan(self, cohort: Cohort) -> GramPlan:
         size, ids = len(cohort), cohort.ids
         if self._reused is None:
-            ids, weights = list(range(size)), self.client_weights[cohort.clients]
+            ids, weights = list(range(size)), self.client_weights.index_select(0, cohort.clients)
             shares = relative(weights, "the active clients")
         else:
             shares = self._all_shares
@@ -151,7 +151,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         found: list[float] = factors.tolist()
         self._sum(rows, factors, found)
         self._check_range(*self._peaks_with(params, [self._aggregate]))
-        own = torch.tensor([found[i] for i in plan.active], dtype=torch.float64)
+        own = factors[: len(cohort)] if self._reused is None else factors[plan.active]
         return Judged(own, gram)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:

@@ -49,7 +49,9 @@ class Amplified(AveragingRule[Plan]):
         self.sequential = sequential
 
     def _plan(self, cohort: Cohort) -> Plan:
-        weights = self.beta * self.client_weights[cohort.clients]  # [S], ids ascending
+        weights = self.beta * self.client_weights.index_select(
+            0, cohort.clients
+        )  # [S], ids ascending
         if self.sequential:
             left = (1.0 - weights).flip(0).cumprod(0).flip(0)  # product of 1 - w_j, j >= s
             weights[:-1] *= left[1:]

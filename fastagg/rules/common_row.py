@@ -38,6 +38,8 @@ from fastagg.rules.gram_policy import square_distances
 CLOSE = 2.0**-6
 """``limit`` for float32 rows: rows are close if their distance is below about 0.18 of the norm."""
 
+_FEW = 24
+"""Rows up to which plain Python is faster than NumPy, whose code is not in the cache here."""
 _GAIN = 4.0  # by which the squared norms of a close pair must shrink
 
 
@@ -49,6 +51,8 @@ def find_common_row(gram: Tensor, num_rows: int, limit: float = CLOSE) -> int | 
         num_rows: n; the common row is one of the first n, the first one on ties.
         limit: a pair of rows is close if ``|x_i - x_j|^2 < limit * (|x_i|^2 + |x_j|^2)``.
     """
+    if _all_apart(gram, limit):
+        return None
     products = gram.numpy()
     squares = products.diagonal()
     sums = squares[:, None] + squares
@@ -61,6 +65,20 @@ def find_common_row(gram: Tensor, num_rows: int, limit: float = CLOSE) -> int | 
     after = distances[common]  # the squared norms that are left
     np.fill_diagonal(close, False)
     return common if bool((close & (_GAIN * (after[:, None] + after) <= sums)).any()) else None
+
+
+def _all_apart(gram: Tensor, limit: float) -> bool:
+    """Return whether few rows have no close pair: the usual case, so it must not take long."""
+    if len(gram) > _FEW:
+        return False
+    rows: list[list[float]] = gram.tolist()
+    halves = [0.5 * (1.0 - limit) * row[i] for i, row in enumerate(rows)]
+    for i, row in enumerate(rows):
+        half = halves[i]
+        for j in range(i):
+            if row[j] > half + halves[j]:
+                return False
+    return True
 
 
 def with_common_row(gram: Tensor, around: Tensor) -> Tensor:

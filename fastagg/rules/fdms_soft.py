@@ -70,7 +70,7 @@ class FDMSSoft(FDMS):
         clients, active = cohort.clients, flags_of(cohort.ids, self.num_clients)
         befriended = ((friends >= 0) & ~active).nonzero().flatten()
         orphans = self._shares[friends < 0]
-        weights = self._shares[clients] + math.fsum(orphans.tolist()) / len(clients)
+        weights = self._shares.index_select(0, clients) + math.fsum(orphans.tolist()) / len(clients)
         for absent in befriended.split(_BLOCK):
             positions, parts = self._spread(absent, clients)  # [A, m]
             shares = self._shares[absent][:, None] * parts

@@ -67,7 +67,9 @@ class FedAU(AveragingRule[_Counted]):
         self.waiting = torch.zeros(self.num_clients, dtype=torch.int64)
 
     def _plan(self, cohort: Cohort) -> _Counted:
-        weights = self._shares[cohort.clients] * self.factors[cohort.clients]
+        weights = self._shares.index_select(0, cohort.clients) * self.factors.index_select(
+            0, cohort.clients
+        )
         return _Counted(weights, state=self._counted(cohort.clients))
 
     def _counted(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,4 +24,6 @@ class FedAvg(AveragingRule[Plan]):
     """
 
     def _plan(self, cohort: Cohort) -> Plan:
-        return Plan(relative(self.client_weights[cohort.clients], "the active clients"))
+        return Plan(
+            relative(self.client_weights.index_select(0, cohort.clients), "the active clients")
+        )

@@ -35,7 +35,9 @@ class FedVARP(MemoryRule):
     """
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
-        weights = relative(self.client_weights[cohort.clients], "the active clients")
+        weights = relative(
+            self.client_weights.index_select(0, cohort.clients), "the active clients"
+        )
         # The pass computes total + sum_s a_s (u_s - m_s), which is the whole aggregate.
         return MemoryPlan(weights, shares=weights, norm=1.0)
 

@@ -57,7 +57,7 @@ class MimiCAged(CorrectionRule):
 
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
-        ages = (self.rounds - self.last[cohort.clients]).to(torch.float64)
+        ages = (self.rounds - self.last.index_select(0, cohort.clients)).to(torch.float64)
         plan.fading = self.fading ** (ages - 1.0)  # [S]; 0^0 is 1
         return plan
 

@@ -128,18 +128,20 @@ class Scaffold(Aggregator[Plan, Controlled]):
         refuse_shared_memory(cohort, [*own, *new, self.mean_control, self._next_mean])
         row_peaks = self._row_peaks(cohort)  # [S]
         self._check_range(peak, row_peaks.mean().item())
-        gradients = row_peaks / self.local_work[clients]  # [S], bounds of u_i / (K_i eta_l)
+        gradients = row_peaks / self.local_work.index_select(
+            0, clients
+        )  # [S], bounds of u_i / (K_i eta_l)
         if not self._fits(clients, gradients):
             self._measure()
             if not self._fits(clients, gradients):
                 raise ValueError(
                     "updates: too large, control variates could leave the range of float32 "
                     f"(updates up to {row_peaks.max().item():.3g}, local_work from "
-                    f"{self.local_work[clients].min().item():.3g})"
+                    f"{self.local_work.index_select(0, clients).min().item():.3g})"
                 )
         self._moved.copy_(params)
         self.columns.weighted_sum_(self._moved, cohort.rows, self.server_lr * plan.weights)
-        inverse = -1.0 / self.local_work[clients]  # [S]
+        inverse = -1.0 / self.local_work.index_select(0, clients)  # [S]
         pairs = [self._pair] * size if self._pair is not None else _pairs(inverse)
         for control, old, row, pair in zip(new, own, cohort.tensors(), pairs, strict=True):
             control.copy_(old)
@@ -159,7 +161,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     def _bounds(self, clients: Tensor, gradients: Tensor) -> Tensor:
         """Return bounds [S] of the new |c_i| of ``clients``: |c_i| + |c| + |u_i / (K_i eta_l)|."""
-        return (self._peaks[clients] + self._mean_peak + gradients) * _ROUNDING
+        return (self._peaks.index_select(0, clients) + self._mean_peak + gradients) * _ROUNDING
 
     def _fits(self, clients: Tensor, gradients: Tensor) -> bool:
         """Return whether the new control variates, and differences of any two, fit into float32."""
