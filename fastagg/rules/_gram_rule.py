@@ -109,6 +109,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         self.reuse = reuse
         self.memory_dtype = memory_dtype
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
+        self._equal = bool((self.client_weights == 1.0).all())
         self._all_shares = relative(self.client_weights, "all clients")  # [K]
         self.rounds = torch.zeros((), dtype=torch.int64)
         self._aggregate = torch.zeros(
@@ -133,11 +134,13 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     def _plan(self, cohort: Cohort) -> GramPlan:
         size, ids = len(cohort), cohort.ids
-        if self._reused is None:
+        if self._reused is not None:
+            shares = self._all_shares
+        elif self._equal:
+            ids, shares = list(range(size)), torch.full((size,), 1.0 / size, dtype=torch.float64)
+        else:
             ids, weights = list(range(size)), self.client_weights.index_select(0, cohort.clients)
             shares = relative(weights, "the active clients")
-        else:
-            shares = self._all_shares
         return GramPlan(shares, pairs=size * (size - 1), active=ids)
 
     def _read(self, params: Tensor, cohort: Cohort, plan: GramPlan) -> Judged:
@@ -151,7 +154,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         found: list[float] = factors.tolist()
         self._sum(rows, factors, found)
         self._check_range(*self._peaks_with(params, [self._aggregate]))
-        own = factors[: len(cohort)] if self._reused is None else factors[plan.active]
+        own = factors[plan.active] if self._reused is not None else factors[: len(cohort)]
         return Judged(own, gram)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
@@ -184,7 +187,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
             rows: n + e rows [d]; read again only if some rows are close.
         """
         t = int(self.rounds)
-        if 0.0 not in shares.tolist():
+        if self._equal or 0.0 not in shares.tolist():
             return self.policy(self._precise(gram, len(shares), rows), shares, t)
         taken = torch.ones(len(gram), dtype=torch.bool)
         taken[: len(shares)] = shares > 0
