@@ -41,6 +41,7 @@ def test_without_the_extension_the_error_says_what_to_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_submodules_are_imported_at_first_use() -> None:
     script = (
         "import sys, fastagg\n"
@@ -57,6 +58,7 @@ def test_submodules_are_imported_at_first_use() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_main_describes_the_build_and_checks_it() -> None:
     result = python("-m", "fastagg")
     assert result.returncode == 0, result.stdout + result.stderr

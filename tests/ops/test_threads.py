@@ -44,6 +44,7 @@ def test_concurrent_callers_share_the_threads_and_get_the_same_bits() -> None:
         assert all(callers.map(work, range(30)))
 
 
+@pytest.mark.slow
 def test_a_forked_process_starts_its_own_threads() -> None:
     run(
         """
@@ -61,6 +62,7 @@ def test_a_forked_process_starts_its_own_threads() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 def test_small_calls_start_no_thread_and_helpers_block_signals() -> None:
     run(
