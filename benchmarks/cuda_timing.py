@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
@@ -120,6 +121,7 @@ def _setup(index: int, dry: bool) -> Setup:
     """Return the operands of a case; those of another one are freed first."""
     if index not in _ready:
         _ready.clear()
+        gc.collect()
         if not dry:
             torch.cuda.empty_cache()
         torch.manual_seed(0)
