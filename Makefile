@@ -102,7 +102,7 @@ bench-peers: build-dev  ## install Flower and ByzFL, so that the benchmarks comp
 
 gpu-check:  ## on a machine with a GPU: build with its torch, test, measure, sanitize; make gpu-check OUT=FOLDER
 	@[ -n "$(OUT)" ] || { echo "make: gpu-check needs OUT=FOLDER for logs and figures" >&2; exit 2; }
-	PYTHON="$(PYTHON)" benchmarks/gpu_session.sh "$(OUT)"
+	PYTHON="$(PYTHON)" PYTHONPATH="$(PYTHONPATH)" benchmarks/gpu_session.sh "$(OUT)"
 
 EMULATED := build/emulated
 emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kernels and check memory accesses

@@ -4,10 +4,16 @@
 Only needs torch and fastagg, so that it runs on a GPU machine without other packages.
 
 Times are medians over passes, measured with CUDA events. A pass goes over several sets of operands
-that together are larger than the L2 cache. Contenders are launched call by call and, if they can be
-captured, also replayed from a CUDA graph. The ceilings are measured in the same run: a copy within
-the GPU (bytes read and written), a reading pass, and a dense bfloat16 product. At the end the
-results are compared with the targets for an H200; the exit status is 1 if a target is missed.
+that together are larger than the L2 cache. Contenders are launched call by call and, if they can
+be captured and a pass takes less than 20 ms, also replayed from a CUDA graph. The ceilings are
+measured in the same run: a copy within the GPU (bytes read and written), a reading pass, and a
+dense bfloat16 product.
+
+fastagg is measured first, in all cases; then the contenders. All measurements are made in another
+process. If one raises an error, takes more than 20 seconds or ends the process, the others go on.
+The files are written after each measurement and have a row for every case from the beginning. At
+the end the results are compared with the targets for an H200; the exit status is 1 if a target is
+missed or could not be determined (with --dry-run: if a measurement failed).
 """
 
 from __future__ import annotations
@@ -15,29 +21,20 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from benchmarks.cuda_cases import Case, Way, cases
+from benchmarks import cuda_timing, cuda_verdict
+from benchmarks.cuda_cases import Case, cases
+from benchmarks.cuda_timing import Ceilings, Timing
+from benchmarks.cuda_worker import CaseError, Worker
 from fastagg import ops
 
-_PASSES = 15
-_SECONDS = 0.4  # approximate time spent on measuring one contender
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """The bytes/s and flops/s that this GPU achieves."""
-
-    copy: float
-    read: float
-    bfloat16: float
+_MOST = 20.0  # seconds for one contender, with its operands and the start of a process
 
 
 @dataclass(frozen=True)
@@ -61,140 +58,140 @@ class Row:
     speedup: float  # of fastagg over this contender
     error: float  # of a cosine, or relative to the largest element
     floor: str  # the target; fastagg only
-    met: str
+    met: str  # "yes", "NO", or "unknown" if a time is missing
+    problem: str  # why a time is missing
 
 
-class Timer:
-    """Measures median times of passes: with events on a GPU, with a clock on a CPU (dry runs)."""
+@dataclass
+class Run:
+    """All measurements so far. Each is written when it is known."""
 
-    def __init__(self, device: str) -> None:
-        self.cuda = device == "cuda"
+    dry: bool
+    todo: dict[int, Case]  # by number in `cases`
+    stop: float  # no measurement starts after this time
+    folder: Path | None
+    about: str = ""
+    ceilings: Ceilings = field(default_factory=Ceilings)
+    timings: dict[int, dict[str, Timing]] = field(default_factory=dict)
+    worker: Worker = field(default_factory=lambda: Worker(cuda_timing.run))
 
-    def seconds(self, one_pass: Callable[[], object]) -> float:
-        """Return the median time of a pass."""
-        one_pass()
-        self._wait()
-        begin = time.perf_counter()
-        one_pass()
-        self._wait()
-        once = max(time.perf_counter() - begin, 1e-6)
-        passes = max(3, min(_PASSES, int(_SECONDS / once)))
-        return statistics.median(self._timed(one_pass) for _ in range(passes))
+    def measure_all(self) -> None:
+        """Measure the ceilings, fastagg in all cases, then the contenders in all cases."""
+        self.write()
+        try:
+            self.about, self.ceilings = self._call("ceilings", 2 * _MOST, self.dry)
+        except CaseError as error:
+            self.about = "ceilings not measured"
+            print(error, flush=True)
+        print(self.about, describe(self.ceilings), sep="\n", flush=True)
+        for ours in (True, False):
+            for index in self.todo:
+                self._measure_case(index, ours)
+        self.worker.close()
 
-    def graph_seconds(self, one_pass: Callable[[], object]) -> float:
-        """Return the median time of a pass replayed from a CUDA graph; NaN on a CPU."""
-        if not self.cuda:
-            return math.nan
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            one_pass()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            one_pass()
-        return self.seconds(graph.replay)
+    def _measure_case(self, index: int, ours: bool) -> None:
+        """Measure fastagg, or else the contenders."""
+        known = self.timings.setdefault(index, {})
+        if time.perf_counter() > self.stop or (not ours and not known):
+            return
+        try:
+            names = self._call("contenders", _MOST, index, self.dry)
+        except CaseError as error:
+            self._note(index, Timing("fastagg", "ours", problem=_last_line(error)), str(error))
+            return
+        for number, (name, role) in enumerate(names):
+            if (role == "ours") != ours or time.perf_counter() > self.stop:
+                continue
+            try:
+                self._note(index, self._call("measure", _MOST, index, number, self.dry))
+            except CaseError as error:
+                self._note(index, Timing(name, role, problem=_last_line(error)), str(error))
 
-    def _timed(self, one_pass: Callable[[], object]) -> float:
-        if not self.cuda:
-            begin = time.perf_counter()
-            one_pass()
-            return time.perf_counter() - begin
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        one_pass()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1e-3
+    def _call(self, command: str, seconds: float, *arguments: Any) -> Any:
+        left = max(5.0, self.stop - time.perf_counter())
+        return self.worker.call(command, *arguments, seconds=min(seconds, left))
 
-    def _wait(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
+    def _note(self, index: int, timing: Timing, details: str = "") -> None:
+        self.timings[index].setdefault(timing.name, timing)
+        case = self.todo[index]
+        result = details or f"{timing.seconds * 1e6:.4g} us"
+        print(f"{case.title}, {timing.name}: {result}", timing.problem, flush=True)
+        self.write()
 
+    def rows(self) -> list[Row]:
+        """Return a row for each measured contender, and one for each case without any."""
+        found = []
+        for index, case in self.todo.items():
+            timings = list(self.timings.get(index, {}).values())
+            found += rows_of(case, timings, self.ceilings)
+        return found
 
-def measure_ceilings(timer: Timer, device: str, dry: bool) -> Ceilings:
-    n, m = (1 << 16, 64) if dry else (1 << 30, 8192)
-    x, y = torch.randn(n, device=device), torch.empty(n, device=device)
-    copy = timer.seconds(lambda: y.copy_(x))
-    read = min(timer.seconds(x.sum), timer.seconds(x.amax))
-    a, b = (torch.randn(m, m, device=device, dtype=torch.bfloat16) for _ in range(2))
-    product = timer.seconds(lambda: a @ b)
-    return Ceilings(8 * n / copy, 4 * n / read, 2 * m**3 / product)
-
-
-def measure(case: Case, timer: Timer, ceilings: Ceilings) -> list[Row]:
-    """Measure one case and return a row for each contender."""
-    setup = case.make()
-    found = []
-    for way in setup.ways:
-        launched, graph = _time(way, setup.sets, timer)
-        error = setup.error(way) if setup.error else math.nan
-        found.append((way, launched, graph, error))
-    ours = next(_best(a, b) for way, a, b, _ in found if way.role == "ours")
-    careful = [_best(a, b) for way, a, b, _ in found if way.role == "careful"]
-    return [_row(case, ceilings, *result, ours, min(careful)) for result in found]
-
-
-def _time(way: Way, sets: int, timer: Timer) -> tuple[float, float]:
-    """Return the seconds of one call, launched and from a graph (NaN if not capturable)."""
-
-    def one_pass() -> None:
-        for index in range(sets):
-            way.call(index)
-
-    launched = timer.seconds(one_pass) / sets
-    graph = timer.graph_seconds(one_pass) / sets if way.capturable else math.nan
-    return launched, graph
+    def write(self) -> None:
+        """Write the files."""
+        if self.folder:
+            write(self.rows(), self.ceilings, self.about, self.folder)
 
 
-def _best(launched: float, graph: float) -> float:
-    return launched if math.isnan(graph) else min(launched, graph)
+def _last_line(error: CaseError) -> str:
+    return str(error).strip().splitlines()[-1][:200]
 
 
-def _row(
-    case: Case,
-    ceilings: Ceilings,
-    way: Way,
-    launched: float,
-    graph: float,
-    error: float,
-    ours: float,
-    careful: float,
-) -> Row:
-    seconds = _best(launched, graph)
+def rows_of(case: Case, timings: list[Timing], ceilings: Ceilings) -> list[Row]:
+    """Return the rows of one case; the first is that of fastagg, measured or not."""
+    ours = next(
+        (timing for timing in timings if timing.role == "ours"),
+        Timing("fastagg", "ours", problem="not measured"),
+    )
+    others = [timing for timing in timings if timing is not ours]
+    careful = [t.seconds for t in others if t.role == "careful" and not math.isnan(t.seconds)]
+    fastest = min(careful, default=math.nan)
+    return [_row(case, ceilings, timing, ours.seconds, fastest) for timing in (ours, *others)]
+
+
+def _row(case: Case, ceilings: Ceilings, timing: Timing, ours: float, careful: float) -> Row:
+    seconds = timing.seconds
     rates = {
         "copy": case.num_bytes / ceilings.copy,
         "read": case.num_bytes / ceilings.read,
         "arithmetic": case.flops * case.products / ceilings.bfloat16,
     }
-    mine = way.role == "ours"
-    floor, met = [], True
+    mine = timing.role == "ours"
+    floors = []  # text, what was reached (NaN: unknown), the least
     if mine and case.share:
-        floor.append(f"{case.share:.0%} of {case.ceiling}")
-        met = met and rates[case.ceiling] / seconds >= case.share
+        reached = rates[case.ceiling] / seconds
+        floors.append((f"{case.share:.0%} of {case.ceiling}", reached, case.share))
     if mine and case.speedup:
-        floor.append(f"{case.speedup} x careful")
-        met = met and careful / seconds >= case.speedup
+        floors.append((f"{case.speedup} x careful", careful / seconds, case.speedup))
     return Row(
         op=case.op,
         mode=case.mode,
         K=case.K,
         S=case.S,
         d=case.d,
-        by=way.name,
-        role=way.role,
+        by=timing.name,
+        role=timing.role,
         us=seconds * 1e6,
-        us_launched=launched * 1e6,
-        us_graph=graph * 1e6,
+        us_launched=timing.launched * 1e6,
+        us_graph=timing.graph * 1e6,
         gbytes_per_s=case.num_bytes / seconds * 1e-9,
         tflops=case.flops / seconds * 1e-12,
         percent=100 * rates[case.ceiling] / seconds if mine else math.nan,
         ceiling=case.ceiling if mine else "",
         speedup=seconds / ours,
-        error=error,
-        floor=", ".join(floor),
-        met=("yes" if met else "NO") if floor else "",
+        error=timing.error,
+        floor=", ".join(text for text, _, _ in floors),
+        met=_met([(reached, least) for _, reached, least in floors]),
+        problem=timing.problem,
     )
+
+
+def _met(floors: list[tuple[float, float]]) -> str:
+    """Return the verdict on pairs (reached, least); empty without any."""
+    if not floors:
+        return ""
+    if any(reached < least for reached, least in floors):
+        return "NO"
+    return "unknown" if any(math.isnan(reached) for reached, _ in floors) else "yes"
 
 
 def cells(row: Row) -> dict[str, str]:
@@ -213,18 +210,21 @@ def lines(rows: list[Row]) -> Iterator[str]:
     yield f"| {' | '.join(names)} |"
     yield "|" + " --- |" * len(names)
     for row in rows:
-        yield f"| {' | '.join(cells(row).values())} |"
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row).values())} |"
 
 
 def write(rows: list[Row], ceilings: Ceilings, about: str, folder: Path) -> None:
+    """Write cuda.csv and cuda.md. A reader sees the old file or the new one, never a part."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "cuda.csv").open("w", newline="", encoding="utf-8") as file:
+    csv_file, text_file = folder / ".cuda.csv", folder / ".cuda.md"
+    with csv_file.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(map(cells, rows))
     head = ["# CUDA", "", about, "", describe(ceilings), ""]
-    text = "\n".join([*head, *lines(rows)]) + "\n"
-    (folder / "cuda.md").write_text(text, encoding="utf-8")
+    text_file.write_text("\n".join([*head, *lines(rows)]) + "\n", encoding="utf-8")
+    csv_file.replace(folder / "cuda.csv")
+    text_file.replace(folder / "cuda.md")
 
 
 def describe(ceilings: Ceilings) -> str:
@@ -243,7 +243,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--only", default="", metavar="TEXT", help="run only cases whose title contains TEXT"
     )
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="start no new case after this many seconds"
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="start no new measurement after this many seconds",
     )
     parser.add_argument(
         "--dry-run",
@@ -251,46 +254,24 @@ def main(arguments: list[str] | None = None) -> int:
         help="run tiny sizes on the CPU; the measurements are meaningless",
     )
     options = parser.parse_args(arguments)
-    begin = time.perf_counter()
+    stop = time.perf_counter() + options.seconds
     device = "cpu" if options.dry_run else "cuda"
     if device not in ops.devices():
         raise SystemExit(
             "this build has no CUDA kernels, or there is no GPU; use --dry-run to test the script"
         )
-    torch.manual_seed(0)
-    timer = Timer(device)
-    name = "a CPU, dry run" if options.dry_run else torch.cuda.get_device_name()
-    about = f"{name}, torch {torch.__version__}"
-    ceilings = measure_ceilings(timer, device, options.dry_run)
-    print(about, describe(ceilings), sep="\n", flush=True)
-    rows: list[Row] = []
-    left_out = []
-    for case in cases(device, options.dry_run):
-        if options.only not in case.title:
-            continue
-        if time.perf_counter() - begin > options.seconds:
-            left_out.append(case.title)
-            continue
-        fresh = measure(case, timer, ceilings)
-        rows += fresh
-        print(*list(lines(fresh))[2:], sep="\n", flush=True)
-        if options.out:
-            write(rows, ceilings, about, options.out)
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    if left_out:
-        print("not measured because of --seconds:", *left_out, sep="\n  ")
-    return 0 if options.dry_run else _compare_with_floors(rows)
-
-
-def _compare_with_floors(rows: list[Row]) -> int:
-    """Print how many targets were met and which were missed; return the exit status."""
-    missed = [
-        f"{row.op} {row.mode} ({row.S}, {row.d}): {row.floor}" for row in rows if row.met == "NO"
-    ]
-    targets = sum(bool(row.floor) for row in rows)
-    print(f"{targets - len(missed)} of {targets} targets met; missed:", *missed, sep="\n  ")
-    return 1 if missed else 0
+    todo = {
+        index: case
+        for index, case in enumerate(cases(device, options.dry_run))
+        if options.only in case.title
+    }
+    run = Run(options.dry_run, todo, stop, options.out)
+    run.measure_all()
+    table: list[cuda_verdict.Cells] = [cells(row) for row in run.rows()]
+    print(*cuda_verdict.lines(table), sep="\n")
+    if options.dry_run:
+        return 1 if any(row["problem"] for row in table) else 0
+    return 0 if cuda_verdict.passed(table) else 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -212,25 +211,6 @@ def test_short_rows_at_any_alignment_give_the_bits_of_long_ones(
     out, other = (torch.zeros(5_003, device="cuda") for _ in range(2))
     ops.weighted_sum_(out, rows, weights)
     assert torch.equal(out, ops.weighted_sum_(other, rows.float(), weights))
-
-
-@pytest.mark.parametrize("precision", ["highest", "tf32"])
-@pytest.mark.parametrize("d", [1, 7, 513, 9_000])
-def test_gram_entries_depend_on_their_two_rows_alone(d: int, precision: str) -> None:
-    def entries(updates: Tensor, **options: Any) -> Tensor:
-        return ops.gram(updates, dtype=F64, precision=precision, **options)
-
-    rows = torch.randn(300, d, device="cuda")
-    full = entries(rows)
-    assert torch.equal(full, full.T)
-    order = torch.randperm(300, device="cuda")
-    assert torch.equal(entries(rows[order]), full[order][:, order])
-    for count in (1, 16, 17, 64, 65, 129):  # either kernel, any part of a tile
-        some = order[:count]
-        assert torch.equal(entries(rows[some]), full[some][:, some])
-    group = torch.arange(300, device="cuda") // 50
-    pairs = group[:, None] == group
-    assert torch.equal(entries(rows, pairs=pairs), torch.where(pairs, full, 0.0))
 
 
 @pytest.mark.parametrize("count", [4, 64, 80])

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import time
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import cuda, cuda_cases
+from benchmarks import cuda, cuda_cases, cuda_verdict
+from benchmarks.cuda_timing import Ceilings, Timing
+from benchmarks.cuda_worker import CaseError, Worker
 from benchmarks.work import WORK
 
 
@@ -61,6 +65,54 @@ def test_contenders_compute_the_same(build: object) -> None:
         assert isinstance(result, Tensor)
         assert torch.allclose(result.double(), results[0].double(), rtol=1e-4, atol=1e-5)
         assert result.abs().max() > 0
+
+
+def answer(what: str) -> int:
+    """Return the number of this process, or fail in one of several ways."""
+    if what == "raise":
+        raise ValueError("a wrong value")
+    if what == "exit":
+        os._exit(3)
+    if what == "hang":
+        time.sleep(60)
+    return os.getpid()
+
+
+@pytest.mark.slow
+def test_a_case_cannot_end_the_others() -> None:
+    worker = Worker(answer)
+    first = worker.call("", seconds=30)
+    with pytest.raises(CaseError, match="a wrong value"):
+        worker.call("raise", seconds=30)
+    assert worker.call("", seconds=30) == first  # an error of Python leaves the process usable
+    with pytest.raises(CaseError, match="status 3"):
+        worker.call("exit", seconds=30)
+    second = worker.call("", seconds=30)
+    with pytest.raises(CaseError, match="ended after 0 s"):
+        worker.call("hang", seconds=0.2)
+    assert len({os.getpid(), first, second, worker.call("", seconds=30)}) == 4
+    worker.close()
+
+
+def test_verdicts_on_targets_and_on_missing_times(tmp_path: Path) -> None:
+    case = cuda_cases.Case("gram", 20, 1000, lambda: cuda_cases.Setup(1, []), "read", 0.5, 1.7)
+    ceilings = Ceilings(1.0, case.num_bytes / 1e-3, 1.0)  # a reading pass takes 1 ms
+
+    def met(ours: float, careful: float | None = None) -> str:
+        timings = [Timing("fastagg", "ours", ours)]
+        if careful:
+            timings.append(Timing("careful", "careful", careful))
+        return cuda.rows_of(case, timings, ceilings)[0].met
+
+    assert met(1.9e-3, 3.3e-3) == "yes"
+    assert met(2.1e-3, 9e-3) == "NO"  # less than half of the ceiling
+    assert met(1.9e-3, 3.2e-3) == "NO"  # not 1.7 times as fast
+    assert met(1.9e-3) == "unknown"
+    assert met(2.1e-3) == "NO"
+    assert cuda.rows_of(case, [], ceilings)[0].met == "unknown"
+    for timings in ([], [Timing("fastagg", "ours", 1.9e-3), Timing("c", "careful", 3.8e-3)]):
+        cuda.write(cuda.rows_of(case, timings, ceilings), ceilings, "", tmp_path)
+        assert cuda_verdict.main([str(tmp_path)]) == (0 if timings else 1)
 
 
 def test_without_a_gpu_it_says_so() -> None:
