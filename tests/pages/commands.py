@@ -182,6 +182,8 @@ class Shell:
             importlib.import_module("benchmarks.__main__").parser().parse_args(rest)
         elif module in ("tests.fuzz.checkpoints", "tests.fuzz.threads"):
             importlib.import_module(module).parser().parse_args(rest)
+        elif module == "benchmarks.cuda_verdict" and len(rest) == 1:
+            importlib.import_module(module)
         elif module == "pytest":
             _, unknown = self.pytest_parser.parse_known_and_unknown_args(rest)
             if unknown:
