@@ -598,8 +598,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             path: the file; its folder must exist.
             params: [d] float32, finite, the parameters of the model: they are written to the same
                 file, so that model and rule are always of the same round. None: they are not.
-            key: secret of at least 16 bytes. With it the digest is an HMAC-SHA256, which nobody
-                else can compute; the same key must be given to :func:`fastagg.load`. None: the
+            key: secret of at least 16 bytes. With it the digest is an HMAC-SHA256, which only
+                holders of the key can compute; give the same key to :func:`fastagg.load`. None: the
                 digest is a SHA-256, which shows damage but not a forgery.
             keep: number of files to keep, >= 1: ``path``, and the files that it replaced in
                 ``path.1``, ``path.2``, ..., the newest first.

@@ -174,7 +174,7 @@ def read_header(descriptor: int, limit: int) -> Header:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Parse JSON that somebody else may have written.
+    """Parse JSON from an untrusted file.
 
     Raises:
         TensorFileError: it is no JSON, has a name twice, numbers that are not finite, or is nested

@@ -370,7 +370,7 @@ def plain(name: str, x: np.ndarray) -> np.ndarray:
 def test_as_written_in_the_papers(name: str, dtype: Any, n: int, d: int, seed: int) -> None:
     x = np.random.default_rng(seed).standard_normal((n, d)).astype(dtype)
     expected = plain(name, x.astype(np.float64))
-    # float32: rounding of the result and of sums in groups of eight. float64: distances by way of
+    # float32: rounding of the result and of sums in groups of eight. float64: distances from
     # the Gram matrix, 1e-8 for the closest vectors, whose factors they set.
     tolerance = 1e-6 if dtype == np.float32 else 1e-8
     np.testing.assert_allclose(RULES[name]()(x), expected, rtol=tolerance, atol=tolerance)

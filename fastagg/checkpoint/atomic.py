@@ -86,7 +86,7 @@ def _create(target: Path) -> tuple[Path, int]:
 
 
 def _remove_orphans(target: Path) -> None:
-    """Delete files of writers of ``target`` that are no longer alive: nobody locks them."""
+    """Delete files of writers of ``target`` that have ended: no process locks them."""
     own = re.compile(re.escape(f".{target.name}.") + r"[0-9a-f]{16}\.partial")
     for name in os.listdir(target.parent):
         if not own.fullmatch(name):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of a state before a rule takes it: form, finite values, and what rules declare.
 
-A state may come from a file that somebody else wrote. Every check raises an error that names the
-tensor, what was expected and what came.
+A state may come from an untrusted file. Every check raises an error that names the tensor, what was
+expected and what came.
 """
 
 from __future__ import annotations
