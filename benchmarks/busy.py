@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import report
+from benchmarks.machine import describe
 from benchmarks.regress.worker import RULES, Call, step_call
 
 SIZES = [(10, 610), (100, 610), (10, 62_006), (100, 62_006)]
@@ -107,9 +108,9 @@ def run(options: argparse.Namespace, console: Console) -> None:
         )
         with (options.out / "busy.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
-            table.writerow(Timed.__dataclass_fields__)
-            for r in results:
-                table.writerow(getattr(r, name) for name in Timed.__dataclass_fields__)
+            machine = describe()
+            table.writerow([*(field.name for field in fields(Timed)), *machine])
+            table.writerows([*astuple(r), *machine.values()] for r in results)
 
 
 def markdown(results: Sequence[Timed], threads: int) -> str:

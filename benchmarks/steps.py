@@ -52,7 +52,8 @@ class FdmsState:
         """Copy the scores and counts to an aggregator of fastagg."""
         state = agg.state_dict()
         counts = self.counts.to(state["counts"].dtype)
-        agg.load_state_dict(state | {"scores": self.scores, "counts": counts})
+        rounds = counts.max().to(torch.int64)
+        agg.load_state_dict(state | {"scores": self.scores, "counts": counts, "rounds": rounds})
 
     def update_means(self, similarity: Tensor, clients: Tensor) -> None:
         """Update R and N of all pairs of active clients (eq. 15); similarity is [S, S]."""

@@ -20,6 +20,7 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import (
     accuracy,
+    busy,
     machine,
     memory_ops,
     ops,
@@ -200,6 +201,7 @@ def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
 def test_committed_results_have_the_current_columns(path: Path) -> None:
     others = {
         "accuracy.csv": accuracy.Error,
+        "busy.csv": busy.Timed,
         "sharded.csv": sharded.Line,
         "simulation.csv": simulation.Line,
     }

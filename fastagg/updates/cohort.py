@@ -141,6 +141,8 @@ def read_cohort(
 
 
 def _ids_tensor(ids: list[int]) -> Tensor:
+    if not ids:
+        return torch.empty(0, dtype=torch.int64)  # of stride 1, which NumPy does not promise
     return torch.from_numpy(np.array(ids, dtype=np.int64))  # twice as fast as torch.tensor
 
 

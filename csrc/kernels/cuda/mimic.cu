@@ -35,7 +35,7 @@ __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& update
   }
   updates.add_to(sums, S, b, [&](int64_t) { return mean; });
   own.add_to(sums, S, b, [&](int64_t s) {
-    return weights ? static_cast<float>(__ddiv_rn(weights[s], static_cast<double>(S))) : mean;
+    return weights ? static_cast<float>(weights[s] / static_cast<double>(S)) : mean;
   });
 }
 
