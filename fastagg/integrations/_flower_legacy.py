@@ -138,7 +138,7 @@ class FastAggLegacyStrategy(FedAvg):
             metrics = self.fit_metrics_aggregation_fn(
                 [(r.num_examples, r.metrics) for _, r in used]
             )
-        if not report.active:
+        if not report.moved:
             return None, metrics
         self._sent = None
         return self._model(), metrics

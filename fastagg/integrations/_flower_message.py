@@ -159,7 +159,7 @@ class FastAggStrategy(FedAvg):
         for line in report.lines():
             _LOG.info("\t%s", line)
         metrics = self._metrics(valid, report.ids, self.train_metrics_aggr_fn)
-        if not report.active:
+        if not report.moved:
             return None, metrics
         self._record = None
         return self._model(), metrics

@@ -54,6 +54,11 @@ class RoundReport:
     step: StepReport | None = None
     error: str | None = None
 
+    @property
+    def moved(self) -> bool:
+        """Whether the rule took a step; a rule may do so without active clients (``mifa``)."""
+        return self.step is not None and not self.step.skipped
+
     def lines(self) -> list[str]:
         """Return the report as lines of text, for a log."""
         lines = [f"round {self.round}: {len(self.active)} active: {_listed(self.active)}"]
@@ -67,7 +72,7 @@ class RoundReport:
         lines += [f"rejected {sender}: {why}" for sender, why in sorted(self.rejected.items())]
         if self.error is not None:
             lines.append(f"the model stays as it was: {self.error}")
-        elif not self.active:
+        elif not self.moved:
             lines.append("the model stays as it was: there is no update")
         return lines
 

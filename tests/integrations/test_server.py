@@ -180,6 +180,8 @@ def test_a_rule_may_move_the_model_in_a_round_without_answers(model: dict[str, b
     report = run_round(server, [])
     torch.testing.assert_close(server.params, start + 2.0 * first)  # one rounding in each step
     assert report.active == ()
+    assert report.moved
+    assert not any("the model stays" in line for line in report.lines())
     assert report.error is None
     assert server.rounds == 2
 
