@@ -74,6 +74,8 @@ class RoundReport:
             lines.append(f"the model stays as it was: {self.error}")
         elif not self.moved:
             lines.append("the model stays as it was: there is no update")
+        elif not self.active:
+            lines.append("there is no update: the rule applied what it remembers")
         return lines
 
 
