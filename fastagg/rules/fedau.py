@@ -5,17 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions, Plan, Reading, State
-from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._client_weights import relative
+from fastagg.rules._interval_state import check_interval_state
 from fastagg.rules._weighted_rule import AveragingRule
 from fastagg.updates.cohort import Cohort
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_ROUNDING = 1e-6
-"""Relative margin for the float64 roundings of the factors, of which each adds 2^-53."""
 _LONGEST = 1 << 31  # rounds
 
 
@@ -67,9 +65,8 @@ class FedAU(AveragingRule[_Counted]):
         self.waiting = torch.zeros(self.num_clients, dtype=torch.int64)
 
     def _plan(self, cohort: Cohort) -> _Counted:
-        weights = self._shares.index_select(0, cohort.clients) * self.factors.index_select(
-            0, cohort.clients
-        )
+        shares = self._shares.index_select(0, cohort.clients)
+        weights = shares * self.factors.index_select(0, cohort.clients)
         return _Counted(weights, state=self._counted(cohort.clients))
 
     def _counted(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,20 +89,7 @@ class FedAU(AveragingRule[_Counted]):
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
-        factors = cast(Tensor, state["factors"])
-        intervals, waiting = cast(Tensor, state["intervals"]), cast(Tensor, state["waiting"])
-        invariants.check_range("factors", factors, 1.0, self.cutoff * (1.0 + _ROUNDING))
-        invariants.check_rounds("intervals", intervals)
-        invariants.check_range("waiting", waiting, 0, self.cutoff - 1)
-        invariants.require(
-            bool((factors[intervals == 0] == 1.0).all()), "factors", "1 before the first interval"
-        )
-        rounds = factors * intervals + waiting  # the intervals of every client fill all rounds
-        invariants.require(
-            float(rounds.max() - rounds.min()) <= _ROUNDING * float(rounds.max()),
-            "factors",
-            "intervals and waiting of the same number of rounds for all clients",
-        )
+        check_interval_state(state, self.cutoff)
 
     def _state(self) -> State:
         return {"factors": self.factors, "intervals": self.intervals, "waiting": self.waiting}
