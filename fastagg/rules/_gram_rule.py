@@ -154,8 +154,11 @@ class GramRule(Aggregator[GramPlan, Judged]):
         found: list[float] = factors.tolist()
         self._sum(rows, factors, found)
         self._check_range(*self._peaks_with(params, [self._aggregate]))
-        own = factors[plan.active] if self._reused is not None else factors[: len(cohort)]
-        return Judged(own, gram)
+        if self._reused is not None:
+            factors = factors[plan.active]
+        elif self.previous is not None:
+            factors = factors[: len(cohort)]
+        return Judged(factors, gram)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
         ops.weighted_sum_(params, [self._aggregate], self._rate)
@@ -186,7 +189,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
             shares: [n] float64, shares of the clients; rows of share 0 are left out.
             rows: n + e rows [d]; read again only if some rows are close.
         """
-        t = int(self.rounds)
+        t = int(self.rounds) if self.policy.uses_round else 0
         if self._equal or 0.0 not in shares.tolist():
             return self.policy(self._precise(gram, len(shares), rows), shares, t)
         taken = torch.ones(len(gram), dtype=torch.bool)
