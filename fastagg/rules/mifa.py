@@ -18,7 +18,7 @@ class MIFA(MemoryRule):
 
     m_k is client k's last update, and zero before its first one. In a round without active clients
     the sum is that of the round before, and the parameters move by it again (Gu et al. 2021,
-    Algorithm 1: the server averages what it remembers, whoever answered).
+    Algorithm 1: in every round the server averages the remembered updates of all clients).
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.
