@@ -186,6 +186,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """Names of the state whose last dimension is d; other state does not depend on d."""
     norms_known: ClassVar[bool] = False
     """Whether ``_read`` computes the norms of all rows and calls ``_check_squares``."""
+    gathers_rows: bool = False
+    """Whether small rows may be copied: the rule writes no memory that rows may share."""
     moves_without_clients: bool = False
     """Whether a round without active clients moves the parameters; otherwise it is skipped."""
     collects_streams: ClassVar[bool] = True
@@ -276,6 +278,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             num_clients=self.num_clients,
             num_params=self.num_params,
             device=self.device,
+            gather=self.gathers_rows,
         )
         self._check_apart(params)
         params = writable(params)

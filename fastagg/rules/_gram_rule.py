@@ -119,6 +119,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if policy.uses_previous:
             self.previous = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
         self._reused: ReusedRows | None = None
+        self.gathers_rows = not reuse
         if reuse:
             store = read_store(memory_dtype, memory_folder)
             self._reused = ReusedRows(self.num_clients, self.num_params, self.device, store)

@@ -35,6 +35,7 @@ class WeightedRule(Aggregator[P, R]):
     """
 
     collects_streams = False
+    gathers_rows = True
 
     def __init__(self, *, client_weights: Any = None, **options: Unpack[CommonOptions]) -> None:
         super().__init__(**options)
