@@ -36,6 +36,7 @@ from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Cohort, Updates, check_vector, read_cohort
 from fastagg.updates.columns import Columns, segment_columns
+from fastagg.updates.small import ids_tensor, rounded
 
 if TYPE_CHECKING:
     from typing_extensions import Required
@@ -304,8 +305,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             return self._skip_round(params, cohort, reasons)
         report = StepReport(
             cohort.clients,
-            _sorted_ids(reasons),
-            reading.weights.to(torch.float32),
+            ids_tensor(sorted(reasons)),
+            rounded(reading.weights),
             plan.friends,
             plan.pairs,
             reasons=reasons,
@@ -462,7 +463,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             friends = self._skip()
         return StepReport(
             cohort.clients,
-            _sorted_ids(reasons),
+            ids_tensor(sorted(reasons)),
             torch.empty(0, dtype=torch.float32),
             friends,
             skipped=True,
@@ -708,11 +709,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 f"updates: the step could leave the range of float32 (parameters up to "
                 f"{peak:.3g}, aggregate up to {aggregate:.3g}, server_lr {self.server_lr:.3g})"
             )
-
-
-def _sorted_ids(ids: Collection[int]) -> Tensor:
-    # torch.tensor([]) takes five times as long as torch.empty
-    return torch.tensor(sorted(ids)) if ids else torch.empty(0, dtype=torch.int64)
 
 
 def _check_names(own: Collection[str], given: Collection[str]) -> None:

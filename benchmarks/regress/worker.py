@@ -13,6 +13,7 @@ answers each with one line of JSON::
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -139,6 +140,16 @@ def serve() -> None:
         print(json.dumps(answer), flush=True)
 
 
+def stay_on_cores(count: int) -> None:
+    """Use the last ``count`` cores that the process may use, so that both trees use the same.
+
+    Neighbours of a shared machine slow down its cores by different factors.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-count:])
+
+
 if __name__ == "__main__":
+    stay_on_cores(int(sys.argv[1]))
     torch.set_num_threads(int(sys.argv[1]))
     serve()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from fastagg.rules._reuse import ReusedRows
 from fastagg.rules.common_row import find_common_row, with_common_row
 from fastagg.rules.gram_policy import Policy
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import AROUND_BLOCK, AnyRows, alike
+from fastagg.updates.columns import AROUND_BLOCK, AnyRows, alike, each_row
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -109,7 +111,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
         self.reuse = reuse
         self.memory_dtype = memory_dtype
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
-        self._equal = bool((self.client_weights == 1.0).all())
+        first = float(self.client_weights[0])
+        self._equal = first if bool((self.client_weights == first).all()) else None
         self._all_shares = relative(self.client_weights, "all clients")  # [K]
         self.rounds = torch.zeros((), dtype=torch.int64)
         self._aggregate = torch.zeros(
@@ -119,7 +122,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if policy.uses_previous:
             self.previous = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
         self._reused: ReusedRows | None = None
-        self.gathers_rows = not reuse
+        self.gathers_rows = not (reuse or policy.uses_previous)  # both take rows one by one
         if reuse:
             store = read_store(memory_dtype, memory_folder)
             self._reused = ReusedRows(self.num_clients, self.num_params, self.device, store)
@@ -137,8 +140,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
         size, ids = len(cohort), cohort.ids
         if self._reused is not None:
             shares = self._all_shares
-        elif self._equal:
-            ids, shares = list(range(size)), torch.full((size,), 1.0 / size, dtype=torch.float64)
+        elif self._equal is not None:
+            share = self._equal / math.fsum([self._equal] * size)  # the bits of `relative`
+            ids, shares = list(range(size)), factors_tensor([share] * size)
         else:
             ids, weights = list(range(size)), self.client_weights.index_select(0, cohort.clients)
             shares = relative(weights, "the active clients")
@@ -147,13 +151,12 @@ class GramRule(Aggregator[GramPlan, Judged]):
     def _read(self, params: Tensor, cohort: Cohort, plan: GramPlan) -> Judged:
         rows = cohort.rows if self._reused is None else self._reused.rows(cohort)
         if self.previous is not None:
-            rows = alike(rows, [*rows, self.previous])
+            rows = alike(rows, [*each_row(rows), self.previous])
         gram = self._gram(rows, cohort)
         squares = gram.diagonal().tolist()
         self._check_squares(cohort, [squares[i] for i in plan.active])
         factors = self._factors(gram, plan.weights, rows)
-        found: list[float] = factors.tolist()
-        self._sum(rows, factors, found)
+        self._sum(rows, factors)
         self._check_range(*self._peaks_with(params, [self._aggregate]))
         if self._reused is not None:
             factors = factors[plan.active]
@@ -169,12 +172,13 @@ class GramRule(Aggregator[GramPlan, Judged]):
             self._reused.commit(cohort, reading.gram)
         self.rounds += 1
 
-    def _sum(self, rows: AnyRows, factors: Tensor, found: list[float]) -> None:
+    def _sum(self, rows: AnyRows, factors: Tensor) -> None:
         """Write the aggregate into the scratch vector; rows with factor 0 are not read."""
+        found: list[float] = factors.tolist()
         if 0.0 in found:
-            positions = [i for i, factor in enumerate(found) if factor != 0.0]
-            listed = list(rows)
-            rows, factors = alike(rows, [listed[i] for i in positions]), factors[positions]
+            kept = [row for row, factor in zip(each_row(rows), found, strict=True) if factor != 0.0]
+            factors = factors_tensor([factor for factor in found if factor != 0.0])
+            rows = alike(rows, kept)
         self.columns.weighted_sum_(self._aggregate, rows, factors, beta=0.0)
 
     def _gram(self, rows: AnyRows, cohort: Cohort) -> Tensor:
@@ -191,12 +195,12 @@ class GramRule(Aggregator[GramPlan, Judged]):
             rows: n + e rows [d]; read again only if some rows are close.
         """
         t = int(self.rounds) if self.policy.uses_round else 0
-        if self._equal or 0.0 not in shares.tolist():
+        if self._equal is not None or 0.0 not in shares.tolist():
             return self.policy(self._precise(gram, len(shares), rows), shares, t)
         taken = torch.ones(len(gram), dtype=torch.bool)
         taken[: len(shares)] = shares > 0
         used = shares[shares > 0]
-        listed = list(rows)
+        listed = each_row(rows)
         some = alike(rows, [listed[i] for i in taken.nonzero().flatten().tolist()])
         factors = torch.zeros(len(gram), dtype=torch.float64)
         factors[taken] = self.policy(self._precise(gram[taken][:, taken], len(used), some), used, t)

@@ -29,6 +29,8 @@ a function of the first Gram matrix, so it is the same for all forms of rows and
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -55,10 +57,11 @@ def find_common_row(gram: Tensor, num_rows: int, limit: float = CLOSE) -> int | 
         return None
     products = gram.numpy()
     squares = products.diagonal()
-    sums = squares[:, None] + squares
-    close = products > 0.5 * (1.0 - limit) * sums  # a row other than zero is close to itself
+    halves = 0.5 * (1.0 - limit) * squares
+    close = products > halves[:, None] + halves  # a row other than zero is close to itself
     if np.count_nonzero(close) <= np.count_nonzero(squares):
         return None
+    sums = squares[:, None] + squares
     distances = square_distances(gram).numpy()
     medians = np.partition(distances[:num_rows, :num_rows], num_rows // 2, axis=1)
     common = int(np.nan_to_num(medians[:, num_rows // 2], nan=np.inf).argmin())
@@ -68,16 +71,17 @@ def find_common_row(gram: Tensor, num_rows: int, limit: float = CLOSE) -> int | 
 
 
 def _all_apart(gram: Tensor, limit: float) -> bool:
-    """Return whether few rows have no close pair: the usual case, so it must not take long."""
+    """Return whether few rows clearly have no close pair: the usual case, so it must be fast."""
     if len(gram) > _FEW:
         return False
     rows: list[list[float]] = gram.tolist()
-    halves = [0.5 * (1.0 - limit) * row[i] for i, row in enumerate(rows)]
+    least = math.inf  # of the rows so far
     for i, row in enumerate(rows):
-        half = halves[i]
-        for j in range(i):
-            if row[j] > half + halves[j]:
-                return False
+        half = 0.5 * (1.0 - limit) * row[i]
+        if i and max(row[:i]) > half + least:
+            return False
+        if half < least:
+            least = half
     return True
 
 

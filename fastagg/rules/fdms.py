@@ -21,7 +21,8 @@ from fastagg.rules._client_weights import relative
 from fastagg.rules._pair_state import check_pair_state
 from fastagg.rules._weighted_rule import WeightedRule
 from fastagg.rules.thresholds import Threshold, read_threshold, value_at
-from fastagg.updates.cohort import Cohort, flags_of
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor, flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -163,7 +164,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
         by_friend = [0.0] * (self.num_clients + 1)  # the last entry: -1, no friend
         for friend, share in zip(friends.tolist(), self._share_list, strict=True):
             by_friend[friend] += share
-        weights = torch.tensor([by_friend[client] for client in cohort.ids], dtype=torch.float64)
+        weights = factors_tensor([by_friend[client] for client in cohort.ids])
         if by_friend[-1] == 0.0:
             return weights
         return weights + math.fsum(self._shares[friends < 0].tolist()) / len(cohort)

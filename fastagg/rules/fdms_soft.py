@@ -16,7 +16,8 @@ from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules.fdms import FDMS
-from fastagg.updates.cohort import Cohort, flags_of
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

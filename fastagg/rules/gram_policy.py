@@ -68,9 +68,13 @@ def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
     Returns:
         [n, n] float64.
     """
-    squares = gram.diagonal()
-    distances = (squares[:, None] + squares).sub_(gram, alpha=2.0).clamp_min_(0.0)
-    return distances.fill_diagonal_(own)
+    products = gram.numpy()
+    squares = products.diagonal()
+    distances = squares[:, None] + squares
+    distances -= 2.0 * products
+    np.maximum(distances, 0.0, out=distances)
+    np.fill_diagonal(distances, own)
+    return torch.from_numpy(distances)
 
 
 def nearest(distances: Tensor, count: int) -> Tensor:

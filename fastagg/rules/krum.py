@@ -12,6 +12,7 @@ from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram_rule import GramRule, ReuseOptions
 from fastagg.rules.gram_policy import Policy, check_majority, square_distances
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,10 +48,9 @@ class KrumPolicy(Policy):
         self.num_byzantine = read_count("num_byzantine", num_byzantine, least=0)
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        best = krum_scores(gram, self.num_byzantine).sort(stable=True).indices[0]
-        factors = torch.zeros(len(weights), dtype=torch.float64)
-        factors[best] = 1.0
-        return factors
+        factors = [0.0] * len(weights)
+        factors[int(krum_scores(gram, self.num_byzantine).numpy().argmin())] = 1.0
+        return factors_tensor(factors)
 
 
 @register("krum")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,11 +27,12 @@ class MultiKrumPolicy(Policy):
         self.keep = None if keep is None else read_count("keep", keep, least=1)
 
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
-        size = len(weights)
-        order = krum_scores(gram, self.num_byzantine).sort(stable=True).indices
+        size, shares = len(weights), weights.numpy()
+        order = krum_scores(gram, self.num_byzantine).numpy().argsort(kind="stable")
         kept = order[: size - self.num_byzantine if self.keep is None else self.keep]
-        factors = torch.zeros(size, dtype=torch.float64)
-        factors[kept] = weights[kept]
+        chosen = np.zeros(size)
+        chosen[kept] = shares[kept]
+        factors = torch.from_numpy(chosen)
         return factors / factors.sum()
 
 

@@ -93,7 +93,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
     @local_work.setter
     def local_work(self, value: float | Sequence[float] | Tensor) -> None:
         self._local_work = work = _read_work(value, self.num_clients)
-        self._pair = _pairs(-1.0 / work[:1])[0] if bool((work == work[0]).all()) else None
+        self._factors = _factors(-1.0 / work[:1])[0] if bool((work == work[0]).all()) else None
 
     @torch.no_grad()
     def control(self, client: int, out: Tensor | None = None) -> Tensor:
@@ -142,10 +142,9 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self._moved.copy_(params)
         self.columns.weighted_sum_(self._moved, cohort.rows, self.server_lr * plan.weights)
         inverse = -1.0 / self.local_work.index_select(0, clients)  # [S]
-        pairs = [self._pair] * size if self._pair is not None else _pairs(inverse)
-        for control, old, row, pair in zip(new, own, cohort.tensors(), pairs, strict=True):
-            control.copy_(old)
-            ops.weighted_sum_(control, RowList([self.mean_control, row]), pair)
+        factors = [self._factors] * size if self._factors is not None else _factors(inverse)
+        for control, old, row, three in zip(new, own, cohort.tensors(), factors, strict=True):
+            ops.weighted_sum_(control, RowList([old, self.mean_control, row]), three, beta=0.0)
         rest, inverse = 1.0 - size / self.num_clients, inverse / self.num_clients
         self._next_mean.copy_(self.mean_control)
         self.columns.weighted_sum_(self._next_mean, cohort.rows, inverse, beta=rest)
@@ -182,15 +181,16 @@ class Scaffold(Aggregator[Plan, Controlled]):
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         # abs_max reads params and rows; rows are added to a copy of params, which is copied back;
-        # each row and c are added to a copy of c_i; rows are added to a copy of c
+        # each new c_i is a sum of c_i, c and a row; rows are added to a copy of c
         K, S, d = sizes.K, sizes.S, sizes.d
         scratch = 8 * d + 4 * S * d  # spare rows, new parameters, the next c
-        return Cost(4 * K * d + 4 * d, scratch, 36 * S * d + 44 * d, 8 * S * d + d)
+        return Cost(4 * K * d + 4 * d, scratch, 28 * S * d + 44 * d, 10 * S * d + d)
 
 
-def _pairs(inverse: Tensor) -> list[Tensor]:
-    """Return the weights [2] of c and u_i in d_i for each client; ``inverse`` is -1/(K_i eta_l)."""
-    return list(torch.stack([torch.full_like(inverse, -1.0), inverse], dim=1))
+def _factors(inverse: Tensor) -> list[Tensor]:
+    """Return the factors [3] of c_i, c and u_i in the new c_i; ``inverse`` is -1/(K_i eta_l)."""
+    ones = torch.ones_like(inverse)
+    return list(torch.stack([ones, -ones, inverse], dim=1))
 
 
 def _read_work(value: object, num_clients: int) -> Tensor:

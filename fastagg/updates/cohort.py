@@ -13,14 +13,14 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex, TypeGuard
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
 from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
-from fastagg.updates.columns import AnyRow, AnyRows, StreamedRow, alike, in_memory
+from fastagg.updates.columns import AnyRows, StreamedRow, alike, each_row, in_memory
+from fastagg.updates.small import ids_tensor, rows_in_order
 from fastagg.updates.streams import ColumnSource
 
 Updates = Rows | UpdateBuffer | ColumnSource
@@ -87,7 +87,7 @@ class Cohort:
         kept = [client not in rejected for client in self.ids]
         ids = [client for client, keep in zip(self.ids, kept, strict=True) if keep]
         rows = [row for row, keep in zip(self.rows, kept, strict=True) if keep]
-        return Cohort(ids, _ids_tensor(ids), alike(self.rows, rows), self.owner)
+        return Cohort(ids, ids_tensor(ids), alike(self.rows, rows), self.owner)
 
 
 def read_cohort(
@@ -145,25 +145,11 @@ def read_cohort(
         pass
     elif gather and isinstance(given, Tensor) and given.nbytes <= _SMALL:
         order = sorted(range(len(ids)), key=ids.__getitem__)
-        given = given.index_select(0, _ids_tensor(order).to(device))
+        given = rows_in_order(given, order)
     else:
-        rows: Sequence[AnyRow] = given.unbind(0) if isinstance(given, Tensor) else given
+        rows = each_row(given)
         given = alike(given, [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)])
-    return Cohort(ascending, _ids_tensor(ascending), given, buffer)
-
-
-def _ids_tensor(ids: list[int]) -> Tensor:
-    if not ids:
-        return torch.empty(0, dtype=torch.int64)  # of stride 1, which NumPy does not promise
-    return torch.from_numpy(np.array(ids, dtype=np.int64))  # twice as fast as torch.tensor
-
-
-def flags_of(ids: Sequence[int], count: int) -> Tensor:
-    """Return bool [count] with True at ``ids``."""
-    flags = bytearray(count)
-    for index in ids:
-        flags[index] = 1
-    return torch.frombuffer(flags, dtype=torch.bool)
+    return Cohort(ascending, ids_tensor(ascending), given, buffer)
 
 
 def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:

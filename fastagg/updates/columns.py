@@ -87,6 +87,11 @@ def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
     return True
 
 
+def each_row(rows: AnyRows) -> Sequence[AnyRow]:
+    """Return the rows one by one; those of a matrix as views."""
+    return rows.unbind(0) if isinstance(rows, Tensor) else rows
+
+
 def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
     """Return ``some``, as a :class:`RowList` (known to be in memory) if all ``rows`` are."""
     return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
