@@ -15,6 +15,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.ops import Rows, bits
 from fastagg.options import FLOAT32_LIMIT
+from fastagg.rules._share_cap import even_parts, round_cap
 from fastagg.rules.fdms import FDMS
 from fastagg.updates.columns import Columns
 
@@ -29,6 +30,9 @@ class EnqueuedFDMS:
     range of float32), the whole round is cancelled: parameters and state do not change. Client
     shares are added in another order, so parameters may differ from those of ``step`` in their last
     bits.
+
+    With ``max_share``, the GPU makes S passes over the scores of absent clients, because the CPU
+    does not know after how many passes every share is taken. They need scratch of S x K numbers.
 
     A CUDA graph that captured a round uses the values that ``rows`` and ``clients`` hold at each
     replay. Server learning rate and threshold are those of the capture.
@@ -106,8 +110,11 @@ class EnqueuedFDMS:
         if agg.candidates is not None:
             needed = bits.pick(agg.candidates, clients, clients).fill_diagonal_(False)
             wanted = needed | needed.T
-        friends = ops.select_friends(agg.scores, agg.counts, active, agg.candidates)
-        weights = self._weights(friends, clients)
+        if agg.max_share is None:
+            friends = ops.select_friends(agg.scores, agg.counts, active, agg.candidates)
+            weights = self._weights(friends, clients)
+        else:
+            weights = self._capped(active, clients, round_cap(agg.max_share, len(clients)))
         agg.columns.weighted_sum_(self._aggregate, rows, weights, beta=0.0)
         gram = agg.columns.gram(rows, pairs=wanted, precision=agg.precision)
         fresh = ops.cosine_scores(gram)
@@ -144,3 +151,23 @@ class EnqueuedFDMS:
         substitutes = clients[:, None] == friends  # [S, K]
         orphans = torch.where(friends < 0, self._shares, zero).sum() / len(clients)
         return torch.where(substitutes, self._shares, zero).sum(dim=1) + orphans
+
+    def _capped(self, active: Tensor, clients: Tensor, cap: float) -> Tensor:
+        """Return factors [S] of at most ``cap``: :func:`.._share_cap.divide`, without waiting."""
+        agg, own = self.aggregator, self._shares.index_select(0, clients)
+        weights, room = own.clone(), (cap - own).clamp(min=0.0)
+        rest = torch.where(active, self._shares.new_zeros(()), self._shares)  # [K]
+        open_rows = torch.zeros_like(active)
+        for _ in range(len(clients)):  # a pass that leaves a proposal fills a row
+            open_rows.index_copy_(0, clients, room > 0.0)
+            friends = ops.select_friends(agg.scores, agg.counts, open_rows, agg.candidates)
+            best = agg.scores.gather(1, friends.clamp(min=0)[:, None])[:, 0]
+            order = best.sort(descending=True, stable=True).indices  # on ties the lowest id first
+            asked = torch.where(clients[:, None] == friends[order], rest[order], 0.0)  # [S, K]
+            before = asked.cumsum(dim=1) - asked
+            taken = torch.minimum(asked, (room[:, None] - before).clamp(min=0.0))
+            weights += taken.sum(dim=1)
+            whole = asked.sum(dim=1)
+            room = torch.where(whole < room, room - whole, 0.0)
+            rest = rest.index_add(0, order, taken.sum(dim=0), alpha=-1.0)
+        return weights + even_parts(room, rest.clamp(min=0.0).sum())

@@ -19,6 +19,7 @@ from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.rules._client_weights import relative
 from fastagg.rules._pair_state import check_pair_state
+from fastagg.rules._share_cap import Proposal, divide, read_max_share, round_cap
 from fastagg.rules._weighted_rule import WeightedRule
 from fastagg.rules.thresholds import Threshold, read_threshold, value_at
 from fastagg.updates.cohort import Cohort
@@ -61,6 +62,14 @@ class FDMS(WeightedRule[Substitution, Scored]):
     so they cannot be chosen from round t + 1 on (section 5.3, steps 1 to 3). A pair is scored only
     if one of its clients is a candidate of the other.
 
+    A client that is the friend of many stands for all of them, and malicious clients can bring that
+    about (docs/security.md). ``max_share`` is a cap c of the factor of a row. A row takes absent
+    clients in descending order of similarity, of equal ones the lowest id first, until its factor
+    is c; it may take a part of the last one's share. The next best friend with room takes the rest.
+    What no friend has room for goes to the mean of the active updates: all rows take equal amounts
+    of it, up to c. A client's own share always counts in full. In a round with fewer than 1/c
+    active clients the cap is 1/S. Not from the paper.
+
     A pair of clients takes 6 bytes, and one more bit with elimination. Counts stop at 32767: from
     then on a new similarity has weight 1/32767 in the mean.
 
@@ -73,6 +82,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
         precision: of the Gram matrix on a GPU, "highest" or "tf32"; see :func:`fastagg.ops.gram`.
             "tf32" requires "cosine": a short distance is the difference of large products, which
             tf32 would lose.
+        max_share: largest factor of a row, in [1/K, 1]; None: no limit.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
@@ -92,10 +102,12 @@ class FDMS(WeightedRule[Substitution, Scored]):
         similarity: str = "cosine",
         elimination: str | Threshold | Mapping[str, Any] | None = None,
         precision: str = "highest",
+        max_share: float | None = None,
         client_weights: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(client_weights=client_weights, **options)
+        self.max_share = read_max_share(max_share, self.num_clients)
         if similarity not in _SCORES:
             raise ValueError(f"similarity: expected one of {list(_SCORES)}, got {similarity!r}")
         if precision not in _PRECISIONS[similarity]:
@@ -124,8 +136,12 @@ class FDMS(WeightedRule[Substitution, Scored]):
             needed = bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
         active = flags_of(cohort.ids, self.num_clients).to(self.device)
         friends = ops.select_friends(self.scores, self.counts, active, self.candidates).cpu()
+        if self.max_share is None:
+            weights = self._weights(cohort, friends)
+        else:
+            weights, friends = self._capped(cohort, friends, self.max_share)
         return Substitution(
-            self._weights(cohort, friends),
+            weights,
             friends,
             pairs=size * (size - 1) if needed is None else int(needed.count_nonzero()),
             wanted=None if needed is None else needed | needed.T,  # scores are symmetric
@@ -168,6 +184,40 @@ class FDMS(WeightedRule[Substitution, Scored]):
         if by_friend[-1] == 0.0:
             return weights
         return weights + math.fsum(self._shares[friends < 0].tolist()) / len(cohort)
+
+    def _capped(self, cohort: Cohort, friends: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+        """Return factors [S] float64 of at most ``cap``, or 1/S, and friends that took a part."""
+        ids, active = cohort.ids, set(cohort.ids)
+        own = [self._share_list[client] for client in ids]
+        absent = {k: share for k, share in enumerate(self._share_list) if k not in active}
+
+        def propose(clients: list[int], rows: list[int]) -> list[Proposal]:
+            return self._proposals(clients, rows, ids)
+
+        weights, first = divide(own, absent, round_cap(cap, len(ids)), propose)
+        friends = friends.clone()
+        for client in absent:
+            friends[client] = ids[first[client]] if client in first else -1
+        return weights, friends
+
+    def _proposals(self, clients: list[int], rows: list[int], ids: list[int]) -> list[Proposal]:
+        """Return the proposal of each of ``clients`` to its best friend among ``rows``.
+
+        Args:
+            clients: ids of absent clients.
+            rows: positions of the rows with room.
+            ids: of the active clients.
+        """
+        places = {ids[position]: position for position in rows}
+        active = flags_of(list(places), self.num_clients).to(self.device)
+        friends = ops.select_friends(self.scores, self.counts, active, self.candidates)
+        best = self.scores.gather(1, friends.clamp(min=0)[:, None])[:, 0].tolist()
+        found: list[int] = friends.tolist()
+        return [
+            Proposal(best[client], client, places[found[client]], 1.0)
+            for client in clients
+            if found[client] >= 0
+        ]
 
     def _skip(self) -> Tensor:
         self.rounds += 1

@@ -15,9 +15,10 @@ from fastagg.aggregator import CommonOptions
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
+from fastagg.rules._share_cap import Proposal
 from fastagg.rules.fdms import FDMS
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import flags_of
+from fastagg.updates.small import flags_of, ids_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,6 +43,8 @@ class FDMSSoft(FDMS):
         temperature: > 0, in units of the scores. Large: friends have similar parts. Small: FDMS.
         similarity: "cosine" or "distance".
         precision: "highest" or, with "cosine", "tf32"; see :class:`fastagg.FDMS`.
+        max_share: largest factor of a row, in [1/K, 1]; None: no limit. See :class:`fastagg.FDMS`:
+            what a row has no room for is divided among the m best friends that have room.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
@@ -55,13 +58,18 @@ class FDMSSoft(FDMS):
         temperature: float = 0.1,
         similarity: str = "cosine",
         precision: str = "highest",
+        max_share: float | None = None,
         client_weights: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         if "elimination" in options:
             raise TypeError("elimination: not an option of fdms-soft; use the rule fdms")
         super().__init__(
-            similarity=similarity, precision=precision, client_weights=client_weights, **options
+            similarity=similarity,
+            precision=precision,
+            max_share=max_share,
+            client_weights=client_weights,
+            **options,
         )
         self.friends = read_count("friends", friends, least=1)
         self.temperature = read_positive("temperature", temperature)
@@ -77,6 +85,26 @@ class FDMSSoft(FDMS):
             shares = self._shares[absent][:, None] * parts
             weights += torch.bincount(positions.flatten(), shares.flatten(), len(clients))
         return weights
+
+    def _proposals(self, clients: list[int], rows: list[int], ids: list[int]) -> list[Proposal]:
+        if not rows:
+            return []
+        open_ids = ids_tensor([ids[position] for position in rows])
+        proposals = []
+        for absent in ids_tensor(clients).split(_BLOCK):
+            known = (self.counts[absent[:, None], open_ids] > 0).any(dim=1).cpu()
+            positions, parts = self._spread(absent, open_ids)
+            scores = self.scores[absent[:, None], open_ids[positions]].cpu()
+            listed = zip(absent, known, positions, parts, scores, strict=True)
+            for client, scored, *three in listed:
+                if scored:
+                    columns = zip(*(column.tolist() for column in three), strict=True)
+                    proposals += [
+                        Proposal(score, int(client), rows[position], part)
+                        for position, part, score in columns
+                        if part > 0.0
+                    ]
+        return proposals
 
     def _spread(self, absent: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best m of ``clients`` for each of A ``absent``.
