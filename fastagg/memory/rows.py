@@ -183,6 +183,13 @@ class RowMemory:
         if reference is not None or self._referring:
             self._refer(clients, reference)
 
+    def forget(self, clients: Sequence[int]) -> None:
+        """Set the remembered vectors of ``clients`` to zero, in place."""
+        for client in clients:
+            self.rows[client].zero_()
+        if self._referring and clients:
+            self._refer(clients, None)
+
     def _refer(self, clients: Sequence[int], reference: Tensor | None) -> None:
         """Set the reference of ``clients``; keep one that no client uses now, for reuse."""
         self._referring = True

@@ -17,6 +17,7 @@ from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store
 from fastagg.options import FLOAT32_LIMIT
+from fastagg.rules._ages import read_max_age
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
 
@@ -31,6 +32,7 @@ class CorrectionOptions(CommonOptions, total=False):
     """Options of every rule with corrections; :class:`CorrectionRule` describes them."""
 
     memory_folder: str | os.PathLike[str] | None
+    max_age: int | None
 
 
 @dataclass
@@ -68,6 +70,9 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     Args:
         memory_folder: folder for a memory-mapped file that holds the corrections; see
             :class:`fastagg.rules._memory_rule.MemoryRule`.
+        max_age: number of rounds, >= 1, skipped ones included, after which a correction expires:
+            if its client was last active more than this many rounds ago, it counts as zero. With 1,
+            only clients of the previous round have a correction. None: never.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -82,9 +87,11 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         self,
         *,
         memory_folder: str | os.PathLike[str] | None = None,
+        max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**options)
+        self.max_age = read_max_age(max_age)
         self._allocate(memory_folder)
 
     def _allocate(self, memory_folder: str | os.PathLike[str] | None) -> None:
@@ -121,7 +128,8 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             plan.fading,
         )
         row_peaks = self._check_peaks(cohort, self.columns.join_peaks(row_peaks))
-        aggregate = self._bound(peak, clients, row_peaks)
+        counted = None if plan.fading is None else plan.fading > 0.0
+        aggregate = self._bound(peak, clients, row_peaks, counted)
         peaks = self._peaks.index_copy(0, clients, (aggregate + row_peaks) * _ROUNDING)
         return Corrected(plan.weights, peaks, None if kept else rounded)
 
@@ -132,28 +140,42 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         self.corrections.exchange(cohort.ids, cohort.owner, reading.reference)
         self._peaks = reading.peaks
 
-    def _bound(self, peak: float, clients: Tensor, row_peaks: Tensor) -> float:
-        """Return a bound of |v|; check that corrections and parameters stay in range."""
-        if not self._fits(peak, clients, row_peaks):
+    def _bound(
+        self, peak: float, clients: Tensor, row_peaks: Tensor, counted: Tensor | None
+    ) -> float:
+        """Return a bound of |v|; check that corrections and parameters stay in range.
+
+        Args:
+            peak: the largest magnitude in the parameters.
+            clients: [S] int64.
+            row_peaks: [S] float64, largest magnitudes in their rows.
+            counted: [S] bool, whose corrections count; None: all.
+        """
+        if not self._fits(peak, clients, row_peaks, counted):
             self._measure()
-            if not self._fits(peak, clients, row_peaks):
+            if not self._fits(peak, clients, row_peaks, counted):
                 raise ValueError(
                     "updates: too large, corrections or parameters could leave the range of "
                     f"float32 (updates up to {row_peaks.max().item():.3g}, corrections up to "
                     f"{self._peaks.max().item():.3g})"
                 )
-        return self._aggregate_bound(clients, row_peaks)
+        return self._aggregate_bound(clients, row_peaks, counted)
 
     def _measure(self) -> None:
         self.corrections.settle_()
         self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
 
-    def _aggregate_bound(self, clients: Tensor, row_peaks: Tensor) -> float:
-        return float((row_peaks + self._peaks.index_select(0, clients)).mean()) * _ROUNDING
+    def _aggregate_bound(self, clients: Tensor, row_peaks: Tensor, counted: Tensor | None) -> float:
+        peaks = self._peaks.index_select(0, clients)
+        if counted is not None:
+            peaks = peaks * counted
+        return float((row_peaks + peaks).mean()) * _ROUNDING
 
-    def _fits(self, peak: float, clients: Tensor, row_peaks: Tensor) -> bool:
+    def _fits(
+        self, peak: float, clients: Tensor, row_peaks: Tensor, counted: Tensor | None
+    ) -> bool:
         """Return whether the sum of v, new corrections and new parameters fit into float32."""
-        aggregate = self._aggregate_bound(clients, row_peaks)
+        aggregate = self._aggregate_bound(clients, row_peaks, counted)
         largest = max(
             aggregate * len(clients),
             aggregate + row_peaks.max().item(),

@@ -17,6 +17,7 @@ from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import element_bytes, read_store
+from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._reuse import ReusedRows
 from fastagg.rules.common_row import find_common_row, with_common_row
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder")
+_ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder", "max_age")
 
 _SQUARES = 8
 """Estimated number of S x S float64 matrices in a policy at a time; wrapped ones have more."""
@@ -40,6 +41,7 @@ class ReuseOptions(CommonOptions, total=False):
 
     memory_dtype: str
     memory_folder: str | os.PathLike[str] | None
+    max_age: int | None
 
 
 @dataclass
@@ -47,6 +49,7 @@ class GramPlan(Plan):
     """The plan of a Gram rule; ``weights`` holds the shares of all n rows, of sum 1."""
 
     active: list[int] = field(kw_only=True)  # positions of the S active clients' rows
+    expired: list[int] = field(kw_only=True)  # ids of clients whose memory rows count as zero
 
 
 @dataclass
@@ -79,6 +82,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
             weight 0 is left out, as if it were absent.
         memory_dtype, memory_folder: where and how rows are remembered, with ``reuse`` only; see
             :class:`fastagg.rules._memory_rule.MemoryRule`.
+        max_age: number of rounds, >= 1, skipped ones included, after which the row of an absent
+            client expires and is zero, as if the client had never been active; with ``reuse`` only.
+            None: never.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -87,7 +93,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
         memory: [K, d] in ``memory_dtype``, the last row of every client; None without ``reuse``.
             ``memory[k]`` returns a copy of row k, ``memory.clone()`` a copy of all rows.
         rounds: [] int64, steps so far, skipped ones included. It is part of the state only if the
-            policy uses the round number.
+            policy uses the round number, or with ``max_age``.
+        ages: the ages of the memory rows; None without ``max_age``.
     """
 
     column_state = frozenset({"previous", "memory"})
@@ -102,6 +109,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         client_weights: Any = None,
         memory_dtype: str = "float32",
         memory_folder: str | os.PathLike[str] | None = None,
+        max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**options)
@@ -126,8 +134,14 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if reuse:
             store = read_store(memory_dtype, memory_folder)
             self._reused = ReusedRows(self.num_clients, self.num_params, self.device, store)
-        elif memory_dtype != "float32" or memory_folder is not None:
-            raise ValueError("memory_dtype, memory_folder: expected reuse=True with these options")
+        elif memory_dtype != "float32" or memory_folder is not None or max_age is not None:
+            raise ValueError(
+                "memory_dtype, memory_folder, max_age: expected reuse=True with these options"
+            )
+        self.max_age = read_max_age(max_age)
+        self.ages: RowAges | None = None
+        if self.max_age is not None:
+            self.ages = RowAges(self.num_clients, self.max_age, self.rounds)
 
     @property
     def memory(self) -> RowMemory | None:
@@ -146,13 +160,16 @@ class GramRule(Aggregator[GramPlan, Judged]):
         else:
             ids, weights = list(range(size)), self.client_weights.index_select(0, cohort.clients)
             shares = relative(weights, "the active clients")
-        return GramPlan(shares, pairs=size * (size - 1), active=ids)
+        expired = [] if self.ages is None else self.ages.expired()
+        return GramPlan(shares, pairs=size * (size - 1), active=ids, expired=expired)
 
     def _read(self, params: Tensor, cohort: Cohort, plan: GramPlan) -> Judged:
-        rows = cohort.rows if self._reused is None else self._reused.rows(cohort)
+        rows = cohort.rows
+        if self._reused is not None:
+            rows = self._reused.rows(cohort, plan.expired)
         if self.previous is not None:
             rows = alike(rows, [*each_row(rows), self.previous])
-        gram = self._gram(rows, cohort)
+        gram = self._gram(rows, cohort, plan.expired)
         squares = gram.diagonal().tolist()
         self._check_squares(cohort, [squares[i] for i in plan.active])
         factors = self._factors(gram, plan.weights, rows)
@@ -169,7 +186,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if self.previous is not None:
             self.previous, self._aggregate = self._aggregate, self.previous
         if self._reused is not None:
-            self._reused.commit(cohort, reading.gram)
+            self._reused.commit(cohort, reading.gram, plan.expired)
+        if self.ages is not None:
+            self.ages.renew(cohort.clients, plan.expired)
         self.rounds += 1
 
     def _sum(self, rows: AnyRows, factors: Tensor) -> None:
@@ -181,10 +200,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
             rows = alike(rows, kept)
         self.columns.weighted_sum_(self._aggregate, rows, factors, beta=0.0)
 
-    def _gram(self, rows: AnyRows, cohort: Cohort) -> Tensor:
+    def _gram(self, rows: AnyRows, cohort: Cohort, expired: list[int]) -> Tensor:
         if self._reused is None:
             return self.columns.gram(rows).cpu()
-        return self._reused.gram(rows, cohort.ids, self.columns)
+        return self._reused.gram(rows, cohort.ids, self.columns, expired)
 
     def _factors(self, gram: Tensor, shares: Tensor, rows: AnyRows) -> Tensor:
         """Return the factors of all n + e rows.
@@ -224,14 +243,21 @@ class GramRule(Aggregator[GramPlan, Judged]):
             state["previous"] = self.previous
         if self._reused is not None:
             state["memory"] = self._reused.memory
-        if self.policy.uses_round:
+        if self.policy.uses_round or self.ages is not None:
             state["rounds"] = self.rounds
+        if self.ages is not None:
+            state["last"] = self.ages.last
         return state
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        if self.ages is not None:
+            check_ages(state, "memory")
 
     def options(self) -> dict[str, Any]:
         options = super().options()
         if not self.reuse:  # without reuse, no memory
-            del options["memory_dtype"]
+            del options["memory_dtype"], options["max_age"]
         return options
 
     def _state_loaded(self) -> None:
@@ -256,8 +282,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
         state = 4 * d * extra + (size * sizes.K * d if reuse else 0)
         copies = reuse and not sizes.adopting  # into spare rows
         copied, spares = (8 * S * d, size * S * d) if copies else (0, 0)
+        rounds = 8 if policy.uses_round else 0
         return Cost(
-            state=state + (8 if policy.uses_round else 0),
+            state=state + rounds + age_bytes(options, sizes.K, counts_rounds=policy.uses_round),
             scratch=4 * d + 8 * _SQUARES * n * n + 4 * n * min(d, AROUND_BLOCK) + spares,
             moved=8 * n * d + 24 * d + copied,
             flops=2 * products * d + 2 * n * d,

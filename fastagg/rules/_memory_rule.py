@@ -18,6 +18,7 @@ from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import element_bytes, read_store
 from fastagg.options import FLOAT32_LIMIT
+from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
@@ -38,14 +39,16 @@ class MemoryOptions(CommonOptions, total=False):
     client_weights: Any
     memory_dtype: str
     memory_folder: str | os.PathLike[str] | None
+    max_age: int | None
 
 
 @dataclass
 class MemoryPlan(Plan):
-    """The plan of a memory rule: how the new rows enter the total."""
+    """The plan of a memory rule: how the new rows enter the total, and which old ones leave it."""
 
     shares: Tensor = field(kw_only=True)  # [S] float64, the clients' shares of the total
     norm: float = field(kw_only=True)  # factor that makes the new total a mean
+    expired: list[int] = field(kw_only=True)  # ids of clients whose memory rows count no longer
 
 
 @dataclass
@@ -54,6 +57,7 @@ class Remembered(Reading):
 
     peaks: Tensor  # [K] float64, >= |memory[k]| after the step
     reference: Tensor | None  # [d], of the new rows, if they are owned and models
+    base: Tensor | None  # [d] float64, the total without the expired rows, if there are any
 
 
 class MemoryRule(Aggregator[MemoryPlan, Remembered]):
@@ -68,6 +72,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     the received rows, they become memory rows without a copy; a model is then remembered as its
     update with the parameters of its round as the reference.
 
+    With ``max_age``, rows that are too old are subtracted from the total before the round's rows
+    enter it. They count as never seen: in the mean, in differences to new rows, in ``memory``.
+
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         memory_dtype: "float32", or "bfloat16" for half the memory. With "bfloat16", results are
@@ -76,12 +83,15 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         memory_folder: folder for a memory-mapped file that holds the rows and that is deleted when
             the process ends; None: rows are in memory. Checkpoints do not store this option: pass
             it to :func:`fastagg.load` again.
+        max_age: number of rounds, >= 1, skipped ones included, after which the row of an absent
+            client expires: with 1, only rows of the previous round count. None: never.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
         memory: [K, d] in ``memory_dtype``, the last update (or model) of every client, zeros for
             clients never active. ``memory[k]`` returns a copy of row k, ``memory.clone()`` of all.
         total: [d] float64, ``shares @ memory``; shares are the weights divided by their sum.
+        ages: the ages of the memory rows; None without ``max_age``.
     """
 
     column_state = frozenset({"memory", "total"})
@@ -95,9 +105,15 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         client_weights: Any = None,
         memory_dtype: str = "float32",
         memory_folder: str | os.PathLike[str] | None = None,
+        max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**options)
+        self.max_age = read_max_age(max_age)
+        self.ages: RowAges | None = None
+        if self.max_age is not None:
+            rounds = torch.zeros((), dtype=torch.int64)
+            self.ages = RowAges(self.num_clients, self.max_age, rounds)
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
         store = read_store(memory_dtype, memory_folder)
@@ -116,65 +132,98 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         """Return the factor that makes the total a mean after a round with ``clients`` active."""
         return 1.0  # the mean over all K clients
 
+    def _expired(self) -> list[int]:
+        """Return the ids of the clients whose memory rows count no longer, ascending."""
+        return [] if self.ages is None else self.ages.expired()
+
     def _receive(self, cohort: Cohort) -> Cohort:
         return self.memory.receive(cohort, self.columns)
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares, norm = self._shares.index_select(0, cohort.clients), self._norm(cohort.clients)
         weights = shares if norm == 1.0 else norm * shares
-        return MemoryPlan(weights, shares=shares, norm=norm)
+        return MemoryPlan(weights, shares=shares, norm=norm, expired=self._expired())
 
     def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
         peak = self._params_peak(params)
-        return self._remember(params, peak, cohort, plan, self._read_rows(params, cohort, plan))
+        base = self._total_without(plan.expired) if plan.expired else None
+        peaks = self._read_rows(params, cohort, plan, self.total if base is None else base)
+        return self._remember(params, peak, cohort, plan, peaks, base)
 
-    def _read_rows(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Tensor:
+    def _total_without(self, clients: list[int]) -> Tensor:
+        """Return the total [d] without the memory rows of ``clients``."""
+        base = self.total.clone()
+        for client in clients:
+            base -= self.memory[client].to(torch.float64).mul_(float(self._shares[client]))
+        return base
+
+    def _read_rows(self, params: Tensor, cohort: Cohort, plan: MemoryPlan, total: Tensor) -> Tensor:
         """Compute the new total and memory rows in scratch; return the rows' peaks [S] float64."""
         if not cohort.ids:
-            self._next_total.copy_(self.total)
+            self._next_total.copy_(total)
             return torch.zeros(0, dtype=torch.float64)
         ids, own = cohort.ids, self.memory.of(cohort.ids)
+        references = self.memory.references_of(ids)
+        renewed = set(plan.expired).intersection(ids)
+        if renewed:  # their old rows have left the total
+            zeros = torch.zeros_like(own[0])
+            own = [zeros if k in renewed else row for k, row in zip(ids, own, strict=True)]
+            if references:
+                listed = zip(ids, references, strict=True)
+                references = [None if k in renewed else reference for k, reference in listed]
         kept: list[Tensor] = []
         if cohort.owner is None:
-            refuse_shared_memory(cohort, own)
+            refuse_shared_memory(cohort, self.memory.of(ids))
             kept = self.memory.spares.rows(ids)
         peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
         self.columns.memory_total_(
             self._next_total,
             peaks,
-            self.total,
+            total,
             own,
             cohort.rows,
             cohort.clients,
             plan.shares,
-            self.memory.references_of(ids),
+            references,
             params if self.remembers_models else None,
             kept,
         )
         return self._check_peaks(cohort, self.columns.join_peaks(peaks))
 
     def _remember(
-        self, params: Tensor, peak: float, cohort: Cohort, plan: MemoryPlan, row_peaks: Tensor
+        self,
+        params: Tensor,
+        peak: float,
+        cohort: Cohort,
+        plan: MemoryPlan,
+        row_peaks: Tensor,
+        base: Tensor | None,
     ) -> Remembered:
         """Check that memory and parameters stay in range; ``peak`` is a bound of |params|."""
+        before = self._peaks
+        if plan.expired:
+            before = before.index_fill(0, torch.tensor(plan.expired), 0.0)
         clients, reference = cohort.clients, None
         if self.remembers_models:
             row_peaks = row_peaks + peak
             if cohort.owner is not None:
                 reference = self.memory.new_reference().copy_(params)
-        changes = row_peaks + self._peaks.index_select(0, clients)  # >= |new row - old row|
+        changes = row_peaks + before.index_select(0, clients)  # >= |new row - old row|
         if cohort.ids and not float(changes.max()) <= FLOAT32_LIMIT:
             raise ValueError("updates: too large, memory rows would leave the range of float32")
-        peaks = self._peaks.index_copy(0, clients, row_peaks)
-        aggregate = self._aggregate_peak(plan, peaks, changes)
+        peaks = before.index_copy(0, clients, row_peaks)
+        aggregate = self._aggregate_peak(plan, before, peaks, changes)
         self._check_range(peak, aggregate + peak if self.remembers_models else aggregate)
-        return Remembered(plan.weights, peaks, reference)
+        return Remembered(plan.weights, peaks, reference, base)
 
-    def _aggregate_peak(self, plan: MemoryPlan, peaks: Tensor, changes: Tensor) -> float:
+    def _aggregate_peak(
+        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
+    ) -> float:
         """Return an upper bound of the magnitudes in the aggregate.
 
         Args:
             plan: the plan of the round.
+            before: [K] float64, >= |memory[k]| before the step, 0 for expired rows.
             peaks: [K] float64, >= |memory[k]| after the step.
             changes: [S] float64, >= |new row - old row|.
         """
@@ -183,13 +232,27 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
     ) -> None:
+        if reading.base is not None:
+            self.total = reading.base
         ops.add_total_(params, self._next_total, self.server_lr, plan.norm, self.remembers_models)
+        if plan.expired:
+            active = set(cohort.ids)
+            self.memory.forget([client for client in plan.expired if client not in active])
         self.memory.exchange(cohort.ids, cohort.owner, reading.reference)
         self.total, self._next_total = self._next_total, self.total
         self._peaks = reading.peaks
+        if self.ages is not None:
+            self.ages.renew(cohort.clients, plan.expired)
+            self.ages.rounds += 1
+
+    def _skip(self) -> None:
+        if self.ages is not None:
+            self.ages.rounds += 1
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
+        if self.ages is not None:
+            check_ages(state, "memory")
         total = cast(Tensor, state["total"])
         invariants.check_range("total", total, -FLOAT32_LIMIT, FLOAT32_LIMIT)
         # Roundings of steps add up. They depend on magnitudes that rows had at any time, of which
@@ -210,7 +273,10 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         return 1.0
 
     def _state(self) -> State:
-        return {"memory": self.memory, "total": self.total}
+        state: dict[str, Tensor | RowMemory] = {"memory": self.memory, "total": self.total}
+        if self.ages is not None:
+            state |= {"last": self.ages.last, "rounds": self.ages.rounds}
+        return state
 
     def _state_loaded(self) -> None:
         self._peaks = self.columns.abs_max(self.memory.rows).to(torch.float64)
@@ -218,7 +284,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         K, S, d = sizes.K, sizes.S, sizes.d
-        state = element_bytes(options) * K * d + 8 * d
+        state = element_bytes(options) * K * d + 8 * d + age_bytes(options, K)
         flops = (4 if cls.remembers_models else 3) * S * d + 3 * d
         # abs_max reads params; rows, memory rows and total are read and the new total is written;
         # the total is added to params

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -50,21 +52,31 @@ class ReusedRows:
             refuse_shared_memory(cohort, self.memory.rows)
         return self.memory.receive(cohort, columns, copy=True)
 
-    def rows(self, cohort: Cohort) -> AnyRows:
-        """Return K rows [d]: the new ones of ``cohort``, and memory rows of absent clients."""
+    def rows(self, cohort: Cohort, expired: Sequence[int] = ()) -> AnyRows:
+        """Return K rows [d]: the new ones of ``cohort``, and memory rows of absent clients.
+
+        The rows of the clients ``expired`` that are absent are zero.
+        """
         rows: list[AnyRow] = list(self.memory.rows)
+        if expired:
+            zeros = torch.zeros_like(self.memory.rows[0])
+            for client in expired:
+                rows[client] = zeros
         for client, row in zip(cohort.ids, cohort.rows, strict=True):
             rows[client] = row
         # After `receive`, the rows of the cohort have the dtype of the memory.
         return rows if self.memory.dtype != torch.float32 else alike(cohort.rows, rows)
 
-    def gram(self, rows: AnyRows, clients: list[int], columns: Columns) -> Tensor:
+    def gram(
+        self, rows: AnyRows, clients: list[int], columns: Columns, expired: Sequence[int] = ()
+    ) -> Tensor:
         """Return the Gram matrix of n >= K rows; only those of absent clients are unchanged.
 
         Args:
             rows: n rows; row k < K is that of client k.
             clients: ids of the active clients. Their rows, and the rows from K on, have changed.
             columns: reads the rows.
+            expired: ids of clients whose rows are zero now, unless they are active.
 
         Returns:
             [n, n] float64 on the CPU.
@@ -73,11 +85,18 @@ class ReusedRows:
         changed = [*clients, *range(num_clients, size)]
         if len(changed) == size:
             return columns.gram(rows).cpu()
-        places = torch.tensor(changed)
-        return ops.replace_rows(self._gram, places, columns.gram_rows(rows, places).cpu())
+        places, known = torch.tensor(changed), self._gram
+        if expired:
+            known = known.clone()
+            known[expired] = 0.0
+            known[:, expired] = 0.0
+        return ops.replace_rows(known, places, columns.gram_rows(rows, places).cpu())
 
-    def commit(self, cohort: Cohort, gram: Tensor) -> None:
+    def commit(self, cohort: Cohort, gram: Tensor, expired: Sequence[int] = ()) -> None:
         """Make the rows of ``cohort`` memory rows, and keep the result ``gram`` of :meth:`gram`."""
+        if expired:
+            active = set(cohort.ids)
+            self.memory.forget([client for client in expired if client not in active])
         self.memory.exchange(cohort.ids, cohort.owner)
         num_clients = len(self._gram)
         self._gram = gram[:num_clients, :num_clients]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _OWN = (
     *("num_clients", "num_params", "server_lr", "device", "nonfinite", "max_norm"),
-    *("reuse", "client_weights", "memory_dtype", "memory_folder"),
+    *("reuse", "client_weights", "memory_dtype", "memory_folder", "max_age"),
 )
 
 

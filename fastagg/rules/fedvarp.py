@@ -28,8 +28,8 @@ class FedVARP(MemoryRule):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`MemoryRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder``, ``max_age`` (:class:`MemoryRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
 
     A step raises ValueError if all active clients have weight 0.
     """
@@ -39,15 +39,17 @@ class FedVARP(MemoryRule):
             self.client_weights.index_select(0, cohort.clients), "the active clients"
         )
         # The pass computes total + sum_s a_s (u_s - m_s), which is the whole aggregate.
-        return MemoryPlan(weights, shares=weights, norm=1.0)
+        return MemoryPlan(weights, shares=weights, norm=1.0, expired=self._expired())
 
-    def _aggregate_peak(self, plan: MemoryPlan, peaks: Tensor, changes: Tensor) -> float:
-        return float(self._shares @ self._peaks) + float(plan.weights @ changes)
+    def _aggregate_peak(
+        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
+    ) -> float:
+        return float(self._shares @ before) + float(plan.weights @ changes)
 
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
     ) -> None:
-        before = self.total
+        before = self.total if reading.base is None else reading.base
         super()._commit(params, cohort, plan, reading)
         # w_s = A a_s with A the share of the active clients. So the new total, which changes by
         # sum_s w_s (u_s - m_s), lies between the old one and the aggregate.

@@ -24,8 +24,8 @@ class MIFA(MemoryRule):
         client_weights: [K] relative weights, for instance sample counts; None: 1/K each.
         empty_rounds: "apply" moves the parameters in a round without active clients; "skip" leaves
             them unchanged.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`MemoryRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder``, ``max_age`` (:class:`MemoryRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
     """
 
     def __init__(self, *, empty_rounds: str = "apply", **options: Unpack[MemoryOptions]) -> None:

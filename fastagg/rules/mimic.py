@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ from fastagg import ops
 from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
+from fastagg.rules._ages import RowAges, age_bytes, check_ages
 from fastagg.rules._correction_rule import Corrected, CorrectionPlan, CorrectionRule
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,7 +39,7 @@ class MimiC(CorrectionRule):
 
     Args:
         mode: "server" or "client": where corrections are kept.
-        memory_folder: see :class:`CorrectionRule`. Mode "server" only.
+        memory_folder, max_age: see :class:`CorrectionRule`. Mode "server" only.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -44,6 +47,7 @@ class MimiC(CorrectionRule):
             a copy of row k, ``corrections.clone()`` of all. Mode "server" only.
         aggregate: [d] float32, v of the last step that had active clients; zeros at first. Valid
             until the next step. Mode "client" only.
+        ages: the ages of the corrections; None without ``max_age``.
     """
 
     def __init__(
@@ -51,12 +55,22 @@ class MimiC(CorrectionRule):
         *,
         mode: str = "server",
         memory_folder: str | os.PathLike[str] | None = None,
+        max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
         if mode not in ("server", "client"):
             raise ValueError(f'mode: expected "server" or "client", got {mode!r}')
         self.mode = mode
-        super().__init__(memory_folder=memory_folder, **options)
+        super().__init__(memory_folder=memory_folder, max_age=max_age, **options)
+        self.ages: RowAges | None = None
+        if self.max_age is not None:
+            if mode == "client":
+                raise ValueError(
+                    'max_age: expected None with mode "client", where the server keeps no '
+                    f"corrections, got {max_age!r}"
+                )
+            rounds = torch.zeros((), dtype=torch.int64)
+            self.ages = RowAges(self.num_clients, self.max_age, rounds)
 
     def _allocate(self, memory_folder: str | os.PathLike[str] | None) -> None:
         if self.mode == "server":
@@ -74,6 +88,13 @@ class MimiC(CorrectionRule):
             return cohort  # rows need not be in memory
         return super()._receive(cohort)
 
+    def _plan(self, cohort: Cohort) -> CorrectionPlan:
+        plan = super()._plan(cohort)
+        old = set() if self.ages is None else set(self.ages.expired())
+        if not old.isdisjoint(cohort.ids):
+            plan.fading = factors_tensor([float(client not in old) for client in cohort.ids])
+        return plan
+
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
         if self.mode == "server":
             return super()._read(params, cohort, plan)
@@ -88,12 +109,29 @@ class MimiC(CorrectionRule):
         self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
     ) -> None:
         if self.mode == "server":
-            return super()._commit(params, cohort, plan, reading)
+            super()._commit(params, cohort, plan, reading)
+            if self.ages is not None:
+                self.ages.renew(cohort.clients)
+                self.ages.rounds += 1
+            return
         ops.weighted_sum_(params, [self._next], self._rate)
         self.aggregate, self._next = self._next, self.aggregate
 
+    def _skip(self) -> None:
+        if self.ages is not None:
+            self.ages.rounds += 1
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        if self.ages is not None:
+            check_ages(state, "corrections")
+
     def _state(self) -> State:
-        return {} if self.mode == "client" else super()._state()
+        if self.mode == "client":
+            return {}
+        if self.ages is None:
+            return super()._state()
+        return {**super()._state(), "last": self.ages.last, "rounds": self.ages.rounds}
 
     def _state_loaded(self) -> None:
         if self.mode == "server":
@@ -102,7 +140,8 @@ class MimiC(CorrectionRule):
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         if options.get("mode") != "client":
-            return super().cost(sizes, options)
+            base = super().cost(sizes, options)
+            return dataclasses.replace(base, state=base.state + age_bytes(options, sizes.K))
         # abs_max of params and rows; rows to v, v to params
         S, d = sizes.S, sizes.d
         return Cost(0, 8 * d, 8 * S * d + 20 * d, 2 * S * d + 2 * d)

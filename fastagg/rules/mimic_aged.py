@@ -39,8 +39,8 @@ class MimiCAged(CorrectionRule):
 
     Args:
         fading: in [0, 1].
-        **options: ``memory_folder`` (:class:`CorrectionRule`), and the options of every rule
-            (:class:`fastagg.Aggregator`).
+        **options: ``memory_folder`` and ``max_age`` (:class:`CorrectionRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
 
     Attributes:
         corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` returns
@@ -59,6 +59,8 @@ class MimiCAged(CorrectionRule):
         plan = super()._plan(cohort)
         ages = (self.rounds - self.last.index_select(0, cohort.clients)).to(torch.float64)
         plan.fading = self.fading ** (ages - 1.0)  # [S]; 0^0 is 1
+        if self.max_age is not None:
+            plan.fading = plan.fading.masked_fill(ages > self.max_age, 0.0)
         return plan
 
     def _commit(

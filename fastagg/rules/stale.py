@@ -35,8 +35,8 @@ class Stale(MemoryRule):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`MemoryRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder``, ``max_age`` (:class:`MemoryRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
 
     Attributes:
         seen: [K] bool, whether the client has been active.
@@ -49,7 +49,7 @@ class Stale(MemoryRule):
         self.seen = torch.zeros(self.num_clients, dtype=torch.bool)
 
     def _norm(self, clients: Tensor) -> float:
-        seen = self.seen.index_fill(0, clients, True)
+        seen = self._still_seen(self._expired()).index_fill(0, clients, True)
         share = math.fsum(self._shares[seen].tolist())
         if share < _SMALLEST_SHARE:
             raise ValueError(
@@ -58,18 +58,31 @@ class Stale(MemoryRule):
             )
         return 1.0 / share
 
+    def _still_seen(self, expired: list[int]) -> Tensor:
+        """Return ``seen`` without the clients ``expired``."""
+        return self.seen.index_fill(0, torch.tensor(expired), False) if expired else self.seen
+
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
     ) -> None:
         super()._commit(params, cohort, plan, reading)
+        for client in plan.expired:
+            self.seen[client] = False
         self.seen[cohort.clients] = True
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
         seen = cast(Tensor, state["seen"])
         invariants.check_blank_rows("memory", state["memory"], ~seen, "it was not seen")
+        if self.ages is not None:
+            last = cast(Tensor, state["last"])
+            invariants.require(
+                torch.equal(seen, last >= 0), "seen", "the clients with a last round"
+            )
 
     def _largest_norm(self, state: State) -> float:
+        if self.ages is not None:  # clients that are seen now may expire
+            return 1.0 / max(float(self._shares[self._shares > 0].min()), _SMALLEST_SHARE)
         seen = cast(Tensor, state["seen"])
         return 1.0 / max(math.fsum(self._shares[seen.cpu()].tolist()), _SMALLEST_SHARE)
 

@@ -18,8 +18,8 @@ class StaleModels(Stale):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`MemoryRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder``, ``max_age`` (:class:`MemoryRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
 
     A step raises ValueError if all clients seen so far have weight 0.
     """
