@@ -26,6 +26,7 @@ from rich.console import Console
 
 from benchmarks import (
     accuracy,
+    attacks,
     busy,
     ops,
     options,
@@ -51,6 +52,7 @@ SUBCOMMANDS = {
     "busy": "time steps on small models, idle and with a busy process on each core",
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
+    "attacks": "let clients lie under every rule, and measure what defences change",
     "simulation": "compare local training with a plain PyTorch loop, and rounds with Flower's",
     "pictures": "redraw the pictures of a results folder from its CSV files",
 }
@@ -91,6 +93,8 @@ def parser() -> argparse.ArgumentParser:
             options.add_outputs(sub)
         elif name == "simulation":
             simulation.add_options(sub)
+        elif name == "attacks":
+            attacks.add_options(sub)
         else:
             sub.add_argument(
                 "--out",
@@ -115,6 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":
         _accuracy(namespace, console)
+    elif namespace.command == "attacks":
+        attacks.run(namespace, console)
     elif namespace.command == "simulation":
         simulation.run(namespace, console)
     elif namespace.command == "main":

@@ -34,6 +34,7 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 from fastagg import ops
 from fastagg.aggregator import Aggregator, StepReport
 from fastagg.checkpoint import CheckpointError
+from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import bits, reference
 from fastagg.planning.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
@@ -71,6 +72,7 @@ __all__ = [
     "FDMS",
     "MIFA",
     "NNM",
+    "AdaptiveNorm",
     "Aggregator",
     "Amplified",
     "Bucketing",

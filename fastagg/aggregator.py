@@ -21,13 +21,14 @@ from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.modes import MadeInPlainModes, plain_modes, writable
+from fastagg.norm_bound import AdaptiveNorm, MaxNorm, RecentNorms, check_norms, read_max_norm
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
+    LARGEST_ROW,
     option_names,
     read_device,
     read_factor,
-    read_positive,
     read_size,
     to_saved,
 )
@@ -130,6 +131,24 @@ class NonFiniteUpdates(BrokenUpdates):
         super().__init__(dict.fromkeys(ids, "NaN or Inf"), message)
 
 
+class OversizedUpdates(RefusedUpdates):
+    """Raised within a step with ``nonfinite="drop"`` if rows are near the end of float32.
+
+    Args:
+        sizes: what was measured of each row, by client id.
+        measure: what it is.
+        limits: the largest accepted values, by client id.
+    """
+
+    def __init__(
+        self, sizes: Mapping[int, float], measure: str, limits: Mapping[int, float]
+    ) -> None:
+        super().__init__(
+            {k: f"{measure} {size:.6g}, but at most {limits[k]:.6g} is accepted"
+             for k, size in sizes.items()}
+        )  # fmt: skip
+
+
 class CommonOptions(TypedDict, total=False):
     """Options of every rule; :class:`Aggregator` describes them."""
 
@@ -138,7 +157,7 @@ class CommonOptions(TypedDict, total=False):
     server_lr: float
     device: str | torch.device
     nonfinite: str
-    max_norm: float | None
+    max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None
 
 
 class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
@@ -166,12 +185,16 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         device: where parameters, updates and state live: "cpu", or "cuda" if
             :func:`fastagg.ops.devices` lists it.
         nonfinite: what to do with an update that holds NaN or Inf or cannot be read. "raise": raise
-            a ValueError. "drop": treat its client as absent and list it in ``rejected``.
+            a ValueError. "drop": treat its client as absent and list it in ``rejected``; the same
+            for finite updates beyond about 1e30, with which a client could make every round leave
+            the range of float32 (docs/security.md states the limit of each rule).
         max_norm: largest Euclidean norm of an update, > 0, in units of the updates; None: no limit.
-            May be changed between steps. The client of a longer finite update is treated as absent
-            and listed in ``rejected``, with either value of ``nonfinite`` (norm thresholding).
-            Rules that compute the Gram matrix take the norms from it; others read the rows once
-            more.
+            "adaptive", an :class:`fastagg.AdaptiveNorm` or a mapping of its arguments: a multiple
+            of the running median of the norms. "auto": "adaptive" with ``nonfinite="drop"``, None
+            with "raise". May be changed between steps. The client of a longer finite update is
+            treated as absent and listed in ``rejected``, with either value of ``nonfinite`` (norm
+            thresholding). Rules that compute the Gram matrix take the norms from it; others read
+            the rows once more.
 
     Attributes:
         columns: applies ops to rows; :mod:`fastagg.distributed` replaces it if the columns are
@@ -204,7 +227,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         server_lr: float = 1.0,
         device: str | torch.device = "cpu",
         nonfinite: str = "raise",
-        max_norm: float | None = None,
+        max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None = "auto",
     ) -> None:
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
@@ -213,7 +236,10 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         if nonfinite not in ("raise", "drop"):
             raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
         self.nonfinite = nonfinite
-        self.max_norm = max_norm
+        self._norms: RecentNorms | None = None
+        if isinstance(max_norm, str) and max_norm == "auto":
+            max_norm = "adaptive" if nonfinite == "drop" else None
+        self.max_norm = read_max_norm(max_norm)
         self.columns = Columns(segment_columns(self.num_params))
         self._lock = threading.RLock()
 
@@ -228,13 +254,22 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self._rate = torch.tensor([self._server_lr], dtype=torch.float64)  # as a weight
 
     @property
-    def max_norm(self) -> float | None:
-        """The largest norm that a row may have; None: no limit."""
+    def max_norm(self) -> MaxNorm:
+        """The largest norm that a row may have; None: no limit.
+
+        Setting an adaptive one begins without known norms, unless it is equal to the present one.
+        """
         return self._max_norm
 
     @max_norm.setter
-    def max_norm(self, value: float | None) -> None:
-        self._max_norm = None if value is None else read_positive("max_norm", value)
+    def max_norm(self, value: float | str | AdaptiveNorm | Mapping[str, Any] | None) -> None:
+        max_norm = read_max_norm(value)
+        if not isinstance(max_norm, AdaptiveNorm):
+            self._norms = None
+        elif self._norms is None or self._norms.options != max_norm:
+            with plain_modes():
+                self._norms = RecentNorms(max_norm)
+        self._max_norm: MaxNorm = max_norm
 
     @torch.no_grad()
     def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
@@ -283,6 +318,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         )
         self._check_apart(params)
         params = writable(params)
+        if self._norms is not None:
+            self._norms.begin()
         reasons: dict[int, str] = {}
         while len(cohort) > 0 or self.moves_without_clients:
             try:
@@ -314,6 +351,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         with SignalsDeferred():
             self._commit(params, received, plan, reading)
+            if self._norms is not None:
+                self._norms.add()
         return report
 
     def _alone(self, call: str) -> AbstractContextManager[object]:
@@ -424,6 +463,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             rounds = state["rounds"]
             assert isinstance(rounds, Tensor)
             invariants.check_rounds("rounds", rounds)
+        if self._norms is not None:
+            check_norms(state)
 
     def _state_loaded(self) -> None:
         """Recompute attributes that are derived from the state, after the state was replaced.
@@ -433,7 +474,11 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     @abstractmethod
     def _state(self) -> State:
-        """Return the state that a checkpoint must hold, not copied."""
+        """Return the state of the rule that a checkpoint must hold, not copied."""
+
+    def _whole_state(self) -> State:
+        """Return all state that a checkpoint must hold, not copied."""
+        return self._state() if self._norms is None else {**self._state(), **self._norms.state()}
 
     @classmethod
     @abstractmethod
@@ -461,6 +506,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self._params_peak(params)
         with SignalsDeferred():
             friends = self._skip()
+            if self._norms is not None:
+                self._norms.add()
         return StepReport(
             cohort.clients,
             ids_tensor(sorted(reasons)),
@@ -491,16 +538,16 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     @property
     def memory_bytes(self) -> int:
         """Size of the state in bytes."""
-        return sum(value.nbytes for value in self._state().values())
+        return sum(value.nbytes for value in self._whole_state().values())
 
     def live_state(self) -> dict[str, Tensor | RowMemory]:
         """Return the state that a checkpoint holds, not copied."""
-        return dict(self._state())
+        return dict(self._whole_state())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state; later steps do not change it."""
         with self._lock, plain_modes():
-            return {name: value.clone() for name, value in self._state().items()}
+            return {name: value.clone() for name, value in self._whole_state().items()}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -519,7 +566,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             self._load_state_dict(state)
 
     def _load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        own, given = self._state(), dict(state)
+        own, given = self._whole_state(), dict(state)
         _check_names(own, given)
         for name, value in own.items():
             given[name] = invariants.check_form(name, given[name], value)
@@ -555,7 +602,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             self._load_saved(saved, params)
 
     def _load_saved(self, saved: checkpoint.Saved, params: Tensor | None) -> None:
-        own = self._state()
+        own = self._whole_state()
         _check_names(own, saved.entries)
         for name, value in own.items():
             entry = saved.entries[name]
@@ -619,7 +666,13 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 check_vector("params", params, self.num_params, self.device)
                 self._params_peak(params)
             checkpoint.write(
-                path, self.name, self.options(), self._state(), params=params, key=key, keep=keep
+                path,
+                self.name,
+                self.options(),
+                self._whole_state(),
+                params=params,
+                key=key,
+                keep=keep,
             )
 
     def __repr__(self) -> str:
@@ -651,23 +704,45 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             raise ValueError("params: expected finite values, got NaN or Inf")
         return peaks
 
-    def _row_peaks(self, cohort: Cohort) -> Tensor:
-        """Return the largest magnitude in each row, [S] float64.
+    def _largest_row(self, gain: float = 1.0) -> float:
+        """Return the largest accepted magnitude in a row; infinite unless rows may be dropped.
 
-        Raises:
-            NonFiniteUpdates: rows hold NaN or Inf.
+        Args:
+            gain: an upper bound of the sum of the factors of the rows.
         """
-        return self._check_peaks(cohort, self.columns.abs_max(cohort.rows))
+        if self.nonfinite != "drop":
+            return math.inf
+        return LARGEST_ROW / max(1.0, self.server_lr) / max(1.0, gain)
 
-    def _check_peaks(self, cohort: Cohort, peaks: Tensor) -> Tensor:
+    def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> Tensor:
+        """Return the largest magnitude in each row, [S] float64; see :meth:`_check_peaks`."""
+        return self._check_peaks(cohort, self.columns.abs_max(cohort.rows), largest)
+
+    def _check_peaks(
+        self, cohort: Cohort, peaks: Tensor, largest: float | Tensor | None = None
+    ) -> Tensor:
         """Return ``peaks`` [S], the largest magnitudes in the rows, as float64 on the CPU.
 
+        Args:
+            cohort: S clients.
+            peaks: [S].
+            largest: the largest accepted magnitude, one number or [S]; None: ``_largest_row()``.
+
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
+            OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
         """
         peaks = peaks.to("cpu", torch.float64)
         if not math.isfinite(float(peaks.sum())):  # no sum of S finite float32 values overflows
             raise NonFiniteUpdates(cohort.clients[~torch.isfinite(peaks)])
+        if self.nonfinite == "drop":
+            limits = peaks.new_tensor(self._largest_row()) if largest is None else largest
+            beyond = (peaks > limits).nonzero().flatten().tolist()
+            if beyond:
+                limits = torch.as_tensor(limits, dtype=torch.float64).expand(len(peaks))
+                sizes = {cohort.ids[i]: float(peaks[i]) for i in beyond}
+                accepted = {cohort.ids[i]: float(limits[i]) for i in beyond}
+                raise OversizedUpdates(sizes, "largest magnitude", accepted)
         return peaks
 
     def _check_squares(self, cohort: Cohort, squares: Sequence[float]) -> None:
@@ -679,19 +754,29 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
-            RefusedUpdates: norms are above ``max_norm``.
+            RefusedUpdates: norms are above ``max_norm``, or near the end of float32 with
+                ``nonfinite="drop"``.
         """
         if not all(map(math.isfinite, squares)):
             broken = [not math.isfinite(square) for square in squares]
             raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
-        if self.max_norm is None:
+        if self.max_norm is None and self.nonfinite != "drop":
             return
-        norms = zip(cohort.ids, map(math.sqrt, squares), strict=True)
-        too_long = {k: norm for k, norm in norms if norm > self.max_norm}
-        if too_long:
+        largest = self._largest_row()
+        norms = dict(zip(cohort.ids, map(math.sqrt, squares), strict=True))
+        bound, name = math.inf, "max_norm"
+        if self._norms is not None:
+            name = "the adaptive max_norm"
+            bound = self._norms.bound({k: norm for k, norm in norms.items() if norm <= largest})
+        elif isinstance(self.max_norm, float):
             bound = self.max_norm
+        too_long = {k: norm for k, norm in norms.items() if norm > bound}
+        oversized = {k: norm for k, norm in norms.items() if norm > largest and norm <= bound}
+        if too_long or oversized:
+            reasons = {k: f"norm {n:.6g}, but {name} is {bound:.6g}" for k, n in too_long.items()}
+            limits = dict.fromkeys(oversized, largest)
             raise RefusedUpdates(
-                {k: f"norm {norm:.6g}, but max_norm is {bound:.6g}" for k, norm in too_long.items()}
+                reasons | dict(OversizedUpdates(oversized, "norm", limits).reasons)
             )
 
     def _check_range(self, peak: float, aggregate: float) -> None:

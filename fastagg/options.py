@@ -17,6 +17,10 @@ from fastagg.ops import devices
 FLOAT32_LIMIT = 3.4e38
 """Upper limit of magnitudes: the float32 maximum, less 0.08 % as a margin for rounding."""
 
+LARGEST_ROW = 1e30
+"""Largest magnitude or norm of a row with ``nonfinite="drop"``, for server_lr <= 1. Sums of such
+rows over 10^8 rounds stay in the range of float32."""
+
 MOST = (1 << 62) - 1
 """Largest count; sums and products by 2 fit into an int64."""
 

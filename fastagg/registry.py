@@ -15,6 +15,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.costs import Sizes
 from fastagg.modes import plain_modes
+from fastagg.norm_bound import is_adaptive, norm_bytes
 from fastagg.options import option_names, read_size
 from fastagg.updates.cohort import check_vector
 
@@ -143,7 +144,7 @@ def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregat
             saved.path, f"params: expected shape [{size}], got {[*saved.params.shape]}"
         )
     try:
-        return rule(**{**saved.options, **options})
+        return rule(**{"max_norm": None, **saved.options, **options})
     except (MemoryError, OSError):
         raise
     except Exception as error:
@@ -188,17 +189,25 @@ def check_saved(
         )
     if "client_weights" in known and not isinstance(saved.get("client_weights"), Tensor):
         raise CheckpointError(path, "options: expected a tensor as client_weights")
+    saved = {"max_norm": None, **saved}  # files from before this option
     merged = {**saved, **options}
     try:
         num_clients = read_size("num_clients", merged.pop("num_clients", None))
         num_params = read_size("num_params", merged.pop("num_params", None))
         cost = rule.cost(Sizes(num_clients, 1, num_params, adopting=False), merged)
+        norms = norm_bytes(merged.get("max_norm"))
     except Exception as error:
         _raise_for(path, error, options)
-    if state_bytes != cost.state:
+    if is_adaptive(merged.get("max_norm")) != is_adaptive(saved.get("max_norm")):
+        raise ValueError(
+            "max_norm: expected an adaptive one where the file has one, and none where it has not; "
+            "load the file without this option, then set the attribute max_norm"
+        )
+    expected = cost.state + norms
+    if state_bytes != expected:
         raise CheckpointError(
             path,
-            f"state: expected {cost.state} bytes for rule {name!r} with num_clients = "
+            f"state: expected {expected} bytes for rule {name!r} with num_clients = "
             f"{num_clients} and num_params = {num_params}, got {state_bytes}",
         )
     memory = ranks * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -21,7 +21,7 @@ LAYERS = [
     {"fastagg.ops"},
     {"fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.modes", "fastagg.tensor_file"},
     {"fastagg.updates"},
-    {"fastagg.memory", "fastagg.checkpoint"},
+    {"fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound"},
     {"fastagg.aggregator"},
     {"fastagg.registry"},
     {"fastagg.rules"},

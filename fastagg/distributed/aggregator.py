@@ -17,6 +17,7 @@ from fastagg.aggregator import Aggregator, StepReport
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
+from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
 from fastagg.registry import check_saved, make
 from fastagg.updates.buffer import Clients
@@ -121,12 +122,12 @@ class ShardedAggregator:
         self.local.server_lr = value
 
     @property
-    def max_norm(self) -> float | None:
+    def max_norm(self) -> MaxNorm:
         """The largest norm that a row may have, over all columns; set it on all ranks."""
         return self.local.max_norm
 
     @max_norm.setter
-    def max_norm(self, value: float | None) -> None:
+    def max_norm(self, value: float | str | AdaptiveNorm | Mapping[str, Any] | None) -> None:
         self.local.max_norm = value
 
     @property
@@ -271,7 +272,7 @@ class ShardedAggregator:
         try:
             found_there = storage.describe(folder)
             manifest = found_there.manifest
-            saved = found_there.options | {"num_params": manifest.num_params}
+            saved = {"max_norm": None} | found_there.options | {"num_params": manifest.num_params}
             check_saved(
                 folder,
                 manifest.rule,

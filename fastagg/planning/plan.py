@@ -13,6 +13,7 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.stores import element_bytes
+from fastagg.norm_bound import norm_bytes
 from fastagg.options import read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
@@ -190,7 +191,11 @@ def plan(
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
-    if options.get("max_norm") is not None and not rule.norms_known:  # norms need another pass
+    max_norm = options.get("max_norm", "auto")
+    if max_norm == "auto":
+        max_norm = "adaptive" if options.get("nonfinite") == "drop" else None
+    cost = replace(cost, state=cost.state + norm_bytes(max_norm))
+    if max_norm is not None and not rule.norms_known:  # norms need another pass
         cost = replace(
             cost,
             moved=cost.moved + 4 * S * own,

@@ -47,18 +47,25 @@ class WeightedRule(Aggregator[P, R]):
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory
 
-    def _check_aggregate(self, params: Tensor, cohort: Cohort) -> None:
+    def _check_aggregate(self, params: Tensor, cohort: Cohort, gain: float = 1.0) -> None:
         """Check that rows, parameters and the result of the step are finite.
 
-        The aggregate must be in the scratch vector.
+        The aggregate must be in the scratch vector. Its rows are looked at only if it is large.
+
+        Args:
+            params: [d] float32.
+            cohort: the active clients and their rows.
+            gain: the sum of the factors of the rows.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
+            OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
             ValueError: parameters are not finite, or would leave the range of float32.
         """
         peak, aggregate = self._peaks_with(params, [self._aggregate])
-        if not math.isfinite(aggregate):
-            self._row_peaks(cohort)
+        largest = self._largest_row(gain)
+        if not math.isfinite(aggregate) or aggregate > largest:
+            self._row_peaks(cohort, largest)
         self._check_range(peak, aggregate)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: P, reading: R) -> None:
@@ -79,5 +86,5 @@ class AveragingRule(WeightedRule[P, Reading]):
 
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> Reading:
         self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
-        self._check_aggregate(params, cohort)
+        self._check_aggregate(params, cohort, gain=float(plan.weights.sum()))
         return Reading(plan.weights)

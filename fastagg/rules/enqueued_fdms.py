@@ -9,10 +9,13 @@ that the CPU knows, and a round can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import Rows, bits
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.rules._share_cap import even_parts, round_cap
@@ -55,6 +58,11 @@ class EnqueuedFDMS:
             )
         if type(aggregator.columns) is not Columns:
             raise ValueError("aggregator: expected all columns in this process, got a shard")
+        if isinstance(aggregator.max_norm, AdaptiveNorm):
+            raise ValueError(
+                "aggregator: expected a number or None as max_norm, because an adaptive one needs "
+                "norms that the CPU does not know"
+            )
         device = aggregator.device
         expected = (torch.float32, (aggregator.num_params,), device.type)
         got = (params.dtype, tuple(params.shape), params.device.type)
@@ -123,8 +131,11 @@ class EnqueuedFDMS:
         happens = peaks[0] + self._server_lr * peaks[1] <= FLOAT32_LIMIT
         squares = gram.diagonal()
         happens &= squares.isfinite().all()
-        if agg.max_norm is not None:
-            happens &= (squares.sqrt() <= agg.max_norm).all()
+        largest = agg._largest_row()
+        if isinstance(agg.max_norm, float):
+            largest = min(largest, agg.max_norm)
+        if math.isfinite(largest):
+            happens &= (squares.sqrt() <= largest).all()
         ops.weighted_sum_(self.params, [self._aggregate], self._rate, when=happens)
         ops.update_scores_(agg.scores, agg.counts, fresh, clients, wanted, when=happens)
         if agg.candidates is not None:

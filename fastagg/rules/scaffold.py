@@ -126,7 +126,9 @@ class Scaffold(Aggregator[Plan, Controlled]):
         peak, clients, size = self._params_peak(params), cohort.clients, len(cohort)
         own, new = self.controls.of(cohort.ids), self.controls.spares.rows(cohort.ids)
         refuse_shared_memory(cohort, [*own, *new, self.mean_control, self._next_mean])
-        row_peaks = self._row_peaks(cohort)  # [S]
+        work = self.local_work.index_select(0, clients)
+        largest = self._largest_row() * work.clamp(max=1.0)  # of u_i, so that of u_i / (K_i eta_l)
+        row_peaks = self._row_peaks(cohort, largest)  # [S]
         self._check_range(peak, row_peaks.mean().item())
         gradients = row_peaks / self.local_work.index_select(
             0, clients

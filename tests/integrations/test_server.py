@@ -198,7 +198,7 @@ def test_a_round_that_the_rule_refuses_leaves_the_model(model: dict[str, bytes])
     assert run_round(server, range(5)).active == (0, 1, 2, 3, 4)
 
 
-def test_overflow_of_float32_leaves_the_model(model: dict[str, bytes]) -> None:
+def test_a_row_near_the_end_of_float32_is_rejected(model: dict[str, bytes]) -> None:
     server = AggregationServer("fedavg", num_clients=K, server_lr=2.0)
     server.set_model(model)
     before = server.params.clone()
@@ -206,7 +206,8 @@ def test_overflow_of_float32_leaves_the_model(model: dict[str, bytes]) -> None:
     huge["w"] = pack(np.full((4, 5), 3e38, np.float32))
     server.open_round(["a"])
     report = server.close_round([Answer("a", huge)])
-    assert "range of float32" in str(report.error)
+    assert "but at most 5e+29 is accepted" in report.rejected["a"]
+    assert report.error is None
     assert torch.equal(server.params, before)
 
 
@@ -227,7 +228,7 @@ def test_too_long_an_update_is_rejected_with_its_norm(
     assert report.active == (0, 1, 2)
     assert torch.equal(server.params, twin.params)
     server.resume(path)
-    with pytest.raises(ValueError, match=r"max_norm was 1000.0, is None"):
+    with pytest.raises(ValueError, match=r"max_norm was 1000.0, is {'kind': 'AdaptiveNorm'"):
         twin.resume(path)
 
 

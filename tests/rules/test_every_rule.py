@@ -368,7 +368,8 @@ def test_dropping_a_non_finite_update_is_as_if_its_client_were_absent(
     name: str,
     options: dict[str, Any],
 ) -> None:
-    dropping, twin_agg = make(name, options | {"nonfinite": "drop"}), make(name, options)
+    drop = {"nonfinite": "drop", "max_norm": None}
+    dropping, twin_agg = make(name, options | drop), make(name, options)
     params = torch.randn(dropping.num_params)
     twin = params.clone()
     warm(dropping, params)

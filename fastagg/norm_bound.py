@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bound of the norms of rows that follows the norms which clients send (``max_norm``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fastagg.checkpoint import invariants
+from fastagg.options import read_count, read_positive
+
+ADAPTIVE = "adaptive"
+_FEWEST = 3
+"""Norms from which a median is taken: of fewer, one may be that of the only other client."""
+_MOST = 1 << 20  # entries of a window
+
+
+@dataclass(frozen=True)
+class AdaptiveNorm:
+    """The option ``max_norm``: a multiple of the running median of the norms of rows.
+
+    The bound of a round is ``multiple`` times the median of the last ``window`` norms. While fewer
+    than ``warmup`` norms are known, those of the present round count as well, and with fewer than
+    3 in all there is no bound. Of an even number of norms, the median is the lower one of the two
+    in the middle. After the round, its norms are added in the order of client ids; a norm above the
+    bound counts as the bound, so that clients whose norms grow quickly are not left out for ever.
+    Zero rows have no effect. So fewer than half of the rows cannot move the bound beyond
+    ``multiple`` times a norm of the others, whatever they are.
+
+    Args:
+        multiple: > 1.
+        window: number of norms that are kept, >= 3.
+        warmup: in [0, window].
+    """
+
+    multiple: float = 10.0
+    window: int = 256
+    warmup: int = 32
+
+    def __post_init__(self) -> None:
+        multiple = read_positive("max_norm: multiple", self.multiple)
+        if multiple <= 1.0:
+            raise ValueError(f"max_norm: multiple: expected a number > 1, got {multiple}")
+        window = read_count("max_norm: window", self.window, least=_FEWEST, most=_MOST)
+        read_count("max_norm: warmup", self.warmup, least=0, most=window)
+
+
+MaxNorm = float | AdaptiveNorm | None
+
+
+def read_max_norm(value: object) -> MaxNorm:
+    """Return the option ``max_norm``: None, a number > 0, or an :class:`AdaptiveNorm`.
+
+    Args:
+        value: None, a number, "adaptive", an :class:`AdaptiveNorm`, or a mapping of its arguments,
+            as :func:`fastagg.options.to_saved` makes it.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not as described.
+    """
+    if value is None or isinstance(value, AdaptiveNorm):
+        return value
+    if isinstance(value, str) and value == ADAPTIVE:
+        return AdaptiveNorm()
+    if isinstance(value, Mapping):
+        names = {field.name for field in fields(AdaptiveNorm)}
+        given = {key: part for key, part in value.items() if key != "kind"}
+        if (
+            value.get("kind", AdaptiveNorm.__name__) != AdaptiveNorm.__name__
+            or given.keys() - names
+        ):
+            raise ValueError(f"max_norm: expected some of {sorted(names)}, got {dict(value)!r}")
+        return AdaptiveNorm(**given)
+    return read_positive("max_norm", value)
+
+
+def is_adaptive(value: object) -> bool:
+    """Return whether an option ``max_norm``, which need not be valid, is adaptive."""
+    return value == ADAPTIVE or isinstance(value, AdaptiveNorm | Mapping)
+
+
+def norm_bytes(value: object) -> int:
+    """Return the bytes of state of an option ``max_norm``.
+
+    Raises:
+        TypeError, ValueError: the option is not valid.
+    """
+    read = read_max_norm(value)
+    return 8 * read.window + 8 if isinstance(read, AdaptiveNorm) else 0
+
+
+class RecentNorms:
+    """The last norms of an :class:`AdaptiveNorm`, and what the present round adds to them.
+
+    Attributes:
+        norms: [window] float64, the last norms; norm n is at n modulo window. Zeros at first.
+        count: [] int64, the number of norms so far.
+    """
+
+    def __init__(self, options: AdaptiveNorm) -> None:
+        self.options = options
+        self.norms = torch.zeros(options.window, dtype=torch.float64)
+        self.count = torch.zeros((), dtype=torch.int64)
+        self._bound: float | None = None  # of the present round
+        self._added: dict[int, float] = {}  # norms of the present round, by client
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._bound, self._added = None, {}
+
+    def bound(self, norms: Mapping[int, float]) -> float:
+        """Return the bound of the present round, infinite if there is none.
+
+        Args:
+            norms: finite norms of all rows of the round, by client, in the first call of a round.
+                Further calls return the same bound.
+        """
+        if self._bound is None:
+            positive = {client: norm for client, norm in norms.items() if norm > 0.0}
+            known: list[float] = self.norms[: min(int(self.count), len(self.norms))].tolist()
+            if len(known) < self.options.warmup:
+                known += positive.values()
+            self._bound = math.inf
+            if len(known) >= _FEWEST:
+                known.sort()
+                self._bound = self.options.multiple * known[(len(known) - 1) // 2]
+            self._added = {client: min(norm, self._bound) for client, norm in positive.items()}
+        return self._bound
+
+    def add(self) -> None:
+        """Add the norms of the present round. Cannot fail."""
+        window, count = len(self.norms), int(self.count)
+        for client in sorted(self._added):
+            self.norms[count % window] = self._added[client]
+            count += 1
+        self.count.fill_(count)
+        self.begin()
+
+    def state(self) -> dict[str, Tensor]:
+        return {"norms": self.norms, "norm_count": self.count}
+
+
+def check_norms(state: invariants.State) -> None:
+    """Check the norms and their number in a state.
+
+    Raises:
+        ValueError: no steps lead to this state.
+    """
+    norms, count = cast(Tensor, state["norms"]), cast(Tensor, state["norm_count"])
+    invariants.check_rounds("norm_count", count)
+    invariants.check_range("norms", norms, 0.0, math.nextafter(math.inf, 0.0))
+    known = torch.arange(len(norms)) < int(count)
+    invariants.require(
+        torch.equal(norms > 0.0, known), "norms", f"{int(known.sum())} norms > 0, then zeros"
+    )
