@@ -155,8 +155,9 @@ def read_cohort(
 def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
+    if value.layout != torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise TypeError(f"{name}: expected a dense tensor, got {kind}")
     if value.dtype != torch.float32:
         raise TypeError(f"{name}: expected dtype torch.float32, got {value.dtype}")
     if value.device != device:
@@ -168,14 +169,17 @@ def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
 
 def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuard[Tensor]:
     """Return whether the value is a contiguous float32 vector [d] on ``device``."""
-    return (
-        isinstance(value, Tensor)
-        and value.dtype == torch.float32
-        and value.shape == (num_params,)
-        and value.layout == torch.strided
-        and value.device == device
-        and value.is_contiguous()
-    )
+    try:
+        return (
+            isinstance(value, Tensor)
+            and value.dtype == torch.float32
+            and value.shape == (num_params,)
+            and value.layout == torch.strided
+            and value.device == device
+            and value.is_contiguous()
+        )
+    except RuntimeError:  # a nested tensor has no shape
+        return False
 
 
 def check_vector(name: str, value: object, num_params: int, device: torch.device) -> int:
