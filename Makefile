@@ -26,7 +26,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: fuzz-files fuzz-threads
+.PHONY: fuzz fuzz-files fuzz-threads fuzz-signals
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 
 help:  ## list the targets
@@ -58,11 +58,18 @@ test-benchmarks: build-dev  ## run the tests of the benchmark suite
 test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their memory accesses (minutes)
 	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)
 
+# Each call is made once, in one of many processes that may die; ARGS="--calls 20000" makes fewer.
+fuzz: build-dev  ## call every op and rule with hostile arguments, 10^6 times
+	$(PY) -m tests.fuzz.ops $(ARGS)
+
 fuzz-files: build-dev  ## damage, cut and forge checkpoints and client files, and count what is refused
 	$(PY) -m tests.fuzz.checkpoints $(ARGS)
 
 fuzz-threads: build-dev  ## step, save and load one aggregator of each rule in many threads
 	$(PY) -m tests.fuzz.threads $(ARGS)
+
+fuzz-signals: build-dev  ## interrupt steps of every rule by signals at random times; ARGS="--signals 10000"
+	$(PY) -m tests.fuzz.signals $(ARGS)
 
 # Flower and pfl-research need other versions of packages that the tools use, so they get a separate
 # environment. It takes everything else from $(VENV).
@@ -123,6 +130,9 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
 	  $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py $(ARGS)
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	  PYTHONPATH=$(SANITIZED):. $(PY) tests/fuzz/ops.py --calls 2000
 
 # The kernels alone, without Python and PyTorch: seconds instead of an hour. Each row is a separate
 # heap allocation.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastagg import checkpoint
+from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
@@ -199,6 +199,10 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     Attributes:
         columns: applies ops to rows; :mod:`fastagg.distributed` replaces it if the columns are
             spread over processes.
+        committed: number of steps of this object that have taken effect, skipped rounds included.
+            It changes together with parameters and state, also if a signal handler then raises an
+            exception out of :meth:`step`.
+        last_report: the report of the last of these steps; None before the first one.
 
     Raises:
         TypeError, ValueError: the message names the argument, what was expected and what came.
@@ -241,7 +245,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             max_norm = "adaptive" if nonfinite == "drop" else None
         self.max_norm = read_max_norm(max_norm)
         self.columns = Columns(segment_columns(self.num_params))
-        self._lock = threading.RLock()
+        self.committed = 0
+        self.last_report: StepReport | None = None
+        self._lock = CallLock()
 
     @property
     def server_lr(self) -> float:
@@ -302,6 +308,11 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             TypeError, ValueError, IndexError: an argument is not as described, an update is
                 not finite (unless dropped), or the step would leave the range of float32.
                 Parameters and state then have the same bits as before.
+            RuntimeError: this thread is within another call of this aggregator, or this process was
+                forked from one that had used it.
+
+        If a signal handler raises an exception out of this call, ``committed`` tells whether the
+        step has taken effect, and ``last_report`` is then its report.
         """
         with self._alone("step"), plain_modes():
             return self._step(params, updates, clients)
@@ -351,22 +362,29 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         with SignalsDeferred():
             self._commit(params, received, plan, reading)
-            if self._norms is not None:
-                self._norms.add()
+            self._note_commit(report)
         return report
+
+    def _note_commit(self, report: StepReport) -> None:
+        """Count the step, within its commit: a caller that was interrupted sees whether it counts."""
+        if self._norms is not None:
+            self._norms.add()
+        self.last_report = report
+        self.committed += 1
 
     def _alone(self, call: str) -> AbstractContextManager[object]:
         """Return the lock for a call that changes the state.
 
         Raises:
-            RuntimeError: this thread is within a call of this aggregator.
+            RuntimeError: this thread is within a call of this aggregator, or the process was forked
+                (:mod:`fastagg.calls`).
         """
-        if self._lock._is_owned():  # type: ignore[attr-defined]
+        if self._lock._is_owned():
             raise RuntimeError(
                 f"{call}: expected no other call of this aggregator in this thread; wait until it "
                 "has returned"
             )
-        return self._lock
+        return self._lock.checked(call)
 
     def _check_apart(self, params: Tensor) -> None:
         """Raise ValueError if ``params`` shares memory with a vector of the state."""
@@ -388,7 +406,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._lock = threading.RLock()
+        self._lock = CallLock()
 
     # --- the three phases ---------------------------------------------------------------------
 
@@ -505,17 +523,16 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     def _skip_round(self, params: Tensor, cohort: Cohort, reasons: Mapping[int, str]) -> StepReport:
         self._params_peak(params)
         with SignalsDeferred():
-            friends = self._skip()
-            if self._norms is not None:
-                self._norms.add()
-        return StepReport(
-            cohort.clients,
-            ids_tensor(sorted(reasons)),
-            torch.empty(0, dtype=torch.float32),
-            friends,
-            skipped=True,
-            reasons=reasons,
-        )
+            report = StepReport(
+                cohort.clients,
+                ids_tensor(sorted(reasons)),
+                torch.empty(0, dtype=torch.float32),
+                self._skip(),
+                skipped=True,
+                reasons=reasons,
+            )
+            self._note_commit(report)
+        return report
 
     def _check_readable(self, cohort: Cohort) -> None:
         """Refuse streamed rows that cannot be read by this process or another rank.
@@ -546,7 +563,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state; later steps do not change it."""
-        with self._lock, plain_modes():
+        with self._lock.checked("state_dict"), plain_modes():
             return {name: value.clone() for name, value in self._whole_state().items()}
 
     @torch.no_grad()
@@ -661,7 +678,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             OSError: the file cannot be written, for example because its folder is missing. An
                 existing file is then intact.
         """
-        with self._lock, plain_modes():
+        with self._lock.checked("save"), plain_modes():
             if params is not None:
                 check_vector("params", params, self.num_params, self.device)
                 self._params_peak(params)

@@ -27,13 +27,17 @@ def plain_modes() -> AbstractContextManager[object]:
     if not (flushing or device is not None or torch.is_inference_mode_enabled()):
         return _NOTHING
     stack = ExitStack()
-    stack.enter_context(torch.inference_mode(False))
-    stack.enter_context(torch.no_grad())
-    if device is not None:
-        stack.enter_context(torch.device("cpu"))
-    if flushing:
-        torch.set_flush_denormal(False)
-        stack.callback(torch.set_flush_denormal, True)
+    try:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        if device is not None:
+            stack.enter_context(torch.device("cpu"))
+        if flushing:
+            stack.callback(torch.set_flush_denormal, True)
+            torch.set_flush_denormal(False)
+    except BaseException:  # raised by a signal handler: the caller's modes are still its own
+        stack.close()
+        raise
     return stack
 
 

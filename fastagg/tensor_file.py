@@ -173,6 +173,29 @@ def read_header(descriptor: int, limit: int) -> Header:
     return Header(first + text, metadata, {entry.name: entry for entry in entries})
 
 
+def load(path: str | os.PathLike[str], *, limit: int) -> dict[str, Tensor]:
+    """Read all tensors of a file into memory; the file is not mapped.
+
+    Args:
+        path: the file.
+        limit: largest size of its header in bytes.
+
+    Raises:
+        TensorFileError: the file is not a safetensors file, is truncated or damaged, or changes
+            while it is read.
+        OSError: the file cannot be read.
+    """
+    with opened(path) as descriptor:
+        before = identity(descriptor)
+        found = {}
+        for name, entry in read_header(descriptor, limit).entries.items():
+            found[name] = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+            read_into(descriptor, found[name], entry.offset)
+        if identity(descriptor) != before:
+            raise TensorFileError("the file changed while it was read")
+    return found
+
+
 def parse_json(text: bytes | str) -> Any:
     """Parse JSON from an untrusted file.
 

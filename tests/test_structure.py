@@ -19,7 +19,10 @@ KERNELS = sorted(path for path in (ROOT / "csrc/kernels").rglob("*.*") if path.s
 LAYERS = [
     {"fastagg._C"},
     {"fastagg.ops"},
-    {"fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.modes", "fastagg.tensor_file"},
+    {
+        *("fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.calls", "fastagg.modes"),
+        "fastagg.tensor_file",
+    },
     {"fastagg.updates"},
     {"fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound"},
     {"fastagg.aggregator"},

@@ -57,6 +57,9 @@ inline void check_elements(const at::Tensor& t, const char* name, Elements allow
   }
 }
 
+// Rows of a call, at most. A view may repeat one row as often as it likes.
+constexpr int64_t kMostRows = int64_t{1} << 24;
+
 // Checks and collects rows. `tensors` is any mixture of tensors [n, d] and [d].
 //   d   // the expected length of a row, or kAny
 inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
@@ -76,8 +79,11 @@ inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
                       t.sizes());
     TORCH_CHECK_VALUE(t.stride(-1) == 1 || length <= 1, name,
                       ": expected a contiguous last dimension, got strides ", t.strides());
-    const auto* data = static_cast<const char*>(t.const_data_ptr());
+    check_memory(t, name);
     const int64_t count = t.dim() == 2 ? t.size(0) : 1;
+    TORCH_CHECK_VALUE(count <= kMostRows - rows.size(), name, ": expected at most ", kMostRows,
+                      " rows, got more");
+    const auto* data = static_cast<const char*>(t.const_data_ptr());
     const int64_t distance = t.dim() == 2 ? t.stride(0) * rows.element_bytes() : 0;
     for (int64_t s = 0; s < count; ++s) rows.addresses.push_back(data + s * distance);
   }

@@ -18,6 +18,29 @@ namespace fastagg {
 // A size that is not checked.
 constexpr int64_t kAny = -1;
 
+// Refuses tensors whose numbers are not the bytes of their storage: views with a lazy conjugation
+// or negation, tensors without memory, and views that reach beyond their storage (after it was
+// resized). `t` is strided; refused.cpp handles other layouts.
+inline void check_memory(const at::Tensor& t, const char* name) {
+  TORCH_CHECK_VALUE(
+      !t.is_neg() && !t.is_conj(), name,
+      ": expected a tensor without a lazy negation or conjugation; call resolve_neg() "
+      "and resolve_conj(), or clone()");
+  TORCH_CHECK_VALUE(!t._is_zerotensor(), name, ": expected a tensor with memory; call clone()");
+  if (t.numel() == 0) return;
+  int64_t last = t.storage_offset();  // the element with the highest address
+  bool fits = true;
+  for (int64_t dim = 0; dim < t.dim(); ++dim) {
+    int64_t reach = 0;
+    fits = fits && !__builtin_mul_overflow(t.size(dim) - 1, t.stride(dim), &reach) &&
+           !__builtin_add_overflow(last, reach, &last);
+  }
+  const auto bytes = static_cast<int64_t>(t.storage().nbytes());
+  TORCH_CHECK_VALUE(fits && last < bytes / static_cast<int64_t>(t.element_size()), name,
+                    ": expected a tensor within its storage, got one that reaches beyond its ",
+                    bytes, " bytes");
+}
+
 inline void check_tensor(const at::Tensor& t, const char* name, at::ScalarType dtype,
                          std::initializer_list<int64_t> shape) {
   TORCH_CHECK_TYPE(t.scalar_type() == dtype, name, ": expected dtype ", dtype, ", got ",
@@ -32,6 +55,7 @@ inline void check_tensor(const at::Tensor& t, const char* name, at::ScalarType d
                     " (-1 stands for any size), got ", t.sizes());
   TORCH_CHECK_VALUE(t.is_contiguous(), name, ": expected a contiguous tensor, got strides ",
                     t.strides(), " for shape ", t.sizes());
+  check_memory(t, name);
 }
 
 inline void check_same_device(const at::Tensor& t, const char* name, const at::Device& device) {

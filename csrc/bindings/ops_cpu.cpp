@@ -114,9 +114,10 @@ at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
   const int64_t K = check_scores(scores, counts);
   check_tensor(active, "active", at::kBool, {K});
   Flags flags{nullptr, false};
-  if (candidates)
-    flags = {static_cast<const uint8_t*>(candidates->const_data_ptr()),
-             check_candidates(*candidates, K, scores.device())};
+  if (candidates) {
+    flags.packed = check_candidates(*candidates, K, scores.device());
+    flags.data = static_cast<const uint8_t*>(candidates->const_data_ptr());
+  }
   at::Tensor friends = at::empty({K}, at::TensorOptions().dtype(at::kLong));
   cpu::select_friends(scores.const_data_ptr<float>(), read_counts(counts),
                       reinterpret_cast<const uint8_t*>(active.const_data_ptr<bool>()), flags, K,

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -31,6 +32,7 @@ at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
                      c10::string_view precision) {
   const at::Device device = device_of(tensors, "updates");
   std::vector<at::Tensor> rows;
+  check_rows(tensors, "updates", kAny, device);
   for (const at::Tensor& t : tensors) {
     if (t.dim() != 2) {
       rows.push_back(t);
@@ -103,11 +105,16 @@ at::Tensor check_gram(const at::Tensor& gram) {
                    gram.scalar_type());
   TORCH_CHECK_VALUE(gram.dim() == 2 && gram.size(0) == gram.size(1),
                     "gram: expected a square matrix, got shape ", gram.sizes());
+  check_memory(gram, "gram");
   return gram.cpu();
 }
 
+// A call cannot be interrupted.
+constexpr int64_t kMostIterations = 100'000;
+
 void check_iterations(int64_t iterations) {
-  TORCH_CHECK_VALUE(iterations >= 0, "iterations: expected at least 0, got ", iterations);
+  TORCH_CHECK_VALUE(iterations >= 0 && iterations <= kMostIterations, "iterations: expected 0 to ",
+                    kMostIterations, ", got ", iterations);
 }
 
 at::Tensor weiszfeld(const at::Tensor& gram, const at::Tensor& weights, const at::Tensor& start,
@@ -222,6 +229,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const a
   check_tensor(weights, "weights", at::kDouble, {members});
   TORCH_CHECK_VALUE(members <= n, "order: expected at most ", n, " rows, got ", members);
   TORCH_CHECK_VALUE(bucket_size >= 1, "bucket_size: expected at least 1, got ", bucket_size);
+  bucket_size = std::min(bucket_size, std::max<int64_t>(members, 1));  // ceil_div must not overflow
   const int64_t count = ceil_div(members, bucket_size), m = count + n - members;
   const at::Tensor own_weights = weights.cpu();
   const auto* given = own_weights.const_data_ptr<double>();

@@ -9,10 +9,12 @@ are not in the manifest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +29,8 @@ from fastagg.distributed.ranks import Ranks
 from fastagg.tensor_file import RowsOf, TensorFileError, parse_json
 
 FORMAT = "fastagg.sharded"
-VERSION = 1
+VERSION = 2
+_UNSIGNED = 1  # the version before, without a digest
 MANIFEST = "manifest.json"
 _FURTHER = "columns."  # prefix of further tensors in a file
 _LIMIT = 1 << 24  # bytes of a manifest
@@ -95,6 +98,7 @@ def write(
         try:
             _check_shared(target, manifest)
             header = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+            header["sha256"] = _digest(header)
             checkpoint.replace_text(target / MANIFEST, json.dumps(header, indent=1))
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
@@ -103,6 +107,11 @@ def write(
         for old in target.iterdir():
             if _FILE.fullmatch(old.name) and not old.name.startswith(manifest.generation):
                 old.unlink()
+
+
+def _digest(header: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a manifest without its digest."""
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _check_shared(folder: Path, manifest: Manifest) -> None:
@@ -152,12 +161,23 @@ def describe(folder: str | os.PathLike[str]) -> Described:
         raise CheckpointError(path, f"damaged: {error}") from error
     if not isinstance(header, dict) or header.pop("format", None) != FORMAT:
         raise CheckpointError(path, "not the manifest of a sharded checkpoint")
-    version = header.pop("version", None)
-    if version != VERSION:
+    version, stated = header.get("version"), header.pop("sha256", None)
+    if version == _UNSIGNED and stated is None:
+        warnings.warn(
+            f"{path} was written by an older fastagg and has no checksum: damage to it may go "
+            "unnoticed; save it again",
+            stacklevel=3,
+        )
+    elif version == VERSION and stated != _digest({"format": FORMAT, **header}):
+        raise CheckpointError(
+            path, "damaged or changed since it was written: its checksum is wrong"
+        )
+    header.pop("version", None)
+    if version not in (VERSION, _UNSIGNED):
         raise CheckpointError(
             path,
-            f"has format version {version}, this fastagg reads version {VERSION}; load it with "
-            "the fastagg that wrote it",
+            f"has format version {version}, this fastagg reads versions {_UNSIGNED} and {VERSION}; "
+            "load it with the fastagg that wrote it",
         )
     try:
         manifest = Manifest(**header)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fastagg import _C
 from fastagg.ops._examples import ExampleData
@@ -64,11 +66,39 @@ def op(
 
     def enter(wrapper: Wrapper) -> Wrapper:
         name = wrapper.__name__
-        torch.library.register_fake(f"fastagg::{name}", fake or _returns_nothing)
+        torch.library.register_fake(f"fastagg::{name}", _fake_kernel(fake or _returns_nothing))
         TABLE[name] = Op(name, wrapper, example, bound, bound if cuda_bound is None else cuda_bound)
         return wrapper
 
     return enter
+
+
+def _fake_kernel(fake: Callable[..., object]) -> Callable[..., object]:
+    """Return a fake kernel that refuses tensors with data beside tensors on device meta.
+
+    The dispatcher calls it for such a mixture, and its results would not be computed.
+    """
+
+    @functools.wraps(fake)
+    def checked(*args: object, **kwargs: object) -> object:
+        kinds = {_is_meta(t) for value in (*args, *kwargs.values()) for t in _tensors_in(value)}
+        if len(kinds) > 1:
+            raise ValueError("expected all tensors on one device, got some on device meta")
+        return fake(*args, **kwargs)
+
+    return checked
+
+
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        yield from (item for item in value if isinstance(item, Tensor))
+
+
+def _is_meta(tensor: Tensor) -> bool:
+    """Return whether a tensor has no data, as those of device meta and those of torch.compile."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def _returns_nothing(*args: object, **kwargs: object) -> None:

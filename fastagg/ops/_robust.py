@@ -21,6 +21,9 @@ def _fake_bucketed_gram(
     return gram.new_empty(size, size), buckets, gram.new_empty(rows), gram.new_empty(count)
 
 
+_MOST_SIZE = 2**63 - 1  # of an int of an operator
+
+
 @op(
     example=lambda f, x: f(x.gram, x.order, x.weights[1:], 3),
     fake=_fake_bucketed_gram,
@@ -50,8 +53,7 @@ def bucketed_gram(
         - float64 [n + e]: the factor with which it contributes, 1 for the last e rows;
         - float64 [m]: the weight of each bucket, which is the sum of the weights of its rows.
     """
-    # n or more is one bucket; clamped, so that no sum in the kernel overflows
-    return compiled.bucketed_gram(gram, order, weights, min(bucket_size, max(order.numel(), 1)))
+    return compiled.bucketed_gram(gram, order, weights, min(bucket_size, _MOST_SIZE))
 
 
 def _fake_factors(gram: Tensor, *_: object) -> Tensor:
@@ -76,7 +78,7 @@ def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iteration
         weights: float64 [n], > 0; only their ratios matter.
         start: float64 [n], the first factors.
         nu: > 0, in units of the rows; the smoothing.
-        iterations: >= 0, the number of steps.
+        iterations: number of steps, 0 to 100,000.
 
     Returns:
         float64 [n], the factors. Their sum is 1 (up to rounding) after the first step.
@@ -101,7 +103,7 @@ def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> 
             accuracy.
         weights: float64 [n] with sum 1.
         tau: > 0, in units of the rows; may be infinite.
-        iterations: >= 0, the number of steps.
+        iterations: number of steps, 0 to 100,000.
 
     Returns:
         float64 [n + 1], the factors of the rows in v.

@@ -155,25 +155,31 @@ def read_cohort(
 def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name}: expected a dense tensor, got layout {value.layout}")
+    if value.layout != torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise TypeError(f"{name}: expected a dense tensor, got {kind}")
     if value.dtype != torch.float32:
         raise TypeError(f"{name}: expected dtype torch.float32, got {value.dtype}")
     if value.device != device:
         raise ValueError(f"{name}: expected device {device}, got {value.device}")
+    if value.is_neg() or value._is_zerotensor():  # the ops refuse such rows; NumPy fails
+        raise ValueError(f"{name}: expected a tensor without a lazy negation; call clone()")
     return value
 
 
 def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuard[Tensor]:
     """Return whether the value is a contiguous float32 vector [d] on ``device``."""
-    return (
-        isinstance(value, Tensor)
-        and value.dtype == torch.float32
-        and value.shape == (num_params,)
-        and value.layout == torch.strided
-        and value.device == device
-        and value.is_contiguous()
-    )
+    try:
+        return (
+            isinstance(value, Tensor)
+            and value.dtype == torch.float32
+            and value.shape == (num_params,)
+            and value.layout == torch.strided
+            and value.device == device
+            and value.is_contiguous()
+        )
+    except RuntimeError:  # a nested tensor has no shape
+        return False
 
 
 def check_vector(name: str, value: object, num_params: int, device: torch.device) -> int:
@@ -209,6 +215,8 @@ def _check_updates(updates: object, num_params: int, device: torch.device) -> Se
             raise ValueError(
                 f"updates: expected a contiguous last dimension, got strides {matrix.stride()}"
             )
+        if matrix.untyped_storage().nbytes() < _bytes_reached(matrix):
+            raise ValueError("updates: expected a tensor within its storage, which was resized")
         step = matrix.stride(0) * matrix.element_size()
         first, count = matrix.data_ptr(), len(matrix)
         return range(first, first + count * step, step) if step else [first] * count
@@ -225,15 +233,27 @@ def _check_updates(updates: object, num_params: int, device: torch.device) -> Se
     ]
 
 
+def _bytes_reached(matrix: Tensor) -> int:
+    """Return the size that the storage of a matrix [S, d] needs."""
+    rows, columns = matrix.shape
+    if rows == 0 or columns == 0:
+        return 0
+    return 4 * (int(matrix.storage_offset()) + (rows - 1) * matrix.stride(0) + columns)
+
+
 def _read_ids(clients: object, num_clients: int) -> list[int]:
     if isinstance(clients, Tensor):
         if clients.dtype != torch.int64:
             raise TypeError(f"clients: expected dtype torch.int64, got {clients.dtype}")
         if clients.ndim != 1:
             raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
-        if clients.is_meta:
-            raise ValueError("clients: expected a tensor with data, got one on device meta")
-        ids = clients.tolist()
+        try:
+            ids = clients.tolist()
+        except (RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                f"clients: expected a dense tensor with data, got one on device {clients.device} "
+                f"of layout {clients.layout}: {error}"
+            ) from error
     elif isinstance(clients, Sequence) and not isinstance(clients, str | bytes):
         ids = [_read_id(client) for client in clients]
     else:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 import fastagg
-from fastagg import FlatLayout, UpdateBuffer, ops
+from fastagg import FlatLayout, UpdateBuffer, ops, tensor_file
 from fastagg_sim import data
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, uses_products
 from fastagg_sim.client import ClientData, LocalTrainer, evaluate
@@ -30,6 +30,8 @@ from fastagg_sim.dropout import DropoutProcess, make_dropout
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, partition
 from fastagg_sim.seeds import derive, generator
+
+_HEADER_LIMIT = 1 << 24  # bytes of the header of a file of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -336,33 +338,59 @@ class Simulation:
     def load(self, folder: Path) -> None:
         """Restore the state that :meth:`save` wrote for the same job.
 
-        Raises ConfigError if the checkpoint has another number of parameters.
+        Raises ConfigError if the checkpoint has another number of parameters or is damaged. The
+        simulation has then not changed.
         """
-        state = json.loads((folder / "state.json").read_text())
-        device = str(self.device)
-        aggregator = fastagg.load(folder / "aggregator.safetensors", device=device)
-        params = load_file(folder / "params.safetensors", device)["params"]
-        if params.shape != self.params.shape:
-            raise ConfigError(
-                f"{folder}: expected params of shape {tuple(self.params.shape)} for this job, "
-                f"got {tuple(params.shape)}"
-            )
+        try:
+            state = json.loads((folder / "state.json").read_text())
+            uploads, next_round = int(state["uploads"]), int(state["next_round"])
+            norms = {int(t): norms for t, norms in state.get("norms", {}).items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{folder / 'state.json'}: damaged: {error!r}") from error
+        aggregator = fastagg.load(folder / "aggregator.safetensors", device=str(self.device))
+        params = self._read(folder / "params.safetensors", ["params"])["params"]
+        corrections: dict[str, Tensor] = {}
+        if self._mimic:
+            clients = [str(k) for k in range(len(self._mimic))]
+            corrections = self._read(folder / "corrections.safetensors", clients)
+        momentum: dict[str, Tensor] = {}
+        if (folder / "momentum.safetensors").exists():
+            momentum = self._read(folder / "momentum.safetensors", None)
         self.params = params
         self.aggregator = aggregator
-        if self._mimic:
-            corrections = load_file(folder / "corrections.safetensors", device)
-            for k, client in enumerate(self._mimic):
-                client.correction = corrections[str(k)]
-        self._uploads = int(state["uploads"])
-        self._norms = {int(t): norms for t, norms in state.get("norms", {}).items()}
-        self._momentum = {}
-        if (folder / "momentum.safetensors").exists():
-            kept = load_file(folder / "momentum.safetensors", device)
-            self._momentum = {int(client): momentum for client, momentum in kept.items()}
+        for k, client in enumerate(self._mimic or ()):
+            client.correction = corrections[str(k)]
+        self._uploads = uploads
+        self._norms = norms
+        self._momentum = {int(client): vector for client, vector in momentum.items()}
         self._history = []
-        self.next_round = int(state["next_round"])
+        self.next_round = next_round
         for index in range(self.next_round):
             self._active(index)
+
+    def _read(self, path: Path, names: list[str] | None) -> dict[str, Tensor]:
+        """Read vectors of the model's size. Files are not mapped: others may change them.
+
+        names: of the vectors; None: any client ids.
+        """
+        try:
+            found = tensor_file.load(path, limit=_HEADER_LIMIT)
+        except ValueError as error:
+            raise ConfigError(f"{path}: damaged: {error}") from error
+        wrong = set(names) != set(found) if names is not None else not all(map(_is_id, found))
+        if wrong:
+            raise ConfigError(f"{path}: expected {names or 'client ids'}, got {sorted(found)[:10]}")
+        for name, vector in found.items():
+            if vector.shape != self.params.shape or vector.dtype != torch.float32:
+                raise ConfigError(
+                    f"{path}: expected {name} of shape {tuple(self.params.shape)} float32 for this "
+                    f"job, got {tuple(vector.shape)} {vector.dtype}"
+                )
+        return {name: vector.to(self.device) for name, vector in found.items()}
+
+
+def _is_id(name: str) -> bool:
+    return name.isascii() and name.isdigit()
 
 
 def groups_of(clients: Sequence[int], size: int) -> Iterator[Sequence[int]]:

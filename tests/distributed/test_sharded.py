@@ -157,7 +157,7 @@ def test_a_late_rank_is_an_error_within_the_timeout(run: Run, tmp_path: Path) ->
     assert unchanged
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "manifest", "version"])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "manifest", "version", "flip"])
 def test_a_damaged_checkpoint_is_refused(
     run: Run, tmp_path: Path, damage: str, checkpoint: Path
 ) -> None:
@@ -172,6 +172,8 @@ def test_a_damaged_checkpoint_is_refused(
         shard.unlink()
     elif damage == "manifest":
         header.write_text(header.read_text()[:-20])
+    elif damage == "flip":  # still a valid manifest
+        header.write_text(header.read_text().replace('"segment": 5', '"segment": 4'))
     else:
         header.write_text(json.dumps(json.loads(header.read_text()) | {"version": 99}))
     with pytest.raises(
@@ -179,6 +181,20 @@ def test_a_damaged_checkpoint_is_refused(
     ):
         manifest = storage.describe(checkpoint).manifest
         storage.read(checkpoint, manifest, 0, manifest.num_params)
+
+
+def test_a_manifest_of_an_older_version_loads_with_a_warning(checkpoint: Path) -> None:
+    from fastagg.distributed import storage
+
+    header = checkpoint / storage.MANIFEST
+    content = json.loads(header.read_text()) | {"version": 1}
+    del content["sha256"]
+    header.write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="older fastagg and has no checksum"):
+        storage.describe(checkpoint)
+    header.write_text(json.dumps(content | {"version": 2}))
+    with pytest.raises(ValueError, match="wrong checksum"):
+        storage.describe(checkpoint)
 
 
 def test_saving_removes_its_own_old_files_only(checkpoint: Path) -> None:
@@ -210,6 +226,7 @@ def _checkpoint(tmp_path: Path) -> Path:
     for rank in range(2):
         checkpoint.write(folder / manifest.file(rank), "mifa", agg.options(), agg.state_dict())
     header = {"format": storage.FORMAT, "version": storage.VERSION, **vars(manifest)}
+    header["sha256"] = storage._digest(header)
     (folder / storage.MANIFEST).write_text(json.dumps(header))
     state, _ = storage.read(folder, storage.describe(folder).manifest, 3, 9)
     assert state["memory"].shape == (2, 6)

@@ -34,7 +34,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import fastagg
-from fastagg import Aggregator, CheckpointError, ClientFiles, FlatLayout, checkpoint
+from fastagg import Aggregator, CheckpointError, ClientFiles, FlatLayout, checkpoint, tensor_file
+from fastagg.distributed import storage
 from tests.rules.conftest import CONFIGURATIONS
 
 K, D = 6, 23
@@ -269,26 +270,46 @@ def crafted(count: int, seed: int, folder: Path) -> Counter[str]:
 
 
 def cuts(count: int, seed: int, folder: Path) -> Counter[str]:
-    """Truncate files at random moments while they are read; a mapping would end the process."""
+    """Truncate files at random moments while each kind of reader reads them.
+
+    A mapping would end the process by a signal.
+    """
     draw, found, width = random.Random(f"cuts {seed}"), Counter[str](), 1 << 18
     layout = FlatLayout.from_state_dict({"w": torch.zeros(width)})
     agg = fastagg.make("mifa", num_clients=4, num_params=width)
     agg.step(torch.zeros(width), torch.randn(4, width), range(4))
     server = fastagg.make("fedavg", num_clients=4, num_params=width)
     path, params = folder / "cut", torch.zeros(width)
+    manifest = storage.Manifest(
+        "mifa", width, width, [(0, width)], "0" * 16, ["memory", "total"], [], {}
+    )
+    shard = folder / manifest.file(0)
+    readers: list[tuple[Path, Callable[[], object], Callable[[], object]]] = [
+        (
+            path,
+            lambda: save_file({"w": torch.randn(width)}, path),
+            lambda: server.step(params, ClientFiles([path], layout, budget=1 << 16), [0]),
+        ),
+        (path, lambda: agg.save(path), lambda: fastagg.load(path)),
+        (
+            shard,
+            lambda: checkpoint.write(shard, "mifa", agg.options(), agg.state_dict()),
+            lambda: storage.read(folder, manifest, 0, width),
+        ),
+        (  # as the simulation reads its files
+            path,
+            lambda: save_file({"params": torch.randn(width)}, path),
+            lambda: tensor_file.load(path, limit=1 << 20),
+        ),
+    ]
     for number in range(count):
-        if number % 2:
-            agg.save(path)
-        else:
-            save_file({"w": torch.randn(width)}, path)
-        wait, length = draw.random() * 4e-3, draw.randrange(path.stat().st_size)
-        cutter = threading.Thread(target=_cut, args=(path, wait, length))
+        target, write, read = readers[number % len(readers)]
+        write()
+        wait, length = draw.random() * 4e-3, draw.randrange(target.stat().st_size)
+        cutter = threading.Thread(target=_cut, args=(target, wait, length))
         cutter.start()
         try:
-            if number % 2:
-                fastagg.load(path)
-            else:
-                server.step(params, ClientFiles([path], layout, budget=1 << 16), [0])
+            read()
             found["read before the cut"] += 1
         except ValueError:
             found["refused"] += 1

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import fastagg
-from fastagg_sim.config import Dropout, Job, LocalTraining, Method, Task
+from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.simulation import RoundRecord, Simulation
 
 RULES = ("fedavg", "fdms", "stale", "stale-models", "mifa", "mimic", "scaffold", "bucketing")
@@ -315,3 +316,24 @@ def test_training_on_digits_learns() -> None:
     records = run(Simulation(make_job("fedavg", rounds=15)))
     assert records[-1]["accuracy"] > 0.5  # chance is 0.1
     assert records[-1]["loss"] < records[0]["loss"]
+
+
+@pytest.mark.parametrize("name", ["params", "corrections", "state.json", "names", "shape"])
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path, name: str) -> None:
+    job = make_job("mimic", method=CLIENT_MODE)
+    simulation = Simulation(job)
+    simulation.run_round()
+    simulation.save(tmp_path)
+    path = tmp_path / (name if name == "state.json" else "params.safetensors")
+    if name == "corrections":
+        path = tmp_path / "corrections.safetensors"
+    if name == "names":
+        save_file({"model": simulation.params}, path)
+    elif name == "shape":
+        save_file({"params": simulation.params[:-1].clone()}, path)
+    else:
+        path.write_bytes(path.read_bytes()[:-9])
+    before = simulation.params.clone()
+    with pytest.raises(ConfigError, match=path.name):
+        simulation.load(tmp_path)
+    assert torch.equal(simulation.params, before) and simulation.next_round == 1

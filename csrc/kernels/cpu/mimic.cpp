@@ -8,6 +8,7 @@
 #include "magnitude.h"
 #include "row_blocks.h"
 #include "row_peaks.h"
+#include "scratch.h"
 
 namespace fastagg::cpu {
 namespace {
@@ -122,12 +123,12 @@ FASTAGG_INLINE void write_corrections(float* const* corrections, const float* ro
   }
 }
 
+//   v, rounded   // [n] scratch
 struct Mimic {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* params, const T* const* updates, float* const* corrections,
-                                 int64_t S, double lr, int64_t column, int64_t n) {
-    alignas(64) double v[kRowColumns];
-    alignas(64) float rounded[kRowColumns];
+                                 int64_t S, double lr, int64_t column, int64_t n, double* v,
+                                 float* rounded) {
     block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, nullptr, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
     write_corrections<W>(corrections, rounded, updates, S, column, n);
@@ -154,8 +155,11 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
   if (S == 0) return;
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work((S * int64_t{8 + sizeof(T)} + 8) * d);
-  for_blocks(d, cached_columns(S, d), team, [&](int64_t column, int64_t n, int) {
-    dispatch<Mimic>(isa, params, updates, corrections, S, lr, column, n);
+  const int64_t columns = cached_columns(S, d), used = team.workers * columns;
+  const Scratch means(used * int64_t{sizeof(double)}), rounded(used * int64_t{sizeof(float)});
+  for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
+    dispatch<Mimic>(isa, params, updates, corrections, S, lr, column, n,
+                    means.as<double>() + worker * columns, rounded.as<float>() + worker * columns);
   });
 }
 

@@ -3,7 +3,9 @@
 
 #include <vector>
 
+#include "gram_columns.h"
 #include "row_blocks.h"
+#include "scratch.h"
 #include "weighted_sum_block.h"
 
 namespace fastagg::cpu {
@@ -32,11 +34,12 @@ FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_
   });
 }
 
+//   memory   // [n] scratch
 struct WeightedSum {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* out, const T* const* rows, int64_t S, const float* weights,
-                                 double beta, int64_t column, int64_t n) {
-    alignas(64) double sums[kRowColumns];
+                                 double beta, int64_t column, int64_t n, double* memory) {
+    double* __restrict sums = memory;
     for (int64_t k = 0; k < n; ++k) sums[k] = beta == 0.0 ? 0.0 : beta * out[column + k];
     int64_t s = 0;
     for (; s + kGroup <= S; s += kGroup) add_group<kGroup>(rows + s, weights + s, column, n, sums);
@@ -51,7 +54,8 @@ struct WeightedSum {
 
 void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S,
                         const float* weights, double beta, int64_t column, int64_t n) {
-  dispatch<WeightedSum>(isa, out, rows, S, weights, beta, column, n);
+  alignas(64) double sums[kMaxBlock];
+  dispatch<WeightedSum>(isa, out, rows, S, weights, beta, column, n, &sums[0]);
 }
 
 template <class T>
@@ -62,10 +66,12 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
   // Start at the end of d: rows are often summed right after their Gram matrix, which starts at the
   // beginning, so a cache still holds the last columns.
   const int64_t columns = block_columns(d), blocks = ceil_div(d, columns);
-  parallel.for_work((S + 2) * d * int64_t{sizeof(T)}).for_each(blocks, [&](int64_t task, int) {
+  const Parallel team = parallel.for_work((S + 2) * d * int64_t{sizeof(T)});
+  const Scratch sums(team.workers * columns * int64_t{sizeof(double)});  // stacks may be small
+  team.for_each(blocks, [&](int64_t task, int worker) {
     const int64_t column = (blocks - 1 - task) * columns;
     dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column,
-                          std::min(columns, d - column));
+                          std::min(columns, d - column), sums.as<double>() + worker * columns);
   });
 }
 

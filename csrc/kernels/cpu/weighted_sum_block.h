@@ -8,7 +8,7 @@
 
 namespace fastagg::cpu {
 
-// weighted_sum in columns [column, column + n), n <= kRowColumns, on the calling thread.
+// weighted_sum in columns [column, column + n), n <= kMaxBlock, on the calling thread.
 //   out       // [d]
 //   weights   // [S]
 void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load, save
 
 from fastagg_sim.data.base import CorruptDataError, DataNotFoundError
 from fastagg_sim.data.images import ImageSet, RawImages
@@ -38,7 +38,7 @@ def read_cache(images: ImageSet, root: Path | None = None) -> RawImages:
     if not path.is_file():
         raise DataNotFoundError(f"there is no {path}")
     try:
-        return images.check(RawImages(**load_file(path)))
+        return images.check(RawImages(**load(path.read_bytes())))
     except (CorruptDataError, SafetensorError, OSError, TypeError) as error:
         raise CorruptDataError(f"{path} is damaged: {error}") from error
 
