@@ -26,7 +26,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: fuzz-files fuzz-threads
+.PHONY: fuzz-files fuzz-threads fuzz-long fuzz-disks fuzz-memory
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 
 help:  ## list the targets
@@ -63,6 +63,9 @@ fuzz-files: build-dev  ## damage, cut and forge checkpoints and client files, an
 
 fuzz-threads: build-dev  ## step, save and load one aggregator of each rule in many threads
 	$(PY) -m tests.fuzz.threads $(ARGS)
+
+fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and time per step must stay flat
+	$(PY) -m tests.fuzz.long $(ARGS)
 
 # Flower and pfl-research need other versions of packages that the tools use, so they get a separate
 # environment. It takes everything else from $(VENV).
