@@ -64,6 +64,12 @@ fuzz-files: build-dev  ## damage, cut and forge checkpoints and client files, an
 fuzz-threads: build-dev  ## step, save and load one aggregator of each rule in many threads
 	$(PY) -m tests.fuzz.threads $(ARGS)
 
+fuzz-disks: build-dev  ## full, broken and read-only disks at every write of checkpoints, memory rows and results
+	$(PY) -m tests.fuzz.disks $(ARGS)
+
+fuzz-memory: build-dev  ## let memory run out at every allocation of a step, of every rule
+	$(PY) -m tests.fuzz.memory $(ARGS)
+
 fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and time per step must stay flat
 	$(PY) -m tests.fuzz.long $(ARGS)
 

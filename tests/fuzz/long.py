@@ -130,7 +130,7 @@ def write(folder: Path, runs: list[Run], command: str) -> list[Path]:
         "# Long runs",
         "",
         f"Written by `{command}`: K = {K}, S = {S}, d = {D},",
-        "one thread. Memory and descriptors after the first and the last tenth of the steps; processor",
+        "one thread. Memory and descriptors after the first and last tenth of the steps; processor",
         "time of a tenth: the lowest of its ten parts, because other processes only add to it.",
         "",
         f"Machine: {machine}.",
