@@ -26,7 +26,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: fuzz fuzz-files fuzz-threads fuzz-signals
+.PHONY: fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 
 help:  ## list the targets
@@ -70,6 +70,15 @@ fuzz-threads: build-dev  ## step, save and load one aggregator of each rule in m
 
 fuzz-signals: build-dev  ## interrupt steps of every rule by signals at random times; ARGS="--signals 10000"
 	$(PY) -m tests.fuzz.signals $(ARGS)
+
+fuzz-disks: build-dev  ## full, broken and read-only disks at every write of checkpoints, memory rows and results
+	$(PY) -m tests.fuzz.disks $(ARGS)
+
+fuzz-memory: build-dev  ## let memory run out at every allocation of a step, of every rule
+	$(PY) -m tests.fuzz.memory $(ARGS)
+
+fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and time per step must stay flat
+	$(PY) -m tests.fuzz.long $(ARGS)
 
 # Flower and pfl-research need other versions of packages that the tools use, so they get a separate
 # environment. It takes everything else from $(VENV).

@@ -22,6 +22,7 @@ from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.modes import MadeInPlainModes, plain_modes, writable
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm, RecentNorms, check_norms, read_max_norm
+from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
@@ -42,6 +43,10 @@ from fastagg.updates.small import ids_tensor, rounded
 if TYPE_CHECKING:
     from typing_extensions import Required
 
+
+_RESERVE = 1 << 17
+_RESERVE_ROW = 1 << 10
+"""Bytes, and bytes for each client, that must be free before a commit, which allocates less."""
 
 State = Mapping[str, Tensor | RowMemory]
 """The state of a rule: tensors and row memories by name, not copied."""
@@ -315,7 +320,14 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         step has taken effect, and ``last_report`` is then its report.
         """
         with self._alone("step"), plain_modes():
-            return self._step(params, updates, clients)
+            try:
+                reserve(_RESERVE)
+                return self._step(params, updates, clients)
+            except MemoryError as error:
+                raise MemoryError(
+                    f"step: not enough memory ({error or 'allocation failed'}); parameters "
+                    "and state have not changed"
+                ) from error
 
     def _step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
         cohort = read_cohort(
@@ -360,6 +372,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             reasons=reasons,
         )
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
+        reserve(_RESERVE + _RESERVE_ROW * len(received))
         with SignalsDeferred():
             self._commit(params, received, plan, reading)
             self._note_commit(report)

@@ -34,7 +34,7 @@ LAYERS = [
     # Entry points: they import everything below them, and nothing below may import them.
     {"fastagg.__init__", "fastagg.__main__", "fastagg_sim.__main__", "fastagg_sim.cli"},
 ]
-USES_OF_C = {"fastagg.ops._dispatch", "fastagg.__init__"}
+USES_OF_C = {"fastagg.ops._dispatch", "fastagg.ops.memory", "fastagg.__init__"}
 
 
 def module_name(path: Path) -> str:

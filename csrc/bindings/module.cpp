@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Python module fastagg._C. Importing it registers the ops. Its functions describe this build,
-// choose the instruction set, and report temporary memory.
+// choose the instruction set, report temporary memory, and make tensors of Python's memory.
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>
@@ -9,6 +9,7 @@
 #include "../kernels/cpu/scratch.h"
 #include "../kernels/cpu/simd.h"
 #include "../kernels/gram.h"
+#include "python_memory.h"
 
 namespace py = pybind11;
 using fastagg::cpu::Isa;
@@ -68,4 +69,5 @@ PYBIND11_MODULE(_C, m) {
       "is kept now, what is in use now, and its peak.");
   m.def("gram_scratch", &fastagg::cpu::gram_scratch, py::arg("S"), py::arg("d"), py::arg("threads"),
         "Bytes of temporary memory that gram and gram_and_sum_ of S rows use on the CPU.");
+  fastagg::define_python_memory(m);
 }

@@ -36,7 +36,10 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
             that it replaced, the newest first.
 
     Raises:
-        OSError: the folder does not exist or is not writable. An older file is unchanged.
+        OSError: the folder does not exist or is not writable, the disk is full, or a write failed.
+            The error names ``target``. Older files are unchanged, and no other file is left behind
+            unless it cannot be deleted either; the next call does that. If the message says that
+            the folder was not synced, the new file is there but may be lost if power fails.
         Exception: whatever ``fill`` raises. An older file is unchanged.
     """
     target = Path(os.path.realpath(target))
@@ -45,21 +48,35 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
             f"path: expected an existing folder, but {target.parent} does not exist; create it "
             "first"
         )
-    _remove_orphans(target)
-    partial, descriptor = _create(target)
     try:
-        fill(partial)
-        os.fsync(descriptor)
-        if keep > 1:
-            _rotate(target, keep)
-        os.replace(partial, target)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            partial.unlink()
-        raise
-    finally:
-        os.close(descriptor)  # releases the lock
-    _sync_folder(target.parent)
+        _remove_orphans(target)
+        partial, descriptor = _create(target)
+        try:
+            fill(partial)
+            os.fsync(descriptor)
+            if keep > 1:
+                _rotate(target, partial, keep)
+            else:
+                os.replace(partial, target)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+        finally:
+            os.close(descriptor)  # releases the lock
+    except OSError as error:
+        raise _naming(target, error, "cannot be written") from error
+    try:
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise _naming(target, error, "was written, but its folder was not synced") from error
+
+
+def _naming(target: Path, error: OSError, what: str) -> OSError:
+    """Return an error of the same number that names ``target``."""
+    if error.errno is None:  # not from the system
+        return error
+    return OSError(error.errno, f"{what}: {error.strerror}", str(target))
 
 
 def _partial(target: Path) -> Path:
@@ -111,18 +128,43 @@ def _is_open(path: Path, descriptor: int) -> bool:
     return os.path.samestat(status, os.fstat(descriptor))
 
 
-def _rotate(target: Path, keep: int) -> None:
-    """Rename ``target.1`` to ``target.2`` and so on; link ``target`` to ``target.1``."""
+def _rotate(target: Path, partial: Path, keep: int) -> None:
+    """Rename ``partial`` to ``target``, ``target`` to ``target.1``, that to ``target.2`` and so on.
+
+    At any moment there is a complete file at ``target``. If a call fails, those before it are taken
+    back. What needs room on the disk, an entry for one more name, comes first.
+    """
     if not target.exists():
+        os.replace(partial, target)
         return
-    for age in range(keep - 1, 1, -1):
+    link, oldest = _partial(target), _partial(target)
+    made: list[Path] = []
+    renamed: list[tuple[str | Path, str | Path]] = []
+
+    def rename(old: str | Path, new: str | Path) -> None:
         with suppress(FileNotFoundError):
-            os.replace(f"{target}.{age - 1}", f"{target}.{age}")
-    link = _partial(target)
-    os.link(target, link)
-    os.replace(link, f"{target}.1")
-    with suppress(FileNotFoundError):  # both were names of one file after a crash: not renamed
-        link.unlink()
+            os.replace(old, new)
+            renamed.append((old, new))
+
+    try:
+        os.link(target, link)
+        made.append(link)
+        rename(f"{target}.{keep - 1}", oldest)
+        for age in range(keep - 1, 1, -1):
+            rename(f"{target}.{age - 1}", f"{target}.{age}")
+        rename(link, f"{target}.1")
+        os.replace(partial, target)
+    except BaseException:
+        for old, new in reversed(renamed):
+            with suppress(OSError):
+                os.replace(new, old)
+        for name in made:
+            with suppress(OSError):
+                name.unlink()
+        raise
+    for name in (oldest, link):
+        with suppress(OSError):  # the next call deletes it
+            name.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ import re
 import secrets
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,12 @@ def write(
         checkpoint.write(own, manifest.rule, options, tensors)
     except Exception as found:  # agree raises it after the other ranks know of it
         error = found
-    ranks.agree("writing the checkpoint", [manifest.split, manifest.columns], error)
+    try:
+        ranks.agree("writing the checkpoint", [manifest.split, manifest.columns], error)
+    except BaseException:
+        with suppress(OSError):  # no manifest names this file
+            own.unlink()
+        raise
     if ranks.rank == 0:
         try:
             _check_shared(target, manifest)
@@ -106,7 +112,8 @@ def write(
     if ranks.rank == 0:
         for old in target.iterdir():
             if _FILE.fullmatch(old.name) and not old.name.startswith(manifest.generation):
-                old.unlink()
+                with suppress(OSError):  # the next save tries again
+                    old.unlink()
 
 
 def _digest(header: Mapping[str, Any]) -> str:

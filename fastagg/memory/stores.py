@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg.updates.allocation import allocate_rows
+from fastagg.ops.memory import tensor_of
+from fastagg.updates.allocation import allocate_rows, outside_inference_mode
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PAGE = 4096  # bytes
@@ -50,28 +53,44 @@ class RowStore:
             return self._map(count, num_params)
         if self.dtype == torch.float32:
             return allocate_rows(count, num_params, device)
-        with torch.inference_mode(False):
+        with outside_inference_mode():
             return [torch.zeros(num_params, dtype=self.dtype, device=device) for _ in range(count)]
 
     def _map(self, count: int, num_params: int) -> list[Tensor]:
-        """Return rows in a new memory-mapped file, which is unlinked at once.
+        """Return rows in a new memory-mapped file without a name.
 
         Its blocks are reserved: a write to a mapped page without a block would kill the process
         (SIGBUS) if the disk were full by then.
         """
         size = self.dtype.itemsize
         stride = -(-num_params * size // _PAGE) * _PAGE
-        descriptor, name = tempfile.mkstemp(prefix=".fastagg-", suffix=".rows", dir=self.folder)
         try:
-            os.posix_fallocate(descriptor, 0, count * stride)
-            with torch.inference_mode(False):
-                whole = torch.from_file(
-                    name, shared=True, size=count * stride // size, dtype=self.dtype
-                )
-        finally:
-            os.close(descriptor)
-            os.unlink(name)
+            descriptor = _nameless(self.folder)
+            try:
+                os.posix_fallocate(descriptor, 0, count * stride)
+                memory = mmap.mmap(descriptor, count * stride)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            problem = f"no room for {count * stride} bytes of memory rows: {error.strerror}"
+            raise OSError(error.errno, problem, str(self.folder)) from error
+        with outside_inference_mode():
+            whole = tensor_of(memory).view(self.dtype)
         return list(whole.view(count, stride // size)[:, :num_params].unbind(0))
+
+
+def _nameless(folder: Path | None) -> int:
+    """Open a new file in a folder, of which nothing remains when it is closed."""
+    assert folder is not None
+    with suppress(OSError, AttributeError):  # not on every platform and file system
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor, name = tempfile.mkstemp(prefix=".fastagg-", suffix=".rows", dir=folder)
+    try:
+        os.unlink(name)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore:

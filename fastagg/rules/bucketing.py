@@ -8,10 +8,10 @@ from array import array
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.ops.memory import tensor_of
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram_rule import ReuseOptions
@@ -30,9 +30,7 @@ def draw_order(num_rows: int, seed: int, t: int) -> Tensor:
     """
     draw = random.Random(f"fastagg bucketing {seed} {t}").random
     keys = [draw() for _ in range(num_rows)]
-    return torch.frombuffer(
-        array("q", sorted(range(num_rows), key=keys.__getitem__)), dtype=torch.int64
-    )
+    return tensor_of(array("q", sorted(range(num_rows), key=keys.__getitem__)))
 
 
 def draw_buckets(num_rows: int, bucket_size: int, seed: int, t: int) -> list[list[int]]:

@@ -178,12 +178,15 @@ class FDMS(WeightedRule[Substitution, Scored]):
         """Return factors [S] float64: a client's share goes to its friend's row, or all rows."""
         # A plain loop: torch calls take longer just after a pass over the rows, with cold caches.
         by_friend = [0.0] * (self.num_clients + 1)  # the last entry: -1, no friend
+        orphans = []  # the shares of clients without a friend
         for friend, share in zip(friends.tolist(), self._share_list, strict=True):
             by_friend[friend] += share
+            if friend < 0:
+                orphans.append(share)
         weights = factors_tensor([by_friend[client] for client in cohort.ids])
         if by_friend[-1] == 0.0:
             return weights
-        return weights + math.fsum(self._shares[friends < 0].tolist()) / len(cohort)
+        return weights + math.fsum(orphans) / len(cohort)
 
     def _capped(self, cohort: Cohort, friends: Tensor, cap: float) -> tuple[Tensor, Tensor]:
         """Return factors [S] float64 of at most ``cap``, or 1/S, and friends that took a part."""

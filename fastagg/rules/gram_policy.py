@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg.ops.memory import tensor_of
+
 
 class Policy(ABC):
     """A pure function from the Gram matrix of rows to their factors in the aggregate.
@@ -74,7 +76,7 @@ def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
     distances -= 2.0 * products
     np.maximum(distances, 0.0, out=distances)
     np.fill_diagonal(distances, own)
-    return torch.from_numpy(distances)
+    return tensor_of(distances)
 
 
 def nearest(distances: Tensor, count: int) -> Tensor:
@@ -84,7 +86,7 @@ def nearest(distances: Tensor, count: int) -> Tensor:
     chosen, last = numbers < bounds, numbers == bounds
     missing = count - chosen.sum(axis=1, keepdims=True)
     chosen |= last & (last.cumsum(axis=1) <= missing)
-    return torch.from_numpy(chosen)
+    return tensor_of(chosen)
 
 
 def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:

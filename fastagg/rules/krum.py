@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from fastagg.ops.memory import tensor_of
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram_rule import GramRule, ReuseOptions
@@ -38,7 +38,7 @@ def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
     neighbours = max(1, size - num_byzantine - 2)
     distances = square_distances(gram, own=-1.0).numpy()
     distances.sort(axis=1)  # -1 puts each row first in its own list, before identical rows
-    return torch.from_numpy(distances)[:, 1 : 1 + neighbours].sum(dim=1)
+    return tensor_of(distances)[:, 1 : 1 + neighbours].sum(dim=1)
 
 
 class KrumPolicy(Policy):

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from fastagg.ops.memory import tensor_of
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram_rule import GramRule, ReuseOptions
@@ -32,7 +32,7 @@ class MultiKrumPolicy(Policy):
         kept = order[: size - self.num_byzantine if self.keep is None else self.keep]
         chosen = np.zeros(size)
         chosen[kept] = shares[kept]
-        factors = torch.from_numpy(chosen)
+        factors = tensor_of(chosen)
         return factors / factors.sum()
 
 

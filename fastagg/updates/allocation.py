@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import mmap
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import torch
 from torch import Tensor
+
+from fastagg.ops.memory import rows_of
 
 HUGE = 2 << 20
 """Bytes of a huge page: on x86-64, and on ARM with 4 KiB base pages."""
@@ -33,8 +35,12 @@ def zeros(count: int, size: int, step: int) -> list[Tensor]:
     if num_bytes >= 2 * HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the kernel was built without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    starts = range(0, num_bytes, 4 * step)
-    return [torch.frombuffer(memory, dtype=torch.float32, count=size, offset=k) for k in starts]
+    return rows_of(memory, count, size, step)
+
+
+def outside_inference_mode() -> AbstractContextManager[object]:
+    """Leave inference mode if it is on. Otherwise nothing is entered, so nothing is allocated."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 _ALIGNMENT = 16  # floats: 64 bytes, a cache line and the alignment of torch's allocations
@@ -56,7 +62,7 @@ def allocate_rows(count: int, num_params: int, device: str | torch.device) -> li
     step = -(-num_params // _ALIGNMENT) * _ALIGNMENT
     if num_params >= _LARGE:
         step += (5 * _ALIGNMENT - step) % _PAGE
-    with torch.inference_mode(False):  # rows outlive the caller's inference mode
+    with outside_inference_mode():  # rows outlive it
         if torch.device(device).type == "cpu":
             return zeros(count, num_params, step)
         return [torch.zeros(num_params, device=device, dtype=torch.float32) for _ in range(count)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fastagg
 from fastagg_sim.config import ConfigError, Job, job_from_dict, to_json
+from fastagg_sim.files import naming, write_atomically
 from fastagg_sim.simulation import RoundRecord, Simulation
 
 JOB_COLUMNS = ("method", "rule", "dropout", "seed")
@@ -29,19 +30,6 @@ DISTANCE_COLUMNS = ("round", "distance2_friends", "distance2_all")
 TIMING_COLUMNS = ("round", "seconds_training", "seconds_aggregation", "seconds_evaluation")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the contents of `path` by `text` atomically.
-
-    A concurrent reader sees the complete old or the complete new contents.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 def _cell(value: object) -> str:
     if value is None:
         return ""
@@ -57,6 +45,7 @@ class _Rows:
     def __init__(self, path: Path, columns: Sequence[str], keep_rounds: int, prefix: str) -> None:
         self._columns = columns
         self._prefix = prefix
+        self._path = path
         header = ",".join([*(JOB_COLUMNS if prefix else ()), *columns]) + "\n"
         lines = (
             path.read_text().splitlines(keepends=True)[1 : keep_rounds + 1] if keep_rounds else []
@@ -68,15 +57,17 @@ class _Rows:
                 "compute this job again"
             )
         write_atomically(path, header + "".join(lines))
-        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115 (see close)
+        # Without a buffer: after an error nothing is left to be written by `close`.
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (see close)
 
     def append(self, record: RoundRecord) -> None:
         cells = [_cell(getattr(record, name)) for name in self._columns]
-        self._file.write(self._prefix + ",".join(cells) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write((self._prefix + ",".join(cells) + "\n").encode("utf-8"))
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -146,13 +137,19 @@ class JobFolder:
             return
         temporary = folder / "tmp"
         if temporary.exists():
-            shutil.rmtree(temporary)
-        temporary.mkdir(parents=True)
-        simulation.save(temporary)
-        old = [entry for entry in folder.iterdir() if entry != temporary]
-        os.replace(temporary, target)
+            with naming(temporary):
+                shutil.rmtree(temporary)
+        with naming(target):
+            try:
+                temporary.mkdir(parents=True)
+                simulation.save(temporary)
+                old = [entry for entry in folder.iterdir() if entry != temporary]
+                os.replace(temporary, target)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
         for entry in old:
-            shutil.rmtree(entry)
+            shutil.rmtree(entry, ignore_errors=True)  # the next checkpoint tries again
 
     def _newest_checkpoint(self) -> Path | None:
         found = sorted((self.path / "checkpoint").glob("round-*"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg_sim.config import NO_DROPOUT, job_key
+from fastagg_sim.files import write_atomically
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish, each with a line style of its
@@ -47,15 +48,16 @@ _SVG: dict[Any, Any] = {
 
 def save(figure: Figure, target: Path) -> Path:
     """Write `figure` to `target`, a PNG, and beside it as an SVG; close it and return `target`."""
-    figure.savefig(target, dpi=DPI)
-    buffer = StringIO()
+    picture, buffer = BytesIO(), StringIO()
+    figure.savefig(picture, format="png", dpi=DPI)
     with matplotlib.rc_context(_SVG):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     # Hundredths of a point are enough, and make the file a third smaller.
     lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
     short = [re.sub(r"(\.\d\d)\d+", r"\1", s) if s[:2] in ("L ", "C ") else s for s in lines]
-    target.with_suffix(".svg").write_text("\n".join(short) + "\n", encoding="utf-8")
     plt.close(figure)
+    write_atomically(target, picture.getvalue())
+    write_atomically(target.with_suffix(".svg"), "\n".join(short) + "\n")
     return target
 
 

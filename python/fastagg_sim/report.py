@@ -12,7 +12,7 @@ from rich.console import Console
 from fastagg_sim import data
 from fastagg_sim.config import Config, ConfigError
 from fastagg_sim.devices import require_device
-from fastagg_sim.job_folder import write_atomically
+from fastagg_sim.files import write_atomically
 from fastagg_sim.models import make_model
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.results import ResultsFolder

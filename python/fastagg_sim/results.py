@@ -28,7 +28,8 @@ from pathlib import Path
 import torch
 
 from fastagg_sim.config import Config, ConfigError, config_from_dict
-from fastagg_sim.job_folder import JobFolder, check_same, write_atomically
+from fastagg_sim.files import write_atomically
+from fastagg_sim.job_folder import JobFolder, check_same
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 namespace fastagg::cpu {
@@ -83,7 +82,7 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &before);  // a new thread inherits the mask
     try {
       for (; started_ < wanted; ++started_) std::thread([this] { help(); }).detach();
-    } catch (const std::system_error&) {  // no more threads: go on with those that there are
+    } catch (...) {  // no more threads, or memory: go on with those that there are
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }

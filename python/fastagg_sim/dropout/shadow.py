@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from fastagg_sim.files import write_atomically
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -35,10 +37,10 @@ class Candidates:
 
     def write(self, path: str | Path) -> None:
         """Write a CSV file (columns client, shadow) that the process adversarial can read."""
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            file.write("client,shadow\n")
-            file.writelines(f"{client},fedavg\n" for client in self.fedavg)
-            file.writelines(f"{client},clipping\n" for client in self.clipping)
+        lines = ["client,shadow"]
+        lines += (f"{client},fedavg" for client in self.fedavg)
+        lines += (f"{client},clipping" for client in self.clipping)
+        write_atomically(Path(path), "\n".join(lines) + "\n")
 
 
 def choose_candidates(

@@ -12,6 +12,7 @@ import torch
 
 from fastagg_sim.dropout.base import DropoutProcess, register
 from fastagg_sim.dropout.id_files import read_numbers
+from fastagg_sim.files import write_atomically
 
 
 @register("trace")
@@ -83,7 +84,7 @@ def write_trace(path: str | Path, active: Iterable[Iterable[int] | torch.Tensor]
     If the last rounds have no active client, also pass the number of rounds to `trace` as `rounds`:
     the file cannot represent them.
     """
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.write("round,client\n")
-        for round, clients in enumerate(active):
-            file.writelines(f"{round},{int(client)}\n" for client in clients)
+    lines = ["round,client"]
+    for round, clients in enumerate(active):
+        lines += (f"{round},{int(client)}" for client in clients)
+    write_atomically(Path(path), "\n".join(lines) + "\n")

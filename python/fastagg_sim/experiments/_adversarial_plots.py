@@ -15,7 +15,7 @@ from fastagg_sim.dropout.adversarial import Adversarial
 from fastagg_sim.experiments._adversarial import BYZANTINE, VARIANTS
 from fastagg_sim.experiments._adversarial_results import EPSILON_FILE, Lines, read_epsilon
 from fastagg_sim.experiments._figures import draw_line
-from fastagg_sim.job_folder import write_atomically
+from fastagg_sim.files import write_atomically
 from fastagg_sim.plots import STYLES, note_equal_lines, save, seeds_note, thin
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.simulation import dropout_process, split_clients

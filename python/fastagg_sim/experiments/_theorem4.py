@@ -15,7 +15,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg_sim.config import ConfigError
-from fastagg_sim.job_folder import write_atomically
+from fastagg_sim.files import write_atomically
 from fastagg_sim.plots import save
 from fastagg_sim.seeds import generator
 

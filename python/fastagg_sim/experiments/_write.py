@@ -23,7 +23,7 @@ from fastagg_sim.experiments._base import (
     claims_json,
     read_claims_json,
 )
-from fastagg_sim.job_folder import write_atomically
+from fastagg_sim.files import write_atomically
 from fastagg_sim.tables import Grid
 from fastagg_sim.verdicts import VERDICTS
 

@@ -33,7 +33,7 @@ def configs(options: Fig8Options) -> Mapping[str, Config]:
 def prepare(folders: Mapping[str, Path], options: Fig8Options) -> Sequence[Path]:
     """Write sizes.csv, the number of training samples per seed and client."""
     from fastagg_sim import data
-    from fastagg_sim.job_folder import write_atomically
+    from fastagg_sim.files import write_atomically
 
     lines = ["seed,client,samples"]
     for seed in options.chosen_seeds():
