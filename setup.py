@@ -8,6 +8,7 @@ FASTAGG_SANITIZE=1: build with AddressSanitizer and UndefinedBehaviorSanitizer, 
 """
 
 import os
+import platform
 from pathlib import Path
 
 import torch
@@ -44,6 +45,10 @@ cxx_sources = [s for s in sources("csrc/**/*.cpp") if cuda or not s.endswith("_c
 cxx_sources.sort(key=lambda s: "bindings" in s)  # kernels first: some take most of the build's time
 extension = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
 optimize, sanitize = ["-O3"], []
+if platform.machine() == "aarch64":
+    # On this target, GCC moves loads ahead before it allocates registers, and then stores sums of
+    # Gram tiles, which fill all registers, on the stack. Processors reorder loads themselves.
+    optimize.append("-fno-schedule-insns")
 if os.environ.get("FASTAGG_SANITIZE") == "1":
     optimize = ["-O1", "-g1", "-fno-omit-frame-pointer"]
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]

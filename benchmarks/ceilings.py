@@ -21,7 +21,7 @@ from torch import Tensor
 
 from benchmarks.machine import ROOT
 
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "neon")  # numbered as in simd.h
 _PREFETCH = (0, 256, 1024, 4096)  # distances in floats; the fastest depends on machine and size
 _PASS_BYTES = 32 << 20  # smaller operands are read repeatedly until this many bytes are read
 _FMA_FLOPS = 1_000_000_000  # per thread; this takes a few milliseconds

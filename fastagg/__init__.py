@@ -148,6 +148,7 @@ def build_info() -> dict[str, object]:
         A dict with the keys ``compiler``, ``cxx`` (the C++ standard),
         ``torch`` (the version it was built against), ``cuda_archs`` (empty for a CPU-only build),
         ``isa_detected`` (the best instruction set of this processor) and ``isa`` (the one in use;
-        the environment variable FASTAGG_ISA = portable, avx2 or avx512 can lower it).
+        the environment variable FASTAGG_ISA = portable, avx2 or avx512 can lower it; it is always
+        neon on ARM64).
     """
     return {**_C.build_info(), "isa": _C.isa()}

@@ -33,14 +33,14 @@ py::dict build_info() {
 }
 
 void set_isa(const std::string& name) {
-  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+  for (Isa isa : fastagg::cpu::kEveryIsa) {
     if (name != isa_name(isa)) continue;
     if (!fastagg::cpu::set_isa(isa))
       throw std::invalid_argument("isa: this processor has no " + name + ", its best is " +
                                   isa_name(fastagg::cpu::detected_isa()));
     return;
   }
-  throw std::invalid_argument("isa: expected portable, avx2 or avx512, got " + name);
+  throw std::invalid_argument("isa: expected portable, avx2, avx512 or neon, got " + name);
 }
 
 py::dict scratch(bool reset_peak) {
@@ -61,7 +61,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info, "How this extension was built, as a dict.");
   m.def(
       "isa", [] { return isa_name(fastagg::cpu::current_isa()); },
-      "The instruction set in use: portable, avx2 or avx512.");
+      "The instruction set in use: portable, avx2, avx512 or neon.");
   m.def("set_isa", &set_isa, py::arg("name"), "Use another instruction set (for tests).");
   m.def(
       "scratch", &scratch, py::arg("reset_peak") = false,

@@ -26,7 +26,7 @@ class Emulated:
 def available() -> list[str]:
     """The instruction sets of this processor, and "cuda" if its kernels can run here."""
     best, found = _C.isa(), []
-    for name in ("portable", "avx2", "avx512"):
+    for name in ("portable", "avx2", "avx512", "neon"):
         try:
             _C.set_isa(name)
         except ValueError:

@@ -236,7 +236,7 @@ __attribute__((noinline)) void operator delete(void* memory, std::size_t) noexce
 }
 
 int main() {
-  for (const cpu::Isa isa : {cpu::Isa::kPortable, cpu::Isa::kAvx2, cpu::Isa::kAvx512}) {
+  for (const cpu::Isa isa : cpu::kEveryIsa) {
     if (!cpu::set_isa(isa)) {
       std::printf("%s: not on this processor\n", cpu::isa_name(isa));
       continue;

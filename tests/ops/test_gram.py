@@ -32,7 +32,12 @@ SHAPES = [
 # Roundings of 2**-24 that a product goes through in float32: its lane adds at most 768 / W of a
 # block, and W lanes are added in log2(W) steps. Relative to sum |x_i x_j| this is a strict bound,
 # 3.1e-6 to 1.2e-5. The worst seen over the tests below is 2e-7, and 8e-7 for denormal rows.
-ROUNDINGS = {"portable": 768 / 4 + 2, "avx2": 768 / 8 + 3, "avx512": 768 / 16 + 4}
+ROUNDINGS = {
+    "portable": 768 / 4 + 2,
+    "avx2": 768 / 8 + 3,
+    "avx512": 768 / 16 + 4,
+    "neon": 768 / 4 + 2,
+}
 # On a GPU an element is two bfloat16, so a product is off by 2**-16. A chain of products is 8 sums
 # of 8 and of what was before, each of these cut off at 2**-24 of the largest and their sum at
 # 2**-23 (an sm_80; an sm_90 loses half as much); a block is 32 chains.

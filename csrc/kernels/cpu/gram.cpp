@@ -304,14 +304,7 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
 void gram_scaled(const std::vector<const float*>& rows, const std::vector<float>& scales, int64_t d,
                  const uint8_t* pairs, double* out, const RowSum* also, const Parallel& parallel) {
   const Isa isa = current_isa();
-  switch (isa) {
-    case Isa::kAvx512:
-      return gram_tiled<16>(rows, scales, d, pairs, out, also, isa, parallel);
-    case Isa::kAvx2:
-      return gram_tiled<8>(rows, scales, d, pairs, out, also, isa, parallel);
-    case Isa::kPortable:
-      return gram_tiled<4>(rows, scales, d, pairs, out, also, isa, parallel);
-  }
+  with_lanes(isa, [&](auto W) { gram_tiled<W>(rows, scales, d, pairs, out, also, isa, parallel); });
 }
 
 // The power of two that scales a row's largest magnitude into [1, 2); 1 if no scale helps.
@@ -394,7 +387,7 @@ void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* ch
     return;
   // The changed rows are placed last, in separate strips. The last strip may be short, and then has
   // fewer products with each of the others. A repeated row fills the strip before them.
-  const int64_t R = current_isa() == Isa::kAvx512 ? Shape<16>::R : Shape<8>::R;
+  const int64_t R = with_lanes(current_isa(), [](auto W) { return Shape<W>::R; });
   const int64_t kept = S - C, filled = ceil_div(kept, R) * R, n = filled + C;
   std::vector<int64_t> place(S, -1);  // of row s in `ordered`
   for (int64_t c = 0; c < C; ++c) place[changed[c]] = filled + c;

@@ -20,15 +20,7 @@ int64_t bytes_of_all_pairs(int64_t S, int64_t d, const Parallel& parallel) {
 int64_t gram_scratch(int64_t S, int64_t d, int threads) {
   if (S == 0) return 0;
   const Parallel parallel{threads, nullptr};
-  switch (current_isa()) {
-    case Isa::kAvx512:
-      return bytes_of_all_pairs<16>(S, d, parallel);
-    case Isa::kAvx2:
-      return bytes_of_all_pairs<8>(S, d, parallel);
-    case Isa::kPortable:
-      return bytes_of_all_pairs<4>(S, d, parallel);
-  }
-  return 0;
+  return with_lanes(current_isa(), [&](auto W) { return bytes_of_all_pairs<W>(S, d, parallel); });
 }
 
 }  // namespace fastagg::cpu

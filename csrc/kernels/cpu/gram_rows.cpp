@@ -16,12 +16,11 @@ namespace fastagg::cpu {
 namespace {
 
 // Changed rows of a tile: R squares and R * kTogether products fit the registers.
-constexpr int together(int W) {
-  if (W == 16) return 4;
-  return W == 8 ? 3 : 2;
-}
+// The baseline of x86-64 needs a register for a product, because it has no multiply-add.
 template <int W>
-constexpr int kTogether = together(W);
+constexpr int kTogether = kRegisters<W> >= 32 ? 4
+                          : W == 8            ? 3
+                                              : 2;
 // Groups of kTogether changed rows, at most. With more, the tiles of `gram` are faster.
 constexpr int64_t kMostGroups = 3;
 
@@ -65,11 +64,11 @@ FASTAGG_INLINE void tile(const float* const* strip, const float* const* others,
       unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA { sum[(j + 1) * R + i] += x[i] * y; });
     });
   };
-  int64_t k = 0;
-  for (; (k + 1) * W <= columns; ++k) {
+  const int64_t k = columns / W;
+  const auto fetch = [&](int64_t k) FASTAGG_INLINE_LAMBDA {
     unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(next.row[i] + k * W); });
-    add(a, b, k);
-  }
+  };
+  for_vectors<W>(k, fetch, [&](int64_t k) FASTAGG_INLINE_LAMBDA { add(a, b, k); });
   if (k * W < columns) {  // the last columns, with zeros up to a whole vector
     float tail[R + C][W] = {};
     const float* ends[R + C];
@@ -188,15 +187,8 @@ bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* chang
 bool gram_rows_streamed(const float* const* rows, int64_t S, int64_t d, const int64_t* changed,
                         int64_t C, double* out, double* squares, const Parallel& parallel) {
   const Isa isa = current_isa();
-  switch (isa) {
-    case Isa::kAvx512:
-      return stream<16>(rows, S, d, changed, C, out, squares, isa, parallel);
-    case Isa::kAvx2:
-      return stream<8>(rows, S, d, changed, C, out, squares, isa, parallel);
-    case Isa::kPortable:
-      return stream<4>(rows, S, d, changed, C, out, squares, isa, parallel);
-  }
-  return false;
+  return with_lanes(
+      isa, [&](auto W) { return stream<W>(rows, S, d, changed, C, out, squares, isa, parallel); });
 }
 
 }  // namespace fastagg::cpu

@@ -15,7 +15,8 @@ namespace fastagg::cpu {
 template <int W>
 struct Shape {
   // Rows of a strip: R * R accumulators and R + 1 operands fit the registers.
-  static constexpr int R = W == 16 ? 5 : 3;
+  static constexpr int R = kRegisters<W> >= 32 ? 5 : 3;
+  static_assert(R * R + R + 1 <= kRegisters<W>);
   // The sums of an off-diagonal tile, `rows` x R, and of a diagonal tile, the lower triangle of
   // `rows` x `rows`.
   template <int rows>
@@ -45,7 +46,36 @@ struct InPlace {
   FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const { return load<W>(row[i] + k * W); }
 };
 
-// What a tile prefetches while it computes: one cache line of each for every vector ...
+// Makes the compiler hold v in a register here. Otherwise GCC reorders unrolled multiply-adds until
+// an accumulator has no register left, which takes twice as long.
+template <class V>
+FASTAGG_INLINE void hold(V& v) {
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#else
+  (void)v;
+#endif
+}
+
+// Calls body(k) for k in [0, steps), and fetch(k) before each iteration. With 16 registers, an
+// iteration is a cache line of 16 floats, so that 9 multiply-adds do not need as many instructions
+// for addresses and prefetching. With 32, it is one vector: 25 multiply-adds need fewer, and GCC
+// would move operands of the next vector into registers that sums need.
+template <int W, class Fetch, class Body>
+FASTAGG_INLINE void for_vectors(int64_t steps, const Fetch& fetch, const Body& body) {
+  constexpr int kVectors = kRegisters<W> >= 32 ? 1 : 16 / W;
+  int64_t k = 0;
+  for (; k + kVectors <= steps; k += kVectors) {
+    fetch(k);
+    unroll<kVectors>([&](auto v) FASTAGG_INLINE_LAMBDA { body(k + v); });
+  }
+  if constexpr (kVectors > 1)
+    for (; k < steps; ++k) body(k);
+}
+
+// What a tile prefetches while it computes: one cache line of each for every line of a row ...
 struct Prefetch {
   const float *soon, *later, *later_too;
   FASTAGG_INLINE void at(int64_t k) const {
@@ -68,15 +98,16 @@ FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, dou
   constexpr int R = Shape<W>::R;
   prefetch_sums<W>(sums);
   Vec<float, W> sum[rows * R] = {};
-  for (int64_t k = 0; k < steps; ++k) {
-    next.at(k * W);
+  const auto fetch = [&](int64_t k) FASTAGG_INLINE_LAMBDA { next.at(k * W); };
+  for_vectors<W>(steps, fetch, [&](int64_t k) FASTAGG_INLINE_LAMBDA {
     Vec<float, W> x[rows];
     unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
     unroll<R>([&](auto j) FASTAGG_INLINE_LAMBDA {
       const Vec<float, W> y = b.at(k, j);
       unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { sum[i * R + j] += x[i] * y; });
     });
-  }
+    unroll<rows * R>([&](auto n) FASTAGG_INLINE_LAMBDA { hold(sum[n]); });
+  });
   Shape<W>::template OffSums<rows>::add(sum, sums);
 }
 
@@ -85,6 +116,7 @@ FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
   unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
     unroll<i + 1>([&](auto j) FASTAGG_INLINE_LAMBDA { sum[i * (i + 1) / 2 + j] += x[i] * x[j]; });
   });
+  unroll<rows*(rows + 1) / 2>([&](auto n) FASTAGG_INLINE_LAMBDA { hold(sum[n]); });
 }
 
 // sums += the products of a strip with itself over `steps` vectors: the lower triangle.
@@ -92,12 +124,12 @@ template <int W, int rows>
 FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, double* sums,
                                   const Prefetch& next) {
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
-  for (int64_t k = 0; k < steps; ++k) {
-    next.at(k * W);
+  const auto fetch = [&](int64_t k) FASTAGG_INLINE_LAMBDA { next.at(k * W); };
+  for_vectors<W>(steps, fetch, [&](int64_t k) FASTAGG_INLINE_LAMBDA {
     Vec<float, W> x[rows];
     unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
     add_triangle<W, rows>(x, sum);
-  }
+  });
   Shape<W>::template DiagonalSums<rows>::add(sum, sums);
 }
 
@@ -110,7 +142,6 @@ FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales,
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
   // Vector k of the panel, from vector `from` of `source`.
   const auto add = [&](int64_t k, const auto& source, int64_t from) FASTAGG_INLINE_LAMBDA {
-    next.at(k * W);
     Vec<float, W> x[rows];
     unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
       x[i] = source.at(from, i) * scales[i];
@@ -118,8 +149,9 @@ FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales,
     });
     add_triangle<W, rows>(x, sum);
   };
-  int64_t k = 0;
-  for (; (k + 1) * W <= columns; ++k) add(k, a, k);
+  const int64_t k = columns / W;
+  const auto fetch = [&](int64_t k) FASTAGG_INLINE_LAMBDA { next.at(k * W); };
+  for_vectors<W>(k, fetch, [&](int64_t k) FASTAGG_INLINE_LAMBDA { add(k, a, k); });
   if (k * W < columns) {
     float tail[rows][W] = {};
     const float* ends[rows];

@@ -14,7 +14,16 @@ Isa detected_isa() {
 #endif
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
 #endif
+#ifdef __aarch64__
+  return Isa::kNeon;
+#else
   return Isa::kPortable;
+#endif
+}
+
+bool has_isa(Isa isa) {
+  const Isa best = detected_isa();
+  return best == Isa::kNeon ? isa == best : isa <= best;
 }
 
 const char* isa_name(Isa isa) {
@@ -23,6 +32,8 @@ const char* isa_name(Isa isa) {
       return "avx512";
     case Isa::kAvx2:
       return "avx2";
+    case Isa::kNeon:
+      return "neon";
     case Isa::kPortable:
       return "portable";
   }
@@ -43,7 +54,7 @@ Isa current_isa() {
 }
 
 bool set_isa(Isa isa) {
-  if (isa > detected_isa()) return false;
+  if (!has_isa(isa)) return false;
   current().store(isa, std::memory_order_relaxed);
   return true;
 }

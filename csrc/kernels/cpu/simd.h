@@ -2,9 +2,14 @@
 // Vectors, and the choice of an instruction set at run time. A kernel body is written once, as an
 // always-inlined template over W, the number of float lanes of a vector, with the compiler's
 // generic vectors (GCC and Clang). It is instantiated in functions that are compiled for AVX-512 (W
-// = 16), AVX2 (W = 8) and the baseline of the target (W = 4: SSE2 or NEON); `dispatch` calls one of
-// them. There are no intrinsics and no compiler flags for single files. FASTAGG_WITHOUT_AVX512
-// leaves out a third of the code, for builds that run on this machine only (`make sanitize`).
+// = 16), AVX2 (W = 8), NEON (W = 4) and the baseline of other targets (W = 4, SSE2 on x86-64);
+// `dispatch` calls one of them. NEON is the baseline of AArch64, which therefore has no other one.
+// There are no intrinsics and no compiler flags for single files. FASTAGG_WITHOUT_AVX512 leaves out
+// a third of the code, for builds that run on this machine only (`make sanitize`).
+//
+// SVE is not used: the width of its vectors is known only at run time, unless a flag for the whole
+// build fixes it, and generic vectors have a fixed width. Processors with 128-bit SVE multiply as
+// fast with NEON.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +19,57 @@
 #define FASTAGG_INLINE __attribute__((always_inline)) inline
 #define FASTAGG_INLINE_LAMBDA __attribute__((always_inline))
 
-// GCC warns that passing wide vectors by value has no stable ABI without -mavx. That does not
+// Compilers warn that passing wide vectors by value has no stable ABI without -mavx. That does not
 // matter here, because all such functions are inlined.
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpsabi"
+#elif defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
 #if defined(__x86_64__)
 #define FASTAGG_X86 1
-#define FASTAGG_TARGET_AVX512 \
-  __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,prefer-vector-width=512")))
+#define FASTAGG_AVX512 "avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"
 #define FASTAGG_TARGET_AVX2 __attribute__((target("avx2,fma")))
+// GCC vectorizes loops with half of the width unless told otherwise. Clang has another word for
+// this, and ignores a target that has a word it does not know, all of it, with a warning only.
+#if defined(__clang__)
+#define FASTAGG_TARGET_AVX512 __attribute__((target(FASTAGG_AVX512), min_vector_width(512)))
+#else
+#define FASTAGG_TARGET_AVX512 __attribute__((target(FASTAGG_AVX512 ",prefer-vector-width=512")))
+#endif
 #endif
 
 namespace fastagg::cpu {
 
-enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+enum class Isa : int { kPortable = 0, kAvx2 = 1, kAvx512 = 2, kNeon = 3 };
+constexpr Isa kEveryIsa[] = {Isa::kPortable, Isa::kAvx2, Isa::kAvx512, Isa::kNeon};
 
 Isa detected_isa();     // the best one of this processor
 Isa current_isa();      // the one in use: the detected one, unless set_isa chose another
-bool set_isa(Isa isa);  // returns false and changes nothing if the processor lacks it
+bool has_isa(Isa isa);  // whether this build and this processor have it
+bool set_isa(Isa isa);  // returns false and changes nothing if they do not
 const char* isa_name(Isa isa);
+
+// Calls body(W) with the number of float lanes of `isa` as a constant.
+template <class Body>
+auto with_lanes(Isa isa, const Body& body) {
+#ifdef FASTAGG_X86
+  if (isa == Isa::kAvx512) return body(std::integral_constant<int, 16>());
+  if (isa == Isa::kAvx2) return body(std::integral_constant<int, 8>());
+#endif
+  (void)isa;
+  return body(std::integral_constant<int, 4>());
+}
+
+// Vector registers of an instruction set with W float lanes.
+#if defined(__aarch64__)
+template <int W>
+constexpr int kRegisters = 32;
+#else
+template <int W>
+constexpr int kRegisters = W == 16 ? 32 : 16;
+#endif
 
 // clang-format off
 template <class T, int N> struct VecType {
@@ -89,10 +124,17 @@ FASTAGG_TARGET_AVX2 void run_avx2(Args... args) {
   Kernel::template run<8>(args...);
 }
 #endif
+#ifdef __aarch64__
+template <class Kernel, class... Args>
+void run_neon(Args... args) {
+  Kernel::template run<4>(args...);
+}
+#else
 template <class Kernel, class... Args>
 void run_portable(Args... args) {
   Kernel::template run<4>(args...);
 }
+#endif
 
 // Calls Kernel::run<W>(args...), compiled for the instruction set `isa`. Kernel::run and everything
 // that it calls must be FASTAGG_INLINE: code that is not inlined is compiled for the baseline.
@@ -105,7 +147,11 @@ void dispatch(Isa isa, Args... args) {
   if (isa == Isa::kAvx2) return run_avx2<Kernel>(args...);
 #endif
   (void)isa;
+#ifdef __aarch64__
+  run_neon<Kernel>(args...);
+#else
   run_portable<Kernel>(args...);
+#endif
 }
 
 }  // namespace fastagg::cpu

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels in the machine code: functions for an instruction set use its vectors, full width.
+
+The compiler may ignore an attribute that it does not know, or not vectorize a loop. The results are
+then right, but late, and only the disassembly shows why.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fastagg import _C
+
+ROOT = Path(__file__).resolve().parents[2]
+ARM64 = platform.machine() == "aarch64"
+# A multiply-add of floats, or where there is none a product: of whole registers, and of one number.
+PACKED = {
+    "avx512": r"vfn?m(add|sub)\d+p[sd]\b.*%zmm",
+    "avx2": r"vfn?m(add|sub)\d+p[sd]\b.*%ymm",
+    "portable": r"mulp[sd]\b.*%xmm",
+    "neon": r"fml[as]\s+v\d+\.(4s|2d), v\d+\.(4s|2d), v\d+\.(4s|2d|s\[|d\[)",
+}
+SCALAR = {
+    "avx512": r"v(fn?m(add|sub)\d+|mul|add)s[sd]\b",
+    "avx2": r"v(fn?m(add|sub)\d+|mul|add)s[sd]\b",
+    "portable": r"(mul|add)s[sd]\b",
+    "neon": r"f(n?m(add|sub)|mul|add)\s+[sd]\d+",
+}
+# Stores of vectors on the stack, and copies between memory.
+SPILL = r"v?mov[au]p[sd]\s+%[xyz]mm\d+,.*\(%r[bs]p|st[rp]\s+q\d+.*\[(sp|x29)"
+# The multiply-adds of one vector of the largest tile: of strips of R rows.
+TILE = {"avx512": 25, "avx2": 9, "portable": 9, "neon": 25}
+# Kernels of the Gram matrix, and of the one-pass operations.
+TILED = ("ChunkKernel", "RowsKernel")
+STREAMS = ("WeightedSum", "MemoryTotal", "MimicMean")
+
+
+@dataclass(frozen=True)
+class Function:
+    """A dispatched function: its instructions, as text, by address."""
+
+    name: str
+    code: dict[int, str]
+
+    def loops(self) -> list[list[str]]:
+        """Return the innermost loops: what is between a backward jump and its target."""
+        found = []
+        for address, text in self.code.items():
+            jump = re.match(r"(j\w+|b\.?\w*|cb\w+|tb\w+)\s+(?:.*, )?([0-9a-f]+) <", text)
+            if jump and (target := int(jump[2], 16)) <= address and target in self.code:
+                found.append((target, address))
+        inner = [
+            (begin, end)
+            for begin, end in found
+            if not any(begin <= b and e <= end and (b, e) != (begin, end) for b, e in found)
+        ]
+        return [[t for a, t in self.code.items() if begin <= a <= end] for begin, end in inner]
+
+
+def objdump(*arguments: str) -> str:
+    names = ["aarch64-linux-gnu-objdump"] * ARM64 + ["objdump"]
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no objdump (binutils)")
+    return subprocess.run([found, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def functions(binary: Path, isa: str, kernel: str) -> list[Function]:
+    """Return the functions in which ``dispatch`` runs ``kernel`` with the instruction set."""
+    symbols = objdump("-t", "-C", str(binary))
+    # address flags section size name
+    row = re.compile(
+        rf"^([0-9a-f]+) .* (\S+)\t([0-9a-f]+)\s.*(run_{isa}<fastagg::cpu::\(anonymous namespace\)"
+        rf"::{kernel}\b.*)$",
+        re.MULTILINE,
+    )
+    found = []
+    for begin, section, size, name in row.findall(symbols):
+        first = int(begin, 16)
+        part = [f"--start-address={first}", f"--stop-address={first + int(size, 16)}"]
+        text = objdump("-d", "--no-show-raw-insn", "-j", section, *part, str(binary))
+        lines = re.findall(r"^\s*([0-9a-f]+):\t(.*)$", text, re.MULTILINE)
+        found.append(Function(name, {int(a, 16): line for a, line in lines}))
+    return found
+
+
+def count(pattern: str, code: list[str]) -> int:
+    return sum(re.match(pattern, line) is not None for line in code)
+
+
+def check_tiles(binary: Path, isa: str, kernels: tuple[str, ...] = TILED) -> None:
+    """The tiles of ``gram`` compute with whole registers only and keep their sums in them."""
+    for kernel in kernels:
+        (function,) = functions(binary, isa, kernel)
+        assert count(SCALAR[isa], list(function.code.values())) == 0, function.name
+        tiles = [loop for loop in function.loops() if count(PACKED[isa], loop) >= TILE[isa]]
+        assert tiles, f"{function.name}: no loop with the multiply-adds of a whole tile"
+        # SSE2 has no multiply-add: products need registers, and GCC spills where it packs rows.
+        for loop in tiles if isa != "portable" else ():
+            assert count(SPILL, loop) == 0, "\n".join((function.name, *loop))
+
+
+def check_streams(binary: Path, isa: str) -> None:
+    """The steps of a pass over rows of float compute with whole registers."""
+    for kernel in STREAMS:
+        found = [f for f in functions(binary, isa, kernel) if "Half" not in f.name]
+        assert found, kernel
+        for function in found:
+            # What is left of a step at the end of the columns is computed one number at a time.
+            packed = count(PACKED[isa], list(function.code.values()))
+            assert packed >= 8, f"{function.name}: {packed} multiply-adds of whole registers"
+
+
+def built() -> list[str]:
+    """The instruction sets of this build, whichever the processor has."""
+    return ["neon"] if ARM64 else ["portable", "avx2", "avx512"]
+
+
+@pytest.mark.parametrize("isa", built())
+def test_tiles_use_whole_registers(isa: str) -> None:
+    check_tiles(Path(_C.__file__), isa)
+
+
+@pytest.mark.parametrize("isa", built())
+def test_passes_over_rows_use_whole_registers(isa: str) -> None:
+    check_streams(Path(_C.__file__), isa)
+
+
+def test_a_function_without_its_vectors_is_found() -> None:
+    """The checks can fail: the AVX2 code does not pass for AVX-512, nor NEON for a larger tile."""
+    function = Function(
+        "f", {0: "vfmadd231ps %ymm0,%ymm1,%ymm2", 4: "vfmadd231ss %xmm0,%xmm1,%xmm2"}
+    )
+    code = list(function.code.values())
+    assert count(PACKED["avx512"], code) == 0 and count(PACKED["avx2"], code) == 1
+    assert count(SCALAR["avx512"], code) == 1
+    arm = [
+        "fmla\tv0.4s, v1.4s, v2.4s",
+        "fmadd\ts0, s1, s2, s3",
+        "fmul\ts0, s1, s2",
+        "str\tq3, [sp, #16]",
+    ]
+    assert [count(p["neon"], arm) for p in (PACKED, SCALAR)] == [1, 2] and count(SPILL, arm) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ARM64, reason="only x86-64 has targets to choose from")
+def test_clang_compiles_for_every_instruction_set(tmp_path: Path) -> None:
+    """Clang ignores a target with a word that it does not know, all of it, and only warns."""
+    names = ["clang++", *(f"clang++-{version}" for version in range(25, 13, -1))]
+    clang = next((path for name in names if (path := shutil.which(name))), None)
+    if clang is None:
+        pytest.skip("no clang++")
+    target = tmp_path / "gram_rows.o"
+    command = [clang, "-std=c++17", "-O3", "-fPIC", "-Wall", "-Wextra", "-Werror", "-c"]
+    command += [str(ROOT / "csrc/kernels/cpu/gram_rows.cpp"), "-o", str(target)]
+    subprocess.run(command, check=True)
+    for isa in ("avx2", "avx512"):
+        check_tiles(target, isa, ("RowsKernel",))
