@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,29 +69,34 @@ class FDMSSoft(FDMS):
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """Return factors [S] float64: own shares, and those of absent clients, divided."""
-        clients, active = cohort.clients, flags_of(cohort.ids, self.num_clients)
-        befriended = ((friends >= 0) & ~active).nonzero().flatten()
-        orphans = self._shares[friends < 0]
-        weights = self._shares.index_select(0, clients) + math.fsum(orphans.tolist()) / len(clients)
-        for absent in befriended.split(_BLOCK):
-            positions, parts = self._spread(absent, clients)  # [A, m]
-            shares = self._shares[absent][:, None] * parts
-            weights += torch.bincount(positions.flatten(), shares.flatten(), len(clients))
-        return weights
+        absent, orphaned = flags_of(cohort.ids, self.num_clients).logical_not_(), friends < 0
+        befriended = (absent & ~orphaned).nonzero().flatten()
+        orphans = self._shares[orphaned]
+        size = len(cohort)
+        weights = self._shares.index_select(0, cohort.clients).numpy()
+        weights += math.fsum(orphans.tolist()) / size
+        for some in befriended.split(_BLOCK):
+            positions, parts = self._spread(some, cohort.clients)  # [A, m]
+            shares = self._shares.index_select(0, some).numpy()[:, None] * parts
+            weights += np.bincount(positions.ravel(), shares.ravel(), size)
+        return torch.from_numpy(weights)
 
-    def _spread(self, absent: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
+    def _spread(self, absent: Tensor, clients: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Return the best m of ``clients`` for each of A ``absent``.
+
+        In NumPy, which uses one thread: torch would wait for all of its threads, which takes
+        milliseconds if another process occupies a core.
 
         Returns:
             Positions in ``clients`` [A, m] int64, and parts [A, m] float64, of sum 1 per row.
         """
-        pairs = absent[:, None], clients  # [A, S]
-        unscored = (self.counts[pairs] <= 0).cpu()
-        scores = self.scores[pairs].cpu().double().masked_fill(unscored, -math.inf)
-        best = scores.sort(dim=1, descending=True, stable=True)  # on ties the lowest id first
+        scores = _block(self.scores, absent, clients).astype(np.float64)  # [A, S]
+        scores[_block(self.counts, absent, clients) <= 0] = -math.inf
         m = min(self.friends, len(clients))
-        parts = torch.exp((best.values[:, :m] - best.values[:, :1]) / self.temperature)
-        return best.indices[:, :m], parts / parts.sum(dim=1, keepdim=True)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :m]  # on ties the lowest id first
+        values = np.take_along_axis(scores, best, axis=1)
+        parts = np.exp((values - values[:, :1]) / self.temperature)
+        return best, parts / parts.sum(axis=1, keepdims=True)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
@@ -100,3 +106,10 @@ class FDMSSoft(FDMS):
         scratch = 48 * min(_BLOCK, K - S) * S
         moved = base.moved + 6 * (K - S) * S
         return dataclasses.replace(base, scratch=base.scratch + scratch, moved=moved)
+
+
+def _block(matrix: Tensor, rows: Tensor, columns: Tensor) -> np.ndarray:
+    """Return a copy of ``matrix[rows][:, columns]`` on the CPU."""
+    if matrix.device.type != "cpu":
+        return matrix[rows[:, None], columns].cpu().numpy()
+    return matrix.numpy()[rows.numpy()[:, None], columns.numpy()]
