@@ -18,7 +18,6 @@ from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules.fdms import FDMS
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,23 +68,23 @@ class FDMSSoft(FDMS):
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """Return factors [S] float64: own shares, and those of absent clients, divided."""
-        absent, orphaned = flags_of(cohort.ids, self.num_clients).logical_not_(), friends < 0
-        befriended = (absent & ~orphaned).nonzero().flatten()
-        orphans = self._shares[orphaned]
-        size = len(cohort)
-        weights = self._shares.index_select(0, cohort.clients).numpy()
-        weights += math.fsum(orphans.tolist()) / size
-        for some in befriended.split(_BLOCK):
-            positions, parts = self._spread(some, cohort.clients)  # [A, m]
-            shares = self._shares.index_select(0, some).numpy()[:, None] * parts
-            weights += np.bincount(positions.ravel(), shares.ravel(), size)
+        # In NumPy, which uses one thread: torch would wait for all of its threads, which takes
+        # milliseconds if another process occupies a core.
+        shares, size = self._shares.numpy(), len(cohort)
+        orphaned = friends.numpy() < 0
+        befriended = ~orphaned
+        befriended[cohort.ids] = False
+        weights = shares[cohort.ids] + math.fsum(shares[orphaned]) / size
+        absent = np.flatnonzero(befriended)
+        for begin in range(0, len(absent), _BLOCK):
+            some = absent[begin : begin + _BLOCK]
+            positions, parts = self._spread(some, cohort.clients.numpy())  # [A, m]
+            divided = shares[some, None] * parts
+            weights += np.bincount(positions.ravel(), divided.ravel(), size)
         return torch.from_numpy(weights)
 
-    def _spread(self, absent: Tensor, clients: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    def _spread(self, absent: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the best m of ``clients`` for each of A ``absent``.
-
-        In NumPy, which uses one thread: torch would wait for all of its threads, which takes
-        milliseconds if another process occupies a core.
 
         Returns:
             Positions in ``clients`` [A, m] int64, and parts [A, m] float64, of sum 1 per row.
@@ -108,8 +107,9 @@ class FDMSSoft(FDMS):
         return dataclasses.replace(base, scratch=base.scratch + scratch, moved=moved)
 
 
-def _block(matrix: Tensor, rows: Tensor, columns: Tensor) -> np.ndarray:
+def _block(matrix: Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return a copy of ``matrix[rows][:, columns]`` on the CPU."""
     if matrix.device.type != "cpu":
-        return matrix[rows[:, None], columns].cpu().numpy()
-    return matrix.numpy()[rows.numpy()[:, None], columns.numpy()]
+        places = torch.from_numpy(rows)[:, None], torch.from_numpy(columns)
+        return matrix[places].cpu().numpy()
+    return matrix.numpy()[rows[:, None], columns]
