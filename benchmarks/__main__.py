@@ -37,8 +37,10 @@ from benchmarks import (
     scaling,
     sharded,
     simulation,
+    small,
     steps,
 )
+from benchmarks.ceilings import kind
 from benchmarks.harness import Row
 
 RESULTS = Path(__file__).parent / "results"
@@ -50,6 +52,7 @@ SUBCOMMANDS = {
     "main": "run ops and steps, and draw the roofline picture (this is what `make bench` runs)",
     "sharded": "measure weak scaling in d, with columns distributed over processes",
     "busy": "time steps on small models, idle and with a busy process on each core",
+    "small": "time steps on small models with one thread: ops, Python, and eager code",
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "attacks": "let clients lie under every rule, and measure what defences change",
@@ -75,6 +78,8 @@ def parser() -> argparse.ArgumentParser:
             sharded.add(sub)
         elif name == "busy":
             busy.add_options(sub)
+        elif name == "small":
+            small.add_options(sub)
         elif name == "regress":
             regress.add_options(sub)
         elif name == "accuracy":
@@ -110,11 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     namespace = parser().parse_args(arguments)
     console = report.make_console()
     if namespace.command == "pictures":
-        _draw(namespace.out, console)
+        for folder in (namespace.out, *sorted(namespace.out.glob("*/"))):
+            _draw(folder, console)
     elif namespace.command == "sharded":
         sharded.run(namespace, console)
     elif namespace.command == "busy":
         busy.run(namespace, console)
+    elif namespace.command == "small":
+        small.run(namespace, console)
     elif namespace.command == "regress":
         sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":
@@ -128,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = [row for name in ("ops", "steps") for row in _time(name, namespace, console)]
         if namespace.csv:
             report.write_csv(namespace.csv, rows)
-        _draw(namespace.out, console)
+        _draw(namespace.out / kind(), console)
     else:
         rows = _time(namespace.command, namespace, console)
         if namespace.csv:
@@ -147,10 +155,11 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
     report.show_headline(rows, console)
     report.show_targets(rows, console)
     if namespace.out:
-        report.write_csv(namespace.out / f"{name}.csv", rows)
+        folder = namespace.out / kind()
+        report.write_csv(folder / f"{name}.csv", rows)
         command = f"python -m benchmarks {name}"
-        report.write_markdown(namespace.out / f"{name}.md", rows, _TITLES[name], command)
-        console.print(f"written: {name}.csv and {name}.md in {namespace.out}")
+        report.write_markdown(folder / f"{name}.md", rows, _TITLES[name], command)
+        console.print(f"written: {name}.csv and {name}.md in {folder}")
     return rows
 
 

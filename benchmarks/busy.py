@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import report
+from benchmarks.ceilings import kind
 from benchmarks.machine import describe
 from benchmarks.regress.worker import RULES, Call, step_call
 
@@ -99,14 +100,16 @@ def run(options: argparse.Namespace, console: Console) -> None:
     text = markdown(results, options.threads)
     console.print(text, markup=False)
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
+        folder = options.out / kind()
+        folder.mkdir(parents=True, exist_ok=True)
         about = ", ".join(f"{k} {v}" for k, v in report.about_machine().items())
-        (options.out / "busy.md").write_text(
+        (folder / "busy.md").write_text(
             "# Small models, and a busy machine\n\n"
-            f"`python -m benchmarks busy` on {about}. Medians in microseconds.\n\n{text}\n",
+            f"`python -m benchmarks busy` on kind {kind()}: {about}. Medians in microseconds.\n\n"
+            f"{text}\n",
             encoding="utf-8",
         )
-        with (options.out / "busy.csv").open("w", newline="", encoding="utf-8") as file:
+        with (folder / "busy.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
             machine = describe()
             table.writerow([*(field.name for field in fields(Timed)), *machine])

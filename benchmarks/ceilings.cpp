@@ -190,4 +190,18 @@ double ceiling_fma(int64_t flops, int isa, int threads, int64_t* done) {
   });
 }
 
+// Runs `additions` integer additions, each of which needs the result of the one before: one cycle
+// each. Returns the seconds; with ceiling_fma, this gives multiply-adds per cycle.
+double ceiling_cycles(int64_t additions) {
+  return timed(1, [&](int) {
+    uint64_t sum = 0, term = 1;
+    asm volatile("" : "+r"(term));  // not a constant: some processors add constants for free
+    for (int64_t i = 0; i < additions; i += 16)
+      for (int k = 0; k < 16; ++k) {
+        sum += term;
+        asm volatile("" : "+r"(sum));
+      }
+  });
+}
+
 }  // extern "C"

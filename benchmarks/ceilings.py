@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import fastagg
 from benchmarks.machine import ROOT
 
 ISAS = ("portable", "avx2", "avx512", "neon")  # numbered as in simd.h
@@ -66,7 +68,13 @@ def library() -> ctypes.CDLL:
     found.ceiling_read.argtypes = [pointer, size, size, number, number, number]
     found.ceiling_update.argtypes = [pointer, pointer, size, size, number, number, number]
     found.ceiling_fma.argtypes = [size, number, number, pointer]
-    for function in (found.ceiling_read, found.ceiling_update, found.ceiling_fma):
+    found.ceiling_cycles.argtypes = [size]
+    for function in (
+        found.ceiling_read,
+        found.ceiling_update,
+        found.ceiling_fma,
+        found.ceiling_cycles,
+    ):
         function.restype = ctypes.c_double
     return found
 
@@ -114,6 +122,36 @@ def fma_probe(isa: str) -> Probe:
         return done.value / taken
 
     return Probe(f"fma {isa}", rate)
+
+
+@functools.cache
+def fma_per_cycle(isa: str) -> float:
+    """Return the float32 multiply-adds per cycle of one core.
+
+    Both the rate of multiply-adds and that of dependent additions, one per cycle, are the best of
+    some short measurements in turn: another process can only make one slower.
+    """
+    done, found = ctypes.c_int64(), library()
+    additions = 1 << 20
+    products, cycles = [], []
+    for _ in range(40):
+        seconds = found.ceiling_fma(
+            _FMA_FLOPS // 50, ISAS.index(isa), 1, ctypes.cast(ctypes.byref(done), ctypes.c_void_p)
+        )
+        products.append(done.value / 2 / seconds)
+        cycles.append(additions / found.ceiling_cycles(additions))
+    return max(products) / max(cycles)
+
+
+@functools.cache
+def kind() -> str:
+    """Return the kind of processor: instruction set, and multiply-adds per cycle of one core.
+
+    For example "avx2-16", or "avx512-16" for a processor that takes two cycles for 512 bits, and
+    "avx512-32" for one that takes one. The number is rounded to a power of two.
+    """
+    isa = str(fastagg.build_info()["isa"])
+    return f"{isa}-{2 ** round(math.log2(fma_per_cycle(isa)))}"
 
 
 def _passes(num_bytes: int) -> int:

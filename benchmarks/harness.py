@@ -4,9 +4,9 @@
 All contenders of a comparison run in one process, in turn (A B C, B C A, C A B, ...), together with
 the ceilings, so that a drift of the machine's speed affects all of them equally. Operands, outputs
 and scratch memory are allocated and touched before. Between two contenders the process sleeps until
-the idle threads of the previous library have stopped spinning. The calling thread has its own core,
-so that no two threads start on the same core (``machine.threads_apart``). Short calls are timed in
-batches.
+the idle threads of the previous library have stopped spinning, which its CPU time shows. The
+calling thread has its own core, so that no two threads start on the same core
+(``machine.threads_apart``). Short calls are timed in batches.
 
 A ratio is refused (NaN) if it would be meaningless:
 
@@ -46,6 +46,8 @@ SLOWED = 0.8
 _BATCH_SECONDS = 2e-3  # a timed batch of calls lasts at least this long
 _MAX_BATCH = 200
 _PATIENCE = 15.0  # seconds after which a disturbed comparison is not measured again
+_SPINNING = 1.0  # seconds after which threads that still spin are not waited for
+_LOOK = 5e-3  # seconds over which the CPU time of the process is compared
 _ROLES = ("ours", "variant", "careful", "compiled", "naive", "peer")
 
 
@@ -225,14 +227,29 @@ def sample(
                 for contender in (*contenders[first:], *contenders[:first]):
                     if contender.repeats is not None and repeat >= contender.repeats:
                         continue
-                    time.sleep(settle)
+                    wait_out_threads(settle)
                     seconds[contender.name].append(_timed(contender, batches[contender.name]))
-                time.sleep(settle)
+                wait_out_threads(settle)
                 for probe in probes:
                     rates[probe.name].append(probe.rate())
     finally:
         gc.enable()
     return Samples(seconds, rates, peaks, watch.others, watch.busy)
+
+
+def wait_out_threads(settle: float) -> None:
+    """Sleep for ``settle`` seconds, and then until no thread of this process computes.
+
+    Idle threads of some BLAS libraries spin for 0.1 s after a call, on cores that the next
+    contender needs. Gives up after ``_SPINNING`` seconds.
+    """
+    time.sleep(settle)
+    end = time.perf_counter() + _SPINNING
+    while settle and time.perf_counter() < end:
+        before = time.process_time()
+        time.sleep(_LOOK)
+        if time.process_time() - before < 0.1 * _LOOK:
+            return
 
 
 def _timed(contender: Contender, batch: int) -> float:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import targets
+from benchmarks.ceilings import kind
 from benchmarks.harness import NOISY, SHAKY, Row
 from benchmarks.machine import BUSY, blas, describe
 
@@ -71,6 +72,10 @@ def show(rows: Sequence[Row], title: str, console: Console) -> None:
         table.add_section()
     console.print(table)
     console.print(LEGEND, style="dim")
+    refused = left_out(rows)
+    console.print(f"{len(refused)} of {len(rows)} measurements have no ratios", style="dim")
+    for line in refused:
+        console.print(f"  {line}", style="dim", markup=False)
 
 
 def _table(title: str, headings: Sequence[str], left: Sequence[str]) -> Table:
@@ -82,6 +87,20 @@ def _table(title: str, headings: Sequence[str], left: Sequence[str]) -> Table:
 
 def _comparison(row: Row) -> tuple[object, ...]:
     return row.op, row.K, row.S, row.d, row.threads
+
+
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """Return, for each measurement without ratios, which rule of harness.py refused them."""
+    reasons = {
+        "busy": f"others used more than {BUSY:.0%} of the machine, or slowed it down",
+        "noisy": f"its quartiles are more than {NOISY:.0%} of the median apart",
+    }
+    return [
+        f"{row.op} {row.S} x {row.d:,}, {row.contender}: {row.us:,.0f} µs, {row.verdict}: "
+        f"{reasons[row.verdict]}"
+        for row in rows
+        if row.verdict in reasons
+    ]
 
 
 # --- the headline -----------------------------------------------------------------------------
@@ -179,13 +198,16 @@ def write_markdown(path: Path, rows: Sequence[Row], title: str, command: str) ->
     threads = "/".join(map(str, sorted({row.threads for row in rows})))
     parts = [
         f"# {title}",
-        f"`{command}` on {about}; {threads} threads.",
+        f"`{command}` on kind {kind()}: {about}; {threads} threads.",
         LEGEND,
         markdown(HEADLINE, headline(rows)),
     ]
     if lines := targets.verdicts(rows):
-        about_them = f"What is asked ([targets.py](../targets.py)): {targets.summary(lines)}."
+        about_them = f"What is asked ([targets.py](../../targets.py)): {targets.summary(lines)}."
         parts += ["## Targets", about_them, markdown(targets.HEADINGS, lines)]
     parts += ["## All figures", markdown(HEADINGS, map(cells, rows))]
+    refused = left_out(rows)
+    parts += ["## Left out", f"{len(refused)} of {len(rows)} measurements have no ratios."]
+    parts += ["\n".join(f"- {line}" for line in refused)] if refused else []
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(parts), encoding="utf-8")

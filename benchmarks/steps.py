@@ -31,7 +31,10 @@ def cases(options: Options) -> list[Case]:
         *(Case("step fdms", S, d, fdms) for S, d in shapes),
         *(Case("step fedavg", S, d, fedavg) for S, d in shapes),
         *(Case("step mimic", S, d, mimic) for S, d in shapes),
+        *(Case("step mimic-aged", S, d, mimic_aged) for S, d in shapes),
         *(Case("step mifa", S, d, mifa) for S, d in shapes),
+        *(Case("step stale", S, d, stale) for S, d in shapes),
+        *(Case("step fedvarp", S, d, fedvarp) for S, d in shapes),
         *(Case("step geometric-median", S, d, robust.geometric_median) for S, d in robust_shapes),
         *(Case("step multi-krum", S, d, robust.multi_krum) for S, d in robust_shapes),
         *(Case("step nnm", S, options.width(d), robust.nnm) for S, d in NNM_SHAPES),
@@ -176,6 +179,19 @@ def mifa(S: int, d: int) -> Comparison:
     return _with_step("mifa", memory_op(S, d))
 
 
+def mimic_aged(S: int, d: int) -> Comparison:
+    return _with_step("mimic-aged", mimic_op(S, d))
+
+
+def stale(S: int, d: int) -> Comparison:
+    return _with_step("stale", memory_op(S, d))
+
+
+def fedvarp(S: int, d: int) -> Comparison:
+    """The eager contenders are those of mifa: they save the pass over d that fedvarp needs more."""
+    return _with_step("fedvarp", memory_op(S, d))
+
+
 def _with_step(rule: str, op: Comparison) -> Comparison:
     """Compare the eager contenders of an op with the whole step of the rule that uses the op."""
     S, d, K = op.S, op.d, 2 * op.S
@@ -201,7 +217,7 @@ def _with_step(rule: str, op: Comparison) -> Comparison:
     others = [c for c in op.contenders if c.role != "ours"]
     contenders = [
         Contender("fastagg", ours, "ours"),
-        Contender("fastagg, rows handed over", taking_ownership, "variant"),
+        Contender("fastagg, takes ownership", taking_ownership, "variant"),
         *others,
     ]
     return Comparison(f"step {rule}", S, d, contenders, op.operands, K)

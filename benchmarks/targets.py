@@ -67,6 +67,14 @@ TARGETS = [
     Target("memory_update_", _ROWS, "compiled", 1.7),
     *(Target(op, _CLIENTS, "seconds", 0.3) for op in ("select_friends", "eliminate_")),
     Target("update_scores_", _CLIENTS, "seconds", 0.3),
+    Target("step fedavg", _STEPS, "torch.addmv", 1.0),
+    Target("step fedavg", ((100, M),), "ceiling", 90),
+    *(Target(f"step {rule}", _STEPS, "careful", 1.3) for rule in ("mifa", "stale", "fedvarp")),
+    *(Target(f"step {rule}", _STEPS, "careful", 1.5) for rule in ("mimic", "mimic-aged")),
+    *(
+        Target(f"step {rule}", _STEPS[1:], "ceiling", 80)
+        for rule in ("mifa", "stale", "fedvarp", "mimic", "mimic-aged")
+    ),
     Target("step fdms", _STEPS, "careful", 3.0),
     Target("step geometric-median", _ROBUST, "ByzFL GeometricMedian, T = 8", 10.0),
     Target("step multi-krum", _ROBUST, "ByzFL", 10.0),

@@ -19,8 +19,9 @@ mimic_                  12 S d + 8 d                 3 S d + 2 d          update
 memory_update_          12 S d + 24 d                3 S d + 3 d          update
 step of fedavg          as weighted_sum_
 step of fdms            as gram_and_sum_
-step of mimic           as mimic_
-step of mifa            as memory_update_
+steps of mimic, mimic-aged  as mimic_
+steps of mifa, stale    as memory_update_
+step of fedvarp         12 S d + 48 d                3 S d + 6 d          update
 steps of robust rules   8 S d + 8 d (rows twice)     S (S + 3) d          read
 ======================= ============================ ==================== ==========
 
@@ -30,6 +31,7 @@ processes all 2 S rows and writes the bits. ``update_scores_`` reads and writes 
 clients, and reads their float64 scores of the round.
 
 8 d bytes are the parameters (read and written), 24 d bytes the parameters and a float64 total. The
+aggregate of fedvarp is not its total, so the total is read and written once more. The
 pattern is the bandwidth that bounds the op: that of reading, or that of updating in place (two
 values read and one written, 12 bytes).
 """
@@ -99,6 +101,10 @@ def memory_update(S: int, d: int) -> Work:
     return Work(12 * S * d + 24 * d, 3 * S * d + 3 * d, "update")
 
 
+def fedvarp(S: int, d: int) -> Work:
+    return Work(12 * S * d + 48 * d, 3 * S * d + 6 * d, "update")
+
+
 def gram_and_sum(S: int, d: int) -> Work:
     return Work(4 * S * d + 8 * d, S * (S + 3) * d, "read")
 
@@ -124,7 +130,10 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "step fedavg": weighted_sum,
     "step fdms": gram_and_sum,
     "step mimic": mimic,
+    "step mimic-aged": mimic,
     "step mifa": memory_update,
+    "step stale": memory_update,
+    "step fedvarp": fedvarp,
     "step geometric-median": two_reads,
     "step multi-krum": two_reads,
     "step nnm": two_reads,

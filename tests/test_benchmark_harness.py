@@ -6,14 +6,17 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+import fastagg
 from benchmarks import (
     ceilings,
+    harness,
     machine,
     ops,
     report,
@@ -237,3 +240,32 @@ def test_ceilings_leave_what_they_read_and_bound_what_they_update() -> None:
     assert ceilings.fma_probe(isa).rate() > 1e8
     with pytest.raises(ValueError, match="same shape"):
         ceilings.update_probe(c, u[:2], isa)
+
+
+def test_spinning_threads_are_waited_out() -> None:
+    stop = time.perf_counter() + 0.15
+
+    def spin() -> None:
+        while time.perf_counter() < stop:
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    harness.wait_out_threads(0.001)
+    assert time.perf_counter() >= stop - 0.02
+    thread.join()
+
+
+def test_measurements_without_ratios_are_listed_with_their_rule() -> None:
+    assert report.left_out(rows_of(comparison(), samples(), "avx2")) == []
+    busy = rows_of(comparison(), samples(busy=True), "avx2")
+    lines = report.left_out(busy)
+    assert len(lines) == len(busy)
+    assert all("busy: others used more than 5%" in line for line in lines)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_the_kind_of_processor() -> None:
+    isa, _, number = ceilings.kind().partition("-")
+    assert isa == fastagg.build_info()["isa"]
+    assert int(number) in (2, 4, 8, 16, 32, 64)

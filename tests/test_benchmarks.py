@@ -32,8 +32,10 @@ from benchmarks import (
     scaling,
     sharded,
     simulation,
+    small,
     steps,
 )
+from benchmarks.ceilings import kind
 from benchmarks.harness import (
     Comparison,
     Contender,
@@ -89,8 +91,9 @@ def test_a_timing_subcommand_writes_its_documented_files(
     rows = read(table)
     assert list(rows[0]) == COLUMNS
     assert {row["op"] for row in rows} == expected
-    assert read(tmp_path / f"{name}.csv") == rows
-    assert (tmp_path / f"{name}.md").read_text("utf-8").count("\n| ") >= len(rows)
+    folder = tmp_path / kind()
+    assert read(folder / f"{name}.csv") == rows
+    assert (folder / f"{name}.md").read_text("utf-8").count("\n| ") >= len(rows)
     for row in rows:
         work, seconds = WORK[row["op"]](int(row["S"]), int(row["d"])), float(row["us"]) * 1e-6
         # The CSV has five digits.
@@ -112,12 +115,32 @@ def test_a_timing_subcommand_writes_its_documented_files(
 @pytest.mark.usefixtures("tiny")
 def test_main_writes_both_tables_and_the_roofline(tmp_path: Path) -> None:
     command.main(["main", "--quick", "--threads", "1", "--out", str(tmp_path), "--repeats", "3"])
-    assert {path.name for path in tmp_path.iterdir()} == {
+    folder = tmp_path / kind()
+    assert {path.name for path in folder.iterdir()} == {
         "ops.csv", "ops.md", "steps.csv", "steps.md", "roofline.png",
     }  # fmt: skip
-    (tmp_path / "roofline.png").unlink()
+    (folder / "roofline.png").unlink()
     command.main(["pictures", "--out", str(tmp_path)])
-    assert (tmp_path / "roofline.png").stat().st_size > 10_000
+    assert (folder / "roofline.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_small_times_ops_python_and_eager_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small, "SIZES", [(8, 4)])
+    monkeypatch.setattr(small, "WIDTHS", [50])
+    command.main(["small", "--seconds", "0.001", "--out", str(tmp_path)])
+    rows = read(tmp_path / kind() / "small.csv")
+    assert [row["rule"] for row in rows] == list(small.RULES)
+    for row in rows:
+        assert float(row["ops"]) > 0.0
+        assert row["profile"]
+        assert (float(row["eager_torch"]) > 0.0) == (row["rule"] in {*small._EAGER, "fdms"})
+        assert (float(row["eager_numpy"]) > 0.0) == (
+            row["rule"] in {"fedavg", "mimic", "mifa", "stale"}
+        )
 
 
 @pytest.mark.slow
@@ -198,11 +221,12 @@ def test_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None
     assert all(name in text for name in command.SUBCOMMANDS)
 
 
-@pytest.mark.parametrize("path", sorted(command.RESULTS.glob("*.csv")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(command.RESULTS.rglob("*.csv")), ids=lambda path: path.name)
 def test_committed_results_have_the_current_columns(path: Path) -> None:
     others = {
         "accuracy.csv": accuracy.Error,
         "busy.csv": busy.Timed,
+        "small.csv": small.Timed,
         "sharded.csv": sharded.Line,
         "simulation.csv": simulation.Line,
     }
@@ -299,7 +323,8 @@ def test_contenders_on_pairs_compute_the_same(name: str) -> None:
 
 
 def test_every_comparison_has_one_fastagg_and_a_careful_way() -> None:
-    for make in (*MAKERS.values(), steps.mimic, steps.mifa):
+    remembering = (steps.mimic, steps.mimic_aged, steps.mifa, steps.stale, steps.fedvarp)
+    for make in (*MAKERS.values(), *remembering):
         roles = [contender.role for contender in make(4, 1000).contenders]
         assert roles.count("ours") == 1
         assert "careful" in roles

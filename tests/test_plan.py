@@ -89,7 +89,7 @@ def test_the_formulas() -> None:
     assert of("mimic-aged") == of("mimic")
     assert of("mimic-aged", adopting=True) == of("mimic", adopting=True)
     assert of("fedau") == of("fedavg")
-    assert of("scaffold", local_work=1.0) == (8 * d + 4 * sd, 28 * sd + 44 * d, 10 * sd + d)
+    assert of("scaffold", local_work=1.0) == (12 * d + 4 * sd, 12 * sd + 36 * d, 6 * sd + 6 * d)
     # With the rows minus a common one: all of 1000 columns.
     assert of("krum") == (4 * d + 6400 + 4 * sd, 8 * sd + 24 * d, 110 * d + 20 * d)
     scratch = 4 * d + 64 * 101**2 + 4 * 101 * d + 4 * sd

@@ -67,17 +67,17 @@ inline at::Device device_of(at::TensorList tensors, const char* name) {
   return tensors[0].device();
 }
 
-inline void check_weight_shape(const at::Tensor& weights, int64_t S) {
+inline void check_weight_shape(const at::Tensor& weights, int64_t S, const char* name = "weights") {
   TORCH_CHECK_TYPE(weights.scalar_type() == at::kDouble || weights.scalar_type() == at::kFloat,
-                   "weights: expected dtype Float or Double, got ", weights.scalar_type());
-  check_tensor(weights, "weights", weights.scalar_type(), {S});
+                   name, ": expected dtype Float or Double, got ", weights.scalar_type());
+  check_tensor(weights, name, weights.scalar_type(), {S});
 }
 
 // Checks `weights`, float32 or float64 [S] in CPU memory, and returns a copy in float64.
 inline std::vector<double> check_weights(const at::Tensor& weights, int64_t S,
-                                         const at::Device& device) {
-  check_weight_shape(weights, S);
-  check_same_device(weights, "weights", device);
+                                         const at::Device& device, const char* name = "weights") {
+  check_weight_shape(weights, S, name);
+  check_same_device(weights, name, device);
   if (weights.scalar_type() == at::kDouble) {
     const auto* w = weights.const_data_ptr<double>();
     return {w, w + S};

@@ -125,6 +125,10 @@ class OrderedRows {
     const at::Tensor here = weights.to(at::kCPU);
     weights_at_ = tables_.add(reorder(check_weights(here, S(), here.device()), order_));
   }
+  void add_steps(const at::Tensor& steps) {
+    const at::Tensor here = steps.to(at::kCPU);
+    steps_at_ = tables_.add(reorder(check_weights(here, S(), here.device(), "steps"), order_));
+  }
   void add_references(const c10::List<std::optional<at::Tensor>>& references,
                       const at::Device& device) {
     given_references_ = check_references(references, S(), d_, device);
@@ -157,6 +161,7 @@ class OrderedRows {
   }
   float* const* kept() const { return kept_at_ < 0 ? nullptr : tables_.at<float*>(kept_at_); }
   const double* weights() const { return tables_.at<double>(weights_at_); }
+  const double* steps() const { return tables_.at<double>(steps_at_); }
 
   // peaks[s] = the peak of row s, from peaks in ascending order of client ids.
   void write_peaks(const at::Tensor& peaks, const at::Tensor& ordered) const {
@@ -175,7 +180,7 @@ class OrderedRows {
   Width width_;
   Tables tables_;
   int64_t updates_at_ = 0, own_at_ = 0, order_at_ = 0, weights_at_ = 0, references_at_ = -1;
-  int64_t kept_at_ = -1;
+  int64_t kept_at_ = -1, steps_at_ = 0;
 };
 
 }  // namespace fastagg

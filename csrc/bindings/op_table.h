@@ -83,6 +83,12 @@ FASTAGG_OP(memory_total_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, Tensor[] updates, "
            "Tensor clients, Tensor weights, Tensor?[] references, Tensor? params, "
            "Tensor(c!)[] kept) -> ()")
+FASTAGG_OP(scaffold_mean_,  yes, yes, no,
+           "(Tensor(a!) out, Tensor(b!) next, Tensor(c!) peaks, Tensor mean, Tensor[] updates, "
+           "Tensor[] controls, Tensor clients, Tensor weights, Tensor steps, float part, "
+           "Tensor(d!)[] kept) -> ()")
+FASTAGG_OP(lerp_total_,     yes, yes, no,
+           "(Tensor(a!) total, Tensor end, float weight) -> ()")
 FASTAGG_OP(add_total_,      yes, yes, no,
            "(Tensor(a!) params, Tensor total, float lr, float norm, bool models=False) -> ()")
 

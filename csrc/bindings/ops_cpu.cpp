@@ -15,6 +15,7 @@
 #include "../kernels/memory.h"
 #include "../kernels/mimic.h"
 #include "../kernels/pair_gram.h"
+#include "../kernels/scaffold.h"
 #include "../kernels/scores.h"
 #include "../kernels/weighted_sum.h"
 #include "changed_memory.h"
@@ -325,6 +326,59 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                       kept.empty() ? nullptr : kept_rows.data(), threads());
   });
   write_peaks(peaks, largest, order);
+}
+
+void scaffold_mean_(const at::Tensor& out, const at::Tensor& next, const at::Tensor& peaks,
+                    const at::Tensor& mean, at::TensorList tensors, at::TensorList controls,
+                    const at::Tensor& clients, const at::Tensor& weights, const at::Tensor& steps,
+                    double part, at::TensorList kept) {
+  const int64_t d = out.numel();
+  const at::Device device = out.device();
+  check_tensor(out, "out", at::kDouble, {d});
+  check_tensor(next, "next", at::kFloat, {d});
+  check_same_device(next, "next", device);
+  check_tensor(mean, "mean", at::kFloat, {d});
+  check_same_device(mean, "mean", device);
+  const Rows updates = check_rows(tensors, "updates", d, device);
+  const int64_t S = updates.size();
+  check_tensor(peaks, "peaks", at::kFloat, {S});
+  check_same_device(peaks, "peaks", device);
+  const ClientRows own = check_client_rows(controls, "controls", clients, S, d, at::kFloat, device);
+  const std::vector<double> w = check_weights(weights, S, device);
+  const std::vector<double> t = check_weights(steps, S, device, "steps");
+  const auto written = check_kept(kept, S, d, device);
+  TORCH_CHECK_VALUE(static_cast<int64_t>(written.size()) == S, "kept: expected ", S,
+                    " rows, got none");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(next, "next");
+  changed.add(peaks, "peaks");
+  changed.add_rows(written, next.nbytes(), "kept");
+  changed.check(mean, "mean");
+  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
+  changed.check_rows(own.addresses, updates.row_bytes(), "controls");
+  const auto order = order_by_client(own.ids, S);
+  const auto rows = pointers<const float>(reorder(updates.addresses, order));
+  const auto remembered = pointers<const float>(reorder(own.addresses, order));
+  const auto kept_rows = kept_pointers(written, order);
+  std::vector<float> largest(S);
+  cpu::scaffold_mean(out.mutable_data_ptr<double>(), next.mutable_data_ptr<float>(), largest.data(),
+                     mean.const_data_ptr<float>(), rows.data(), remembered.data(),
+                     reorder(w, order).data(), reorder(t, order).data(), part, kept_rows.data(), S,
+                     d, threads());
+  write_peaks(peaks, largest, order);
+}
+
+void lerp_total_(const at::Tensor& total, const at::Tensor& end, double weight) {
+  const int64_t d = total.numel();
+  check_tensor(total, "total", at::kDouble, {d});
+  check_tensor(end, "end", at::kDouble, {d});
+  check_same_device(end, "end", total.device());
+  ChangedMemory changed;
+  changed.add(total, "total");
+  changed.check(end, "end");
+  cpu::lerp_total(total.mutable_data_ptr<double>(), end.const_data_ptr<double>(), d, weight,
+                  threads());
 }
 
 void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, double norm,

@@ -345,6 +345,63 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   rows.write_peaks(peaks, largest);
 }
 
+void scaffold_mean_(const at::Tensor& out, const at::Tensor& next, const at::Tensor& peaks,
+                    const at::Tensor& mean, at::TensorList tensors, at::TensorList controls,
+                    const at::Tensor& clients, const at::Tensor& weights, const at::Tensor& steps,
+                    double part, at::TensorList kept) {
+  const OnDevice on(out, "out");
+  const int64_t d = out.numel();
+  check_tensor(out, "out", at::kDouble, {d});
+  check_tensor(next, "next", at::kFloat, {d});
+  check_same_device(next, "next", on.device());
+  check_tensor(mean, "mean", at::kFloat, {d});
+  check_same_device(mean, "mean", on.device());
+  OrderedRows rows(on, tensors, controls, "controls", clients, d, at::kFloat);
+  TORCH_CHECK_TYPE(rows.given_updates().dtype == at::kFloat,
+                   "updates: expected dtype Float, got ", rows.given_updates().dtype);
+  check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
+  check_same_device(peaks, "peaks", on.device());
+  rows.add_weights(weights);
+  rows.add_steps(steps);
+  rows.add_kept(kept, on.device());
+  TORCH_CHECK_VALUE(static_cast<int64_t>(rows.given_kept().size()) == rows.S(),
+                    "kept: expected ", rows.S(), " rows, got none");
+  ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(next, "next");
+  changed.add(peaks, "peaks");
+  changed.add_rows(rows.given_kept(), next.nbytes(), "kept");
+  changed.check(mean, "mean");
+  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
+  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "controls");
+  rows.width().add(next.const_data_ptr());
+  rows.width().add(mean.const_data_ptr());
+  rows.upload(on);
+  const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
+  check_launch(
+      cuda::scaffold_mean(out.mutable_data_ptr<double>(), next.mutable_data_ptr<float>(),
+                          largest.mutable_data_ptr<float>(), mean.const_data_ptr<float>(),
+                          rows.updates<float>(), rows.own<const float>(), rows.weights(),
+                          rows.steps(), part, rows.kept(), rows.S(), d, rows.width().value(),
+                          on.stream()),
+      "scaffold_mean_", "updates [", rows.S(), ", ", d, "]");
+  rows.write_peaks(peaks, largest);
+}
+
+void lerp_total_(const at::Tensor& total, const at::Tensor& end, double weight) {
+  const OnDevice on(total, "total");
+  const int64_t d = total.numel();
+  check_tensor(total, "total", at::kDouble, {d});
+  check_tensor(end, "end", at::kDouble, {d});
+  check_same_device(end, "end", total.device());
+  ChangedMemory changed;
+  changed.add(total, "total");
+  changed.check(end, "end");
+  check_launch(cuda::lerp_total(total.mutable_data_ptr<double>(), end.const_data_ptr<double>(), d,
+                                weight, on.stream()),
+               "lerp_total_", "total [", d, "]");
+}
+
 void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, double norm,
                 bool models) {
   const OnDevice on(params, "params");

@@ -50,4 +50,9 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
 void add_total(float* params, const double* total, int64_t d, double lr, double norm, bool models,
                const Parallel& parallel);
 
+// total += weight * (end - total); exactly `end` for weight 1.
+//   total, end   // [d]
+void lerp_total(double* total, const double* end, int64_t d, double weight,
+                const Parallel& parallel);
+
 }  // namespace fastagg::cpu

@@ -31,7 +31,7 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 //   updates       // [S] pointers to d contiguous elements each
 //   corrections   // [S] pointers to the memory rows of the same clients, d elements each
 //   references    // [S] pointers to d floats each, or nullptr
-//   weights       // [S], or nullptr for ones; weights[s] / S is rounded to float32
+//   weights       // [S], rounded to float32, or nullptr for ones; 1/S is not rounded
 //   kept          // [S] pointers to d floats each, written, or nullptr
 template <class T>  // float, Bfloat16 or Half
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,

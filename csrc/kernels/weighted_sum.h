@@ -11,8 +11,8 @@ namespace fastagg::cpu {
 
 // out = beta * out + sum_s weights[s] * rows[s], in one pass, in the order of s: float32 inside
 // groups of 8 rows, float64 across groups. With beta = 0 the old content of out is not read (it may
-// be NaN). Weights are rounded to float32 before they are multiplied; memory_update and
-// memory_total multiply float64 weights.
+// be NaN). The common factor of the weights is applied in float64 (weight_scale.h), and what is
+// left of each weight is rounded to float32.
 //   out       // [d]
 //   rows      // [S] pointers to d contiguous elements each
 //   weights   // [S]

@@ -90,7 +90,7 @@ def gram_and_sum_(
         out: float32 [d]; changed in place. Its old content is not read.
         gram: float64 [S, S], contiguous; changed in place. Its old content is not read.
         rows: S rows of d float32. None may share memory with ``out``.
-        weights: float32 or float64 [S]; rounded to float32, as in :func:`weighted_sum_`.
+        weights: float32 or float64 [S]; rounded as in :func:`weighted_sum_`.
         precision: precision of the Gram matrix, as in :func:`gram`.
 
     Returns:

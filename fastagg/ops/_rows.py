@@ -14,10 +14,12 @@ from fastagg.ops.row_lists import Rows, row_list
 __all__ = [
     "abs_max",
     "add_total_",
+    "lerp_total_",
     "memory_total_",
     "memory_update_",
     "mimic_",
     "mimic_mean_",
+    "scaffold_mean_",
     "weighted_sum_",
 ]
 
@@ -59,9 +61,9 @@ def weighted_sum_(
     Args:
         out: float32 [d]; changed in place. With ``beta=0`` its old content is not read.
         rows: S rows of d float32 or short. None may share memory with ``out``.
-        weights: float32 or float64 [S]. float64 weights are rounded to float32 before they are
-            multiplied; ``beta`` is not. (:func:`mimic_` and :func:`memory_update_` do not round
-            their factors.)
+        weights: float32 or float64 [S]. Their common factor is applied in float64, and the
+            quotients are rounded to float32. Equal weights, and small multiples of the smallest
+            one, are therefore not rounded.
         beta: factor of the old content.
         when: bool [], on the device of ``out``; if False, nothing changes. On a GPU it may be the
             result of work that is still queued; the call does not wait for it.
@@ -208,8 +210,8 @@ def mimic_mean_(
         references: S entries, each float32 [d] or None; by default all are None.
         kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
             By default the new rows are not written.
-        weights: float32 or float64 [S]; by default all are 1. ``weights[s] / S`` is rounded to
-            float32.
+        weights: float32 or float64 [S], rounded to float32; by default all are 1. The factor
+            1 / S is not rounded.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
@@ -289,6 +291,86 @@ def memory_total_(
     compiled.memory_total_(out, peaks, total, own, rows, clients, weights, bases, params, written)
     mark_changed(out, peaks, *written)
     return out
+
+
+@op(
+    example=lambda f, x: (
+        f(
+            x.mean,
+            x.params,
+            x.peaks,
+            x.memory[0],
+            x.updates,
+            x.memory,
+            x.clients,
+            x.weights,
+            -x.weights,
+            1 / len(x.memory),
+            x.kept,
+        ),
+    )
+)
+def scaffold_mean_(
+    out: Tensor,
+    next: Tensor,
+    peaks: Tensor,
+    mean: Tensor,
+    updates: Rows,
+    controls: Rows,
+    clients: Tensor,
+    weights: Tensor,
+    steps: Tensor,
+    part: float,
+    kept: Sequence[Tensor],
+) -> Tensor:
+    """Compute the server's part of a SCAFFOLD round in one pass; nothing read is changed.
+
+    ::
+
+        d[s] = steps[s] * updates[s] - mean    # the change of a control variate
+        out = sum over s of weights[s] * updates[s]
+        next = mean + part * (sum over s of d[s])
+        kept[s] = controls[clients[s]] + d[s]
+
+    Args:
+        out: float64 [d]; changed in place.
+        next: float32 [d]; changed in place to the new mean control variate.
+        peaks: float32 [S]; changed in place to ``abs_max(updates)``.
+        mean: float32 [d], the mean control variate.
+        updates: S rows of d float32.
+        controls: float32 [K, d], contiguous, or S tensors [d], the control variates of ``clients``.
+        clients: int64 [S].
+        weights: float32 or float64 [S].
+        steps: float32 or float64 [S], -1 / (number of local steps * local learning rate).
+        part: the share of one client in the mean, 1 / K.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+
+    Returns:
+        ``out``. Products and sums are float64; rows are added in the order of their client ids.
+    """
+    rows, own, written = row_list(updates, "updates"), row_list(controls, "controls"), list(kept)
+    compiled.scaffold_mean_(
+        out, next, peaks, mean, rows, own, clients, weights, steps, part, written
+    )
+    mark_changed(out, next, peaks, *written)
+    return out
+
+
+@op(example=lambda f, x: (f(x.total, x.mean, 0.3), f(x.total, x.mean, 0.75)))
+def lerp_total_(total: Tensor, end: Tensor, weight: float) -> Tensor:
+    """Compute ``total += weight * (end - total)``, in place; exactly ``end`` for a weight of 1.
+
+    Args:
+        total: float64 [d]; changed in place.
+        end: float64 [d].
+        weight: from 0 to 1.
+
+    Returns:
+        ``total``.
+    """
+    compiled.lerp_total_(total, end, weight)
+    mark_changed(total)
+    return total
 
 
 @op(

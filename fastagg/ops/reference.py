@@ -445,6 +445,64 @@ def memory_total_(
     return out.add_(weights.to(torch.float64) @ change)
 
 
+def scaffold_mean_(
+    out: Tensor,
+    next: Tensor,
+    peaks: Tensor,
+    mean: Tensor,
+    updates: Rows,
+    controls: Rows,
+    clients: Tensor,
+    weights: Tensor,
+    steps: Tensor,
+    part: float,
+    kept: Sequence[Tensor],
+) -> Tensor:
+    """Compute the server's part of a SCAFFOLD round.
+
+    ``d[s] = steps[s] * updates[s] - mean``, ``out = weights @ updates``,
+    ``next = mean + part * sum_s d[s]`` and ``kept[s] = controls[s] + d[s]``.
+
+    Args:
+        out: [d] float64; changed in place.
+        next: [d] float32; changed in place.
+        peaks: [S] float32; changed in place to ``abs_max(updates)``.
+        mean: [d] float32.
+        updates: S rows of length d.
+        controls: [K, d] float32, or S rows.
+        clients: [S] int64, distinct ids.
+        weights, steps: [S] float32 or float64.
+        part: share of one client in the mean.
+        kept: S vectors [d] float32; changed in place.
+
+    Returns:
+        ``out``.
+    """
+    u, before = _float64(updates), mean.to(torch.float64)
+    changes = steps.to(torch.float64)[:, None] * u - before
+    own = _float64(_of_clients(controls, clients))
+    peaks.copy_(abs_max(updates))
+    out.copy_(weights.to(torch.float64) @ u)
+    next.copy_(before + part * changes.sum(dim=0))
+    for row, control, change in zip(kept, own, changes, strict=True):
+        row.copy_(control + change)
+    return out
+
+
+def lerp_total_(total: Tensor, end: Tensor, weight: float) -> Tensor:
+    """Compute ``total += weight * (end - total)``, in place.
+
+    Args:
+        total: [d] float64; changed in place.
+        end: [d] float64.
+        weight: from 0 to 1.
+
+    Returns:
+        ``total``.
+    """
+    return total.copy_(total + weight * (end - total))
+
+
 def add_total_(
     params: Tensor, total: Tensor, lr: float, norm: float, models: bool = False
 ) -> Tensor:

@@ -123,7 +123,7 @@ def plan(
     stale-models  4Kd + 8d + K (*)               12Sd + 36d; adopting 8Sd + 52d        4Sd + 3d (**)
     mimic         4Kd (*)                        12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
       mode client   0                              8Sd + 20d                             2Sd + 2d
-    scaffold      4Kd + 4d                       28Sd + 44d                            10Sd + d
+    scaffold      4Kd + 4d                       12Sd + 36d                            6Sd + 6d
     mimic-aged    4Kd + 8K + 8 (*)               12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
     fedvarp       as mifa                        12Sd + 60d; adopting 8Sd + 60d        3Sd + 6d
     fedau         24K                            as fedavg                             2Sd

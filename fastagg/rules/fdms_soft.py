@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from fastagg.registry import register
 from fastagg.rules._share_cap import Proposal
 from fastagg.rules.fdms import FDMS
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import flags_of, ids_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,49 +76,55 @@ class FDMSSoft(FDMS):
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """Return factors [S] float64: own shares, and those of absent clients, divided."""
-        clients, active = cohort.clients, flags_of(cohort.ids, self.num_clients)
-        befriended = ((friends >= 0) & ~active).nonzero().flatten()
-        orphans = self._shares[friends < 0]
-        weights = self._shares.index_select(0, clients) + math.fsum(orphans.tolist()) / len(clients)
-        for absent in befriended.split(_BLOCK):
-            positions, parts = self._spread(absent, clients)  # [A, m]
-            shares = self._shares[absent][:, None] * parts
-            weights += torch.bincount(positions.flatten(), shares.flatten(), len(clients))
-        return weights
+        # In NumPy, which uses one thread: torch would wait for all of its threads, which takes
+        # milliseconds if another process occupies a core.
+        shares, size = self._shares.numpy(), len(cohort)
+        orphaned = friends.numpy() < 0
+        befriended = ~orphaned
+        befriended[cohort.ids] = False
+        weights = shares[cohort.ids] + math.fsum(shares[orphaned]) / size
+        absent = np.flatnonzero(befriended)
+        for begin in range(0, len(absent), _BLOCK):
+            some = absent[begin : begin + _BLOCK]
+            positions, parts = self._spread(some, cohort.clients.numpy())  # [A, m]
+            divided = shares[some, None] * parts
+            weights += np.bincount(positions.ravel(), divided.ravel(), size)
+        return torch.from_numpy(weights)
 
     def _proposals(self, clients: list[int], rows: list[int], ids: list[int]) -> list[Proposal]:
         if not rows:
             return []
-        open_ids = ids_tensor([ids[position] for position in rows])
+        open_ids = np.array([ids[position] for position in rows])
         proposals = []
-        for absent in ids_tensor(clients).split(_BLOCK):
-            known = (self.counts[absent[:, None], open_ids] > 0).any(dim=1).cpu()
+        for begin in range(0, len(clients), _BLOCK):
+            absent = np.array(clients[begin : begin + _BLOCK])
+            known = (_block(self.counts, absent, open_ids) > 0).any(axis=1)
             positions, parts = self._spread(absent, open_ids)
-            scores = self.scores[absent[:, None], open_ids[positions]].cpu()
-            listed = zip(absent, known, positions, parts, scores, strict=True)
+            scores = np.take_along_axis(_block(self.scores, absent, open_ids), positions, axis=1)
+            listed = zip(absent.tolist(), known, positions, parts, scores, strict=True)
             for client, scored, *three in listed:
                 if scored:
                     columns = zip(*(column.tolist() for column in three), strict=True)
                     proposals += [
-                        Proposal(score, int(client), rows[position], part)
+                        Proposal(score, client, rows[position], part)
                         for position, part, score in columns
                         if part > 0.0
                     ]
         return proposals
 
-    def _spread(self, absent: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
+    def _spread(self, absent: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the best m of ``clients`` for each of A ``absent``.
 
         Returns:
             Positions in ``clients`` [A, m] int64, and parts [A, m] float64, of sum 1 per row.
         """
-        pairs = absent[:, None], clients  # [A, S]
-        unscored = (self.counts[pairs] <= 0).cpu()
-        scores = self.scores[pairs].cpu().double().masked_fill(unscored, -math.inf)
-        best = scores.sort(dim=1, descending=True, stable=True)  # on ties the lowest id first
+        scores = _block(self.scores, absent, clients).astype(np.float64)  # [A, S]
+        scores[_block(self.counts, absent, clients) <= 0] = -math.inf
         m = min(self.friends, len(clients))
-        parts = torch.exp((best.values[:, :m] - best.values[:, :1]) / self.temperature)
-        return best.indices[:, :m], parts / parts.sum(dim=1, keepdim=True)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :m]  # on ties the lowest id first
+        values = np.take_along_axis(scores, best, axis=1)
+        parts = np.exp((values - values[:, :1]) / self.temperature)
+        return best, parts / parts.sum(axis=1, keepdims=True)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
@@ -128,3 +134,11 @@ class FDMSSoft(FDMS):
         scratch = 48 * min(_BLOCK, K - S) * S
         moved = base.moved + 6 * (K - S) * S
         return dataclasses.replace(base, scratch=base.scratch + scratch, moved=moved)
+
+
+def _block(matrix: Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return a copy of ``matrix[rows][:, columns]`` on the CPU."""
+    if matrix.device.type != "cpu":
+        places = torch.from_numpy(rows)[:, None], torch.from_numpy(columns)
+        return matrix[places].cpu().numpy()
+    return matrix.numpy()[rows[:, None], columns]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fastagg import ops
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
 from fastagg.rules._client_weights import relative
@@ -54,7 +55,8 @@ class FedVARP(MemoryRule):
         # w_s = A a_s with A the share of the active clients. So the new total, which changes by
         # sum_s w_s (u_s - m_s), lies between the old one and the aggregate.
         active_share = float(self._shares.index_select(0, cohort.clients).sum())
-        self.total, self._next_total = before.lerp_(self.total, active_share), self.total
+        self._next_total = self.total  # scratch again
+        self.total = ops.lerp_total_(before, self.total, active_share)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:

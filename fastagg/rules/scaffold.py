@@ -15,7 +15,6 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
-from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.rules._overlap import refuse_shared_memory
@@ -81,7 +80,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self.controls = RowMemory(self.num_clients, self.num_params, self.device)
         self.mean_control = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
         self._next_mean = torch.zeros_like(self.mean_control)  # scratch
-        self._moved = torch.zeros_like(self.mean_control)  # scratch: params after the step
+        self._aggregate = torch.zeros_like(self.mean_control, dtype=torch.float64)  # [d], scratch
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |controls[k]|
         self._mean_peak = 0.0  # >= |mean_control|
 
@@ -92,8 +91,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @local_work.setter
     def local_work(self, value: float | Sequence[float] | Tensor) -> None:
-        self._local_work = work = _read_work(value, self.num_clients)
-        self._factors = _factors(-1.0 / work[:1])[0] if bool((work == work[0]).all()) else None
+        self._local_work = _read_work(value, self.num_clients)
 
     @torch.no_grad()
     def control(self, client: int, out: Tensor | None = None) -> Tensor:
@@ -123,39 +121,43 @@ class Scaffold(Aggregator[Plan, Controlled]):
         return Plan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
 
     def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Controlled:
-        peak, clients, size = self._params_peak(params), cohort.clients, len(cohort)
+        peak, clients = self._params_peak(params), cohort.clients
         own, new = self.controls.of(cohort.ids), self.controls.spares.rows(cohort.ids)
         refuse_shared_memory(cohort, [*own, *new, self.mean_control, self._next_mean])
-        work = self.local_work.index_select(0, clients)
+        work = self.local_work.index_select(0, clients)  # [S]
+        found = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
+        ops.scaffold_mean_(
+            self._aggregate,
+            self._next_mean,
+            found,
+            self.mean_control,
+            cohort.tensors(),
+            own,
+            clients,
+            plan.weights,
+            -1.0 / work,
+            1.0 / self.num_clients,
+            new,
+        )
         largest = self._largest_row() * work.clamp(max=1.0)  # of u_i, so that of u_i / (K_i eta_l)
-        row_peaks = self._row_peaks(cohort, largest)  # [S]
+        row_peaks = self._check_peaks(cohort, self.columns.join_peaks(found), largest)  # [S]
         self._check_range(peak, row_peaks.mean().item())
-        gradients = row_peaks / self.local_work.index_select(
-            0, clients
-        )  # [S], bounds of u_i / (K_i eta_l)
+        gradients = row_peaks / work  # [S], bounds of u_i / (K_i eta_l)
         if not self._fits(clients, gradients):
             self._measure()
             if not self._fits(clients, gradients):
                 raise ValueError(
                     "updates: too large, control variates could leave the range of float32 "
                     f"(updates up to {row_peaks.max().item():.3g}, local_work from "
-                    f"{self.local_work.index_select(0, clients).min().item():.3g})"
+                    f"{work.min().item():.3g})"
                 )
-        self._moved.copy_(params)
-        self.columns.weighted_sum_(self._moved, cohort.rows, self.server_lr * plan.weights)
-        inverse = -1.0 / self.local_work.index_select(0, clients)  # [S]
-        factors = [self._factors] * size if self._factors is not None else _factors(inverse)
-        for control, old, row, three in zip(new, own, cohort.tensors(), factors, strict=True):
-            ops.weighted_sum_(control, RowList([old, self.mean_control, row]), three, beta=0.0)
-        rest, inverse = 1.0 - size / self.num_clients, inverse / self.num_clients
-        self._next_mean.copy_(self.mean_control)
-        self.columns.weighted_sum_(self._next_mean, cohort.rows, inverse, beta=rest)
+        rest = 1.0 - len(cohort) / self.num_clients
         mean_peak = rest * self._mean_peak + gradients.sum().item() / self.num_clients
         peaks = self._peaks.index_copy(0, clients, self._bounds(clients, gradients))
         return Controlled(plan.weights, peaks, _ROUNDING * mean_peak)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: Plan, reading: Controlled) -> None:
-        params.copy_(self._moved)
+        ops.add_total_(params, self._aggregate, self.server_lr, 1.0)
         self.controls.exchange(cohort.ids, None)
         self.mean_control, self._next_mean = self._next_mean, self.mean_control
         self._peaks, self._mean_peak = reading.peaks, reading.mean_peak
@@ -182,17 +184,11 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # abs_max reads params and rows; rows are added to a copy of params, which is copied back;
-        # each new c_i is a sum of c_i, c and a row; rows are added to a copy of c
+        # abs_max reads params; one pass reads rows and c_i and writes the new c_i; c is read, the
+        # next c and the aggregate are written; the aggregate is added to params
         K, S, d = sizes.K, sizes.S, sizes.d
-        scratch = 8 * d + 4 * S * d  # spare rows, new parameters, the next c
-        return Cost(4 * K * d + 4 * d, scratch, 28 * S * d + 44 * d, 10 * S * d + d)
-
-
-def _factors(inverse: Tensor) -> list[Tensor]:
-    """Return the factors [3] of c_i, c and u_i in the new c_i; ``inverse`` is -1/(K_i eta_l)."""
-    ones = torch.ones_like(inverse)
-    return list(torch.stack([ones, -ones, inverse], dim=1))
+        scratch = 12 * d + 4 * S * d  # aggregate, the next c, spare rows
+        return Cost(4 * K * d + 4 * d, scratch, 12 * S * d + 36 * d, 6 * S * d + 6 * d)
 
 
 def _read_work(value: object, num_clients: int) -> Tensor:

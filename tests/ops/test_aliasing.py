@@ -89,6 +89,27 @@ OPS = {
             "references": ((S, d), F32),
         },
     ),
+    "scaffold_mean_": Op(
+        lambda a: ops.scaffold_mean_(
+            a["out"], a["next"], a["peaks"], a["mean"], a["updates"], list(a["controls"]), CLIENTS,
+            WEIGHTS, WEIGHTS, 0.1, list(a["kept"]),
+        ),
+        ("out", "next", "peaks", "kept"),
+        {
+            "out": ((d,), F64),
+            "next": ((d,), F32),
+            "peaks": ((S,), F32),
+            "mean": ((d,), F32),
+            "updates": ((S, d), F32),
+            "controls": ((S, d), F32),
+            "kept": ((S, d), F32),
+        },
+    ),
+    "lerp_total_": Op(
+        lambda a: ops.lerp_total_(a["total"], a["end"], 0.5),
+        ("total",),
+        {"total": ((d,), F64), "end": ((d,), F64)},
+    ),
     "add_total_": Op(
         lambda a: ops.add_total_(a["params"], a["total"], 0.5, 0.5), ("params",), VECTORS
     ),

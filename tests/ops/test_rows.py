@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -144,6 +145,45 @@ def test_weighted_sum_ignores_old_content_with_beta_zero(isa: str) -> None:
     assert out.tolist() == [3.0] * 5
     ops.weighted_sum_(out, torch.empty(0, 5), torch.empty(0), beta=2.0)
     assert out.tolist() == [6.0] * 5
+
+
+@pytest.mark.parametrize("S", [1, 3, 7, 8, 21])
+def test_the_common_factor_of_weights_is_not_rounded(isa: str, S: int) -> None:
+    # Sums of these rows are exact, so a result has only the roundings of its factor and its end.
+    g = torch.Generator().manual_seed(S)
+    rows = torch.randint(-1000, 1000, (S, 70), generator=g).float()
+    times = torch.randint(1, 6, (S,), generator=g).double()
+    times[0] = 1.0  # quotients of multiples of the smallest weight are exact
+    for factor in (0.1, 1 / 3, 1e-6 / S):
+        out = torch.empty(70)
+        ops.weighted_sum_(out, rows, torch.full((S,), factor, dtype=torch.float64), beta=0.0)
+        assert torch.equal(out, (factor * rows.double().sum(dim=0)).float())
+        ops.weighted_sum_(out, rows, factor * times, beta=0.0)
+        assert torch.equal(out, (factor * (times @ rows.double())).float())
+    v, peaks = torch.empty(70, dtype=torch.float64), torch.empty(S)
+    ops.mimic_mean_(v, out, peaks, rows, torch.zeros(S, 70), torch.arange(S))
+    expected = rows.double().sum(dim=0) / S
+    assert ((v - expected).abs() <= 1e-15 * expected.abs()).all()  # float64 throughout
+
+
+def test_weights_of_any_size(isa: str) -> None:
+    large = torch.full((16, 5), 1.5 * 2.0**127)  # its multiples are exact
+    out = torch.zeros(5)
+    ops.weighted_sum_(out, large, torch.full((16,), 1 / 16, dtype=torch.float64), beta=0.0)
+    assert out.tolist() == large[0].tolist()  # no partial sum leaves the range of float32
+    ones = torch.ones(3, 5)
+    for weights, result in [
+        ([0.0, 0.0, 0.0], 0.0),
+        ([1e-300, 0.0, 1.0], 1.0),
+        ([-2.0, 0.0, 0.5], -1.5),
+        ([math.inf, 0.0, 1.0], math.inf),
+    ]:
+        ops.weighted_sum_(out, ones, torch.tensor(weights, dtype=torch.float64), beta=0.0)
+        assert out.tolist() == [result] * 5
+    ops.weighted_sum_(out, ones, torch.tensor([math.nan, 0.0, 1.0]), beta=0.0)
+    assert out.isnan().all()
+    ops.weighted_sum_(out, torch.full((1, 5), math.nan), torch.zeros(1), beta=0.0)
+    assert out.isnan().all()  # a weight of zero does not hide a broken row
 
 
 def test_mimic_by_hand(isa: str) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.ops import reference
+from fastagg.updates.allocation import allocate_rows
 
 # Blocks are 1,024 columns for a small d and 16,384 for a large one, in steps of 64; rows are taken
 # in groups of 8, 4, 2 and 1.
@@ -228,3 +231,65 @@ def test_kept_rows_share_no_memory_with_what_is_read() -> None:
     server.kept = [same]
     with pytest.raises(ValueError, match="kept: expected one row for each of 3 updates, got 1"):
         server.sum(ops, models=False)
+
+
+@pytest.mark.parametrize("S, d", [(1, 1), (3, 64), (9, 12_345), (70, 2_049), (2, 60_001)])
+def test_scaffold_against_oracle(isa: str, S: int, d: int) -> None:
+    K = S + 3
+    g = torch.Generator().manual_seed(S)
+    mean, updates = torch.randn(d, generator=g), torch.randn(S, d, generator=g)
+    controls, clients = torch.randn(K, d, generator=g), torch.randperm(K, generator=g)[:S]
+    weights = torch.rand(S, generator=g, dtype=torch.float64)
+    steps = -10.0 * torch.rand(S, generator=g, dtype=torch.float64)
+    found = []
+    for module, order in [
+        (ops, torch.arange(S)),
+        (ops, torch.randperm(S, generator=g)),
+        (reference, torch.arange(S)),
+    ]:
+        out, new = torch.empty(d, dtype=torch.float64), torch.empty(d)
+        peaks, kept = torch.empty(S), torch.empty(S, d)
+        module.scaffold_mean_(  # type: ignore[attr-defined]
+            out, new, peaks, mean, updates[order], controls, clients[order], weights[order],
+            steps[order], 1 / K, list(kept),
+        )  # fmt: skip
+        back = order.argsort()
+        found.append((out, new, peaks[back], kept[back]))
+    ours, permuted, oracle = found
+    for one, other, exact in zip(ours, permuted, oracle, strict=True):
+        assert torch.equal(one, other)
+        # float64 arithmetic; float32 results are rounded once
+        bound = (1e-14 if exact.dtype == torch.float64 else 2.0**-24) * exact.abs().max()
+        assert (one - exact).abs().max() <= bound
+
+
+def test_rows_past_the_caches(isa: str) -> None:
+    """Kept rows that do not fit the last cache are stored past it."""
+    try:
+        cache = os.sysconf("SC_LEVEL3_CACHE_SIZE") or 32 << 20
+    except (OSError, ValueError):
+        cache = 32 << 20
+    if cache > 128 << 20:
+        pytest.skip("the last cache is too large for a quick test")
+    S = 5
+    d = cache // (12 * S) + 77
+    updates, memory = torch.randn(S, d), torch.randn(S, d)
+    params, rounded, clients = torch.randn(d), torch.empty(d), torch.arange(S)
+    out, peaks = torch.empty(d, dtype=torch.float64), torch.empty(S)
+    weights = torch.full((S,), 0.2, dtype=torch.float64)
+    kept = allocate_rows(S, d, "cpu")
+    total = torch.zeros_like(out)
+    ops.memory_total_(out, peaks, total, memory, updates, clients, weights, kept=kept)
+    assert all(torch.equal(row, update) for row, update in zip(kept, updates, strict=True))
+    ops.memory_total_(out, peaks, total, memory, updates, clients, weights, None, params, kept)
+    for row, update in zip(kept, updates, strict=True):
+        assert torch.equal(row, params + update)
+    ops.mimic_mean_(out, rounded, peaks, updates, memory, clients, None, kept)
+    for row, update in zip(kept, updates, strict=True):
+        assert torch.equal(row, rounded - update)
+    ops.scaffold_mean_(
+        out, rounded, peaks, params, updates, memory, clients, weights, weights, 0.1, kept
+    )
+    for row, update, old in zip(kept, updates, memory, strict=True):
+        exact = (old.double() - params) + 0.2 * update.double()
+        assert (row - exact).abs().max() <= 2.0**-24 * exact.abs().max()  # one rounding

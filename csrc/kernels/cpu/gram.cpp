@@ -45,8 +45,8 @@ constexpr int64_t kGroupRows = 2040;
 
 // A weighted sum of the rows, computed in the same pass.
 struct RowSum {
-  const float* weights;  // [S]
-  float* out;            // [d]
+  const ScaledWeights& weights;  // [S]
+  float* out;                    // [d]
 };
 
 struct Problem {
@@ -408,8 +408,8 @@ void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* ch
 
 void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* weights,
                   double* out, float* sum, const Parallel& parallel) {
-  const std::vector<float> factors(weights, weights + S);
-  const RowSum also{factors.data(), sum};
+  const ScaledWeights scaled(weights, S);
+  const RowSum also{scaled, sum};
   if (S == 0) std::fill_n(sum, d, 0.0f);
   gram_of(rows, S, d, nullptr, out, &also, parallel);
 }

@@ -7,6 +7,7 @@
 #include "magnitude.h"
 #include "row_blocks.h"
 #include "row_peaks.h"
+#include "streaming.h"
 
 namespace fastagg::cpu {
 namespace {
@@ -38,8 +39,19 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
+// kept = update, or params + update if params is given, for n columns, past the caches.
+template <int W>
+FASTAGG_INLINE void stream_row(float* kept, const float* params, const float* update, int64_t n) {
+  int64_t k = 0;
+  for (; k + W <= n; k += W) {
+    const Vec<float, W> row = load<W>(update + k);
+    stream<W>(kept + k, params ? load<W>(params + k) + row : row);
+  }
+  for (; k < n; ++k) kept[k] = params ? params[k] + update[k] : update[k];
+}
+
 // remember_step for n columns from `column`. If `peaks` is given, raises each of them to the
-// largest magnitude of its update.
+// largest magnitude of its update. If `streamed`, rows are kept by stream_row.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
@@ -47,8 +59,8 @@ constexpr float kZeros[kRowColumns] = {};
 template <int W, int G, class T, class Memory>
 FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* updates,
                              const Memory* const* memory, const float* const* references,
-                             float* const* kept, const double* weights, int32_t* peaks,
-                             int64_t column, int64_t n) {
+                             float* const* kept, bool streamed, const double* weights,
+                             int32_t* peaks, int64_t column, int64_t n) {
   const T* u[G];
   const Memory* m[G];
   const float* r[G];
@@ -81,7 +93,7 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
     const float* base = p ? p + begin : nullptr;
     const auto step = [&](auto models, auto refers) FASTAGG_INLINE_LAMBDA {
       constexpr bool kModels = decltype(models)::value, kReference = decltype(refers)::value;
-      if (kept)
+      if (kept && !streamed)
         remember_step<G, kModels, kReference, true>(sum, base, update, own, reference, target, w,
                                                     count);
       else
@@ -96,6 +108,8 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
       step(std::false_type(), std::true_type());
     else
       step(std::false_type(), std::false_type());
+    if (streamed)
+      for (int g = 0; g < G; ++g) stream_row<W>(target[g], base, update[g], count);
     if (peaks)
       for (int g = 0; g < G; ++g) largest[g].add(update[g], count);
   });
@@ -106,16 +120,17 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
 template <int W, class T, class Memory>
 FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* const* updates,
                                  const Memory* const* memory, const float* const* references,
-                                 float* const* kept, const double* weights, int32_t* peaks,
-                                 int64_t S, int64_t column, int64_t n) {
+                                 float* const* kept, bool streamed, const double* weights,
+                                 int32_t* peaks, int64_t S, int64_t column, int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   int64_t s = 0;
   for (; s + kRows <= S; s += kRows)
     remember<W, kRows>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
-                       weights + s, from(peaks, s), column, n);
+                       streamed, weights + s, from(peaks, s), column, n);
   for (; s < S; ++s)
     remember<W, 1>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
-                   weights + s, from(peaks, s), column, n);
+                   streamed, weights + s, from(peaks, s), column, n);
+  if (streamed) finish_streams();
 }
 
 struct MemoryUpdate {
@@ -124,7 +139,7 @@ struct MemoryUpdate {
                                  float* const* memory, const double* weights, int64_t S, double lr,
                                  double norm, bool models, int64_t column, int64_t n) {
     const float* const* old = memory;
-    remember_all<W>(total + column, models ? params : nullptr, updates, old, nullptr, memory,
+    remember_all<W>(total + column, models ? params : nullptr, updates, old, nullptr, memory, false,
                     weights, nullptr, S, column, n);
     apply_total(params + column, total + column, n, lr, norm, models);
   }
@@ -135,11 +150,21 @@ struct MemoryTotal {
   FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
                                  const T* const* updates, const T* const* memory,
                                  const float* const* references, const double* weights, int64_t S,
-                                 const float* params, float* const* kept, int64_t column,
-                                 int64_t n) {
+                                 const float* params, float* const* kept, bool streamed,
+                                 int64_t column, int64_t n) {
     std::copy_n(total + column, n, out + column);
-    remember_all<W>(out + column, params, updates, memory, references, kept, weights, peaks, S,
-                    column, n);
+    remember_all<W>(out + column, params, updates, memory, references, kept, streamed, weights,
+                    peaks, S, column, n);
+  }
+};
+
+struct LerpTotal {
+  template <int W>
+  FASTAGG_INLINE static void run(double* total, const double* end, int64_t n, double weight) {
+    if (weight < 0.5)
+      for (int64_t k = 0; k < n; ++k) total[k] += weight * (end[k] - total[k]);
+    else
+      for (int64_t k = 0; k < n; ++k) total[k] = end[k] - (end[k] - total[k]) * (1.0 - weight);
   }
 };
 
@@ -171,11 +196,13 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const double* weights, const float* params, float* const* kept,
                   const Parallel& parallel) {
   const Isa isa = current_isa();
-  const Parallel team = parallel.for_work((S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d);
+  const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
+  const bool streamed = kept && should_stream(kept, S, bytes);
+  const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
-                          weights, S, params, kept, column, n);
+                          weights, S, params, kept, streamed, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -186,6 +213,15 @@ void add_total(float* params, const double* total, int64_t d, double lr, double 
   const Parallel team = parallel.for_work(16 * d);
   for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int) {
     dispatch<AddTotal>(isa, params + column, total + column, n, lr, norm, models);
+  });
+}
+
+void lerp_total(double* total, const double* end, int64_t d, double weight,
+                const Parallel& parallel) {
+  const Isa isa = current_isa();
+  const Parallel team = parallel.for_work(24 * d);
+  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int) {
+    dispatch<LerpTotal>(isa, total + column, end + column, n, weight);
   });
 }
 

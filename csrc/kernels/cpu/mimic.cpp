@@ -4,11 +4,13 @@
 #include <type_traits>
 #include <vector>
 
+#include "../weight_scale.h"
 #include "apply.h"
 #include "magnitude.h"
 #include "row_blocks.h"
 #include "row_peaks.h"
 #include "scratch.h"
+#include "streaming.h"
 
 namespace fastagg::cpu {
 namespace {
@@ -28,11 +30,11 @@ int64_t cached_columns(int64_t S, int64_t d) {
 //   rows         // [G] pointers to whole rows
 //   references   // [G], each may be nullptr, or nullptr
 //   peaks        // [G] or nullptr
-//   weights      // [G], or nullptr: all are `mean`
+//   weights      // [G], or nullptr: all are `equal`
 template <int W, int G, class T>
 FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
                               const float* const* references, int32_t* peaks, const float* weights,
-                              float mean, int64_t column, int64_t n) {
+                              float equal, int64_t column, int64_t n) {
   const T* row[G];
   float weight[G];
   const float* reference[G];
@@ -40,7 +42,7 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
   Magnitude<W> largest[G];
   for (int g = 0; g < G; ++g) {
     row[g] = rows[g] + column;
-    weight[g] = weights ? weights[g] : mean;
+    weight[g] = weights ? weights[g] : equal;
     reference[g] = references && references[g] ? references[g] + column : nullptr;
     stored = stored && !reference[g];
   }
@@ -73,12 +75,12 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
 // add_group for S rows, in groups of at most kGroup; float64 across groups.
 template <int W, class T>
 FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* const* references,
-                            int32_t* peaks, const float* weights, int64_t S, float mean,
+                            int32_t* peaks, const float* weights, int64_t S, float equal,
                             int64_t column, int64_t n) {
   const auto from = [](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   const auto add = [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
     add_group<W, group()>(sums, rows + s, from(references, s), from(peaks, s), from(weights, s),
-                          mean, column, n);
+                          equal, column, n);
   };
   int64_t s = 0;
   for (; s + kGroup <= S; s += kGroup) add(std::integral_constant<int, kGroup>(), s);
@@ -87,23 +89,29 @@ FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* con
   for (; s < S; ++s) add(std::integral_constant<int, 1>(), s);
 }
 
-// v[k] = mean sum_s updates[s][column + k] + sum_s weights[s] c[s][column + k] for n columns, with
-// mean = 1/S, also for all weights if none are given, and v rounded to float32. The updates are
-// read last, because `mimic` reads them again and then finds them in a nearer cache.
+// v[k] = 1/S sum_s (updates[s][column + k] + weights[s] c[s][column + k]) for n columns, and v
+// rounded to float32. The updates are read last, because `mimic` reads them again and then finds
+// them in a nearer cache. Rows are multiplied by a power of two and by their weights in float32,
+// and the rest of 1/S is a factor of the float64 sums.
+//   weights   // [S] weights * mean_quotient(S), or nullptr for weights 1
 template <int W, class T, class Own>
 FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                Own* const* corrections, const float* const* references,
                                const float* weights, int64_t S, int64_t column, int64_t n) {
-  const auto mean = static_cast<float>(1.0 / static_cast<double>(S));
+  const float equal = mean_quotient(S);
+  const double factor = 1.0 / (static_cast<double>(S) * equal);
   std::fill_n(v, n, 0.0);
   const std::remove_const_t<Own>* const* own = corrections;
-  add_all<W>(v, own, references, nullptr, weights, S, mean, column, n);
-  add_all<W>(v, updates, nullptr, peaks, nullptr, S, mean, column, n);
-  for (int64_t k = 0; k < n; ++k) rounded[k] = static_cast<float>(v[k]);
+  add_all<W>(v, own, references, nullptr, weights, S, equal, column, n);
+  add_all<W>(v, updates, nullptr, peaks, nullptr, S, equal, column, n);
+  for (int64_t k = 0; k < n; ++k) {
+    v[k] *= factor;
+    rounded[k] = static_cast<float>(v[k]);
+  }
 }
 
 // corrections[s] = v - updates[s] for n columns. `rounded` is v of these columns in float32.
-template <int W, class T>
+template <int W, bool kStream = false, class T>
 FASTAGG_INLINE void write_corrections(float* const* corrections, const float* rounded,
                                       const T* const* updates, int64_t S, int64_t column,
                                       int64_t n) {
@@ -116,11 +124,17 @@ FASTAGG_INLINE void write_corrections(float* const* corrections, const float* ro
       widen_step(x, u, begin, count, room);
       const float* v_step = rounded + begin;
       int64_t k = 0;
-      for (; k + W <= count; k += W)
-        store<W>(c + begin + k, load<W>(v_step + k) - load<W>(x[0] + k));
+      for (; k + W <= count; k += W) {
+        const Vec<float, W> difference = load<W>(v_step + k) - load<W>(x[0] + k);
+        if constexpr (kStream)
+          stream<W>(c + begin + k, difference);
+        else
+          store<W>(c + begin + k, difference);
+      }
       for (; k < count; ++k) c[begin + k] = v_step[k] - x[0][k];
     });
   }
+  if constexpr (kStream) finish_streams();
 }
 
 //   v, rounded   // [n] scratch
@@ -139,11 +153,15 @@ struct MimicMean {
   template <int W, class T>
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                  const T* const* corrections, const float* const* references,
-                                 const float* weights, float* const* kept, int64_t S,
-                                 int64_t column, int64_t n) {
+                                 const float* weights, float* const* kept, bool streamed,
+                                 int64_t S, int64_t column, int64_t n) {
     block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights, S,
                   column, n);
-    if (kept) write_corrections<W>(kept, rounded + column, updates, S, column, n);
+    if (!kept) return;
+    if (streamed)
+      write_corrections<W, true>(kept, rounded + column, updates, S, column, n);
+    else
+      write_corrections<W>(kept, rounded + column, updates, S, column, n);
   }
 };
 
@@ -168,16 +186,18 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
                 const T* const* corrections, const float* const* references, const double* weights,
                 float* const* kept, int64_t S, int64_t d, const Parallel& parallel) {
   const Isa isa = current_isa();
-  std::vector<float> shares;  // weights[s] / S
+  std::vector<float> quotients;
   for (int64_t s = 0; weights && s < S; ++s)
-    shares.push_back(static_cast<float>(weights[s] / static_cast<double>(S)));
-  const float* given = weights ? shares.data() : nullptr;
-  const Parallel team = parallel.for_work((S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d);
+    quotients.push_back(static_cast<float>(weights[s] * mean_quotient(S)));
+  const float* given = weights ? quotients.data() : nullptr;
+  const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
+  const bool streamed = kept && should_stream(kept, S, bytes);
+  const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   const int64_t columns = kept ? cached_columns(S, d) : block_columns(d);
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
-                        given, kept, S, column, n);
+                        given, kept, streamed, S, column, n);
   });
   row_peaks.write(peaks);
 }

@@ -38,31 +38,37 @@ FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_
 struct WeightedSum {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* out, const T* const* rows, int64_t S, const float* weights,
-                                 double beta, int64_t column, int64_t n, double* memory) {
+                                 double factor, double beta, int64_t column, int64_t n,
+                                 double* memory) {
     double* __restrict sums = memory;
-    for (int64_t k = 0; k < n; ++k) sums[k] = beta == 0.0 ? 0.0 : beta * out[column + k];
+    std::fill_n(sums, n, 0.0);
     int64_t s = 0;
     for (; s + kGroup <= S; s += kGroup) add_group<kGroup>(rows + s, weights + s, column, n, sums);
     for (; s + 4 <= S; s += 4) add_group<4>(rows + s, weights + s, column, n, sums);
     for (; s + 2 <= S; s += 2) add_group<2>(rows + s, weights + s, column, n, sums);
     for (; s < S; ++s) add_group<1>(rows + s, weights + s, column, n, sums);
-    for (int64_t k = 0; k < n; ++k) out[column + k] = static_cast<float>(sums[k]);
+    float* to = out + column;
+    if (beta == 0.0)
+      for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(factor * sums[k]);
+    else
+      for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(beta * to[k] + factor * sums[k]);
   }
 };
 
 }  // namespace
 
 void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S,
-                        const float* weights, double beta, int64_t column, int64_t n) {
+                        const ScaledWeights& weights, double beta, int64_t column, int64_t n) {
   alignas(64) double sums[kMaxBlock];
-  dispatch<WeightedSum>(isa, out, rows, S, weights, beta, column, n, &sums[0]);
+  dispatch<WeightedSum>(isa, out, rows, S, weights.quotients.data(), weights.factor, beta, column,
+                        n, &sums[0]);
 }
 
 template <class T>
 void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const double* weights,
                   double beta, const Parallel& parallel) {
   const Isa isa = current_isa();
-  const std::vector<float> factors(weights, weights + S);
+  const ScaledWeights scaled(weights, S);
   // Start at the end of d: rows are often summed right after their Gram matrix, which starts at the
   // beginning, so a cache still holds the last columns.
   const int64_t columns = block_columns(d), blocks = ceil_div(d, columns);
@@ -70,7 +76,7 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
   const Scratch sums(team.workers * columns * int64_t{sizeof(double)});  // stacks may be small
   team.for_each(blocks, [&](int64_t task, int worker) {
     const int64_t column = (blocks - 1 - task) * columns;
-    dispatch<WeightedSum>(isa, out, rows, S, factors.data(), beta, column,
+    dispatch<WeightedSum>(isa, out, rows, S, scaled.quotients.data(), scaled.factor, beta, column,
                           std::min(columns, d - column), sums.as<double>() + worker * columns);
   });
 }

@@ -60,6 +60,15 @@ cudaError_t memory_total(double* out, float* peaks, const double* total, const T
                          int64_t d, const double* weights, const float* params, float* const* kept,
                          int width, cudaStream_t stream);
 
+// All updates are float. `peaks` is in the order of rows.
+cudaError_t scaffold_mean(double* out, float* next, float* peaks, const float* mean,
+                          const float* const* updates, const float* const* controls,
+                          const double* weights, const double* steps, double part,
+                          float* const* kept, int64_t S, int64_t d, int width, cudaStream_t stream);
+
+cudaError_t lerp_total(double* total, const double* end, int64_t d, double weight,
+                       cudaStream_t stream);
+
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
                       bool models, cudaStream_t stream);
 

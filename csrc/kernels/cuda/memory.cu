@@ -102,6 +102,15 @@ __global__ void __launch_bounds__(kBlockThreads)
 }
 
 __global__ void __launch_bounds__(256)
+    lerp_total_kernel(double* total, const double* end, int64_t d, double weight) {
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t k = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; k < d; k += stride) {
+    const double change = __dadd_rn(end[k], -total[k]);
+    total[k] = weight < 0.5 ? fma(weight, change, total[k]) : fma(change, weight - 1.0, end[k]);
+  }
+}
+
+__global__ void __launch_bounds__(256)
     add_total_kernel(float* params, const double* total, int64_t d, double lr, double norm,
                      bool models) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
@@ -134,6 +143,16 @@ cudaError_t memory_total(double* out, float* peaks, const double* total, const T
     return launch_rows<V>(memory_total_kernel<T, V>, S, d, stream, out, bits, total, updates,
                           memory, references, S, d, weights, params, kept);
   });
+}
+
+cudaError_t lerp_total(double* total, const double* end, int64_t d, double weight,
+                       cudaStream_t stream) {
+  if (d == 0) return cudaSuccess;
+  int blocks = 0;
+  if (cudaError_t error = resident_blocks(lerp_total_kernel, 256, ceil_div(d, 256), &blocks))
+    return error;
+  lerp_total_kernel<<<blocks, 256, 0, stream>>>(total, end, d, weight);
+  return cudaGetLastError();
 }
 
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,

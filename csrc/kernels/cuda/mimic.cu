@@ -7,7 +7,7 @@
 namespace fastagg::cuda {
 namespace {
 
-// sums += mean * (update + weight * correction), summed over the rows of batch b, whose updates
+// sums += equal * (update + weight * correction), summed over the rows of batch b, whose updates
 // stay in `updates`.
 //   references   // [S], entries may be null, or nullptr
 //   weights      // [S], or nullptr for ones
@@ -15,7 +15,7 @@ template <class T, int V, class Own>
 __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& updates,
                                           const T* const* rows, Own* const* corrections,
                                           const float* const* references, const double* weights,
-                                          int64_t S, int64_t b, float mean, Columns<V> columns) {
+                                          int64_t S, int64_t b, float equal, Columns<V> columns) {
   Batch<std::remove_const_t<Own>, V> stored;
   updates.load_rows(rows, S, b, columns);
   stored.load_rows(corrections, S, b, columns);
@@ -33,10 +33,18 @@ __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& update
       for (int v = 0; v < V; ++v) own.x[j].at[v] = __fsub_rn(r.at[v], own.x[j].at[v]);
     }
   }
-  updates.add_to(sums, S, b, [&](int64_t) { return mean; });
+  updates.add_to(sums, S, b, [&](int64_t) { return equal; });
   own.add_to(sums, S, b, [&](int64_t s) {
-    return weights ? static_cast<float>(weights[s] / static_cast<double>(S)) : mean;
+    return weights ? static_cast<float>(__dmul_rn(weights[s], equal)) : equal;
   });
+}
+
+// sums *= 1/S over `equal`, the part of 1/S that the rows have been multiplied by.
+template <int V>
+__device__ __forceinline__ void finish_mean(double (&sums)[V], int64_t S, float equal) {
+  const double factor = 1.0 / (static_cast<double>(S) * equal);
+#pragma unroll
+  for (int v = 0; v < V; ++v) sums[v] = __dmul_rn(sums[v], factor);
 }
 
 // corrections = v - updates for the rows of batch b.
@@ -58,7 +66,7 @@ __device__ __forceinline__ void write_corrections(float* const* corrections, con
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads)
     mimic_kernel(int64_t tasks, float* params, const T* const* updates, float* const* corrections,
-                 int64_t S, int64_t d, float mean, double lr) {
+                 int64_t S, int64_t d, float equal, double lr) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -66,8 +74,9 @@ __global__ void __launch_bounds__(kBlockThreads)
     double sums[V] = {};
     Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b)
-      add_batch(sums, batch, updates, corrections, nullptr, nullptr, S, b, mean, columns);
+      add_batch(sums, batch, updates, corrections, nullptr, nullptr, S, b, equal, columns);
     sum_over_splits(sums, scratch);
+    finish_mean(sums, S, equal);
     if (threadIdx.y == 0) apply_total(params, sums, columns, lr, 1.0, false);
     for (int64_t b = 0; b < batches; ++b) {
       if (batches > 1) batch.load_rows(updates, S, b, columns);
@@ -81,7 +90,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     mimic_mean_kernel(int64_t tasks, double* v_out, float* rounded, int32_t* peaks,
                       const T* const* updates, const T* const* corrections,
                       const float* const* references, const double* weights, float* const* kept,
-                      int64_t S, int64_t d, float mean) {
+                      int64_t S, int64_t d, float equal) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
@@ -90,10 +99,11 @@ __global__ void __launch_bounds__(kBlockThreads)
     double sums[V] = {};
     Batch<T, V> batch;
     for (int64_t b = 0; b < batches; ++b) {
-      add_batch(sums, batch, updates, corrections, references, weights, S, b, mean, columns);
+      add_batch(sums, batch, updates, corrections, references, weights, S, b, equal, columns);
       largest.add(batch, peaks, S, b);
     }
     sum_over_splits(sums, scratch);
+    finish_mean(sums, S, equal);
     if (kept)
       for (int64_t b = 0; b < batches; ++b) {
         if (batches > 1) batch.load_rows(updates, S, b, columns);
@@ -109,10 +119,6 @@ __global__ void __launch_bounds__(kBlockThreads)
   largest.write(peaks, S, 0);
 }
 
-float mean_weight(int64_t S) {
-  return static_cast<float>(1.0 / static_cast<double>(S));
-}
-
 }  // namespace
 
 template <class T>
@@ -122,7 +128,7 @@ cudaError_t mimic(float* params, const T* const* updates, float* const* correcti
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
     return launch_rows<V>(mimic_kernel<T, V>, S, d, stream, params, updates, corrections, S, d,
-                          mean_weight(S), lr);
+                          mean_quotient(S), lr);
   });
 }
 
@@ -136,7 +142,7 @@ cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* 
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
     return launch_rows<V>(mimic_mean_kernel<T, V>, S, d, stream, v, rounded, bits, updates,
-                          corrections, references, weights, kept, S, d, mean_weight(S));
+                          corrections, references, weights, kept, S, d, mean_quotient(S));
   });
 }
 

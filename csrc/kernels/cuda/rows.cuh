@@ -4,6 +4,7 @@
 // same bits.
 #pragma once
 
+#include "../weight_scale.h"
 #include "launch.cuh"
 #include "row_layout.h"
 
@@ -95,6 +96,23 @@ __device__ __forceinline__ void sum_over_splits(double (&sums)[V], double* scrat
 #pragma unroll
   for (int v = 0; v < V; ++v) sums[v] = at(v, 0);
   __syncthreads();
+}
+
+// The common factor of S weights (weight_scale.h). All threads of a warp must call it.
+__device__ __forceinline__ double factor_of(const double* weights, int64_t S) {
+  double smallest = INFINITY, largest = 0.0, total = 0.0;
+  for (int64_t s = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp; s < S; s += kWarp) {
+    const double magnitude = fabs(weights[s]);
+    if (magnitude > 0.0) smallest = fmin(smallest, magnitude);
+    largest = fmax(largest, magnitude);
+    total = __dadd_rn(total, magnitude);
+  }
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    smallest = fmin(smallest, __shfl_xor_sync(kAllLanes, smallest, offset));
+    largest = fmax(largest, __shfl_xor_sync(kAllLanes, largest, offset));
+    total = __dadd_rn(total, __shfl_xor_sync(kAllLanes, total, offset));
+  }
+  return common_factor(smallest, largest, total);
 }
 
 // Raises peaks[s] to the largest `bits` of the threads of this warp that have row s. A maximum of

@@ -12,13 +12,16 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (called_off(when)) return;
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
+  const double factor = factor_of(weights, S), inverse = 1.0 / factor;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
     double sums[V] = {};
     for (int64_t b = 0; b < batches; ++b) {
       Batch<T, V> batch;
       batch.load_rows(rows, S, b, columns);
-      batch.add_to(sums, S, b, [&](int64_t s) { return static_cast<float>(weights[s]); });
+      batch.add_to(sums, S, b, [&](int64_t s) {
+        return static_cast<float>(__dmul_rn(weights[s], inverse));
+      });
     }
     sum_over_splits(sums, scratch);
     if (threadIdx.y > 0) continue;
@@ -27,7 +30,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       const double old = beta == 0.0 ? 0.0 : __dmul_rn(beta, result.at[v]);
-      result.at[v] = static_cast<float>(__dadd_rn(old, sums[v]));
+      result.at[v] = static_cast<float>(__dadd_rn(old, __dmul_rn(factor, sums[v])));
     }
     store<V>(out + columns.begin, result, columns.count);
   }
