@@ -379,7 +379,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         return report
 
     def _note_commit(self, report: StepReport) -> None:
-        """Count the step, within its commit: a caller that was interrupted sees whether it counts."""
+        """Count the step, within its commit, so that an interrupted caller sees that it counts."""
         if self._norms is not None:
             self._norms.add()
         self.last_report = report

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastagg.aggregator import CommonOptions
 from fastagg.costs import Cost, Sizes
+from fastagg.ops.memory import tensor_of
 from fastagg.options import read_count, read_positive
 from fastagg.registry import register
 from fastagg.rules._share_cap import Proposal
@@ -89,7 +90,7 @@ class FDMSSoft(FDMS):
             positions, parts = self._spread(some, cohort.clients.numpy())  # [A, m]
             divided = shares[some, None] * parts
             weights += np.bincount(positions.ravel(), divided.ravel(), size)
-        return torch.from_numpy(weights)
+        return tensor_of(weights)
 
     def _proposals(self, clients: list[int], rows: list[int], ids: list[int]) -> list[Proposal]:
         if not rows:
@@ -139,6 +140,6 @@ class FDMSSoft(FDMS):
 def _block(matrix: Tensor, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Return a copy of ``matrix[rows][:, columns]`` on the CPU."""
     if matrix.device.type != "cpu":
-        places = torch.from_numpy(rows)[:, None], torch.from_numpy(columns)
+        places = tensor_of(rows)[:, None], tensor_of(columns)
         return matrix[places].cpu().numpy()
     return matrix.numpy()[rows[:, None], columns]

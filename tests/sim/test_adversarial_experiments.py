@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,7 @@ from fastagg_sim.experiments import (
     _adversarial,
     _adversarial_results,
     _theorem4,
+    adversarial_clipping,
     adversarial_fig1,
     adversarial_fig5,
     adversarial_fig8,
@@ -240,6 +242,45 @@ def test_a_slow_swing_is_unsteady_though_smooth() -> None:
     assert steadier.verdict == "holds"
     smoother = _adversarial_results.smoother(found, "FedAvg variant", "MIFA", LOSS_CHANGE)
     assert smoother.verdict == "fails"
+
+
+def test_clipping_changes_only_the_threshold() -> None:
+    options = adversarial_clipping.ClippingOptions()
+    (config,) = adversarial_clipping.configs(options).values()
+    found = {method.label: method for method in config.methods}
+    assert list(found) == ["cclip 100", "bucketing cclip 100", "cclip 1", "bucketing cclip 1"]
+    figure = adversarial_fig1.configs(adversarial_fig1.Fig1Options())["byzantine"]
+    for method in figure.methods:
+        if method.label in (_adversarial.CCLIP, _adversarial.BUCKETING_CCLIP):
+            assert replace(found[f"{method.label} 100"], label=method.label) == method
+    assert found["cclip 1"].options["tau"] == 1
+    assert found["bucketing cclip 1"].options["rule_options"]["tau"] == 1
+    assert replace(config.task, norm_rounds=()) == figure.task
+
+
+def test_claims_of_clipping(tmp_path: Path) -> None:
+    """At 100 both methods are equal; at 1 three of four momenta are longer."""
+    options = adversarial_clipping.ClippingOptions()
+    rows = [",".join([*JOB_COLUMNS, *METRIC_COLUMNS, "train_loss"])]
+    norms = ["method,seed,round,client,norm"]
+    for tau, shift in ((100, 0.0), (1, 0.1)):
+        for method, buckets in (("cclip", 0.0), ("bucketing cclip", shift)):
+            label = f"{method} {tau}"
+            rows += [
+                f"{label},r,x,0,{t},{t},2,{0.3 + shift + 0.01 * buckets},1,,0,0,{2 - buckets}"
+                for t in range(60)
+            ]
+            norms += [f"{label},0,{t},3,{length}" for t, length in enumerate((0.5, 2, 3, 99))]
+    (tmp_path / "metrics.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "norms.csv").write_text("\n".join(norms) + "\n")
+    found = adversarial_clipping.claims({"": tmp_path}, options)
+    assert [claim.verdict for claim in found[:2]] == ["holds", "holds"]
+    assert found[0].numbers["equal with and without buckets"] == "60 of 60 evaluations"
+    assert found[1].numbers["equal with and without buckets"] == "0 of 60 evaluations"
+    assert found[1].numbers["longer"] == "75.0 %"
+    assert found[2].text.startswith("cclip 1 above cclip 100") and found[2].verdict == "holds"
+    (tmp_path / "norms.csv").write_text("\n".join([*norms, "cclip 100,0,9,3,101"]) + "\n")
+    assert adversarial_clipping.claims({"": tmp_path}, options)[0].verdict == "fails"
 
 
 def test_epsilon_rows_and_their_claims(tmp_path: Path) -> None:

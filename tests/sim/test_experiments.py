@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -67,7 +67,8 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
     fdms = {f"fdms-fig{n}" for n in ("1-mnist", "1-cifar", *range(2, 10))}
     mimic = {f"mimic-fig{n}" for n in range(4, 9)} | {"mimic-table3", "mimic-table5"}
     mimic |= {"mimic-table4-fmnist", "mimic-table4-cifar"}
-    adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)} | {"theorem4"}
+    adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)}
+    adversarial |= {"adversarial-clipping", "theorem4"}
     assert {"demo", "friends-fig1"} | fdms | mimic | adversarial == set(known)
     assert len({e.options for e in known.values()}) == len(known)
     for experiment in known.values():
@@ -348,7 +349,8 @@ def mimic_task() -> Task:
 def test_settings_of_mimic() -> None:
     config = experiments.available()["mimic-fig7"].configs(OPTIONS)[""]
     task, training = config.task, config.task.training
-    assert (task.num_clients, task.max_uploads, task.server_lr) == (30, 200, 1.0)
+    assert (task.num_clients, task.rounds, task.max_uploads) == (30, 200, None)
+    assert task.server_lr == 1.0
     assert (training.batch_size, training.local_epochs) == (16, 5)
     assert (training.rate(0), training.rate(1)) == (0.01, 0.0095)
     assert [m.label for m in config.methods] == list(_mimic.LABELS)
@@ -358,7 +360,25 @@ def test_settings_of_mimic() -> None:
     assert prox is not None and prox.prox == OPTIONS.mu
     assert config.dropouts[0].options == {"p": 0.1}
     vgg = mimic_fig5.setting(mimic_fig5.Fig5Options()).task
-    assert (vgg.model, vgg.max_uploads, vgg.training.batch_size) == ("vgg11", 400, 32)
+    assert (vgg.model, vgg.rounds, vgg.training.batch_size) == ("vgg11", 400, 32)
+
+
+@pytest.mark.parametrize(
+    ("count", "quick", "rounds", "uploads"),
+    [
+        ("rounds", False, 200, None),
+        ("clients", False, 12000, 6000),  # 200 of each of 30 clients
+        ("total", False, 400, 200),
+        ("rounds", True, 400, 200),
+    ],
+)
+def test_readings_of_200_uploads(
+    count: Literal["rounds", "clients", "total"], quick: bool, rounds: int, uploads: int | None
+) -> None:
+    task = _mimic.fmnist(_mimic.MimicOptions(count=count, quick=quick), 200)
+    assert (task.rounds, task.max_uploads) == (rounds, uploads)
+    task = _mimic.fmnist(_mimic.MimicOptions(count=count, quick=quick, rounds=7), 200)
+    assert (task.rounds, task.max_uploads) == (7, uploads)
 
 
 def test_settings_of_mimic_as_released() -> None:

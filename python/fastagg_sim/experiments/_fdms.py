@@ -76,7 +76,6 @@ def mnist_clustered(
     options: FdmsOptions,
     rounds: int,
     *,
-    dataset: str = "mnist",
     epochs: int = 2,
     num_clients: int = NUM_CLIENTS,
 ) -> Task:
@@ -92,13 +91,31 @@ def mnist_clustered(
     return _task(
         options,
         rounds,
-        dataset=dataset,
+        dataset="mnist",
         model="mnist-cnn",
         training={"batch_size": 5},
         epochs=epochs,
         num_clients=num_clients,
         data_options={"normalize": "unit"},
         partition_options={"num_groups": NUM_GROUPS, "samples_per_client": 4000 // num_clients},
+    )
+
+
+def fashion_clustered(options: FdmsOptions, rounds: int) -> Task:
+    """Figure 9: 500 samples per client, batches of 200, pixels in [-1, 1].
+
+    The paper states none of these. With batches of 5 as on MNIST, the accuracy of Full changes by
+    0.02 from round to round, in the published curve by 0.001: its batches are much larger. Batches
+    of 200 and pixels in [-1, 1] are what the released code uses on CIFAR-10.
+    """
+    return _task(
+        options,
+        rounds,
+        dataset="fmnist",
+        model="mnist-cnn",
+        training={"batch_size": 20 if options.as_written else 200},
+        data_options={"normalize": "half"},
+        partition_options={"num_groups": NUM_GROUPS, "samples_per_client": 500},
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fastagg_sim.experiments._base import Claim, Expected
-from fastagg_sim.experiments._fdms import FdmsOptions, Part, fdms_experiment, mnist_clustered
+from fastagg_sim.experiments._fdms import FdmsOptions, Part, fashion_clustered, fdms_experiment
 from fastagg_sim.experiments._panel import (
     Panel,
     above,
@@ -36,7 +36,7 @@ class FashionOptions(FdmsOptions):
 
 
 def parts(options: FashionOptions) -> Sequence[Part]:
-    task = mnist_clustered(options, options.chosen_rounds(300, quick=40), dataset="fmnist")
+    task = fashion_clustered(options, options.chosen_rounds(300, quick=40))
     alphas = options.chosen_alphas(quick=0.7)
     return [
         Part("", task, alphas, "alpha={alpha}", (0.3, 0.9), drop_diverged=True, published=PUBLISHED)

@@ -35,5 +35,5 @@ EXPERIMENT = curve_experiment(
     figure="4",
     options=Fig4Options,
     setting=setting,
-    expected=Expected(cpu=20, quick=1.5),
+    expected=Expected(cpu=90, quick=1.5),
 )

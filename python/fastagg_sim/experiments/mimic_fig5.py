@@ -34,5 +34,5 @@ EXPERIMENT = curve_experiment(
     figure="5",
     options=Fig5Options,
     setting=setting,
-    expected=Expected(cpu=2400, quick=2, gpu=150),
+    expected=Expected(cpu=15800, quick=2, gpu=990),
 )

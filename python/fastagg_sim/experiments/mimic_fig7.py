@@ -28,5 +28,5 @@ EXPERIMENT = curve_experiment(
     figure="7",
     options=Fig7Options,
     setting=setting,
-    expected=Expected(cpu=20, quick=1.5),
+    expected=Expected(cpu=45, quick=1.5),
 )

@@ -34,5 +34,5 @@ EXPERIMENT = curve_experiment(
     figure="8",
     options=Fig8Options,
     setting=setting,
-    expected=Expected(cpu=2400, quick=2, gpu=150),
+    expected=Expected(cpu=21600, quick=2, gpu=1350),
 )

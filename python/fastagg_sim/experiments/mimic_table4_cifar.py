@@ -48,5 +48,5 @@ EXPERIMENT = mimic_experiment(
     options=Table4CifarOptions,
     settings=settings,
     claims=participation_claims,
-    expected=Expected(cpu=7200, quick=4, gpu=450),
+    expected=Expected(cpu=64800, quick=4, gpu=4050),
 )

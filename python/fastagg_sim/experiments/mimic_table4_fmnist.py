@@ -46,5 +46,5 @@ EXPERIMENT = mimic_experiment(
     options=Table4FmnistOptions,
     settings=settings,
     claims=participation_claims,
-    expected=Expected(cpu=55, quick=3),
+    expected=Expected(cpu=355, quick=3),
 )

@@ -83,5 +83,5 @@ EXPERIMENT = mimic_experiment(
     options=Table5Options,
     settings=settings,
     claims=claims,
-    expected=Expected(cpu=9600, quick=4, gpu=600),
+    expected=Expected(cpu=28800, quick=4, gpu=1800),
 )

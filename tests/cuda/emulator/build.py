@@ -125,7 +125,8 @@ def build(folder: Path) -> None:
     with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-pthread"]
     checked = sorted(kernels.glob("*.cpp"))
     # The largest source first: it takes longest to compile.
-    sources = [binding, *(bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy", "python_memory"))]
+    others = ("library", "module", "ops_policy", "python_memory")
+    sources = [binding, *(bindings / f"{name}.cpp" for name in others)]
     sources += [HERE / "tensors.cpp", *checked]
     for_module = ("simd.cpp", "scratch.cpp", "gram_memory.cpp")  # module.cpp calls them
     sources += [kernels.parent / "cpu" / name for name in for_module]
