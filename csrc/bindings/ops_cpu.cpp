@@ -239,8 +239,8 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
                  const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
                  const std::optional<at::Tensor>& weights) {
   const int64_t d = out.numel();
-  const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
+  const at::Device device = out.device();
   check_tensor(rounded, "rounded", at::kFloat, {d});
   check_same_device(rounded, "rounded", device);
   const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);
@@ -285,8 +285,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    const c10::List<std::optional<at::Tensor>>& references,
                    const std::optional<at::Tensor>& params, at::TensorList kept) {
   const int64_t d = out.numel();
-  const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
+  const at::Device device = out.device();
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", device);
   const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);

@@ -30,6 +30,9 @@ Updates = Rows | UpdateBuffer | ColumnSource
 _SMALL = 256 << 10
 """Bytes of a matrix up to which copying it takes less time than views of its rows."""
 
+_MOST_REPEATED = 1 << 20
+"""Number of ids up to which the error message lists those that are repeated."""
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -247,6 +250,10 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
             raise TypeError(f"clients: expected dtype torch.int64, got {clients.dtype}")
         if clients.ndim != 1:
             raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
+        if clients.numel() > max(num_clients, _MOST_REPEATED):
+            raise ValueError(
+                f"clients: expected distinct ids of {num_clients} clients, got {clients.numel()}"
+            )
         try:
             ids = clients.tolist()
         except (RuntimeError, NotImplementedError) as error:
