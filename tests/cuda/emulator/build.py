@@ -37,6 +37,7 @@ _frombuffer, _from_numpy = torch.frombuffer, torch.from_numpy
 torch.frombuffer = lambda *args, **kwargs: _frombuffer(*args, **kwargs).clone()
 torch.from_numpy = lambda array: _from_numpy(array).clone()
 """
+BINDINGS = ["library", "module", "ops_policy", "python_memory"]  # besides ops_cuda
 RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
@@ -125,7 +126,13 @@ def build(folder: Path) -> None:
     with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-pthread"]
     checked = sorted(kernels.glob("*.cpp"))
     # The largest source first: it takes longest to compile.
-    sources = [binding, *(bindings / f"{name}.cpp" for name in ("library", "module", "ops_policy", "python_memory"))]
+    sources = [
+        binding,
+        *(
+            bindings / f"{name}.cpp"
+            for name in ("library", "module", "ops_policy", "python_memory")
+        ),
+    ]
     sources += [HERE / "tensors.cpp", *checked]
     for_module = ("simd.cpp", "scratch.cpp", "gram_memory.cpp")  # module.cpp calls them
     sources += [kernels.parent / "cpu" / name for name in for_module]
