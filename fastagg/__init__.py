@@ -138,7 +138,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*__all__, *_LAZY, "__version__", "__doc__", "__file__", "__name__", "__path__"})
 
 
 def build_info() -> dict[str, object]:

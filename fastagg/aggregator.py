@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
     LARGEST_ROW,
+    option_defaults,
     option_names,
     read_device,
     read_factor,
@@ -304,7 +306,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 row s is that of client ``clients[s]``; never changed. An ``UpdateBuffer``, whose
                 row k is that of client k. Or a stream of S rows that need not fit into memory, see
                 :mod:`fastagg.updates.streams`.
-            clients: S distinct ids in [0, K): an int64 tensor or a sequence of ints.
+            clients: S distinct ids in [0, K): a tensor or NumPy array of integers, or a sequence of
+                ints.
 
         Returns:
             The report of the step.
@@ -706,10 +709,14 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             )
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(num_clients={self.num_clients}, "
-            f"num_params={self.num_params}, server_lr={self.server_lr})"
-        )
+        always = ("num_clients", "num_params", "server_lr")
+        shown = {name: getattr(self, name) for name in always}
+        for name, default in option_defaults(type(self)).items():
+            if name not in shown and not _is(getattr(self, name, default), default):
+                shown[name] = getattr(self, name)
+        plain = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in shown.items()}
+        options = ", ".join(f"{name}={_short.repr(value)}" for name, value in plain.items())
+        return f"{type(self).__name__}({options})"
 
     # --- checks for rules: finite values, range of float32, norms of rows ---------------------
 
@@ -824,6 +831,19 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 f"updates: the step could leave the range of float32 (parameters up to "
                 f"{peak:.3g}, aggregate up to {aggregate:.3g}, server_lr {self.server_lr:.3g})"
             )
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
+def _is(value: object, default: object) -> bool:
+    """Return whether an option has its default. Equal weights of all clients are the default."""
+    if isinstance(value, torch.device):
+        return str(value) == str(default)
+    if isinstance(value, Tensor):
+        return default is None and bool((value == value.view(-1)[:1]).all())
+    return bool(value == default)
 
 
 def _check_names(own: Collection[str], given: Collection[str]) -> None:

@@ -94,22 +94,35 @@ def read_device(value: str | torch.device) -> torch.device:
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"device: expected {expected}, got {value!r}") from error
     if device.type not in known:
-        raise ValueError(
-            f"device: expected {expected} (the devices that this build has kernels for and this "
-            f"machine has), got {str(value)!r}"
-        )
+        raise ValueError(f"device: expected {expected}, got {str(value)!r}{_missing(device)}")
     if device.type == "cpu":
         return torch.device("cpu")
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.device("cuda", index)
 
 
+def _missing(device: torch.device) -> str:
+    """Return why a device cannot be used, for a message: the build, torch or the machine."""
+    if device.type != "cuda":
+        return " (the devices that this build has kernels for)"
+    if not torch.version.cuda:
+        return "; this torch was built without CUDA: install one with CUDA and build fastagg again"
+    if not torch.cuda.is_available():
+        return "; torch finds no GPU on this machine (see nvidia-smi)"
+    return "; fastagg was built without CUDA kernels: build it again with FASTAGG_CUDA=1"
+
+
 def option_names(rule: type) -> list[str]:
     """Return the keyword-only arguments of a class's constructors, those of base classes first."""
+    return list(option_defaults(rule))
+
+
+def option_defaults(rule: type) -> dict[str, Any]:
+    """Return the options of a class with their defaults; ``inspect.Parameter.empty``: none."""
     constructors = (vars(cls).get("__init__") for cls in reversed(rule.__mro__))
     signatures = [inspect.signature(c) for c in constructors if inspect.isfunction(c)]
     parameters = [p for signature in signatures for p in signature.parameters.values()]
-    return list(dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY))
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def to_saved(name: str, value: Any) -> Any:

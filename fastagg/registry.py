@@ -61,11 +61,31 @@ def find(name: str, options: list[str]) -> type[Aggregator]:
     known = option_names(rule)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        raise TypeError(f"rule {name!r} has no option(s) {unknown}; it has {known}")
+        hints = [_hint(option, known) for option in unknown]
+        raise TypeError(
+            f"rule {name!r} has no option(s) {unknown}; it has {known}.{''.join(hints)}"
+        )
     return rule
 
 
-def make(name: str, **options: Any) -> Aggregator:
+_OTHER_NAMES = {
+    **dict.fromkeys(["lr", "learning_rate", "eta", "server_learning_rate"], "server_lr"),
+    **dict.fromkeys(["K", "n_clients", "clients"], "num_clients"),
+    **dict.fromkeys(["d", "dim", "n_params", "params"], "num_params"),
+    **dict.fromkeys(["f", "n_byzantine", "byzantine"], "num_byzantine"),
+    **dict.fromkeys(["weights", "num_samples"], "client_weights"),
+}
+"""Names that papers and other libraries give to options."""
+
+
+def _hint(option: str, known: list[str]) -> str:
+    """Return which of the known options was probably meant, as a sentence; empty if none was."""
+    other = _OTHER_NAMES.get(option)
+    close = [other] if other in known else difflib.get_close_matches(option, known, n=1)
+    return f" Did you mean {close[0]}= for {option}=?" if close else ""
+
+
+def make(name: str, *positional: object, **options: Any) -> Aggregator:
     """Make an aggregator of the rule ``name``.
 
     Args:
@@ -75,8 +95,16 @@ def make(name: str, **options: Any) -> Aggregator:
 
     Raises:
         ValueError: there is no such rule, or the value of an option is invalid.
-        TypeError: the rule has no such option, or a required one is missing.
+        TypeError: the rule has no such option, or a required one is missing, or an option was
+            given without its name.
     """
+    if positional:
+        given = dict(zip(("num_clients", "num_params"), positional, strict=False))
+        shown = ", ".join(f"{option}={value!r}" for option, value in given.items())
+        raise TypeError(
+            f"make: expected options by name, got {len(positional)} without; write "
+            f"fastagg.make({name!r}, {shown}, ...)"
+        )
     return find(name, list(options))(**options)
 
 

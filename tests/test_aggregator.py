@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -111,3 +112,78 @@ def test_a_user_defined_aggregator() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Nothing(num_clients=1, num_params=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"lr": 0.5}, "Did you mean server_lr= for lr=?"),
+        ({"simlarity": "cosine"}, "Did you mean similarity= for simlarity=?"),
+        ({"weights": [1.0]}, "Did you mean client_weights= for weights=?"),
+    ],
+)
+def test_a_misspelt_option_gets_a_hint(options: dict[str, object], hint: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(hint)):
+        fastagg.make("fdms", num_clients=4, num_params=3, **options)
+
+
+def test_options_need_their_names() -> None:
+    expected = "fastagg.make('fdms', num_clients=4, num_params=3, ...)"
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        fastagg.make("fdms", 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("params", "updates", "message"),
+    [
+        (torch.nn.Linear(2, 1), torch.ones(1, 3), "params: .* got Linear; fastagg.FlatLayout"),
+        (dict(torch.nn.Linear(2, 1).state_dict()), torch.ones(1, 3), "params: .*from_state_dict"),
+        (np.zeros(3, np.float32), torch.ones(1, 3), "params: .*torch.from_numpy"),
+        (torch.zeros(3), [np.ones(3, np.float32)], r"updates\[0\]: .*torch.from_numpy"),
+        (torch.zeros(3), np.ones((1, 3), np.float32), "updates: .*torch.from_numpy"),
+    ],
+)
+def test_other_types_get_a_hint(params: object, updates: object, message: str) -> None:
+    agg = fastagg.make("fedavg", num_clients=4, num_params=3)
+    with pytest.raises(TypeError, match=message):
+        agg.step(params, updates, [0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        np.array([3, 1]),
+        np.array([3, 1], np.uint8),
+        torch.tensor([3, 1], dtype=torch.int32),
+        [np.int16(3), np.int64(1)],
+        (3, 1),
+    ],
+)
+def test_ids_of_any_integer_type(clients: object) -> None:
+    agg, params = fastagg.make("fedavg", num_clients=4, num_params=3), torch.zeros(3)
+    report = agg.step(params, torch.ones(2, 3), clients)  # type: ignore[arg-type]
+    assert report.active.tolist() == [1, 3] and report.active.dtype == torch.int64
+
+
+@pytest.mark.parametrize("clients", [np.array([0.0]), np.array([True]), torch.tensor([0.0])])
+def test_ids_must_be_integers(clients: object) -> None:
+    agg = fastagg.make("fedavg", num_clients=4, num_params=3)
+    with pytest.raises(TypeError, match="clients: expected integers"):
+        agg.step(torch.zeros(3), torch.ones(1, 3), clients)  # type: ignore[arg-type]
+
+
+def test_repr_shows_the_options_that_are_not_defaults() -> None:
+    agg = fastagg.make(
+        "nnm", num_clients=9, num_params=2, num_byzantine=2, rule="krum", nonfinite="drop"
+    )
+    shown = repr(agg)
+    assert shown.startswith("NNM(num_clients=9, num_params=2, server_lr=1.0, nonfinite='drop'")
+    assert "num_byzantine=2" in shown and "rule='krum'" in shown and "max_norm" not in shown
+
+
+def test_a_missing_gpu_is_explained() -> None:
+    if "cuda" in fastagg.ops.devices():
+        pytest.skip("there is a GPU")
+    expected = r"device: .* got 'cuda'; (this torch was built|torch finds)"
+    with pytest.raises(ValueError, match=expected):
+        fastagg.make("fedavg", num_clients=2, num_params=2, device="cuda")

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import SupportsIndex, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from fastagg.updates.streams import ColumnSource
 Updates = Rows | UpdateBuffer | ColumnSource
 """The types that a step accepts as updates."""
 
+
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 _SMALL = 256 << 10
 """Bytes of a matrix up to which copying it takes less time than views of its rows."""
@@ -157,7 +160,9 @@ def read_cohort(
 
 def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+        raise TypeError(
+            f"{name}: expected a torch.Tensor, got {type(value).__name__}{_hint(value)}"
+        )
     if value.layout != torch.strided or value.is_nested:
         kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
         raise TypeError(f"{name}: expected a dense tensor, got {kind}")
@@ -168,6 +173,17 @@ def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
     if value.is_neg() or value._is_zerotensor():  # the ops refuse such rows; NumPy fails
         raise ValueError(f"{name}: expected a tensor without a lazy negation; call clone()")
     return value
+
+
+def _hint(value: object) -> str:
+    """Return how to make a flat tensor of a model, a state dict or an array, for a message."""
+    if isinstance(value, torch.nn.Module):
+        return "; fastagg.FlatLayout.from_module(model).flatten(model) makes a vector of a model"
+    if isinstance(value, Mapping):
+        return "; fastagg.FlatLayout.from_state_dict(state).flatten(state) makes a vector of it"
+    if isinstance(value, np.ndarray):
+        return "; torch.from_numpy(array) makes a tensor of a NumPy array"
+    return ""
 
 
 def _is_vector(value: object, num_params: int, device: torch.device) -> TypeGuard[Tensor]:
@@ -226,7 +242,7 @@ def _check_updates(updates: object, num_params: int, device: torch.device) -> Se
     if not isinstance(updates, Sequence):
         raise TypeError(
             "updates: expected a tensor [S, d] or a sequence of tensors [d], "
-            f"got {type(updates).__name__}"
+            f"got {type(updates).__name__}{_hint(updates)}"
         )
     return [
         row.data_ptr()
@@ -245,9 +261,15 @@ def _bytes_reached(matrix: Tensor) -> int:
 
 
 def _read_ids(clients: object, num_clients: int) -> list[int]:
-    if isinstance(clients, Tensor):
-        if clients.dtype != torch.int64:
-            raise TypeError(f"clients: expected dtype torch.int64, got {clients.dtype}")
+    if isinstance(clients, np.ndarray):
+        if clients.dtype.kind not in "iu":
+            raise TypeError(f"clients: expected integers, got an array of {clients.dtype}")
+        if clients.ndim != 1:
+            raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
+        ids = clients.tolist()
+    elif isinstance(clients, Tensor):
+        if clients.dtype not in _INTEGERS:
+            raise TypeError(f"clients: expected integers, got {clients.dtype}")
         if clients.ndim != 1:
             raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
         if clients.numel() > max(num_clients, _MOST_REPEATED):

@@ -331,7 +331,8 @@ def _mounted(disk: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", str(disk)], check=True, capture_output=True)
+        # Memory rows may still be mapped: -l lets the disk go with the last of them.
+        subprocess.run(["umount", "-l", str(disk)], check=True, capture_output=True)
 
 
 def can_mount() -> bool:
@@ -354,15 +355,19 @@ def parser() -> argparse.ArgumentParser:
 
 def child(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as name:
-        root, writer, kind = Path(name), options.writers[0], options.child
-        if kind == "size":
-            found = sizes(writer, root, options.every)
-        elif kind == "tmpfs":
-            found = pages(writer, root, options.every)
-        else:
-            found = calls(writer, kind, root, options.every)
-    print(json.dumps(found))
+    kind, total = options.child, Counter[str]()
+    for writer in options.writers:
+        with tempfile.TemporaryDirectory() as name:
+            root = Path(name)
+            if kind == "size":
+                found = sizes(writer, root, options.every)
+            elif kind == "tmpfs":
+                found = pages(writer, root, options.every)
+            else:
+                found = calls(writer, kind, root, options.every)
+        for result, times in found.items():
+            total[result.replace("wrong:", f"wrong: {writer}:", 1)] += times
+    print(json.dumps(total))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -380,17 +385,14 @@ def main(arguments: list[str] | None = None) -> int:
             if kind == "tmpfs" and not can_mount():
                 print("tmpfs: skipped, this process may not mount")
                 continue
+            given = [f"--child={kind}", f"--every={options.every}", "--writers", *options.writers]
+            process = start(library, "tests.fuzz.disks", given)
+            output, errors = process.communicate()
             total = Counter[str]()
-            for writer in options.writers:
-                given = [f"--child={kind}", f"--every={options.every}", "--writers", writer]
-                process = start(library, "tests.fuzz.disks", given)
-                output, errors = process.communicate()
-                if process.returncode:
-                    total[f"wrong: {writer}: died: {errors[-1500:]}"] += 1
-                    continue
-                for result, times in json.loads(output.splitlines()[-1]).items():
-                    bad = result.startswith("wrong")
-                    total[result if not bad else f"wrong: {writer}{result[5:]}"] += times
+            if process.returncode:
+                total[f"wrong: died: {errors[-1500:]}"] += 1
+            else:
+                total.update(json.loads(output.splitlines()[-1]))
             print(f"{kind}: {total.total()} points", flush=True)
             for result, times in sorted(total.items()):
                 print(f"  {result}: {times}")

@@ -37,6 +37,7 @@ _frombuffer, _from_numpy = torch.frombuffer, torch.from_numpy
 torch.frombuffer = lambda *args, **kwargs: _frombuffer(*args, **kwargs).clone()
 torch.from_numpy = lambda array: _from_numpy(array).clone()
 """
+BINDINGS = ["library", "module", "ops_policy", "python_memory"]  # besides ops_cuda
 RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
