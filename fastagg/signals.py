@@ -72,11 +72,11 @@ class SignalsDeferred:
     def __exit__(self, *_: object) -> None:
         marking = map(_mark, self._arrived)  # reads the list when it is consumed
         try:
+            self._restore()
+        finally:
             self._recording = False
             # Consumes the iterator in C: Python runs no handler before all signals are marked.
             _NOWHERE.extend(marking)
-        finally:
-            self._restore()
 
     def _restore(self) -> None:
         """Restore all handlers, also if some of them raise meanwhile."""

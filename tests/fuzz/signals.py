@@ -62,6 +62,20 @@ def whole(agg: Aggregator, twin: Aggregator, params: Tensor, expected: Tensor) -
     )
 
 
+def disarm() -> None:
+    """Stop all timers, whatever the handlers raise meanwhile."""
+    raised: Arrived | None = None
+    timers = list(TIMERS.values())
+    while timers:
+        try:
+            signal.setitimer(timers[-1], 0.0)
+            timers.pop()
+        except Arrived as error:
+            raised = error
+    if raised is not None:
+        raise raised
+
+
 def attack(index: int, count: int, seed: int, found: Counter[str]) -> None:
     """Interrupt steps of one configuration until ``count`` signals have been raised."""
     name, options = CONFIGURATIONS[index % len(CONFIGURATIONS)]
@@ -87,10 +101,10 @@ def attack(index: int, count: int, seed: int, found: Counter[str]) -> None:
                     returned = True
                     longest = 0.9 * longest + 0.1 * (time.perf_counter() - begin)
                 finally:
-                    for timer in TIMERS.values():
-                        signal.setitimer(timer, 0.0)
+                    disarm()
             except Arrived as caught:
                 error = caught
+                disarm()
             done = agg.committed - committed
             if done not in (0, 1) or (returned and (report is None or done != 1)):
                 found["ambiguous"] += 1
