@@ -159,34 +159,6 @@ class Rows(Writer):
             raise
 
 
-class Job(Writer):
-    """A whole job of the simulation with a checkpoint after every round."""
-
-    def prepare(self, folder: Path) -> None:
-        pass
-
-    def attempt(self, folder: Path) -> None:
-        from fastagg_sim.job_folder import JobFolder
-        from fastagg_sim.run_options import RunOptions
-        from fastagg_sim.runner import run_job
-
-        options = RunOptions(
-            dataset="synthetic", rules=("stale",), num_clients=100, rounds=2, seeds=(0,)
-        )
-        (job,) = options.build().jobs()
-        target = JobFolder(folder / "job", job)
-        target.prepare()
-        if not target.finished:
-            run_job(target, lambda *_: None, lambda: False, checkpoint_seconds=0.0)
-
-    def files(self, folder: Path) -> Files:
-        found = super().files(folder)  # seconds differ, and so do checkpoints, which hold them
-        return {name: data for name, data in found.items() if not name.endswith("timings.csv")}
-
-    def leftover(self, before: Files, now: Files) -> set[str]:
-        return {name for name in now if ".tmp" in name or "/tmp/" in name}
-
-
 WRITERS: dict[str, type[Writer]] = {
     "save": Checkpoint,
     "save, first": First,
@@ -194,7 +166,6 @@ WRITERS: dict[str, type[Writer]] = {
     "memory rows": Rows,
     "text": Text,
     "figure": Figure,
-    "job": Job,
 }
 
 
@@ -210,7 +181,7 @@ def judge(
             return f"wrong: the error names no file: {error!r}"
         synced = "was not synced" not in str(error)
         changed = [name for name in before if now.get(name) != before[name]]
-        if changed and synced and not isinstance(writer, Figure | Job):
+        if changed and synced and not isinstance(writer, Figure):
             return f"wrong: {error}, but changed {changed}"
         left = writer.leftover(before, now)
         if left and synced and kind != "read-only":
