@@ -262,7 +262,11 @@ def digest_of(values: Iterable[object]) -> bytes:
     for value in values:
         if isinstance(value, Tensor):
             digest.update(f"{value.dtype}{list(value.shape)}".encode())
-            digest.update(value.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+            flat = value.cpu().reshape(-1)
+            flat = flat.clone(
+                memory_format=torch.contiguous_format
+            )  # one element may have stride 0
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
         elif isinstance(value, list | tuple):
             digest.update(digest_of(value))
         elif isinstance(value, dict):
