@@ -542,7 +542,6 @@ def claims(results: Results) -> list[Claim]:
 def markdown(rows: Sequence[Result], rounds: int) -> str:
     """Return the tables and claims."""
     results, lines = Results(rows), list[str]()
-    seeds = len({row.seed for row in rows if row.table == "accuracy"})
     lines += ["## Claims", "", "| claim | numbers, with 95 % intervals over seeds | verdict |",
               "| --- | --- | --- |"]  # fmt: skip
     for claim in claims(results):
@@ -552,29 +551,18 @@ def markdown(rows: Sequence[Result], rounds: int) -> str:
             if claim.known
             else f"| {claim.text} | not run | not run |"
         )
-    lines += ["", "## Hijack", "", "| rule | sender | mean weight | largest weight |",
-              "| --- | --- | --- | --- |"]  # fmt: skip
-    for label, *_ in HIJACKED:
-        for attack, who in (("none", "honest"), ("hijack", "the last change")):
-            key = ("hijack", TASKS[0], attack, 1 / K, label)
-            means = list(results.over(*key, "mean weight").values())
-            largest = results.over(*key, "largest weight").values()
-            if means:
-                lines.append(
-                    f"| {label} | {who} | {min(means):.2f} to {max(means):.2f} "
-                    f"| {max(largest):.2f} |"
-                )
-    lines += ["", "## Poison once", "", "| rule | error after 1000 rounds, row norms |",
-              "| --- | --- |"]  # fmt: skip
-    for label, *_ in POISONED:
-        found = results.over("poison once", "random rows", "poison once", 1 / K, label, "error")
-        if found:
-            lines.append(f"| {label} | {statistics.fmean(found.values()):.3g} |")
+    lines += ["", "## Hijack", "", *hijack_table(results)]
+    lines += ["", "## Poison once", "", *poison_table(results)]
     labels = [label for label, *_ in configurations(1)]
     for task in TASKS:
         for fraction in FRACTIONS:
             lines += ["", f"## Accuracy: {task}, {fraction:.0%} attackers", ""]
-            lines += [f"Mean of {seeds} seeds after {rounds} rounds.", ""]
+            runs = {row.run for row in rows if (row.task, row.fraction) == (task, fraction)}
+            if not any(run[0] == "accuracy" for run in runs):
+                lines.append("Not run.")
+                continue
+            seeds = len({run[5] for run in runs if run[0] == "accuracy"})
+            lines += [f"Means of up to {seeds} seeds, after {rounds} rounds.", ""]
             lines.append(f"| rule | {' | '.join(ATTACKS)} |")
             lines.append(f"| --- |{' --- |' * len(ATTACKS)}")
             for label in labels:
@@ -589,6 +577,62 @@ def markdown(rows: Sequence[Result], rounds: int) -> str:
                 if any(cells):
                     lines.append(f"| {label} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def hijack_table(results: Results) -> list[str]:
+    lines = ["| rule | sender | mean weight | largest weight |", "| --- | --- | --- | --- |"]
+    for label, *_ in HIJACKED:
+        for attack, who in (("none", "honest"), ("hijack", "the last change")):
+            key = ("hijack", TASKS[0], attack, 1 / K, label)
+            means = list(results.over(*key, "mean weight").values())
+            largest = results.over(*key, "largest weight").values()
+            if means:
+                lines.append(
+                    f"| `{label}` | {who} | {min(means):.2f} to {max(means):.2f} "
+                    f"| {max(largest):.2f} |"
+                )
+    return lines
+
+
+def poison_table(results: Results) -> list[str]:
+    lines = ["| rule | error after 1000 rounds, row norms |", "| --- | --- |"]
+    for label, *_ in POISONED:
+        found = results.over("poison once", "random rows", "poison once", 1 / K, label, "error")
+        if found:
+            lines.append(f"| `{label}` | {statistics.fmean(found.values()):.3g} |")
+    return lines
+
+
+SHOWN = (
+    *("fedavg", "fedavg, max_norm", "fdms", "fdms, max_share", "fdms, max_norm", "mifa"),
+    *("mifa, max_age", "mifa, max_norm", "mimic", "mimic, max_norm", "mimic-aged", "scaffold"),
+    *("scaffold, max_norm", "geometric-median", "geometric-median, reuse", "centered-clip"),
+    *("krum", "multi-krum", "nnm", "bucketing"),
+)
+"""Rules in the table of docs/security.md."""
+
+
+def accuracy_table(results: Results, fraction: float) -> list[str]:
+    """Return the table of docs/security.md: accuracy in percent on both tasks."""
+    lines = [f"| rule | {' | '.join(ATTACKS)} |", f"| --- |{' --- |' * len(ATTACKS)}"]
+    for label in SHOWN:
+        cells = []
+        for attack in ATTACKS:
+            pair = []
+            for task in TASKS:
+                part = 0.0 if attack == "none" else fraction
+                values = results.over("accuracy", task, attack, part, label, "accuracy").values()
+                pair.append(f"{100 * statistics.fmean(values):.0f}" if values else "?")
+            cells.append(" / ".join(pair))
+        lines.append(f"| `{label}` | {' | '.join(cells)} |")
+    return lines
+
+
+def page(rows: Sequence[Result]) -> str:
+    """Return the tables that docs/security.md shows."""
+    results = Results(rows)
+    tables = (hijack_table(results), poison_table(results), accuracy_table(results, 0.2))
+    return "\n\n".join("\n".join(table) for table in tables)
 
 
 def write(folder: Path, rows: Sequence[Result], rounds: int) -> None:
@@ -699,5 +743,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
             if fresh and options.out:
                 write(options.out, rows, rounds)
         console.print(markdown(rows, rounds).partition("## Accuracy")[0], markup=False)
+        if not options.quick:
+            console.print(f"Tables of docs/security.md:\n\n{page(rows)}", markup=False)
     finally:
         torch.set_num_threads(threads)

@@ -2,8 +2,8 @@
 """Print the tables of docs/distributed.md: ``python docs/distributed_budget.py``.
 
 All numbers come from ``fastagg.plan``. The rates are those of one rank with 2 threads on the
-machine of benchmarks/results/avx512-32/ops.csv (``gram`` of 100 x 1M, and its read ceiling), and 10 Gbit/s
-between ranks.
+machine of benchmarks/results/avx512-32/ops.csv (``gram`` of 100 x 1M, and its read ceiling), and
+10 Gbit/s between ranks.
 """
 
 from __future__ import annotations

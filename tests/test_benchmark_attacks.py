@@ -12,6 +12,8 @@ import torch
 from benchmarks import attacks
 from benchmarks.attacks import Result
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def test_attackers_send_what_the_page_says() -> None:
     rows = torch.randn(2, 5, 7)
@@ -96,6 +98,7 @@ def test_claims_are_judged_from_pairs_of_runs() -> None:
     assert cost.known and attacks.judge(cost.statements) == "holds"
     assert cost.statements[0].estimate.value == pytest.approx(0.011)
     assert not found["ALIE by 20 %: geometric-median loses less than 0.05"].known
+    rows.append(Result("accuracy", attacks.TASKS[0], "late", 0.2, "fdms", 0, "accuracy", 0.5))
     text = attacks.markdown(rows, 5)
     assert "| fdms, max_share | 0.761 |" in text and "| not run | not run |" in text
 
@@ -105,3 +108,10 @@ def test_results_survive_a_file(tmp_path: Path) -> None:
     assert attacks.read(tmp_path / "attacks.csv") == []
     attacks.write(tmp_path, rows, 3)
     assert attacks.read(tmp_path / "attacks.csv") == rows
+
+
+def test_the_page_shows_the_committed_results() -> None:
+    text = (ROOT / "docs/security.md").read_text("utf-8")
+    rows = attacks.read(ROOT / "benchmarks/results/attacks.csv")
+    for table in attacks.page(rows).split("\n\n"):
+        assert table in text

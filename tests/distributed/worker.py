@@ -34,11 +34,13 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("centered-clip", {"tau": 90.0, "reuse": True}),
     ("fdms", {"max_norm": 100.0}),  # about half of the rows are longer
     ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
-    ("fdms-soft", {"friends": 2}),
+    ("fdms-soft", {"friends": 2, "max_share": 0.3}),
     ("fedau", {"cutoff": 2}),
     ("fedavg", {"client_weights": WEIGHTS}),
+    ("fedavg", {"max_norm": {"multiple": 1.001, "window": 4, "warmup": 0}}),
     ("fedvarp", {"server_lr": 0.7}),
     ("geometric-median", {"client_weights": WEIGHTS}),
+    ("geometric-median", {"reuse": True, "max_age": 1}),
     ("krum", {"reuse": True, "memory_dtype": "bfloat16"}),
     ("mifa", {"memory_dtype": "bfloat16", "max_norm": 100.0}),
     ("mimic", {"server_lr": 0.7}),
@@ -46,7 +48,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("multi-krum", {"keep": 2}),
     ("nnm", {"num_byzantine": 1, "reuse": True}),
     ("scaffold", {"local_work": 0.5}),
-    ("stale", {}),
+    ("stale", {"max_age": 1}),
     ("stale-models", {"server_lr": 0.7}),
 ]
 
