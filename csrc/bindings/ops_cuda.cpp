@@ -357,15 +357,15 @@ void scaffold_mean_(const at::Tensor& out, const at::Tensor& next, const at::Ten
   check_tensor(mean, "mean", at::kFloat, {d});
   check_same_device(mean, "mean", on.device());
   OrderedRows rows(on, tensors, controls, "controls", clients, d, at::kFloat);
-  TORCH_CHECK_TYPE(rows.given_updates().dtype == at::kFloat,
-                   "updates: expected dtype Float, got ", rows.given_updates().dtype);
+  TORCH_CHECK_TYPE(rows.given_updates().dtype == at::kFloat, "updates: expected dtype Float, got ",
+                   rows.given_updates().dtype);
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
   rows.add_weights(weights);
   rows.add_steps(steps);
   rows.add_kept(kept, on.device());
-  TORCH_CHECK_VALUE(static_cast<int64_t>(rows.given_kept().size()) == rows.S(),
-                    "kept: expected ", rows.S(), " rows, got none");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(rows.given_kept().size()) == rows.S(), "kept: expected ",
+                    rows.S(), " rows, got none");
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(next, "next");
@@ -378,13 +378,12 @@ void scaffold_mean_(const at::Tensor& out, const at::Tensor& next, const at::Ten
   rows.width().add(mean.const_data_ptr());
   rows.upload(on);
   const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
-  check_launch(
-      cuda::scaffold_mean(out.mutable_data_ptr<double>(), next.mutable_data_ptr<float>(),
-                          largest.mutable_data_ptr<float>(), mean.const_data_ptr<float>(),
-                          rows.updates<float>(), rows.own<const float>(), rows.weights(),
-                          rows.steps(), part, rows.kept(), rows.S(), d, rows.width().value(),
-                          on.stream()),
-      "scaffold_mean_", "updates [", rows.S(), ", ", d, "]");
+  check_launch(cuda::scaffold_mean(out.mutable_data_ptr<double>(), next.mutable_data_ptr<float>(),
+                                   largest.mutable_data_ptr<float>(), mean.const_data_ptr<float>(),
+                                   rows.updates<float>(), rows.own<const float>(), rows.weights(),
+                                   rows.steps(), part, rows.kept(), rows.S(), d,
+                                   rows.width().value(), on.stream()),
+               "scaffold_mean_", "updates [", rows.S(), ", ", d, "]");
   rows.write_peaks(peaks, largest);
 }
 

@@ -12,11 +12,12 @@ namespace fastagg {
 
 // The factor of weights, from the magnitudes of those that are not zero. It is the smallest one, if
 // the others are not much larger, times a power of two. The magnitudes of all quotients add up to 1
-// at most, so a sum with convex weights stays in the range of its rows.
+// at most, or to no more than those of the weights. So a sum with convex weights stays in the range
+// of its rows.
 FASTAGG_HD double common_factor(double smallest, double largest, double total) {
   if (!(largest > 0.0 && total <= 0x1p960)) return 1.0;  // all zero; or NaN, or too large
   double factor = largest <= smallest * 0x1p20 ? smallest : largest;
-  while (factor < total) factor *= 2.0;
+  while (factor < total && factor < 1.0) factor *= 2.0;
   return factor;
 }
 

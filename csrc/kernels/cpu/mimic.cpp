@@ -153,8 +153,8 @@ struct MimicMean {
   template <int W, class T>
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                  const T* const* corrections, const float* const* references,
-                                 const float* weights, float* const* kept, bool streamed,
-                                 int64_t S, int64_t column, int64_t n) {
+                                 const float* weights, float* const* kept, bool streamed, int64_t S,
+                                 int64_t column, int64_t n) {
     block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights, S,
                   column, n);
     if (!kept) return;

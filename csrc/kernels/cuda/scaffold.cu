@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     Floats<V> after;
 #pragma unroll
     for (int v = 0; v < V; ++v)
-      after.at[v] = static_cast<float>(
-          __dadd_rn(__dmul_rn(rest, before.at[v]), __dmul_rn(part, changes[v])));
+      after.at[v] =
+          static_cast<float>(__dadd_rn(__dmul_rn(rest, before.at[v]), __dmul_rn(part, changes[v])));
     store<V>(next + columns.begin, after, columns.count);
     store_doubles(out, sums, columns);
   }

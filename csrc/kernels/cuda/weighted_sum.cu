@@ -19,9 +19,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int64_t b = 0; b < batches; ++b) {
       Batch<T, V> batch;
       batch.load_rows(rows, S, b, columns);
-      batch.add_to(sums, S, b, [&](int64_t s) {
-        return static_cast<float>(__dmul_rn(weights[s], inverse));
-      });
+      batch.add_to(sums, S, b,
+                   [&](int64_t s) { return static_cast<float>(__dmul_rn(weights[s], inverse)); });
     }
     sum_over_splits(sums, scratch);
     if (threadIdx.y > 0) continue;
