@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Su et al., figure 1 b: centred clipping at the paper's threshold and at one that clips.
 
-The paper's threshold is tau = 10 / (1 - 0.9) = 100. On CIFAR-10 the clients' momenta are 1 to 10
+The paper's threshold is tau = 10 / (1 - 0.9) = 100. On CIFAR-10 the clients' momenta are at most 56
 long, so nothing is ever clipped: "cclip" and "bucketing cclip" are both the weighted mean, and a
 comparison with them says nothing about clipping. This experiment repeats the two methods with a
 threshold that most momenta exceed, and records the lengths of momenta in norms.csv.
