@@ -98,18 +98,16 @@ class FDMSSoft(FDMS):
         proposals = []
         for begin in range(0, len(clients), _BLOCK):
             absent = np.array(clients[begin : begin + _BLOCK])
-            known = (_block(self.counts, absent, open_ids) > 0).any(axis=1)
+            absent = absent[np.max(_block(self.counts, absent, open_ids), axis=1) > 0]  # scored
             positions, parts = self._spread(absent, open_ids)
             scores = np.take_along_axis(_block(self.scores, absent, open_ids), positions, axis=1)
-            listed = zip(absent.tolist(), known, positions, parts, scores, strict=True)
-            for client, scored, *three in listed:
-                if scored:
-                    columns = zip(*(column.tolist() for column in three), strict=True)
-                    proposals += [
-                        Proposal(score, client, rows[position], part)
-                        for position, part, score in columns
-                        if part > 0.0
-                    ]
+            for client, *columns in zip(absent.tolist(), positions, parts, scores, strict=True):
+                listed = zip(*(column.tolist() for column in columns), strict=True)
+                proposals += [
+                    Proposal(score, client, rows[position], part)
+                    for position, part, score in listed
+                    if part > 0.0
+                ]
         return proposals
 
     def _spread(self, absent: np.ndarray, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -260,5 +260,5 @@ def test_bad_arguments(op: str) -> None:
         call(gram[:2], weights, 1)
     with pytest.raises(ValueError, match="weights: expected shape"):
         call(gram, shares(7), 1)
-    with pytest.raises(ValueError, match="iterations: expected at least 0, got -1"):
+    with pytest.raises(ValueError, match="iterations: expected 0 to 100000, got -1"):
         call(gram, weights, -1)
