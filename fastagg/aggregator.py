@@ -22,7 +22,14 @@ from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.modes import MadeInPlainModes, plain_modes, writable
-from fastagg.norm_bound import AdaptiveNorm, MaxNorm, RecentNorms, check_norms, read_max_norm
+from fastagg.norm_bound import (
+    AdaptiveNorm,
+    MaxNorm,
+    RecentNorms,
+    check_norms,
+    read_max_norm,
+    resolve_max_norm,
+)
 from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
@@ -248,9 +255,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
         self.nonfinite = nonfinite
         self._norms: RecentNorms | None = None
-        if isinstance(max_norm, str) and max_norm == "auto":
-            max_norm = "adaptive" if nonfinite == "drop" else None
-        self.max_norm = read_max_norm(max_norm)
+        self.max_norm = read_max_norm(resolve_max_norm(max_norm, nonfinite))
         self.columns = Columns(segment_columns(self.num_params))
         self.committed = 0
         self.last_report: StepReport | None = None
@@ -712,6 +717,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         always = ("num_clients", "num_params", "server_lr")
         shown = {name: getattr(self, name) for name in always}
         for name, default in option_defaults(type(self)).items():
+            if name == "max_norm":
+                default = read_max_norm(resolve_max_norm(default, self.nonfinite))
             if name not in shown and not _is(getattr(self, name, default), default):
                 shown[name] = getattr(self, name)
         plain = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in shown.items()}

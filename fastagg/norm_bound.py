@@ -79,6 +79,13 @@ def read_max_norm(value: object) -> MaxNorm:
     return read_positive("max_norm", value)
 
 
+def resolve_max_norm(value: object, nonfinite: object) -> object:
+    """Return an option ``max_norm`` with "auto" replaced by what it means with ``nonfinite``."""
+    if isinstance(value, str) and value == "auto":
+        return ADAPTIVE if nonfinite == "drop" else None
+    return value
+
+
 def is_adaptive(value: object) -> bool:
     """Return whether an option ``max_norm``, which need not be valid, is adaptive."""
     return value == ADAPTIVE or isinstance(value, AdaptiveNorm | Mapping)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -66,25 +67,36 @@ def op(
 
     def enter(wrapper: Wrapper) -> Wrapper:
         name = wrapper.__name__
-        torch.library.register_fake(f"fastagg::{name}", _fake_kernel(fake or _returns_nothing))
+        torch.library.register_fake(f"fastagg::{name}", _fake_kernel(wrapper, fake))
         TABLE[name] = Op(name, wrapper, example, bound, bound if cuda_bound is None else cuda_bound)
         return wrapper
 
     return enter
 
 
-def _fake_kernel(fake: Callable[..., object]) -> Callable[..., object]:
+_ON_CPU = {"clients", "weights"}
+"""Arguments that may be on the CPU when the others are not."""
+
+
+def _fake_kernel(wrapper: Wrapper, fake: Callable[..., object] | None) -> Callable[..., object]:
     """Return a fake kernel that refuses tensors with data beside tensors on device meta.
 
     The dispatcher calls it for such a mixture, and its results would not be computed.
     """
+    compute, names = fake or _returns_nothing, list(inspect.signature(wrapper).parameters)
 
-    @functools.wraps(fake)
+    @functools.wraps(compute)
     def checked(*args: object, **kwargs: object) -> object:
-        kinds = {_is_meta(t) for value in (*args, *kwargs.values()) for t in _tensors_in(value)}
+        given = dict(zip(names, args, strict=False)) | kwargs
+        kinds = {
+            _is_meta(tensor)
+            for name, value in given.items()
+            for tensor in _tensors_in(value)
+            if name not in _ON_CPU or _is_meta(tensor)
+        }
         if len(kinds) > 1:
             raise ValueError("expected all tensors on one device, got some on device meta")
-        return fake(*args, **kwargs)
+        return compute(*args, **kwargs)
 
     return checked
 

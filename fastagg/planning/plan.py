@@ -13,7 +13,7 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.stores import element_bytes
-from fastagg.norm_bound import norm_bytes
+from fastagg.norm_bound import norm_bytes, resolve_max_norm
 from fastagg.options import read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
@@ -191,9 +191,7 @@ def plan(
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
-    max_norm = options.get("max_norm", "auto")
-    if max_norm == "auto":
-        max_norm = "adaptive" if options.get("nonfinite") == "drop" else None
+    max_norm = resolve_max_norm(options.get("max_norm", "auto"), options.get("nonfinite"))
     cost = replace(cost, state=cost.state + norm_bytes(max_norm))
     if max_norm is not None and not rule.norms_known:  # norms need another pass
         cost = replace(

@@ -193,7 +193,7 @@ def test_a_manifest_of_an_older_version_loads_with_a_warning(checkpoint: Path) -
     with pytest.warns(UserWarning, match="older fastagg and has no checksum"):
         storage.describe(checkpoint)
     header.write_text(json.dumps(content | {"version": 2}))
-    with pytest.raises(ValueError, match="wrong checksum"):
+    with pytest.raises(ValueError, match="its checksum is wrong"):
         storage.describe(checkpoint)
 
 

@@ -141,7 +141,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     for name in (*names, "round-robin", "adversarial", "vgg11", "dirichlet", "label-limited"):
         assert name in printed
     (line,) = (line for line in printed.splitlines() if line.startswith("  mimic-table5 "))
-    assert line.split()[1:9] == ["MimiC", "table", "5", "7", "days", "4", "min", "10"]
+    assert line.split()[1:9] == ["MimiC", "table", "5", "20", "days", "4", "min", "30"]
     assert "GPU times (--device cuda) are estimates, not measurements; none: no estimate" in printed
     head, *rows = printed[printed.index("  name ") :].split("  Times are")[0].splitlines()
     starts = [head.index(name) for name in ("paper", "figure", "description")]

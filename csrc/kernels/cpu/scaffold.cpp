@@ -4,6 +4,7 @@
 #include "magnitude.h"
 #include "row_blocks.h"
 #include "row_peaks.h"
+#include "scratch.h"
 #include "streaming.h"
 
 namespace fastagg::cpu {
@@ -78,14 +79,14 @@ FASTAGG_INLINE void control(double* sums, double* changes, int32_t* peaks, const
   for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
 }
 
+//   changes   // [n] scratch
 struct ScaffoldMean {
   template <int W>
   FASTAGG_INLINE static void run(double* out, float* next, int32_t* peaks, const float* mean,
                                  const float* const* updates, const float* const* controls,
                                  const double* weights, const double* steps, double part,
                                  float* const* kept, bool streamed, int64_t S, int64_t column,
-                                 int64_t n) {
-    alignas(64) double changes[kColumns];
+                                 int64_t n, double* changes) {
     double* sums = out + column;
     std::fill_n(sums, n, 0.0);
     std::fill_n(changes, n, 0.0);
@@ -114,11 +115,13 @@ void scaffold_mean(double* out, float* next, float* peaks, const float* mean,
   const bool streamed = should_stream(kept, S, bytes);
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
-  for_blocks(d, std::min(block_columns(d), kColumns), team,
-             [&](int64_t column, int64_t n, int worker) {
-               dispatch<ScaffoldMean>(isa, out, next, row_peaks.of(worker), mean, updates, controls,
-                                      weights, steps, part, kept, streamed, S, column, n);
-             });
+  const int64_t columns = std::min(block_columns(d), kColumns);
+  const Scratch changes(team.workers * columns * int64_t{sizeof(double)});  // stacks may be small
+  for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
+    dispatch<ScaffoldMean>(isa, out, next, row_peaks.of(worker), mean, updates, controls, weights,
+                           steps, part, kept, streamed, S, column, n,
+                           changes.as<double>() + worker * columns);
+  });
   row_peaks.write(peaks);
 }
 

@@ -31,11 +31,10 @@ COMMON = ["-O2", "-g1", "-fPIC", "-std=c++17", "-w", f"-I{HERE}"]
 CHECKED = ["-fsanitize=thread,undefined", "-fsanitize-undefined-trap-on-error"]
 # A GPU receives a copy of such arrays, so the emulator must not share Python's memory, either.
 COPIES = """
-import torch
+from fastagg import _C
 
-_frombuffer, _from_numpy = torch.frombuffer, torch.from_numpy
-torch.frombuffer = lambda *args, **kwargs: _frombuffer(*args, **kwargs).clone()
-torch.from_numpy = lambda array: _from_numpy(array).clone()
+rows_of = lambda *args: [row.clone() for row in _C.rows(*args)]
+tensor_of = lambda buffer: _C.tensor(buffer).clone()
 """
 BINDINGS = ["library", "module", "ops_policy", "python_memory"]  # besides ops_cuda
 RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
@@ -113,7 +112,7 @@ def build(folder: Path) -> None:
     kernels, bindings = folder / "csrc/kernels/cuda", folder / "csrc/bindings"
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     shutil.copytree(ROOT / "fastagg", folder / "fastagg", ignore=shutil.ignore_patterns("_C*.so"))
-    with (folder / "fastagg/__init__.py").open("a", encoding="utf-8") as file:
+    with (folder / "fastagg/ops/memory.py").open("a", encoding="utf-8") as file:
         file.write(COPIES)
     for path in (*kernels.iterdir(), kernels.parent / "host_device.h"):
         name = path.with_suffix(".cpp") if path.suffix == ".cu" else path
