@@ -748,14 +748,15 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             raise ValueError("params: expected finite values, got NaN or Inf")
         return peaks
 
-    def _largest_row(self, gain: float = 1.0) -> float:
+    def _largest_row(self, factors: Tensor | None = None) -> float:
         """Return the largest accepted magnitude in a row; infinite unless rows may be dropped.
 
         Args:
-            gain: an upper bound of the sum of the factors of the rows.
+            factors: [S], >= 0, of the rows; None: their sum is at most 1.
         """
         if self.nonfinite != "drop":
             return math.inf
+        gain = 1.0 if factors is None else float(factors.sum())
         return LARGEST_ROW / max(1.0, self.server_lr) / max(1.0, gain)
 
     def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> Tensor:

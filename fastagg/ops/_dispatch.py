@@ -141,14 +141,18 @@ def devices() -> tuple[str, ...]:
     return ("cpu", "cuda") if cuda else ("cpu",)
 
 
+_is_compiling = torch.compiler.is_compiling
+_increment_version = torch.autograd.graph.increment_version
+
+
 def mark_changed(*tensors: Tensor) -> None:
     """Bump the version counters of arguments that an operator changed.
 
     A backward pass that saved one of them then fails instead of using the new content. Inference
     tensors have no version counter.
     """
-    if not torch.compiler.is_compiling():
-        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+    if not _is_compiling():
+        _increment_version([t for t in tensors if not t.is_inference()])
 
 
 def count_rows(rows: list[Tensor]) -> int:

@@ -47,7 +47,9 @@ class WeightedRule(Aggregator[P, R]):
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory
 
-    def _check_aggregate(self, params: Tensor, cohort: Cohort, gain: float = 1.0) -> None:
+    def _check_aggregate(
+        self, params: Tensor, cohort: Cohort, factors: Tensor | None = None
+    ) -> None:
         """Check that rows, parameters and the result of the step are finite.
 
         The aggregate must be in the scratch vector. Its rows are looked at only if it is large.
@@ -55,7 +57,7 @@ class WeightedRule(Aggregator[P, R]):
         Args:
             params: [d] float32.
             cohort: the active clients and their rows.
-            gain: the sum of the factors of the rows.
+            factors: [S], of the rows; None: their sum is at most 1.
 
         Raises:
             NonFiniteUpdates: rows hold NaN or Inf.
@@ -63,7 +65,7 @@ class WeightedRule(Aggregator[P, R]):
             ValueError: parameters are not finite, or would leave the range of float32.
         """
         peak, aggregate = self._peaks_with(params, [self._aggregate])
-        largest = self._largest_row(gain)
+        largest = self._largest_row(factors)
         if not math.isfinite(aggregate) or aggregate > largest:
             self._row_peaks(cohort, largest)
         self._check_range(peak, aggregate)
@@ -86,5 +88,5 @@ class AveragingRule(WeightedRule[P, Reading]):
 
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> Reading:
         self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
-        self._check_aggregate(params, cohort, gain=float(plan.weights.sum()))
+        self._check_aggregate(params, cohort, plan.weights)
         return Reading(plan.weights)

@@ -49,8 +49,10 @@ class Stale(MemoryRule):
         self.seen = torch.zeros(self.num_clients, dtype=torch.bool)
 
     def _norm(self, clients: Tensor) -> float:
-        seen = self._still_seen(self._expired()).index_fill(0, clients, True)
-        share = math.fsum(self._shares[seen].tolist())
+        seen = self.seen.numpy().copy()
+        seen[self._expired()] = False
+        seen[clients.numpy()] = True
+        share = math.fsum(self._shares.numpy()[seen].tolist())
         if share < _SMALLEST_SHARE:
             raise ValueError(
                 "client_weights: expected a weight > 0 among the clients seen so far, got "
@@ -58,17 +60,13 @@ class Stale(MemoryRule):
             )
         return 1.0 / share
 
-    def _still_seen(self, expired: list[int]) -> Tensor:
-        """Return ``seen`` without the clients ``expired``."""
-        return self.seen.index_fill(0, torch.tensor(expired), False) if expired else self.seen
-
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
     ) -> None:
         super()._commit(params, cohort, plan, reading)
-        for client in plan.expired:
-            self.seen[client] = False
-        self.seen[cohort.clients] = True
+        seen = self.seen.numpy()
+        seen[plan.expired] = False
+        seen[cohort.ids] = True
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)

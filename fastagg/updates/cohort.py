@@ -142,10 +142,9 @@ def read_cohort(
     else:
         _check_overlap(params, _check_updates(updates, num_params, device))
         given = updates if isinstance(updates, Tensor) else RowList(updates)
-    if len(ids) != len(given):
-        raise ValueError(
-            f"clients: expected one id per row of updates ({len(given)}), got {len(ids)}"
-        )
+    count = given.shape[0] if isinstance(given, Tensor) else len(given)
+    if len(ids) != count:
+        raise ValueError(f"clients: expected one id per row of updates ({count}), got {len(ids)}")
     ascending = sorted(ids)
     if ascending == ids:
         pass
@@ -237,7 +236,7 @@ def _check_updates(updates: object, num_params: int, device: torch.device) -> Se
         if matrix.untyped_storage().nbytes() < _bytes_reached(matrix):
             raise ValueError("updates: expected a tensor within its storage, which was resized")
         step = matrix.stride(0) * matrix.element_size()
-        first, count = matrix.data_ptr(), len(matrix)
+        first, count = matrix.data_ptr(), matrix.shape[0]
         return range(first, first + count * step, step) if step else [first] * count
     if not isinstance(updates, Sequence):
         raise TypeError(

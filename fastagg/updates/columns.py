@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -115,13 +115,14 @@ class Columns:
         self, rows: AnyRows, *, pairs: Tensor | None = None, precision: str = "highest"
     ) -> Tensor:
         """:func:`fastagg.ops.gram` in float64, summed over segments: S >= 1 rows -> [S, S]."""
-
-        def part(parts: Rows) -> Tensor:
-            return ops.gram(parts, pairs=pairs, dtype=torch.float64, precision=precision)
-
+        options: dict[str, Any] = {
+            "pairs": pairs,
+            "dtype": torch.float64,
+            "precision": precision,
+        }
         if in_memory(rows) and _width(rows) <= self.segment:
-            return self._fold([part(rows)])
-        return self._fold(part(parts) for _, _, (parts,) in self._pieces([rows]))
+            return self._fold([ops.gram(rows, **options)])
+        return self._fold(ops.gram(parts, **options) for _, _, (parts,) in self._pieces([rows]))
 
     def gram_rows(self, rows: AnyRows, changed: Tensor) -> Tensor:
         """:func:`fastagg.ops.gram_rows`, summed over segments: S >= 1 rows, [C] -> [C, S]."""
@@ -142,16 +143,12 @@ class Columns:
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
     ) -> Tensor:
         """Return :meth:`gram`, and set ``out = weights @ rows`` [d] in the same pass."""
-
-        def part(begin: int, end: int, parts: Rows) -> Tensor:
-            square = (len(parts), len(parts))
-            gram = torch.empty(square, dtype=torch.float64, device=out.device)
-            ops.gram_and_sum_(out[begin:end], gram, parts, weights, precision=precision)
-            return gram
-
-        if in_memory(rows) and len(out) <= self.segment:
-            return self._fold([part(0, len(out), rows)])
-        return self._fold(part(begin, end, parts) for begin, end, (parts,) in self._pieces([rows]))
+        if in_memory(rows) and out.shape[0] <= self.segment:
+            return self._fold([_gram_and_sum_(out, rows, weights, precision)])
+        return self._fold(
+            _gram_and_sum_(out[begin:end], parts, weights, precision)
+            for begin, end, (parts,) in self._pieces([rows])
+        )
 
     def square_norms(self, rows: AnyRows) -> Tensor:
         """Return the diagonal of :meth:`gram`, with its bits: [S] float64 on the CPU, S >= 1."""
@@ -383,6 +380,14 @@ def _squares(rows: Rows) -> Tensor:
         none = torch.zeros(len(few), len(few), dtype=torch.bool, device=few[0].device)
         parts.append(ops.gram(few, pairs=none, dtype=torch.float64).diagonal())
     return torch.cat(parts)
+
+
+def _gram_and_sum_(out: Tensor, rows: Rows, weights: Tensor, precision: str) -> Tensor:
+    """Return the Gram matrix of S rows, [S, S] float64, and set ``out = weights @ rows``."""
+    size = rows.shape[0] if isinstance(rows, Tensor) else len(rows)
+    gram = torch.empty((size, size), dtype=torch.float64, device=out.device)
+    ops.gram_and_sum_(out, gram, rows, weights, precision=precision)
+    return gram
 
 
 def _width(rows: AnyRows) -> int:

@@ -32,10 +32,9 @@ def factors_tensor(factors: Sequence[float]) -> Tensor:
 
 def flags_of(ids: Sequence[int], count: int) -> Tensor:
     """Return bool [count] with True at ``ids``."""
-    flags = bytearray(count)
-    for index in ids:
-        flags[index] = 1
-    return tensor_of(flags).view(torch.bool)
+    flags = np.zeros(count, dtype=np.bool_)
+    flags[ids] = True
+    return tensor_of(flags)
 
 
 def rounded(factors: Tensor) -> Tensor:
