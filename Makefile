@@ -26,7 +26,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
-.PHONY: fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
+.PHONY: test-faults fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 
 help:  ## list the targets
@@ -40,8 +40,9 @@ PARALLEL := -n auto --maxprocesses=8 --dist worksteal
 PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
 BENCHMARKS := $(wildcard tests/test_benchmark*.py)
-test: build-dev  ## set up, then run all tests but those of pages, benchmarks and the emulator (4 minutes)
-	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS)) $(ARGS)
+FAULTS := tests/fuzz/test_faults.py
+test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (4 minutes)
+	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS) $(FAULTS)) $(ARGS)
 
 # Tests of the library, with the best instruction set only, and of the simulation's options, in one process.
 QUICK := tests/ops tests/rules $(filter-out $(BENCHMARKS),$(wildcard tests/test_*.py)) \
@@ -59,6 +60,9 @@ test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their mem
 	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)
 
 # Each call is made once, in one of many processes that may die; ARGS="--calls 20000" makes fewer.
+test-faults: build-dev  ## run the tests of failing disks and memory
+	$(PY) -m pytest -q $(PARALLEL) $(FAULTS) $(ARGS)
+
 fuzz: build-dev  ## call every op and rule with hostile arguments, 10^6 times
 	$(PY) -m tests.fuzz.ops $(ARGS)
 
