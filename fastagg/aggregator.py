@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of all rules: a step in three phases, its report, and checks for rules."""
+"""The base class of all rules: a step in three phases, and checks for rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
@@ -42,6 +41,27 @@ from fastagg.options import (
     read_size,
     to_saved,
 )
+from fastagg.report import (
+    BrokenUpdates as BrokenUpdates,
+)
+from fastagg.report import (
+    NonFiniteUpdates as NonFiniteUpdates,
+)
+from fastagg.report import (
+    OversizedUpdates as OversizedUpdates,
+)
+from fastagg.report import (
+    Plan as Plan,
+)
+from fastagg.report import (
+    Reading as Reading,
+)
+from fastagg.report import (
+    RefusedUpdates as RefusedUpdates,
+)
+from fastagg.report import (
+    StepReport as StepReport,
+)
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import Clients
@@ -61,106 +81,8 @@ State = Mapping[str, Tensor | RowMemory]
 """The state of a rule: tensors and row memories by name, not copied."""
 
 
-@dataclass(frozen=True, eq=False)
-class StepReport:
-    """The report of one step. All tensors are on the CPU and sorted by client id.
-
-    Attributes:
-        active: [S] int64, ids of the clients whose rows were used, ascending.
-        rejected: [R] int64, ids of the clients whose rows were left out, ascending.
-        weights: [S] float32, the factor of the row of each client in ``active`` in the aggregate,
-            before ``server_lr``. In rules with a memory, the aggregate also contains memory rows.
-        friends: [K] int64, the client whose row was used for each client: its own id if it was
-            active; -1 if it was absent and has no friend (the mean of the active rows was used).
-            None for rules without substitution.
-        pairs: number of ordered pairs (i, j) of active clients whose similarity the rule needed.
-        skipped: True if no client was active and the rule needs one; the parameters have not
-            changed.
-        reasons: for each client id in ``rejected``, why its row was left out.
-    """
-
-    active: Tensor
-    rejected: Tensor
-    weights: Tensor
-    friends: Tensor | None = None
-    pairs: int = 0
-    skipped: bool = False
-    reasons: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass
-class Plan:
-    """The result of the first phase of a step: how much each row counts, from the state alone.
-
-    Attributes:
-        weights: [S] float64, the weight of each active client's row.
-        friends: ``StepReport.friends``.
-        pairs: ``StepReport.pairs``.
-    """
-
-    weights: Tensor
-    friends: Tensor | None = None
-    pairs: int = 0
-
-
-@dataclass
-class Reading:
-    """The result of the second phase of a step, the pass over the rows. It is not yet state.
-
-    Attributes:
-        weights: [S] float64, ``StepReport.weights``.
-    """
-
-    weights: Tensor
-
-
 P = TypeVar("P", bound=Plan)
 R = TypeVar("R", bound=Reading)
-
-
-class RefusedUpdates(Exception):
-    """Raised within a step to reject rows.
-
-    Args:
-        reasons: why each row is rejected, by client id.
-        message: for the exception; empty: a list of the reasons.
-    """
-
-    def __init__(self, reasons: Mapping[int, str], message: str = "") -> None:
-        listed = "; ".join(f"client {client}: {reason}" for client, reason in reasons.items())
-        super().__init__(f"updates: {message or listed}")
-        self.reasons = reasons
-
-
-class BrokenUpdates(RefusedUpdates):
-    """Raised within a step if rows are damaged; ``nonfinite`` decides whether the step fails."""
-
-
-class NonFiniteUpdates(BrokenUpdates):
-    """Raised within a step if the rows of ``clients`` [R] int64 hold NaN or Inf."""
-
-    def __init__(self, clients: Tensor) -> None:
-        ids = clients.tolist()
-        message = f"expected finite values, got NaN or Inf from client(s) {ids}"
-        super().__init__(dict.fromkeys(ids, "NaN or Inf"), message)
-
-
-class OversizedUpdates(RefusedUpdates):
-    """Raised within a step with ``nonfinite="drop"`` if rows are near the end of float32.
-
-    Args:
-        sizes: what was measured of each row, by client id.
-        measure: what it is.
-        limits: the largest accepted values, by client id.
-    """
-
-    def __init__(
-        self, sizes: Mapping[int, float], measure: str, limits: Mapping[int, float]
-    ) -> None:
-        super().__init__(
-            {k: f"{measure} {size:.6g}, but at most {limits[k]:.6g} is accepted"
-             for k, size in sizes.items()}
-        )  # fmt: skip
 
 
 class CommonOptions(TypedDict, total=False):

@@ -21,6 +21,7 @@ LAYERS = [
     {"fastagg.ops"},
     {
         *("fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.calls", "fastagg.modes"),
+        "fastagg.report",
         "fastagg.tensor_file",
     },
     {"fastagg.updates"},

@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import CommonOptions, Plan, Reading, State
+from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.ops import bits
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.rules._client_weights import relative
 from fastagg.rules._pair_state import check_pair_state
-from fastagg.rules._share_cap import Proposal, divide, read_max_share, round_cap
-from fastagg.rules._weighted_rule import WeightedRule
+from fastagg.rules._substitution import Scored, Substitution, SubstitutionRule
 from fastagg.rules.thresholds import Threshold, read_threshold, value_at
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import factors_tensor, flags_of
+from fastagg.updates.small import flags_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,23 +29,8 @@ _SCORES = {"cosine": ops.cosine_scores, "distance": ops.distance_scores}
 _PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
 
 
-@dataclass
-class Substitution(Plan):
-    """The plan of FDMS: friends, the pairs to score, and the elimination threshold."""
-
-    wanted: Tensor | None = field(kw_only=True)  # [S, S] bool, symmetric; None: all pairs
-    threshold: float = field(kw_only=True)  # Theta_t
-
-
-@dataclass
-class Scored(Reading):
-    """The similarities of this round."""
-
-    scores: Tensor  # [S, S] float64
-
-
 @register("fdms")
-class FDMS(WeightedRule[Substitution, Scored]):
+class FDMS(SubstitutionRule):
     """The most similar active client substitutes for an absent one (FL-FDMS section 5).
 
     For every pair of clients, the rule keeps the mean similarity R of their updates over the N
@@ -106,8 +88,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
         client_weights: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(client_weights=client_weights, **options)
-        self.max_share = read_max_share(max_share, self.num_clients)
+        super().__init__(max_share=max_share, client_weights=client_weights, **options)
         if similarity not in _SCORES:
             raise ValueError(f"similarity: expected one of {list(_SCORES)}, got {similarity!r}")
         if precision not in _PRECISIONS[similarity]:
@@ -117,8 +98,6 @@ class FDMS(WeightedRule[Substitution, Scored]):
             )
         self.similarity, self.precision = similarity, precision
         self.elimination, self._threshold = read_threshold(elimination, self.num_clients)
-        self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
-        self._share_list: list[float] = self._shares.tolist()
         square = (self.num_clients, self.num_clients)
         self.scores = torch.zeros(square, device=self.device, dtype=torch.float32)
         self.counts = torch.zeros(square, dtype=torch.int16, device=self.device)
@@ -136,10 +115,7 @@ class FDMS(WeightedRule[Substitution, Scored]):
             needed = bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
         active = flags_of(cohort.ids, self.num_clients).to(self.device)
         friends = ops.select_friends(self.scores, self.counts, active, self.candidates).cpu()
-        if self.max_share is None:
-            weights = self._weights(cohort, friends)
-        else:
-            weights, friends = self._capped(cohort, friends, self.max_share)
+        weights, friends = self._substitute(cohort, friends)
         return Substitution(
             weights,
             friends,
@@ -173,54 +149,6 @@ class FDMS(WeightedRule[Substitution, Scored]):
     def threshold(self, t: int) -> float:
         """Return Theta_t of round t = 1, 2, ...; infinite without elimination."""
         return math.inf if self._threshold is None else value_at(self._threshold, t)
-
-    def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
-        """Return factors [S] float64: a client's share goes to its friend's row, or all rows."""
-        # A plain loop: torch calls take longer just after a pass over the rows, with cold caches.
-        by_friend = [0.0] * (self.num_clients + 1)  # the last entry: -1, no friend
-        orphans = []  # the shares of clients without a friend
-        for friend, share in zip(friends.tolist(), self._share_list, strict=True):
-            by_friend[friend] += share
-            if friend < 0:
-                orphans.append(share)
-        weights = factors_tensor([by_friend[client] for client in cohort.ids])
-        if by_friend[-1] == 0.0:
-            return weights
-        return weights + math.fsum(orphans) / len(cohort)
-
-    def _capped(self, cohort: Cohort, friends: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-        """Return factors [S] float64 of at most ``cap``, or 1/S, and friends that took a part."""
-        ids, active = cohort.ids, set(cohort.ids)
-        own = [self._share_list[client] for client in ids]
-        absent = {k: share for k, share in enumerate(self._share_list) if k not in active}
-
-        def propose(clients: list[int], rows: list[int]) -> list[Proposal]:
-            return self._proposals(clients, rows, ids)
-
-        weights, first = divide(own, absent, round_cap(cap, len(ids)), propose)
-        friends = friends.clone()
-        for client in absent:
-            friends[client] = ids[first[client]] if client in first else -1
-        return weights, friends
-
-    def _proposals(self, clients: list[int], rows: list[int], ids: list[int]) -> list[Proposal]:
-        """Return the proposal of each of ``clients`` to its best friend among ``rows``.
-
-        Args:
-            clients: ids of absent clients.
-            rows: positions of the rows with room.
-            ids: of the active clients.
-        """
-        places = {ids[position]: position for position in rows}
-        active = flags_of(list(places), self.num_clients).to(self.device)
-        friends = ops.select_friends(self.scores, self.counts, active, self.candidates)
-        best = self.scores.gather(1, friends.clamp(min=0)[:, None])[:, 0].tolist()
-        found: list[int] = friends.tolist()
-        return [
-            Proposal(best[client], client, places[found[client]], 1.0)
-            for client in clients
-            if found[client] >= 0
-        ]
 
     def _skip(self) -> Tensor:
         self.rounds += 1
