@@ -84,6 +84,7 @@ def attack(index: int, count: int, seed: int, found: Counter[str]) -> None:
     params, expected = torch.zeros(D), torch.zeros(D)
     handler = Handler()
     before = {number: signal.signal(number, handler) for number in NUMBERS}
+    gradients = torch.is_grad_enabled()
     longest = 1e-4
     updates, clients = torch.randn(3, D, generator=generator), [0, 2, 5]
     try:
@@ -132,6 +133,7 @@ def attack(index: int, count: int, seed: int, found: Counter[str]) -> None:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+        torch.set_grad_enabled(gradients)  # a handler may have interrupted torch.no_grad
     found["signals"] += handler.raised
 
 
