@@ -333,8 +333,8 @@ void scaffold_mean_(const at::Tensor& out, const at::Tensor& next, const at::Ten
                     const at::Tensor& clients, const at::Tensor& weights, const at::Tensor& steps,
                     double part, at::TensorList kept) {
   const int64_t d = out.numel();
-  const at::Device device = out.device();
   check_tensor(out, "out", at::kDouble, {d});
+  const at::Device device = out.device();
   check_tensor(next, "next", at::kFloat, {d});
   check_same_device(next, "next", device);
   check_tensor(mean, "mean", at::kFloat, {d});

@@ -302,7 +302,10 @@ def _read_id(client: object) -> int:
         return client
     if isinstance(client, bool) or not isinstance(client, SupportsIndex):
         raise TypeError(f"clients: expected ints, got {client!r} ({type(client).__name__})")
-    return operator.index(client)
+    try:
+        return operator.index(client)
+    except (TypeError, RuntimeError) as error:  # tensors that hold no integer
+        raise TypeError(f"clients: expected ints, got {type(client).__name__}: {error}") from error
 
 
 def _check_overlap(params: Tensor, starts: Sequence[int]) -> None:
