@@ -16,9 +16,10 @@ K, D = 6, 23
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fdms", "mimic", "nnm"])
 def test_memory_and_descriptors_stay_flat(name: str) -> None:
-    run = long.measure(name, long.configurations()[name], 4000)
-    assert run.resident_last - run.resident_first <= long.MOST_BYTES
-    assert run.open_last == run.open_first
+    # Other tests ran in this process, and its heap may grow once; a leak grows in both runs.
+    runs = [long.measure(name, long.configurations()[name], 4000) for _ in range(2)]
+    assert min(run.resident_last - run.resident_first for run in runs) <= long.MOST_BYTES
+    assert all(run.open_last == run.open_first for run in runs)
 
 
 def test_every_rule_has_a_long_run() -> None:
