@@ -32,12 +32,13 @@ if _isa := os.environ.get("FASTAGG_ISA"):
         raise ValueError(f"FASTAGG_ISA={_isa}: {error}") from None
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, StepReport
+from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import bits, reference
 from fastagg.planning.plan import RoundPlan, plan
 from fastagg.registry import available, load, make
+from fastagg.report import StepReport
 from fastagg.rules import (
     FDMS,
     MIFA,

@@ -42,25 +42,13 @@ from fastagg.options import (
     to_saved,
 )
 from fastagg.report import (
-    BrokenUpdates as BrokenUpdates,
-)
-from fastagg.report import (
-    NonFiniteUpdates as NonFiniteUpdates,
-)
-from fastagg.report import (
-    OversizedUpdates as OversizedUpdates,
-)
-from fastagg.report import (
-    Plan as Plan,
-)
-from fastagg.report import (
-    Reading as Reading,
-)
-from fastagg.report import (
-    RefusedUpdates as RefusedUpdates,
-)
-from fastagg.report import (
-    StepReport as StepReport,
+    BrokenUpdates,
+    NonFiniteUpdates,
+    OversizedUpdates,
+    Plan,
+    Reading,
+    RefusedUpdates,
+    StepReport,
 )
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.allocation import allocate_rows

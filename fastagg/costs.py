@@ -14,14 +14,14 @@ class Sizes:
         K: number of clients.
         S: number of active clients.
         d: number of parameters (columns).
-        adopting: updates are in an :class:`fastagg.UpdateBuffer`, so the rule takes ownership of
+        owned: updates are in an :class:`fastagg.UpdateBuffer`, so the rule takes ownership of
             its rows instead of copying them.
     """
 
     K: int
     S: int
     d: int
-    adopting: bool
+    owned: bool
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ def check_saved(
     try:
         num_clients = read_size("num_clients", merged.pop("num_clients", None))
         num_params = read_size("num_params", merged.pop("num_params", None))
-        cost = rule.cost(Sizes(num_clients, 1, num_params, adopting=False), merged)
+        cost = rule.cost(Sizes(num_clients, 1, num_params, owned=False), merged)
         norms = norm_bytes(merged.get("max_norm"))
     except Exception as error:
         _raise_for(path, error, options)

@@ -21,18 +21,18 @@ K, S, D = 9, 4, 37
 REQUIRED: dict[str, dict[str, Any]] = {"scaffold": {"local_work": 1.0}}
 
 
-def after_rounds(name: str, adopting: bool, options: dict[str, Any], rounds: int) -> Aggregator:
+def after_rounds(name: str, owned: bool, options: dict[str, Any], rounds: int) -> Aggregator:
     agg = fastagg.make(name, num_clients=K, num_params=D, **options)
     buffer, params = UpdateBuffer(K, D), torch.zeros(D)
     for _ in range(rounds):
         clients = torch.randperm(K)[:S].tolist()
         for row in buffer.rows(clients):
             row.normal_()
-        agg.step(params, buffer if adopting else buffer.rows(clients), clients)
+        agg.step(params, buffer if owned else buffer.rows(clients), clients)
     return agg
 
 
-@pytest.mark.parametrize("adopting", [False, True])
+@pytest.mark.parametrize("owned", [False, True])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -44,15 +44,11 @@ def after_rounds(name: str, adopting: bool, options: dict[str, Any], rounds: int
         ("mimic", {"mode": "client"}),
     ],
 )
-def test_the_state_is_what_the_plan_says(
-    name: str, options: dict[str, Any], adopting: bool
-) -> None:
-    plan = fastagg.plan(
-        name, num_clients=K, num_active=S, num_params=D, adopting=adopting, **options
-    )
-    sizes = [after_rounds(name, adopting, options, rounds).memory_bytes for rounds in (0, 1, 12)]
+def test_the_state_is_what_the_plan_says(name: str, options: dict[str, Any], owned: bool) -> None:
+    plan = fastagg.plan(name, num_clients=K, num_active=S, num_params=D, owned=owned, **options)
+    sizes = [after_rounds(name, owned, options, rounds).memory_bytes for rounds in (0, 1, 12)]
     remembers = name in ("mimic", "mimic-aged", "stale-models") and options.get("mode") != "client"
-    if adopting and remembers:  # and one vector per round still referred to
+    if owned and remembers:  # and one vector per round still referred to
         assert sizes[0] < sizes[1] <= sizes[2] <= plan.state_bytes
         assert sizes[1] == sizes[0] + 4 * D
         assert plan.state_bytes == sizes[0] + 4 * D * (K - S + 1)
@@ -66,7 +62,7 @@ def test_no_more_vectors_than_the_plan_says() -> None:
     buffer, params = UpdateBuffer(K, D), torch.zeros(D)
     for clients in ([0], [1], [2], [3], [4], [5, 6, 7, 8]):
         agg.step(params, buffer, clients)
-    plan = fastagg.plan("mimic", num_clients=K, num_active=4, num_params=D, adopting=True)
+    plan = fastagg.plan("mimic", num_clients=K, num_active=4, num_params=D, owned=True)
     assert agg.memory_bytes == plan.state_bytes
 
 
@@ -77,17 +73,17 @@ def test_the_formulas() -> None:
         return plan.scratch_bytes, plan.bytes_moved, plan.flops
 
     sd, d = 10 * 1000, 1000
-    assert of("fedavg") == of("fedavg", adopting=True) == (4 * d, 4 * sd + 24 * d, 2 * sd)
+    assert of("fedavg") == of("fedavg", owned=True) == (4 * d, 4 * sd + 24 * d, 2 * sd)
     assert of("mifa") == (8 * d + 4 * sd, 12 * sd + 36 * d, 3 * sd + 3 * d)
-    assert of("mifa", adopting=True) == (8 * d, 8 * sd + 36 * d, 3 * sd + 3 * d)
-    assert of("stale-models", adopting=True) == (12 * d, 8 * sd + 52 * d, 5 * sd + 3 * d)
+    assert of("mifa", owned=True) == (8 * d, 8 * sd + 36 * d, 3 * sd + 3 * d)
+    assert of("stale-models", owned=True) == (12 * d, 8 * sd + 52 * d, 5 * sd + 3 * d)
     assert of("mimic") == (12 * d + 4 * sd, 12 * sd + 32 * d, 5 * sd + 3 * d)
-    assert of("mimic", adopting=True) == (12 * d, 8 * sd + 36 * d, 5 * sd + 3 * d)
+    assert of("mimic", owned=True) == (12 * d, 8 * sd + 36 * d, 5 * sd + 3 * d)
     assert of("mimic", mode="client") == (8 * d, 8 * sd + 20 * d, 2 * sd + 2 * d)
     assert of("fedvarp") == (8 * d + 4 * sd, 12 * sd + 60 * d, 3 * sd + 6 * d)
-    assert of("fedvarp", adopting=True)[1] == 8 * sd + 60 * d
+    assert of("fedvarp", owned=True)[1] == 8 * sd + 60 * d
     assert of("mimic-aged") == of("mimic")
-    assert of("mimic-aged", adopting=True) == of("mimic", adopting=True)
+    assert of("mimic-aged", owned=True) == of("mimic", owned=True)
     assert of("fedau") == of("fedavg")
     assert of("scaffold", local_work=1.0) == (12 * d + 4 * sd, 12 * sd + 36 * d, 6 * sd + 6 * d)
     # With the rows minus a common one: all of 1000 columns.
@@ -97,7 +93,7 @@ def test_the_formulas() -> None:
     # 11 changed rows, the previous aggregate one of them, and 90 others, whose squares are computed
     flops = 2 * (66 + 11 * 90 + 90) * d + 2 * 101 * d
     assert of("centered-clip", reuse=True) == (scratch, reused, flops)
-    assert of("centered-clip", reuse=True, adopting=True)[1] == reused - 8 * sd
+    assert of("centered-clip", reuse=True, owned=True)[1] == reused - 8 * sd
     pairs = 6 * 100 * 90 + 52 * 10 * 10
     assert of("fdms") == (4 * d + 1600, 4 * sd + 24 * d + pairs, 13 * sd)  # rows are read once
 
@@ -146,20 +142,20 @@ def test_the_table_in_the_documentation() -> None:
         rule, state, moved, flops = (line[column].strip() for column in columns)
         if rule not in fastagg.available() or " as " in f" {state} {moved}":
             continue
-        copying, _, adopting = moved.partition("; adopting ")
-        for text, adopts in ((copying, False), (adopting or copying, True)):
+        copying, _, owned = moved.partition("; owned ")
+        for text, owns in ((copying, False), (owned or copying, True)):
             plan = fastagg.plan(
                 rule,
                 num_clients=101,
                 num_active=11,
                 num_params=1003,
-                adopting=adopts,
+                owned=owns,
                 **REQUIRED.get(rule, {}),
             )
             assert plan.bytes_moved == _value(text, **sizes), (rule, text)
-            if not (adopts and "(*)" in state):
+            if not (owns and "(*)" in state):
                 assert plan.state_bytes == _value(state, **sizes), rule
-            if not (adopts and "(**)" in flops):
+            if not (owns and "(**)" in flops):
                 assert plan.flops == _value(flops, **sizes), rule
         checked.append(rule)
     assert len(checked) >= 8 and {"fdms", "mimic", "stale-models"} <= set(checked)
@@ -172,7 +168,7 @@ def _table() -> list[str]:
 
 
 def test_it_prints_a_table() -> None:
-    plan = fastagg.plan("mifa", num_clients=100, num_active=20, num_params=10**6, adopting=True)
+    plan = fastagg.plan("mifa", num_clients=100, num_active=20, num_params=10**6, owned=True)
     lines = str(plan).splitlines()
     assert lines[0] == "mifa: K = 100, S = 20, d = 1,000,000, rows exchanged"
     assert [re.split(r"\s{2,}", line.strip()) for line in lines[1:]] == [
@@ -272,7 +268,7 @@ def test_streams(name: str, options: dict[str, Any], staged: int) -> None:
 
 def test_a_mapped_memory_copies_the_rows_of_a_buffer(tmp_path: Path) -> None:
     sizes = {"num_clients": K, "num_active": S, "num_params": D}
-    mapped = fastagg.plan("mimic", adopting=True, memory_folder=tmp_path, **sizes)
+    mapped = fastagg.plan("mimic", owned=True, memory_folder=tmp_path, **sizes)
     assert mapped.bytes_moved == fastagg.plan("mimic", **sizes).bytes_moved
 
 

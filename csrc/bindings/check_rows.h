@@ -67,6 +67,7 @@ inline Rows check_rows(at::TensorList tensors, const char* name, int64_t d,
   Rows rows;
   if (!tensors.empty()) rows.dtype = tensors[0].scalar_type();
   for (const at::Tensor& t : tensors) {
+    check_dense(t, name);
     check_elements(t, name, allowed);
     TORCH_CHECK_TYPE(t.scalar_type() == rows.dtype, name, ": expected rows of one dtype, got ",
                      rows.dtype, " and ", t.scalar_type());

@@ -18,9 +18,19 @@ namespace fastagg {
 // A size that is not checked.
 constexpr int64_t kAny = -1;
 
+// Refuses tensors whose sizes, strides or numbers raise errors of PyTorch. The dispatcher refuses
+// most of them earlier, but not None, and not a sparse tensor beside one on device meta.
+inline void check_dense(const at::Tensor& t, const char* name) {
+  TORCH_CHECK_TYPE(t.defined(), name, ": expected a tensor, got None");
+  TORCH_CHECK_TYPE(!t.is_nested(), name, ": expected a dense tensor, got a nested tensor");
+  TORCH_CHECK_TYPE(t.layout() == at::kStrided, name, ": expected a dense tensor, got layout ",
+                   t.layout());
+  TORCH_CHECK_VALUE(!t.is_meta(), name, ": expected a tensor with data, got one on device meta");
+}
+
 // Refuses tensors whose numbers are not the bytes of their storage: views with a lazy conjugation
 // or negation, tensors without memory, and views that reach beyond their storage (after it was
-// resized). `t` is strided; refused.cpp handles other layouts.
+// resized). `t` is dense.
 inline void check_memory(const at::Tensor& t, const char* name) {
   TORCH_CHECK_VALUE(
       !t.is_neg() && !t.is_conj(), name,
@@ -43,6 +53,7 @@ inline void check_memory(const at::Tensor& t, const char* name) {
 
 inline void check_tensor(const at::Tensor& t, const char* name, at::ScalarType dtype,
                          std::initializer_list<int64_t> shape) {
+  check_dense(t, name);
   TORCH_CHECK_TYPE(t.scalar_type() == dtype, name, ": expected dtype ", dtype, ", got ",
                    t.scalar_type());
   bool fits = t.dim() == static_cast<int64_t>(shape.size());
@@ -59,6 +70,7 @@ inline void check_tensor(const at::Tensor& t, const char* name, at::ScalarType d
 }
 
 inline void check_same_device(const at::Tensor& t, const char* name, const at::Device& device) {
+  TORCH_CHECK_TYPE(t.defined(), name, ": expected a tensor, got None");
   TORCH_CHECK_VALUE(t.device() == device, name, ": expected device ", device, ", got ", t.device());
 }
 

@@ -101,6 +101,7 @@ class Distances {
 
 // Checks a Gram matrix, float64 [n, n], and returns it in CPU memory.
 at::Tensor check_gram(const at::Tensor& gram) {
+  check_dense(gram, "gram");
   TORCH_CHECK_TYPE(gram.scalar_type() == at::kDouble, "gram: expected dtype Double, got ",
                    gram.scalar_type());
   TORCH_CHECK_VALUE(gram.dim() == 2 && gram.size(0) == gram.size(1),

@@ -140,19 +140,19 @@ def _rotate(target: Path, partial: Path, keep: int) -> None:
     link, oldest = _partial(target), _partial(target)
     made: list[Path] = []
     renamed: list[tuple[str | Path, str | Path]] = []
-
-    def rename(old: str | Path, new: str | Path) -> None:
-        with suppress(FileNotFoundError):
-            os.replace(old, new)
-            renamed.append((old, new))
-
+    ages = range(keep - 1, 1, -1)
+    renames: list[tuple[str | Path, str | Path]] = [
+        (f"{target}.{keep - 1}", oldest),
+        *((f"{target}.{age - 1}", f"{target}.{age}") for age in ages),
+        (link, f"{target}.1"),
+    ]
     try:
         os.link(target, link)
         made.append(link)
-        rename(f"{target}.{keep - 1}", oldest)
-        for age in range(keep - 1, 1, -1):
-            rename(f"{target}.{age - 1}", f"{target}.{age}")
-        rename(link, f"{target}.1")
+        for old, new in renames:
+            with suppress(FileNotFoundError):
+                os.replace(old, new)
+                renamed.append((old, new))
         os.replace(partial, target)
     except BaseException:
         for old, new in reversed(renamed):

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, StepReport
+from fastagg.aggregator import Aggregator
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
 from fastagg.registry import check_saved, make
+from fastagg.report import StepReport
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Updates, read_cohort
 

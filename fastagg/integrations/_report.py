@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastagg.aggregator import StepReport
 from fastagg.integrations._wire import Arrays
+from fastagg.report import StepReport
 
 _LISTED = 20  # at most this many clients are listed in a line of text
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastagg import checkpoint, registry
-from fastagg.aggregator import Aggregator, StepReport
+from fastagg.aggregator import Aggregator
 from fastagg.integrations._hosted_rule import check_aggregator, check_rule, pack_rule, under
 from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._report import Answer, RoundReport, substitutions
@@ -27,6 +27,7 @@ from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.options import read_size
+from fastagg.report import StepReport
 
 _KIND = "integrations.server"  # in the place of a rule's name in an aggregator's checkpoint
 

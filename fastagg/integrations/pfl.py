@@ -29,7 +29,7 @@ from pfl.postprocessor.base import Postprocessor  # noqa: E402
 from pfl.stats import MappedVectorStatistics  # noqa: E402
 
 from fastagg import checkpoint, registry  # noqa: E402
-from fastagg.aggregator import Aggregator, StepReport  # noqa: E402
+from fastagg.aggregator import Aggregator  # noqa: E402
 from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_aggregator,
     check_rule,
@@ -38,6 +38,7 @@ from fastagg.integrations._hosted_rule import (  # noqa: E402
 )
 from fastagg.integrations._ids import ClientIds  # noqa: E402
 from fastagg.integrations._row_pool import RowPool  # noqa: E402
+from fastagg.report import StepReport  # noqa: E402
 
 _KIND = "integrations.pfl"  # in the place of a rule's name in an aggregator's checkpoint
 _FILE = "fastagg.safetensors"

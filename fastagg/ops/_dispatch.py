@@ -83,11 +83,15 @@ def _fake_kernel(wrapper: Wrapper, fake: Callable[..., object] | None) -> Callab
 
     The dispatcher calls it for such a mixture, and its results would not be computed.
     """
-    compute, names = fake or _returns_nothing, list(inspect.signature(wrapper).parameters)
+    compute, parameters = fake or _returns_nothing, inspect.signature(wrapper).parameters
+    names = list(parameters)
 
     @functools.wraps(compute)
     def checked(*args: object, **kwargs: object) -> object:
         given = dict(zip(names, args, strict=False)) | kwargs
+        for name, value in given.items():
+            if value is None and parameters[name].default is inspect.Parameter.empty:
+                raise TypeError(f"{name}: expected a tensor, got None")
         kinds = {
             _is_meta(tensor)
             for name, value in given.items()

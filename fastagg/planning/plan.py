@@ -31,10 +31,10 @@ class RoundPlan:
     With several ranks, all numbers are those of the rank with the most columns.
 
     Attributes:
-        rule, num_clients, num_active, num_params, adopting, ranks, budget: as given to
+        rule, num_clients, num_active, num_params, owned, ranks, budget: as given to
             :func:`plan`.
         state_bytes: bytes kept between rounds and written to checkpoints:
-            ``Aggregator.memory_bytes``. For ``mimic`` and ``stale-models`` with ``adopting`` the
+            ``Aggregator.memory_bytes``. For ``mimic`` and ``stale-models`` with ``owned`` the
             value depends on the run; this is then an upper bound.
         scratch_bytes: further bytes used during a step, including results of size S x S.
         bytes_moved: bytes read and written by the server's passes over memory in one round.
@@ -52,7 +52,7 @@ class RoundPlan:
     num_clients: int
     num_active: int
     num_params: int
-    adopting: bool
+    owned: bool
     state_bytes: int
     scratch_bytes: int
     bytes_moved: int
@@ -65,7 +65,7 @@ class RoundPlan:
     kernel_bytes: int = 0
 
     def __str__(self) -> str:
-        form = "rows exchanged" if self.adopting else "rows copied or only read"
+        form = "rows exchanged" if self.owned else "rows copied or only read"
         if self.budget is not None:
             form = f"rows streamed, {_short(self.budget)}B at a time"
         if self.ranks > 1:
@@ -98,7 +98,7 @@ def plan(
     num_clients: int,
     num_active: int,
     num_params: int,
-    adopting: bool = False,
+    owned: bool = False,
     device: str | torch.device | None = None,
     ranks: int = 1,
     budget: int | None = None,
@@ -118,32 +118,32 @@ def plan(
     fdms          6K^2 + 8                       4Sd + 24d + 6K(K - S) + 52S^2         S(S + 3)d
       eliminating   + K ceil(K/8)                  + 4Sd + 6K^2 + (3K - S) ceil(K/8)
                                                    + 6S^2
-    mifa          4Kd + 8d                       12Sd + 36d; adopting 8Sd + 36d        3Sd + 3d
+    mifa          4Kd + 8d                       12Sd + 36d; owned 8Sd + 36d           3Sd + 3d
     stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
-    stale-models  4Kd + 8d + K (*)               12Sd + 36d; adopting 8Sd + 52d        4Sd + 3d (**)
-    mimic         4Kd (*)                        12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
+    stale-models  4Kd + 8d + K (*)               12Sd + 36d; owned 8Sd + 52d           4Sd + 3d (**)
+    mimic         4Kd (*)                        12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
       mode client   0                              8Sd + 20d                             2Sd + 2d
     scaffold      4Kd + 4d                       12Sd + 36d                            6Sd + 6d
-    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 32d; adopting 8Sd + 36d        5Sd + 3d
-    fedvarp       as mifa                        12Sd + 60d; adopting 8Sd + 60d        3Sd + 6d
+    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
+    fedvarp       as mifa                        12Sd + 60d; owned 8Sd + 60d           3Sd + 6d
     fedau         24K                            as fedavg                             2Sd
     fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
     robust rules  0                              8Sd + 24d                             S(S + 3)d
-    with reuse    4Kd                            8Kd + 8Sd + 24d; adopting 8Kd + 24d   see below
+    with reuse    4Kd                            8Kd + 8Sd + 24d; owned 8Kd + 24d      see below
     ============  =============================  ====================================  ===========
 
-    "adopting" stands for ``adopting=True``: the rule takes ownership of rows instead of copying
+    "owned" stands for ``owned=True``: the rule takes ownership of rows instead of copying
     them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in
     any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
 
-    (*) With ``adopting`` the rule also keeps a reference vector for each round in which some client
+    (*) With ``owned`` the rule also keeps a reference vector for each round in which some client
     was last active: at most 4(K - S + 1)d bytes. This maximum is counted. A step reads a reference
     for each round in which one of its S clients was last active; one reference is counted.
-    (**) With ``adopting``, Sd more.
+    (**) With ``owned``, Sd more.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
     Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic and mimic-aged
-    12d, and stale-models 8d, or 12d with ``adopting``. If they copy rows, they also need S spare
+    12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S spare
     rows, 4Sd, into which a step writes the new memory rows.
 
     The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d,
@@ -163,7 +163,7 @@ def plan(
         num_clients: K.
         num_active: S, in [1, K].
         num_params: d.
-        adopting: updates will be in an :class:`fastagg.UpdateBuffer`, whose rows the rule may take
+        owned: updates will be in an :class:`fastagg.UpdateBuffer`, whose rows the rule may take
             ownership of. The 4Kd bytes of the buffer are the caller's and are not counted.
         device: where the steps will run. If given, the plan also has memory and time; the rates of
             the device are measured in this call, which takes a third of a second. Time is the sum
@@ -187,7 +187,7 @@ def plan(
         raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
     own = -(-d // read_size("ranks", ranks))
     plain = options.get("memory_folder") is None and element_bytes(options) == 4
-    keeps = adopting and plain and budget is None  # otherwise rows are copied
+    keeps = owned and plain and budget is None  # otherwise rows are copied
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
@@ -201,7 +201,7 @@ def plan(
             reduced=cost.reduced + 8 * S,
         )
         messages += 1
-    updates = 4 * own + (0 if adopting else 4 * S * own)
+    updates = 4 * own + (0 if owned else 4 * S * own)
     if budget is not None:
         updates = 4 * own + read_size("budget", budget)
     if budget is not None and rule.collects_streams:
@@ -217,7 +217,7 @@ def plan(
         K,
         S,
         d,
-        adopting,
+        owned,
         cost.state,
         cost.scratch,
         cost.moved,

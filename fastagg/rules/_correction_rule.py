@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store
 from fastagg.options import FLOAT32_LIMIT
+from fastagg.report import Plan, Reading
 from fastagg.rules._ages import read_max_age
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
@@ -194,7 +195,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         # abs_max of params; rows and corrections read, v written twice; v to params
         K, S, d = sizes.K, sizes.S, sizes.d
         flops, moved = 5 * S * d + 3 * d, 8 * S * d + 32 * d
-        if not sizes.adopting:  # the new corrections are written into spare rows
+        if not sizes.owned:  # the new corrections are written into spare rows
             return Cost(4 * K * d, 12 * d + 4 * S * d, moved + 4 * S * d, flops)
         references = 4 * (K - S + 1) * d  # of which one is read
         return Cost(4 * K * d + references, 12 * d, moved + 4 * d, flops)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import element_bytes, read_store
+from fastagg.report import Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._reuse import ReusedRows
@@ -280,7 +281,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         products = changed * (changed + 1) // 2 + changed * kept + kept
         size = element_bytes(options)
         state = 4 * d * extra + (size * sizes.K * d if reuse else 0)
-        copies = reuse and not sizes.adopting  # into spare rows
+        copies = reuse and not sizes.owned  # into spare rows
         copied, spares = (8 * S * d, size * S * d) if copies else (0, 0)
         rounds = 8 if policy.uses_round else 0
         return Cost(

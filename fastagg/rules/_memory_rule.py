@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import element_bytes, read_store
 from fastagg.options import FLOAT32_LIMIT
+from fastagg.report import Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._overlap import refuse_shared_memory
@@ -289,7 +290,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         # abs_max reads params; rows, memory rows and total are read and the new total is written;
         # the total is added to params
         moved = 8 * S * d + 36 * d
-        if not sizes.adopting:  # the new memory rows are written into spare rows
+        if not sizes.owned:  # the new memory rows are written into spare rows
             spares = element_bytes(options) * S * d
             return Cost(state, 8 * d + spares, moved + spares, flops)
         if not cls.remembers_models:

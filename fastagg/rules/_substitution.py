@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import CommonOptions, Plan, Reading
+from fastagg.aggregator import CommonOptions
+from fastagg.report import Plan, Reading
 from fastagg.rules._client_weights import relative
 from fastagg.rules._share_cap import Proposal, divide, read_max_share, round_cap
 from fastagg.rules._weighted_rule import WeightedRule

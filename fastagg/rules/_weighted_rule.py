@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Plan, R, Reading, State
+from fastagg.aggregator import Aggregator, CommonOptions, R, State
 from fastagg.costs import Cost, Sizes
+from fastagg.report import Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.updates.cohort import Cohort
 

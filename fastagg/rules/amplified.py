@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastagg.aggregator import CommonOptions, Plan
+from fastagg.aggregator import CommonOptions
 from fastagg.options import read_factor
 from fastagg.registry import register
+from fastagg.report import Plan
 from fastagg.rules._weighted_rule import AveragingRule
 from fastagg.updates.cohort import Cohort
 

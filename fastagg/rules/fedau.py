@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg.aggregator import CommonOptions, Plan, Reading, State
+from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.registry import register
+from fastagg.report import Plan, Reading
 from fastagg.rules._client_weights import relative
 from fastagg.rules._interval_state import check_interval_state
 from fastagg.rules._weighted_rule import AveragingRule

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from fastagg.aggregator import Plan
 from fastagg.registry import register
+from fastagg.report import Plan
 from fastagg.rules._client_weights import relative
 from fastagg.rules._weighted_rule import AveragingRule
 from fastagg.updates.cohort import Cohort

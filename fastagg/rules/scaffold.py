@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.aggregator import Aggregator, CommonOptions, Plan, Reading, State
+from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
+from fastagg.report import Plan, Reading
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
 

@@ -140,11 +140,9 @@ def read_cohort(
                 f"updates: expected rows of {num_params} elements, got {updates.num_params}"
             )
     else:
-        _check_overlap(params, _check_updates(updates, num_params, device))
+        _check_overlap(params, _check_updates(updates, len(ids), num_params, device))
         given = updates if isinstance(updates, Tensor) else RowList(updates)
-    count = given.shape[0] if isinstance(given, Tensor) else len(given)
-    if len(ids) != count:
-        raise ValueError(f"clients: expected one id per row of updates ({count}), got {len(ids)}")
+    _check_count(len(given), len(ids))
     ascending = sorted(ids)
     if ascending == ids:
         pass
@@ -223,8 +221,15 @@ def _check_buffer(buffer: UpdateBuffer, ids: list[int], num_params: int) -> None
         )
 
 
-def _check_updates(updates: object, num_params: int, device: torch.device) -> Sequence[int]:
-    """Check the rows and return the address of the first element of each."""
+def _check_count(rows: int, ids: int) -> None:
+    if ids != rows:
+        raise ValueError(f"clients: expected one id per row of updates ({rows}), got {ids}")
+
+
+def _check_updates(
+    updates: object, count: int, num_params: int, device: torch.device
+) -> Sequence[int]:
+    """Check ``count`` rows and return the address of the first element of each."""
     if isinstance(updates, Tensor):
         matrix = _check_tensor("updates", updates, device)
         if matrix.ndim != 2 or matrix.shape[1] != num_params:
@@ -235,14 +240,16 @@ def _check_updates(updates: object, num_params: int, device: torch.device) -> Se
             )
         if matrix.untyped_storage().nbytes() < _bytes_reached(matrix):
             raise ValueError("updates: expected a tensor within its storage, which was resized")
+        _check_count(len(matrix), count)  # a stride of 0 allows more rows than fit in memory
         step = matrix.stride(0) * matrix.element_size()
-        first, count = matrix.data_ptr(), matrix.shape[0]
+        first = matrix.data_ptr()
         return range(first, first + count * step, step) if step else [first] * count
     if not isinstance(updates, Sequence):
         raise TypeError(
             "updates: expected a tensor [S, d] or a sequence of tensors [d], "
             f"got {type(updates).__name__}{_hint(updates)}"
         )
+    _check_count(len(updates), count)
     return [
         row.data_ptr()
         if _is_vector(row, num_params, device)
@@ -269,6 +276,8 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
     elif isinstance(clients, Tensor):
         if clients.dtype not in _INTEGERS:
             raise TypeError(f"clients: expected integers, got {clients.dtype}")
+        if clients.is_nested:
+            raise ValueError("clients: expected a dense tensor, got a nested tensor")
         if clients.ndim != 1:
             raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
         if clients.numel() > max(num_clients, _MOST_REPEATED):

@@ -30,6 +30,8 @@ _DTYPES = [
 
 
 def _imaginary(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:
+    if t.dtype == torch.bool:
+        return t  # a negated view of flags cannot be printed: torch's error fails in its message
     return torch.complex(t, t).conj().imag if t.is_floating_point() else torch._neg_view(t)
 
 
@@ -43,7 +45,7 @@ def _dtype(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:
 
 def _viewed_dtype(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:
     same_size = {1: torch.bool, 2: torch.float16, 4: torch.int32, 8: torch.int64}
-    return t.view(same_size[t.element_size()])
+    return t.view(same_size.get(t.element_size(), torch.complex128))
 
 
 def _every_second(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:
@@ -123,7 +125,7 @@ def _resized(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor
 
 
 def _lazy_copy(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:
-    return torch._lazy_clone(t)
+    return t if t.is_quantized else torch._lazy_clone(t)  # torch cannot print such a copy
 
 
 def _unaligned(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:

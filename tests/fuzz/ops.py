@@ -54,7 +54,8 @@ DOCUMENTED = re.compile(
     r"leaf Variable that requires grad|a view of a leaf Variable|Overflow when unpacking|"
     r"can't allocate memory|ZeroTensors are immutable|"
     r"Cannot set version_counter for inference tensor|Inplace update to inference tensor|"
-    r"There were no tensor arguments|Unable to cast .* to Tensor|Could not|is not a sequence",
+    r"There were no tensor arguments|Unable to cast .* to Tensor|Could not|is not a sequence|"
+    r"on undefined tensor",
     re.DOTALL,
 )
 OURS = (TypeError, ValueError, IndexError, MemoryError)
@@ -130,6 +131,7 @@ def raw_arguments(op: str, given: dict[str, Any]) -> list[Any]:
 def mutated(case: Case, given: dict[str, Any], changed: set[str]) -> dict[str, Any]:
     """Apply the mutations of a case to copies of valid arguments."""
     given, cut = copy.deepcopy(given), set[str]()
+    lists = {name for name, value in given.items() if isinstance(value, list | tuple)}
     for name, kind, seed in case["mutations"]:
         if name in cut:
             continue  # torch itself reads beyond a storage that was resized
@@ -141,7 +143,9 @@ def mutated(case: Case, given: dict[str, Any], changed: set[str]) -> dict[str, A
         others = [t for v in near for t in tensors_in(v) if plain(t)]
         if kind == "read_only" and name in changed:
             continue
-        if any(t.numel() > 10**6 for t in tensors_in(value)):
+        if kind == "resized" and isinstance(value, list | tuple) and name not in lists:
+            continue  # torch itself prints the items, which share the storage
+        if any(huge(t) for t in tensors_in(value)):
             continue  # a variant of a huge view would take its memory
         try:
             if isinstance(value, Tensor):
@@ -166,6 +170,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item)
+
+
+def huge(t: Tensor) -> bool:
+    return t.numel() > 10**6 or (not t.is_nested and any(size > 10**6 for size in t.shape))
 
 
 def plain(t: Tensor) -> bool:
