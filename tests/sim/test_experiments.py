@@ -29,6 +29,7 @@ from fastagg_sim.experiments import (
     fdms_fig7,
     fdms_fig9,
     friends_fig1,
+    friends_fig2,
     mimic_fig5,
     mimic_fig6,
     mimic_table3,
@@ -69,7 +70,7 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
     mimic |= {"mimic-table4-fmnist", "mimic-table4-cifar"}
     adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)}
     adversarial |= {"adversarial-clipping", "theorem4"}
-    assert {"demo", "friends-fig1"} | fdms | mimic | adversarial == set(known)
+    assert {"demo", "friends-fig1", "friends-fig2"} | fdms | mimic | adversarial == set(known)
     assert len({e.options for e in known.values()}) == len(known)
     for experiment in known.values():
         work = {}
@@ -83,7 +84,9 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
         assert experiment.name == "demo" or (experiment.paper and experiment.figure)
 
 
-@pytest.mark.parametrize("name", ["fdms-fig2", "fdms-fig6", "mimic-fig7", "mimic-table5"])
+@pytest.mark.parametrize(
+    "name", ["fdms-fig2", "fdms-fig6", "friends-fig2", "mimic-fig7", "mimic-table5"]
+)
 def test_reading_options_change_the_settings(name: str) -> None:
     """--as-written and --as-released must not be ignored by an experiment that has them."""
     experiment = experiments.available()[name]
@@ -318,6 +321,32 @@ def test_friends_fig1_compares_round_by_round(tmp_path: Path) -> None:
     assert much.numbers["mean ratio"].startswith("0.3704 [")
     with pytest.raises(ConfigError, match="dataset"):
         friends_fig1.configs(friends_fig1.FriendsOptions(dataset="digits"))
+
+
+def test_friends_fig2_has_groups_in_two_of_three_tasks() -> None:
+    options = friends_fig2.ConferenceOptions()
+    configs = friends_fig2.EXPERIMENT.configs(options)
+    processes = {n: {d.process for d in c.dropouts} for n, c in configs.items()}
+    grouped = {"cluster-floor"}
+    assert processes == {"mnist": grouped, "cifar10": grouped, "general": {"exact"}}
+    assert {len(c.dropouts) for c in configs.values()} == {2}
+
+    def curves(fdms: float, dropout: float) -> _panel.Panel:
+        return panel(Full=[0.9] * 60, FDMS=[fdms] * 60, Dropout=[dropout] * 60, Stale=[0.3] * 60)
+
+    gains = {"MNIST": 0.2, "CIFAR-10": 0.2, "CIFAR-10, general": 0.1}
+    panels = {
+        f"{task} (alpha={alpha:g})": curves(0.8, 0.8 - gain * alpha)
+        for task, gain in gains.items()
+        for alpha in options.alphas
+    }
+    found = verdicts(friends_fig2.claims(panels, options))
+    with_groups = [t for t in found if "gains more over Dropout with groups" in t]
+    assert [found[t] for t in with_groups] == ["holds", "holds"]
+    assert sum("the gain of FDMS over Dropout is larger" in t for t in found) == 2
+    panels = {t: curves(0.8, 0.6) if "general" in t else p for t, p in panels.items()}
+    fewer = friends_fig2.claims(panels, friends_fig2.ConferenceOptions(alphas=(0.5,)))
+    assert [c.verdict for c in fewer if "gains more" in c.text] == ["fails"]
 
 
 # --- MimiC ------------------------------------------------------------------------------------
