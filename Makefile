@@ -40,7 +40,7 @@ PARALLEL := -n auto --maxprocesses=8 --dist worksteal
 PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
 BENCHMARKS := $(wildcard tests/test_benchmark*.py)
-FAULTS := tests/fuzz/test_faults.py
+FAULTS := tests/fuzz
 test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (4 minutes)
 	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS) $(FAULTS)) $(ARGS)
 
@@ -60,7 +60,7 @@ test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their mem
 	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)
 
 # Each call is made once, in one of many processes that may die; ARGS="--calls 20000" makes fewer.
-test-faults: build-dev  ## run the tests of failing disks and memory
+test-faults: build-dev  ## short runs of all fuzzers: calls, files, signals, threads, disks, memory, long runs
 	$(PY) -m pytest -q $(PARALLEL) $(FAULTS) $(ARGS)
 
 fuzz: build-dev  ## call every op and rule with hostile arguments, 10^6 times

@@ -4,7 +4,8 @@
 Exit codes:
     0    success
     1    at least one job failed
-    2    wrong usage, missing data, or no GPU although one was requested
+    2    wrong usage, missing data, a file that cannot be read or written, or no GPU although one
+         was requested
     3    success, but a claim of the experiment fails, or a share exceeds --limit (timings)
     130  stopped by Ctrl-C
 """
@@ -36,22 +37,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List all rules, data sets, partitions, models, dropout processes and experiments."""
+    """List all rules, dropout processes and partitions with their options, and all models,
+    experiments and data sets.
+
+    KEY=VALUE is an option with its default, KEY alone one that must be given.
+    """
 
     def execute(self, console: Console) -> int:
-        import fastagg
-        from fastagg_sim import data, dropout, models, partition
+        from fastagg_sim import data, models
+        from fastagg_sim.named_options import of_partitions, of_processes, of_rules
 
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for title, names in (
-            ("rules", fastagg.available()),
-            ("data sets", list(data.DATASETS)),
-            ("partitions", list(partition.PARTITIONS)),
-            ("models", list(models.MODELS)),
-            ("dropout processes", dropout.available()),
+        for title, found in (
+            ("rules (--rules NAME:KEY=VALUE,KEY=VALUE)", of_rules()),
+            ("dropout processes (--dropout NAME:KEY=VALUE,KEY=VALUE)", of_processes()),
+            ("partitions (--partition NAME --partition-options KEY=VALUE)", of_partitions()),
         ):
-            table.add_row(title, ", ".join(names))
-        console.print(table)
+            console.print(title, markup=False, highlight=False)
+            width = max(map(len, found))
+            for name, options in found.items():
+                line = f"  {name:{width}}  {', '.join(options)}".rstrip()
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+            console.print()
+        console.print("models\n  " + ", ".join(models.MODELS), highlight=False, soft_wrap=True)
         console.print()
         _print_experiments(console)
         console.print("\ndata sets")
@@ -73,11 +80,13 @@ class DataCommand:
         from fastagg_sim import data
 
         if self.name not in data.DATASETS:
-            raise ConfigError(f"name: expected one of {list(data.DATASETS)}, got {self.name!r}")
+            raise ConfigError(
+                f"data: expected a data set, one of {list(data.DATASETS)}, got {self.name!r}"
+            )
         path = data.fetch(
             self.name,
             source_dir=self.source,
-            progress=lambda line: console.print(line, markup=False, highlight=False),
+            progress=lambda line: print(line, file=sys.stderr, flush=True),
         )
         if path is not None:
             console.print(str(path), markup=False, highlight=False, soft_wrap=True)
@@ -162,7 +171,7 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
 
     experiment.check_options(options)
     require_device(options.device)
-    out = options.out or Path("results") / experiment.name
+    out = options.out or Path("results", *(["quick"] if options.quick else []), experiment.name)
     parts = {name: (out / name, config) for name, config in experiment.runs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
     folders = {name: path for name, (path, _) in parts.items()} or {"": out}
@@ -271,12 +280,17 @@ def _execute(command: Any, console: Console) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse `arguments` (default: `sys.argv`), run the command and return its exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given == ["--version"]:
+        print(_versions())
+        return 0
     console = Console()
     command = tyro.cli(
         _commands(),
         prog="fastagg-sim",
-        description="Simulation of federated learning under client dropout.",
-        args=arguments,
+        description="Simulation of federated learning under client dropout. `fastagg-sim "
+        "--version` prints versions.",
+        args=given,
         config=(
             tyro.conf.OmitSubcommandPrefixes,
             tyro.conf.OmitArgPrefixes,
@@ -298,3 +312,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted:
         print("stopped; run the same command again to resume", file=sys.stderr)
         return 130
+    except KeyboardInterrupt:  # outside of jobs, which save checkpoints
+        print("stopped", file=sys.stderr)
+        return 130
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _versions() -> str:
+    import platform
+
+    import torch
+
+    import fastagg
+
+    python = platform.python_version()
+    return f"fastagg-sim {fastagg.__version__} (PyTorch {torch.__version__}, Python {python})"

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show the progress of all jobs: live bars on a terminal, plain lines elsewhere."""
+"""Show the progress of all jobs: live bars on a terminal, plain lines elsewhere.
+
+Progress goes to standard error, so that standard output has results only.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Progress:
     """
 
     def __init__(self, jobs: Sequence[Job], console: Console | None = None) -> None:
-        self._console = console or Console()
+        self._console = console or Console(stderr=True)
         self._total = sum(job.task.rounds for job in jobs)
         self._jobs = len(jobs)
         self._rounds: dict[int, int] = {}

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,11 +14,19 @@ T = TypeVar("T")
 def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
     """Return `table[name]`.
 
-    Raises ValueError, naming the `kind` of name and all known names, if `name` is unknown.
+    Raises ValueError, naming the `kind` of name, all known names and similar ones, if `name` is
+    unknown.
     """
-    if name not in table:
-        raise ValueError(f"unknown {kind} {name!r}; there are: {', '.join(sorted(table))}")
+    check_name(kind, name, table)
     return table[name]
+
+
+def check_name(kind: str, name: str, known: Collection[str]) -> None:
+    """Raise ValueError, as `lookup` does, unless `name` is one of the `known` names."""
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(f"unknown {kind} {name!r}; there are: {', '.join(sorted(known))}{hint}")
 
 
 def call(kind: str, name: str, make: Callable[..., T], *fixed: Any, **options: Any) -> T:

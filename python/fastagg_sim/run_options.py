@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,14 +46,16 @@ class RunOptions:
     """Repeat the run of this config.json. Can only be combined with --out, --workers and
     --checkpoint-seconds."""
     out: Path | None = None
-    """Results folder; results/NAME by default."""
+    """Results folder; results/NAME by default. If it has an interrupted run of the same options,
+    that run is resumed."""
     workers: int | None = None
     """Number of worker processes; by default one per core, or one per GPU with --device cuda."""
     checkpoint_seconds: float = 20.0
     """Seconds between two checkpoints of a job; a job that is killed loses at most the work since
     its last checkpoint."""
-    name: str = "run"
-    """Name of the run."""
+    name: str | None = None
+    """Name of the run. By default it consists of the data set and a hash of all options, so that
+    runs with different options have different results folders."""
     rules: tuple[str, ...] = ("fedavg", "fdms")
     """Rules to compare, each RULE or RULE:KEY=VALUE,KEY=VALUE (for instance
     fdms:similarity=distance)."""
@@ -128,7 +132,11 @@ class RunOptions:
             )
 
     def build(self) -> Config:
-        """Return the configuration, with all defaults filled in."""
+        """Return the configuration, with all defaults filled in.
+
+        Raises ConfigError for an unknown name or a wrong option; the message names the option.
+        """
+        self._check_names()
         model, partition, partition_options = DEFAULTS.get(self.dataset, (None, None, {}))
         if self.partition is not None and self.partition != partition:
             partition_options = {}
@@ -138,8 +146,8 @@ class RunOptions:
         every = [_dropout(text, alpha) for text in self.dropout for alpha in self.alphas]
         # A process without a dropout ratio gives the same setting for every alpha; keep one.
         settings = {dropout.label: dropout for dropout in every}
-        return Config(
-            name=self.name,
+        config = Config(
+            name=self.name or "",
             task=Task(
                 dataset=self.dataset,
                 partition=_given("partition", self.partition or partition),
@@ -170,6 +178,26 @@ class RunOptions:
             dropouts=tuple(settings.values()),
             seeds=self.seeds,
         )
+        if self.name is not None:
+            return config
+        digest = hashlib.blake2b(config.to_json().encode(), digest_size=4).hexdigest()
+        return dataclasses.replace(config, name=f"{self.dataset}-{digest}")
+
+    def _check_names(self) -> None:
+        import fastagg
+        from fastagg_sim.data import DATASETS
+        from fastagg_sim.models import MODELS
+        from fastagg_sim.partition import PARTITIONS
+
+        _check_name("dataset", "data set", self.dataset, DATASETS)
+        for option, name, known in (
+            ("partition", self.partition, PARTITIONS),
+            ("model", self.model, MODELS),
+        ):
+            if name is not None:
+                _check_name(option, option, name, known)
+        for text in self.rules:
+            _check_name("rules", "rule", _named("rules", text)[0], fastagg.available())
 
     def _clients_at_once(self, default_model: str | None) -> int:
         if self.clients_at_once is not None:
@@ -177,11 +205,9 @@ class RunOptions:
         from fastagg_sim.batched_clients import clients_at_once
         from fastagg_sim.data import DATASETS
 
-        info = DATASETS.get(self.dataset)
-        model = self.model or default_model
-        if info is None or model is None:
-            return 1  # invalid name; loading the data or the model will report it
-        return clients_at_once(model, info.in_shape, self.batch_size, self.device)
+        model = _given("model", self.model or default_model)
+        in_shape = DATASETS[self.dataset].in_shape
+        return clients_at_once(model, in_shape, self.batch_size, self.device)
 
     def _methods(self) -> tuple[Method, ...]:
         full = (Method("Full", "fedavg", full_participation=True),) if self.with_full else ()
@@ -206,8 +232,17 @@ def _value(value: Any) -> str:
 
 def _given(name: str, value: str | None) -> str:
     if value is None:
-        raise ConfigError(f"{name}: expected a name (there is no default for this data set)")
+        raise ConfigError(f"--{name}: expected a name (there is no default for this data set)")
     return value
+
+
+def _check_name(option: str, kind: str, name: str, known: Collection[str]) -> None:
+    from fastagg_sim.registry import check_name
+
+    try:
+        check_name(kind, name, known)
+    except ValueError as error:
+        raise ConfigError(f"--{option}: {error}") from error
 
 
 def _dropout(text: str, alpha: float) -> Dropout:
@@ -218,7 +253,7 @@ def _dropout(text: str, alpha: float) -> Dropout:
     try:
         ratio = lookup("dropout process", process, PROCESSES).at_ratio(alpha)
     except ValueError as error:
-        raise ConfigError(f"dropout: {error}") from error
+        raise ConfigError(f"--dropout: {error}") from error
     return Dropout(process, {**ratio, **options})
 
 
@@ -234,7 +269,7 @@ def _options(name: str, pairs: tuple[str, ...]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (key and equals):
-            raise ConfigError(f"{name}: expected KEY=VALUE, got {pair!r}")
+            raise ConfigError(f"--{name}: expected KEY=VALUE, got {pair!r}")
         try:
             found[key] = json.loads(value)
         except json.JSONDecodeError:

@@ -137,7 +137,7 @@ class Shadow:
         Raises ConfigError or DataError before any run starts, JobsFailed if a run fails, and
         Interrupted as `run_jobs` does; the next call then resumes the runs.
         """
-        console = console or Console()
+        console = console or Console(stderr=True)
         folder = self.folder(root)
         folder.mkdir(parents=True, exist_ok=True)
         config = self.config(seeds)

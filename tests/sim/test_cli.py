@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from fastagg_sim import experiments
+from fastagg_sim import __main__, experiments
 from fastagg_sim.cli import main
 from fastagg_sim.config import ConfigError, LocalTraining, Task
 from fastagg_sim.experiments import mimic_fig7
@@ -55,9 +57,12 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
     ("arguments", "message"),
     [
         (["--rules", "fedag"], "Did you mean 'fedavg'"),
-        (["--dataset", "imagenet"], "no default"),
-        (["--dataset", "imagenet", "--model", "lenet", "--partition", "shards"], "unknown data"),
-        (["--dropout", "sometimes"], "unknown dropout process"),
+        (["--dataset", "imagenet"], "--dataset: unknown data set 'imagenet'; there are: cifar10"),
+        (["--dataset", "minst"], "Did you mean 'mnist' or 'fmnist'?"),
+        (["--model", "lenet5"], "--model: unknown model 'lenet5'"),
+        (["--partition", "shard"], "--partition: unknown partition 'shard'"),
+        (["--rules", "fedavg", "nope"], "--rules: unknown rule 'nope'"),
+        (["--dropout", "sometimes"], "--dropout: unknown dropout process"),
         (["--dropout", "round-robin:tau=3"], "'tau'"),
         (["--dropout", "round-robin:tau_max"], "dropout: expected KEY=VALUE, got 'tau_max'"),
         (["--dropout", "trace:path=none.csv"], "cannot read none.csv"),
@@ -80,6 +85,66 @@ def test_wrong_usage_is_one_clear_error(
     error = capsys.readouterr().err
     assert message in error and error.startswith("error: ")
     assert not (tmp_path / "out").exists()
+
+
+def test_runs_with_other_options_have_other_folders() -> None:
+    names = [RunOptions(lr=lr).build().name for lr in (0.1, 0.1, 0.2)]
+    assert names[0] == names[1] != names[2] and names[0].startswith("digits-")
+    assert RunOptions(name="mine").build().name == "mine"
+
+
+def test_quick_results_have_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["experiment", "adversarial-fig8", "--quick"]) in (0, 3)
+    assert [path.name for path in Path("results").iterdir()] == ["quick"]
+    assert Path("results/quick/adversarial-fig8/claims.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for command in (["run"], ["experiment", "adversarial-fig8", "--quick"]):
+        assert main([*command, "--out", str(tmp_path / "file" / "out")]) == 2
+        error = capsys.readouterr().err
+        assert error == f"error: {tmp_path / 'file' / 'out'}: Not a directory\n"
+
+
+def test_ctrl_c_outside_of_jobs_ends_with_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastagg_sim.experiments._theorem4.run", interrupted)
+    assert main(["experiment", "theorem4", "--quick", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "stopped"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert f"PyTorch {torch.__version__}" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_one_clear_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "fastagg_sim.cli")
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert __main__.main() == 2
+    assert "'tyro', which is not installed; pip install 'fastagg[sim]'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_progress_goes_to_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*TINY, "--rules", "fedavg", "--out", str(tmp_path / "out")]) == 0
+    captured = capsys.readouterr()
+    assert "all jobs" in captured.err or "rounds" in captured.err
+    assert "accuracy.png" in captured.out and "accuracy.png" not in captured.err
 
 
 @pytest.mark.slow
@@ -137,6 +202,9 @@ def test_quick_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
+    assert "elimination=null, precision=highest" in printed  # of fdms
+    assert "round-robin       tau_max=20, sampling=uniform" in printed
+    assert "num_clients=" not in printed and "server_lr" not in printed
     names = ["fdms", "stale-models", "cluster-floor", "mnist-cnn", "shards", "fdms-fig3"]
     for name in (*names, "round-robin", "adversarial", "vgg11", "dirichlet", "label-limited"):
         assert name in printed
@@ -195,7 +263,7 @@ def test_an_experiment_writes_its_figure_table_and_claims(
 def test_data_of_a_shipped_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "digits"]) == 0
     assert main(["data", "imagenet"]) == 2
-    assert "expected one of ['digits'" in capsys.readouterr().err
+    assert "expected a data set, one of ['digits'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["experiment"], ["experiment", "fdms-fig3"]])
@@ -220,7 +288,7 @@ def test_options_become_a_config() -> None:
     assert config.task.partition_options == {"samples_per_client": 60}
     shards = RunOptions(partition="shards", partition_options=("num_shards=40",)).build()
     assert shards.task.partition_options == {"num_shards": 40}
-    with pytest.raises(ConfigError, match="partition"):
+    with pytest.raises(ConfigError, match="--dataset: unknown"):
         RunOptions(dataset="other").build()
 
 

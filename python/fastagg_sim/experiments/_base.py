@@ -22,7 +22,7 @@ class Options:
     """The options of all experiments."""
 
     out: Path | None = None
-    """Results folder; results/NAME by default."""
+    """Results folder; by default results/NAME, with --quick results/quick/NAME."""
     seeds: tuple[int, ...] = (0,)
     """Seeds; the experiment is repeated once per seed."""
     rounds: int | None = None

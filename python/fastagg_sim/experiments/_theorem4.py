@@ -6,11 +6,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 import fastagg
@@ -141,25 +144,25 @@ def measure(epsilons: Sequence[float], seeds: Sequence[int], rounds: int) -> lis
 
     Raises ConfigError if an epsilon is not a multiple of 1 / NUM_CLIENTS in (0, 1).
     """
-    rows = []
     for epsilon in epsilons:
         if abs(epsilon * NUM_CLIENTS - round(epsilon * NUM_CLIENTS)) > 1e-9 or not 0 < epsilon < 1:
             raise ConfigError(
                 f"epsilons: expected multiples of 1/{NUM_CLIENTS} in (0, 1), got {epsilon}"
             )
-        for seed in seeds:
-            u = hard_direction(epsilon, seed)
-            for part in PARTS:
-                for rule in RULES if part != "noise, uniform" else ("fedavg",):
-                    first, second = (
-                        run(part, instance, rule, epsilon, seed, rounds) for instance in (1, 2)
-                    )
-                    found = (errors(first, u, epsilon)[0], errors(second, u, epsilon)[1])
-                    same = torch.equal(first, second)
-                    rows.append(Row(part, epsilon, rule, seed, found, same))
-                if part != "noise, uniform":
-                    found = errors(midpoint(u, epsilon), u, epsilon)
-                    rows.append(Row(part, epsilon, MIDPOINT, seed, found, True))
+    rows = []
+    runs = list(product(epsilons, seeds, PARTS))
+    for epsilon, seed, part in track(runs, "theorem 4", console=Console(stderr=True)):
+        u = hard_direction(epsilon, seed)
+        for rule in RULES if part != "noise, uniform" else ("fedavg",):
+            first, second = (
+                run(part, instance, rule, epsilon, seed, rounds) for instance in (1, 2)
+            )
+            found = (errors(first, u, epsilon)[0], errors(second, u, epsilon)[1])
+            same = torch.equal(first, second)
+            rows.append(Row(part, epsilon, rule, seed, found, same))
+        if part != "noise, uniform":
+            found = errors(midpoint(u, epsilon), u, epsilon)
+            rows.append(Row(part, epsilon, MIDPOINT, seed, found, True))
     return rows
 
 
