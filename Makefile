@@ -39,7 +39,7 @@ demo: build  ## set up, then compare five rules under client dropout on digits (
 PARALLEL := -n auto --maxprocesses=8 --dist worksteal
 PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
-BENCHMARKS := $(wildcard tests/test_benchmark*.py)
+BENCHMARKS := $(wildcard tests/test_benchmark*.py) tests/cuda/test_gpu_benchmark.py
 FAULTS := tests/fuzz
 test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (4 minutes)
 	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS) $(FAULTS)) $(ARGS)

@@ -626,10 +626,11 @@ def test_claims_figure_and_table_of_every_experiment(
     assert len({claim.text for claim in claims}) == len(claims) >= 2
     json.loads(experiments.claims_json(experiment, options, claims))
     assert experiment.draw is not None
-    experiment.draw(folders, options, tmp_path / "figure.png")
-    with Image.open(tmp_path / "figure.png") as image:
-        assert image.width > 400 and image.height > 300
-    assert b"<svg" in (tmp_path / "figure.svg").read_bytes()[:500]
+    if not quick:  # a quick figure has fewer panels and lines of the same kinds
+        experiment.draw(folders, options, tmp_path / "figure.png")
+        with Image.open(tmp_path / "figure.png") as image:
+            assert image.width > 400 and image.height > 300
+        assert b"<svg" in (tmp_path / "figure.svg").read_bytes()[:500]
     if name.startswith("mimic-"):
         assert experiment.table is not None
         grid = experiment.table(folders, options)
