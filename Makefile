@@ -40,7 +40,7 @@ PARALLEL := -n auto --maxprocesses=8 --dist worksteal
 PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
 BENCHMARKS := $(wildcard tests/test_benchmark*.py) tests/cuda/test_gpu_benchmark.py
-FAULTS := tests/fuzz
+FAULTS := tests/fuzz tests/sim/test_killed_runs.py
 test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (4 minutes)
 	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS) $(FAULTS)) $(ARGS)
 
@@ -60,7 +60,7 @@ test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their mem
 	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)
 
 # Each call is made once, in one of many processes that may die; ARGS="--calls 20000" makes fewer.
-test-faults: build-dev  ## short runs of all fuzzers: calls, files, signals, threads, disks, memory, long runs
+test-faults: build-dev  ## short runs of all fuzzers, and simulations that are killed and resumed
 	$(PY) -m pytest -q $(PARALLEL) $(FAULTS) $(ARGS)
 
 fuzz: build-dev  ## call every op and rule with hostile arguments, 10^6 times
@@ -156,7 +156,7 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 	FASTAGG_WITHOUT_AVX512=$$(grep -qs avx512bw /proc/cpuinfo && echo 0 || echo 1) \
 	  FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) HYPOTHESIS_PROFILE=quick \
 	  $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py \
 	  --ignore tests/ops/test_vectors.py $(ARGS)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \

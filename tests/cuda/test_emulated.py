@@ -93,7 +93,8 @@ def test_the_op_tests_pass(folder: Path) -> None:
     slow += ["30011", "masked", "255", "264", "iterations", "scaling", "70-900"]
     chosen = " and not ".join(["cuda", "test_registration", *slow])
     tests = [str(ROOT / "tests/ops"), "-o", f"pythonpath={folder}", "-k", chosen]
-    output = run_python(folder, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    pytest_command = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    output = run_python(folder, *pytest_command, *tests, HYPOTHESIS_PROFILE="quick")
     found = re.search(r"(\d+) passed", output)
     assert found and int(found[1]) > 200, output
 

@@ -122,7 +122,12 @@ def build(folder: Path) -> None:
 
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     with_torch = [f"-isystem{path}" for path in includes]
-    with_torch += ['-DFASTAGG_TORCH_VERSION="emulated"', '-DFASTAGG_CUDA_ARCHS=""', "-pthread"]
+    with_torch += [
+        "-O1",
+        '-DFASTAGG_TORCH_VERSION="emulated"',
+        '-DFASTAGG_CUDA_ARCHS=""',
+        "-pthread",
+    ]
     checked = sorted(kernels.glob("*.cpp"))
     # The largest source first: it takes longest to compile.
     others = ("library", "module", "ops_policy", "python_memory")
