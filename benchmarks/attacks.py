@@ -250,7 +250,8 @@ def lies(
         attack: one of ``ATTACKS``.
         rows: the honest updates [R, S, d].
         bad: positions of the attackers.
-        t, rounds: the round, of so many.
+        t: the round, in [0, rounds).
+        rounds: the number of rounds.
         last_changes: [R, d], what the models changed in the last round.
     """
     if not bad or attack in ("none", "late"):
