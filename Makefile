@@ -149,6 +149,7 @@ emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kern
 # Leak detection is off: Python and PyTorch leave much memory allocated on purpose. torch.compile,
 # which test_registration.py runs, starts a compiler that fails with the preloaded libraries.
 SANITIZED := build/sanitize/tree
+# Few random examples are enough here, since `make test` checks the results.
 sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer, the threads under ThreadSanitizer
 	@mkdir -p build/sanitize
 	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp -o build/sanitize/pool_race

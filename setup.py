@@ -51,8 +51,9 @@ if platform.machine() == "aarch64":
     optimize.append("-fno-schedule-insns")
 if os.environ.get("FASTAGG_SANITIZE") == "1":
     optimize = ["-O1", "-g1", "-fno-omit-frame-pointer"]
-    # AddressSanitizer finds what these checks would find. They double the time of the build.
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    # These checks take a third of the time of the build. AddressSanitizer finds accesses through
+    # bad pointers; pointers that are only computed, and never used, are not found.
     sanitize.append("-fno-sanitize=null,object-size,pointer-overflow,vptr")
     if os.environ.get("FASTAGG_WITHOUT_AVX512") == "1":  # the tests run on this machine only
         optimize.append("-DFASTAGG_WITHOUT_AVX512")

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from fastagg_sim import experiments
 from fastagg_sim.config import ConfigError
+from fastagg_sim.registry import check_name
 from fastagg_sim.run_options import RunOptions
 
 if TYPE_CHECKING:
@@ -79,10 +80,10 @@ class DataCommand:
     def execute(self, console: Console) -> int:
         from fastagg_sim import data
 
-        if self.name not in data.DATASETS:
-            raise ConfigError(
-                f"data: expected a data set, one of {list(data.DATASETS)}, got {self.name!r}"
-            )
+        try:
+            check_name("data set", self.name, data.DATASETS)
+        except ValueError as error:
+            raise ConfigError(f"data: {error}") from error
         path = data.fetch(
             self.name,
             source_dir=self.source,
@@ -171,7 +172,8 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
 
     experiment.check_options(options)
     require_device(options.device)
-    out = options.out or Path("results", *(["quick"] if options.quick else []), experiment.name)
+    results = Path("results/quick") if options.quick else Path("results")
+    out = options.out or results / experiment.name
     parts = {name: (out / name, config) for name, config in experiment.runs(options).items()}
     compute(list(parts.values()), workers=options.workers, console=console)
     folders = {name: path for name, (path, _) in parts.items()} or {"": out}

@@ -21,7 +21,7 @@ Options = dict[str, list[str]]
 
 
 def of_rules() -> Options:
-    """Return the options of each rule that other rules do not have."""
+    """Return the options of each rule, without those that all rules have."""
     common = {"num_clients", "num_params", *CommonOptions.__annotations__}
     return {
         name: [

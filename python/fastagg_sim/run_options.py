@@ -55,7 +55,8 @@ class RunOptions:
     its last checkpoint."""
     name: str | None = None
     """Name of the run. By default it consists of the data set and a hash of all options, so that
-    runs with different options have different results folders."""
+    runs with different options have different results folders. To add rules, dropout settings or
+    seeds to a run later, give it a name: jobs that are finished are then not repeated."""
     rules: tuple[str, ...] = ("fedavg", "fdms")
     """Rules to compare, each RULE or RULE:KEY=VALUE,KEY=VALUE (for instance
     fdms:similarity=distance)."""

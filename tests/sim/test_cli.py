@@ -263,7 +263,7 @@ def test_an_experiment_writes_its_figure_table_and_claims(
 def test_data_of_a_shipped_set(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "digits"]) == 0
     assert main(["data", "imagenet"]) == 2
-    assert "expected a data set, one of ['digits'" in capsys.readouterr().err
+    assert "error: data: unknown data set 'imagenet'; there are:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["experiment"], ["experiment", "fdms-fig3"]])
