@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import inspect
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -117,12 +120,19 @@ def option_names(rule: type) -> list[str]:
     return list(option_defaults(rule))
 
 
-def option_defaults(rule: type) -> dict[str, Any]:
+@functools.cache
+def option_defaults(rule: type) -> Mapping[str, Any]:
     """Return the options of a class with their defaults; ``inspect.Parameter.empty``: none."""
     constructors = (vars(cls).get("__init__") for cls in reversed(rule.__mro__))
     signatures = [inspect.signature(c) for c in constructors if inspect.isfunction(c)]
     parameters = [p for signature in signatures for p in signature.parameters.values()]
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return MappingProxyType({p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY})
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names up to three similar names; empty if there are none."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def to_saved(name: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ from fastagg.checkpoint import CheckpointError
 from fastagg.costs import Sizes
 from fastagg.modes import plain_modes
 from fastagg.norm_bound import is_adaptive, norm_bytes
-from fastagg.options import option_names, read_size
+from fastagg.options import did_you_mean, option_names, read_size
 from fastagg.updates.cohort import check_vector
 
 _RULES: dict[str, type[Aggregator]] = {}
@@ -54,8 +54,7 @@ def find(name: str, options: list[str]) -> type[Aggregator]:
         TypeError: the rule has no such option.
     """
     if name not in _RULES:
-        close = difflib.get_close_matches(str(name), _RULES, n=3, cutoff=0.4)
-        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        hint = did_you_mean(str(name), _RULES)
         raise ValueError(f"name: expected one of {available()}, got {name!r}.{hint}")
     rule = _RULES[name]
     known = option_names(rule)

@@ -36,7 +36,9 @@ def _fixed_seeds() -> None:
     """Reset the global random state, so that results do not depend on earlier tests."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats a traceback without CUDA
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

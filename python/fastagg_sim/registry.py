@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
+
+from fastagg.options import did_you_mean
 
 T = TypeVar("T")
 
@@ -24,9 +25,8 @@ def lookup(kind: str, name: str, table: Mapping[str, T]) -> T:
 def check_name(kind: str, name: str, known: Collection[str]) -> None:
     """Raise ValueError, as `lookup` does, unless `name` is one of the `known` names."""
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=3)
-        hint = f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise ValueError(f"unknown {kind} {name!r}; there are: {', '.join(sorted(known))}{hint}")
+        names, hint = ", ".join(sorted(known)), did_you_mean(name, known)
+        raise ValueError(f"unknown {kind} {name!r}; there are: {names}.{hint}")
 
 
 def call(kind: str, name: str, make: Callable[..., T], *fixed: Any, **options: Any) -> T:

@@ -12,7 +12,7 @@ import logging
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +136,29 @@ def initial() -> ArrayRecord:
     return ArrayRecord({name: Array(value) for name, value in first_model().items()})
 
 
+class _Messages(logging.Handler):
+    """Appends the text of all log records to a list."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages that Flower and the strategies log, from INFO on."""
+    logger, handler = logging.getLogger("flwr"), _Messages()
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler.messages
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
 def strategy(rule: str = "fdms", **options: Any) -> FastAggStrategy:
     options = {"num_clients": K, "fraction_evaluate": 0.0, "min_available_nodes": 1} | options
     return FastAggStrategy(rule, **options)
@@ -189,15 +212,14 @@ def scripted(absent: dict[int, dict[int, str]]) -> Fault:
 
 
 @pytest.mark.parametrize("rule", ["fdms", "mifa", "fedavg"])
-def test_same_bits_as_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_same_bits_as_the_rule(rule: str, logged: list[str]) -> None:
     faults = {
         2: {1: "silence", 4: "error"},
         3: dict.fromkeys(range(K), "silence"),
         4: {0: "nan", 2: "shape", 3: "long"},
     }
     used = strategy(rule, max_norm=1e3)
-    with caplog.at_level(logging.INFO, "flwr"):
-        result = used.start(NodesGrid(scripted(faults)), initial(), num_rounds=5)
+    result = used.start(NodesGrid(scripted(faults)), initial(), num_rounds=5)
     rounds = [[*range(K)], [0, 2, 3], [], [1, 4], [*range(K)]]
     assert torch.equal(used.server.params, by_hand(rule, rounds))
     arrays = {name: array.numpy() for name, array in result.arrays.items()}
@@ -209,7 +231,7 @@ def test_same_bits_as_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> N
         assert (array.dtype, tuple(array.shape)) == (str(value.dtype), value.shape)
     assert arrays["n"] == 5
     np.testing.assert_array_equal(arrays["w"].ravel(), used.server.params[:12].numpy())
-    text = caplog.text
+    text = "\n".join(logged)
     assert f"absent: client 1 ({NODES[1]}), client 4 ({NODES[4]})" in text
     assert "out of memory" in text
     assert "update of client 0: NaN or Inf" in text
@@ -307,7 +329,7 @@ def test_an_interrupt_writes_a_last_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(again.server.params, whole.server.params)
 
 
-def test_metrics_without_an_average_do_not_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_without_an_average_do_not_stop_the_run(logged: list[str]) -> None:
     def answer(content: RecordDict, round: int, client: int) -> RecordDict:
         good = reply(content, round, client)
         if client == 2:
@@ -323,27 +345,26 @@ def test_metrics_without_an_average_do_not_stop_the_run(caplog: pytest.LogCaptur
     weights = {k: 10 + k for k in (0, 1, 3, 4)}
     mean = sum(w / (1 + k) for k, w in weights.items()) / sum(weights.values())
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(mean, rel=1e-12)
-    assert "differ from the others'" in caplog.text
-    assert "the sum of 'num-examples' is 0" in caplog.text
+    assert "differ from the others'" in "\n".join(logged)
+    assert "the sum of 'num-examples' is 0" in "\n".join(logged)
     assert used.last_report is not None
     assert used.last_report.active == tuple(range(K))  # the updates still count
 
 
-def test_evaluation_on_the_server_and_the_summary(caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluation_on_the_server_and_the_summary(logged: list[str]) -> None:
     seen: list[tuple[int, bytes]] = []
 
     def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
         seen.append((round, arrays["w"].data))
         return MetricRecord({"accuracy": 0.5}) if round else None
 
-    with caplog.at_level(logging.INFO, "flwr"):
-        used = strategy("mifa")
-        result = used.start(NodesGrid(scripted({})), initial(), 2, evaluate_fn=evaluate)
+    used = strategy("mifa")
+    result = used.start(NodesGrid(scripted({})), initial(), 2, evaluate_fn=evaluate)
     assert [round for round, _ in seen] == [0, 1, 2]
     assert seen[-1][1] == result.arrays["w"].data
     assert set(result.evaluate_metrics_serverapp) == {1, 2}
-    assert "Rule: mifa, 5 clients" in caplog.text
-    assert "Fraction: train (1.00)" in caplog.text
+    assert "Rule: mifa, 5 clients" in "\n".join(logged)
+    assert "Fraction: train (1.00)" in "\n".join(logged)
 
 
 def test_arrays_are_read_from_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,19 +477,18 @@ def legacy(
 
 
 @pytest.mark.parametrize("rule", ["fdms", "mifa"])
-def test_legacy_same_bits_as_the_rule(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_legacy_same_bits_as_the_rule(rule: str, logged: list[str]) -> None:
     faults = {
         2: {1: "raise", 4: "error"},
         3: dict.fromkeys(range(K), "raise"),
         4: {0: "nan", 1: "long", 2: "tensors", 3: "type"},
     }
-    with caplog.at_level(logging.INFO, "flwr"):
-        used = legacy(faults, 5, rule=rule, rule_options={"max_norm": 1e3})
+    used = legacy(faults, 5, rule=rule, rule_options={"max_norm": 1e3})
     rounds = [[*range(K)], [0, 2, 3], [], [4], [*range(K)]]
     assert torch.equal(used.server.params, by_hand(rule, rounds))
     said = ("connection lost", "absent: client 1 (1b)", "NaN or Inf", "norm 1e+30", "tensor_type")
     for words in said:
-        assert words in caplog.text
+        assert words in "\n".join(logged)
 
 
 def test_legacy_resuming_is_bit_identical(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def run(
     return params, state
 
 
+@pytest.mark.slow
 @every_rule
 def test_no_mode_changes_a_bit(
     same_bits: Callable[..., None], name: str, options: dict[str, Any], tmp_path: Path

@@ -70,6 +70,7 @@ def test_a_client_with_huge_rows_stops_no_round(
     assert dropped >= 5
 
 
+@pytest.mark.slow
 @every_rule
 def test_rows_at_the_limit_stop_no_round(name: str, options: dict[str, Any]) -> None:
     """All clients send rows just below the limit, in 300 rounds; they add up."""
