@@ -20,6 +20,7 @@
 
 #include "../abs_max.h"
 #include "../gram.h"
+#include "cache.h"
 #include "gram_columns.h"
 #include "gram_memory.h"
 #include "gram_tiles.h"
@@ -35,8 +36,6 @@ namespace {
 // If a strip is multiplied with at most this many rows, on average, rows are read in place: packing
 // them would cost more than it saves.
 constexpr int64_t kInPlaceRows = 20;
-// Rows of a super-strip. Their panels are 480 KB, half of a 1 MB L2 cache.
-constexpr int64_t kSuperRows = 160;
 // Rows of a group of strips, at most. More rows are split over several tasks, although each of
 // these packs the rows before its own group again.
 constexpr int64_t kGroupRows = 2040;
@@ -55,6 +54,7 @@ struct Problem {
   const int64_t* place;      // [strips * (strips + 1) / 2] number of each computed tile, or -1
   int64_t S, d;
   int64_t block;  // columns summed in float32
+  int64_t super;  // strips of a super-strip
   bool pack;      // pack rows into panels; else read them in place
   Isa isa;
   const RowSum* also;  // or nullptr
@@ -97,10 +97,9 @@ struct Block {
   // Super-strips: the panels of one stay in the L2 cache while all later strips are multiplied with
   // it.
   FASTAGG_INLINE void run() {
-    constexpr int64_t kSuper = kSuperRows / R;
-    for (int64_t super = 0; super < last; super += kSuper)
+    for (int64_t super = 0; super < last; super += p.super)
       for (int64_t I = super == 0 ? 0 : std::max(first, super); I < last; ++I)
-        strip_of<R>(std::min<int64_t>(R, p.S - I * R), I, super, std::min(super + kSuper, I));
+        strip_of<R>(std::min<int64_t>(R, p.S - I * R), I, super, std::min(super + p.super, I));
   }
 
   template <int rows>  // the number of rows as a constant; only the last strip has fewer than R
@@ -270,8 +269,11 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   const GramColumns cut(d);
   const bool scaled = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
   const bool pack = scaled || tiles * T::R > strips * kInPlaceRows || crowd_few_sets(rows);
+  // The panels of a super-strip take 3/8 of the L2 cache. The rest is for rows of the next block
+  // and for the sums of tiles. Larger shares of 512 KB were slower at 512 and 1024 rows.
+  const int64_t super = std::max<int64_t>(1, l2_bytes() * 3 / 8 / (T::kPanel * 4));
   const Problem problem{rows.data(), scales.data(), places.data(), S,   d,
-                        cut.block,   pack,          isa,           also};
+                        cut.block,   super,         pack,          isa, also};
 
   const Parallel team = gram_threads<W>(parallel, S, tiles, d);
   const GramMemory<W> memory(tiles, strips, cut.chunks, team.workers);

@@ -184,7 +184,7 @@ void memory_update(float* params, double* total, const T* const* updates, float*
                    const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work((S * int64_t{8 + sizeof(T)} + 24) * d);
-  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int) {
+  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int) {
     dispatch<MemoryUpdate>(isa, params, total, updates, memory, weights, S, lr, norm, models,
                            column, n);
   });
@@ -200,7 +200,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
   const bool streamed = kept && should_stream(kept, S, bytes);
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
-  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int worker) {
+  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
                           weights, S, params, kept, streamed, column, n);
   });
@@ -211,7 +211,7 @@ void add_total(float* params, const double* total, int64_t d, double lr, double 
                const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work(16 * d);
-  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int) {
+  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int) {
     dispatch<AddTotal>(isa, params + column, total + column, n, lr, norm, models);
   });
 }
@@ -220,7 +220,7 @@ void lerp_total(double* total, const double* end, int64_t d, double weight,
                 const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work(24 * d);
-  for_blocks(d, block_columns(d), team, [&](int64_t column, int64_t n, int) {
+  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int) {
     dispatch<LerpTotal>(isa, total + column, end + column, n, weight);
   });
 }

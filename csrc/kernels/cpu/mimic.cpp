@@ -19,9 +19,9 @@ constexpr int64_t kCacheBytes = 1 << 20;  // of L2, for the updates and correcti
 
 // Columns of a block: few enough that the second pass finds the block's 2 S rows in L2, but at
 // least 2 KB of each row, because shorter streams cost more than reading from L3.
-int64_t cached_columns(int64_t S, int64_t d) {
+int64_t cached_columns(int64_t S, int64_t d, int workers) {
   const int64_t fitting = kCacheBytes / (8 * S) / kStep * kStep;
-  return std::min(std::max<int64_t>(fitting, 512), block_columns(d));
+  return std::min(std::max<int64_t>(fitting, 512), block_columns(d, workers));
 }
 
 // sums[k] += sum_g weights[g] * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
@@ -173,7 +173,7 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
   if (S == 0) return;
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work((S * int64_t{8 + sizeof(T)} + 8) * d);
-  const int64_t columns = cached_columns(S, d), used = team.workers * columns;
+  const int64_t columns = cached_columns(S, d, team.workers), used = team.workers * columns;
   const Scratch means(used * int64_t{sizeof(double)}), rounded(used * int64_t{sizeof(float)});
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<Mimic>(isa, params, updates, corrections, S, lr, column, n,
@@ -194,7 +194,8 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
   const bool streamed = kept && should_stream(kept, S, bytes);
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
-  const int64_t columns = kept ? cached_columns(S, d) : block_columns(d);
+  const int64_t columns =
+      kept ? cached_columns(S, d, team.workers) : block_columns(d, team.workers);
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
                         given, kept, streamed, S, column, n);

@@ -27,10 +27,10 @@ constexpr int kGroup = 8;
 
 constexpr int64_t kStep = 64;  // elements of a row in one unrolled step
 
-// Columns of a block if nothing else limits it: there are at least 32 blocks, for 32 workers,
-// unless they would have less than 4 KB of a row.
-inline int64_t block_columns(int64_t d) {
-  return std::clamp<int64_t>(ceil_div(d, 32 * kStep) * kStep, 1024, kRowColumns);
+// Columns of a block if nothing else limits it: at least four blocks for each worker, unless they
+// would have less than 4 KB of a row.
+inline int64_t block_columns(int64_t d, int workers) {
+  return std::clamp<int64_t>(ceil_div(d, 4 * workers * kStep) * kStep, 1024, kRowColumns);
 }
 
 // Calls body(column, n, worker) for each block [column, column + n) of at most `columns` of d

@@ -115,7 +115,7 @@ void scaffold_mean(double* out, float* next, float* peaks, const float* mean,
   const bool streamed = should_stream(kept, S, bytes);
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
-  const int64_t columns = std::min(block_columns(d), kColumns);
+  const int64_t columns = std::min(block_columns(d, team.workers), kColumns);
   const Scratch changes(team.workers * columns * int64_t{sizeof(double)});  // stacks may be small
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<ScaffoldMean>(isa, out, next, row_peaks.of(worker), mean, updates, controls, weights,

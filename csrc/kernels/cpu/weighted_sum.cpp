@@ -69,10 +69,10 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
                   double beta, const Parallel& parallel) {
   const Isa isa = current_isa();
   const ScaledWeights scaled(weights, S);
+  const Parallel team = parallel.for_work((S + 2) * d * int64_t{sizeof(T)});
   // Start at the end of d: rows are often summed right after their Gram matrix, which starts at the
   // beginning, so a cache still holds the last columns.
-  const int64_t columns = block_columns(d), blocks = ceil_div(d, columns);
-  const Parallel team = parallel.for_work((S + 2) * d * int64_t{sizeof(T)});
+  const int64_t columns = block_columns(d, team.workers), blocks = ceil_div(d, columns);
   const Scratch sums(team.workers * columns * int64_t{sizeof(double)});  // stacks may be small
   team.for_each(blocks, [&](int64_t task, int worker) {
     const int64_t column = (blocks - 1 - task) * columns;
