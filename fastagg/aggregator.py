@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 
 _RESERVE = 1 << 17
 _RESERVE_ROW = 1 << 10
-"""Bytes, and bytes for each client, that must be free before a commit, which allocates less."""
+"""Heap that must be free before a commit, in bytes: a fixed part, and a part for each active
+client. A commit allocates less."""
 
 State = Mapping[str, Tensor | RowMemory]
 """The state of a rule: tensors and row memories by name, not copied."""
@@ -109,9 +110,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         device: where parameters, updates and state live: "cpu", or "cuda" if
             :func:`fastagg.ops.devices` lists it.
         nonfinite: what to do with an update that holds NaN or Inf or cannot be read. "raise": raise
-            a ValueError. "drop": treat its client as absent and list it in ``rejected``; the same
-            for finite updates beyond about 1e30, with which a client could make every round leave
-            the range of float32 (docs/security.md states the limit of each rule).
+            a ValueError. "drop": treat its client as absent and list it in ``rejected``. "drop"
+            also leaves out finite updates above about 1e30; otherwise one client could make every
+            step overflow float32 (docs/security.md states the limit of each rule).
         max_norm: largest Euclidean norm of an update, > 0, in units of the updates; None: no limit.
             "adaptive", an :class:`fastagg.AdaptiveNorm` or a mapping of its arguments: a multiple
             of the running median of the norms. "auto": "adaptive" with ``nonfinite="drop"``, None
@@ -453,6 +454,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def _skip_round(self, params: Tensor, cohort: Cohort, reasons: Mapping[int, str]) -> StepReport:
         self._params_peak(params)
+        reserve(_RESERVE)
         with SignalsDeferred():
             report = StepReport(
                 cohort.clients,

@@ -26,9 +26,9 @@ class AdaptiveNorm:
 
     The bound of a round is ``multiple`` times the median of the last ``window`` norms. While fewer
     than ``warmup`` norms are known, those of the present round count as well, and with fewer than
-    3 in all there is no bound. Of an even number of norms, the median is the lower one of the two
-    in the middle. After the round, its norms are added in the order of client ids; a norm above the
-    bound counts as the bound, so that clients whose norms grow quickly are not left out for ever.
+    3 in all there is no bound. For an even count, the median is the lower one of the two middle
+    values. After the round, its norms are added in the order of client ids. A norm above the bound
+    is recorded as the bound, so that the bound can grow with the norms.
     Zero rows have no effect. So fewer than half of the rows cannot move the bound beyond
     ``multiple`` times a norm of the others, whatever they are.
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rule about aliasing: memory that a call changes must not overlap anything else that the call
 // reads or changes. Small vectors are exempt where a binding copies them before the first write
-// (`weights`, `clients` and `when`).
+// (`weights`, `clients`, and `when` on the CPU).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -112,13 +112,14 @@ inline ChangedMemory changed_scores(const at::Tensor& scores, const at::Tensor& 
   return changed;
 }
 
-// eliminate_ changes `candidates` and reads the others.
-inline void check_apart(const at::Tensor& candidates, const at::Tensor& scores,
-                        const at::Tensor& counts) {
+// What eliminate_ changes, after a check that it reads nothing of it.
+inline ChangedMemory changed_candidates(const at::Tensor& candidates, const at::Tensor& scores,
+                                        const at::Tensor& counts) {
   ChangedMemory changed;
   changed.add(candidates, "candidates");
   changed.check(scores, "scores");
   changed.check(counts, "counts");
+  return changed;
 }
 
 }  // namespace fastagg

@@ -131,7 +131,7 @@ void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, scores.device());
   check_threshold(threshold);
-  check_apart(candidates, scores, counts);
+  changed_candidates(candidates, scores, counts);
   if (called_off(when, scores.device())) return;
   cpu::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                  scores.const_data_ptr<float>(), read_counts(counts), K, threshold, threads());

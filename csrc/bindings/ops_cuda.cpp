@@ -87,6 +87,14 @@ at::Tensor scores_of(const at::Tensor& gram) {
   return out.to(gram.scalar_type());
 }
 
+// Checks `when`, which kernels read in place.
+const uint8_t* check_flag(const std::optional<at::Tensor>& when, const OnDevice& on,
+                          const ChangedMemory& changed) {
+  const uint8_t* flag = check_when(when, on.device());
+  if (when) changed.check(*when, "when");
+  return flag;
+}
+
 void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
                     const at::Tensor& round_scores, const at::Tensor& clients,
                     const std::optional<at::Tensor>& pairs, const std::optional<at::Tensor>& when) {
@@ -99,8 +107,8 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
   check_same_device(round_scores, "round_scores", on.device());
   const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
-  const uint8_t* flag = check_when(when, on.device());
   const ChangedMemory changed = changed_scores(scores, counts, round_scores, pairs);
+  const uint8_t* flag = check_flag(when, on, changed);
   Tables tables;
   const int64_t* ids = nullptr;
   if (clients.is_cuda()) {  // the kernel checks their values
@@ -151,10 +159,10 @@ void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at
   const int64_t K = check_scores(scores, counts);
   const bool packed = check_candidates(candidates, K, on.device());
   check_threshold(threshold);
-  check_apart(candidates, scores, counts);
+  const ChangedMemory changed = changed_candidates(candidates, scores, counts);
   check_launch(cuda::eliminate(static_cast<uint8_t*>(candidates.mutable_data_ptr()), packed,
                                scores.const_data_ptr<float>(), read_counts(counts), K, threshold,
-                               check_when(when, on.device()), on.stream()),
+                               check_flag(when, on, changed), on.stream()),
                "eliminate_", "scores [", K, ", ", K, "]");
 }
 
@@ -168,7 +176,7 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   ChangedMemory changed;
   changed.add(out, "out");
   changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
-  const uint8_t* flag = check_when(when, on.device());
+  const uint8_t* flag = check_flag(when, on, changed);
   Tables tables;
   const int64_t rows_at = tables.add(rows.addresses);
   at::Tensor wide;  // weights that are on the device already

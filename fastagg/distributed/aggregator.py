@@ -66,8 +66,8 @@ class ShardedAggregator:
         num_clients: K.
         num_params: d, the number of columns of all ranks together.
         group: ``torch.distributed`` process group with gloo or NCCL; None is the default group.
-            NCCL without gloo is experimental: it has not run on a GPU yet. The aggregator keeps a
-            reference to a given group: delete it before ``destroy_process_group``.
+            NCCL without gloo is experimental (docs/cuda.md). The aggregator keeps a reference to a
+            given group: delete it before ``destroy_process_group``.
         segment: columns of a segment; each rank gets whole segments. None is 2^20, or less as
             described above.
         **options: options of the rule, the same on all ranks.

@@ -22,6 +22,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.memory.stores import RowStore, SpareRows
 from fastagg.ops.row_lists import RowList
+from fastagg.signals import SignalsDeferred
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
@@ -154,9 +155,11 @@ class RowMemory:
 
     def settle_(self) -> None:
         """Write every remembered vector into its row and drop all references; no vector changes."""
-        for row, reference in zip(self.rows, self.references, strict=True):
-            _settle_(row, reference, self.sign)
-        self.references, self._referring = [None] * len(self), False
+        with SignalsDeferred():
+            for client, (row, reference) in enumerate(zip(self.rows, self.references, strict=True)):
+                _settle_(row, reference, self.sign)
+                self.references[client] = None
+        self._referring = False
 
     def new_reference(self) -> Tensor:
         """Return a vector [d] with undefined content, for use as a new reference."""
@@ -184,7 +187,7 @@ class RowMemory:
             self._refer(clients, reference)
 
     def forget(self, clients: Sequence[int]) -> None:
-        """Set the remembered vectors of ``clients`` to zero, in place."""
+        """Set the remembered vectors of ``clients`` to zero, in place. Allocates nothing."""
         for client in clients:
             self.rows[client].zero_()
         if self._referring and clients:
@@ -198,8 +201,8 @@ class RowMemory:
             self.references[client] = reference
         if reference is self._unused:
             self._unused = None
-        for key in {id(r) for r in self.references} & left.keys():
-            del left[key]
+        for used in self.references:
+            left.pop(id(used), None)
         self._unused = next(iter(left.values()), self._unused)
 
 

@@ -80,7 +80,7 @@ class RowStore:
 
 
 def _nameless(folder: Path | None) -> int:
-    """Open a new file in a folder, of which nothing remains when it is closed."""
+    """Open a new file in a folder; the file disappears when it is closed."""
     assert folder is not None
     with suppress(OSError, AttributeError):  # not on every platform and file system
         return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -109,11 +109,6 @@ def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore
 def element_bytes(options: Mapping[str, Any]) -> int:
     """Return the size in bytes of an element of a memory row, for the options of a rule."""
     return _DTYPES[options.get("memory_dtype", "float32")].itemsize
-
-
-def dtype_name(store: RowStore) -> str:
-    """Return the value of the option ``memory_dtype`` for a store."""
-    return next(name for name, dtype in _DTYPES.items() if dtype == store.dtype)
 
 
 class SpareRows:

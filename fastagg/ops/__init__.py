@@ -36,8 +36,8 @@ Devices:
 * Large tensors must all be on the CPU or all on one GPU (CUDA, if :func:`devices` lists it). Work
   for a GPU is queued on its current stream.
 * ``clients`` and the weights of rows may be on the CPU in both cases. If they are, no op waits for
-  the GPU. Ids on a GPU that choose or order rows are copied to the CPU first, which waits. Ids on a
-  GPU that are passed to :func:`update_scores_` are checked by an assertion on the GPU.
+  the GPU. If ids on a GPU select or order rows, the op copies them to the CPU and waits for the
+  GPU. Ids on a GPU that are passed to :func:`update_scores_` are checked by an assertion there.
 * On a GPU results have the same bits from run to run, and ``pairs`` are assumed to be symmetric.
 """
 

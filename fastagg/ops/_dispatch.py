@@ -79,7 +79,7 @@ _ON_CPU = {"clients", "weights"}
 
 
 def _fake_kernel(wrapper: Wrapper, fake: Callable[..., object] | None) -> Callable[..., object]:
-    """Return a fake kernel that refuses tensors with data beside tensors on device meta.
+    """Return a fake kernel that refuses a mixture of tensors with data and on device meta.
 
     The dispatcher calls it for such a mixture, and its results would not be computed.
     """

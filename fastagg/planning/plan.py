@@ -43,8 +43,8 @@ class RoundPlan:
             as their budget.
         wire_bytes: bytes that a rank sends and receives in one round.
         kernel_bytes: bytes of temporary memory that the Gram kernel takes during a step on the CPU,
-            with the present number of threads. Of all temporary memory of kernels, at most 128 MB
-            stay between steps, for the whole process.
+            with the present number of threads; 0 on a GPU. Between steps, the process keeps at most
+            128 MB of kernel scratch.
         seconds: estimated time of a round; None if neither ``device`` nor ``rates`` was given.
     """
 
@@ -155,8 +155,8 @@ def plan(
     previous aggregate, in all of these numbers and in its state.
 
     With ``max_norm``, rules without a Gram matrix read every row once more: 4Sd bytes, 2Sd flops.
-    fdms is charged for all pairs; elimination saves up to the factor by which it shrinks the
-    candidate sets.
+    The estimate for fdms counts all pairs; elimination saves up to the factor by which it shrinks
+    the candidate sets.
 
     Args:
         name: one of :func:`fastagg.available`.
@@ -170,9 +170,9 @@ def plan(
             of moving the bytes, the flops and, with several ranks, the wire, as if nothing
             overlapped. Reading streams from disk is not included.
         ranks: number of ranks over which the columns are spread (:mod:`fastagg.distributed`).
-        budget: bytes of streamed updates that are in memory at a time (:mod:`fastagg.streaming`);
-            None if updates are not streamed. Rules that remember rows then need memory for S more
-            rows, into which the stream is read.
+        budget: bytes of streamed updates that are in memory at a time, see
+            :class:`fastagg.ClientFiles`; None if updates are not streamed. Rules that remember rows
+            then need memory for S more rows, into which the stream is read.
         rates: rates to use instead of measuring those of ``device``.
         **options: options of the rule, as for :func:`fastagg.make`.
 
@@ -212,6 +212,7 @@ def plan(
         cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
     if rates is None and device is not None:
         rates = measure(device)
+    on_gpu = device is not None and torch.device(device).type != "cpu"
     return RoundPlan(
         name,
         K,
@@ -227,7 +228,7 @@ def plan(
         updates,
         wire,
         None if rates is None else _seconds(cost, wire, ranks, rates),
-        _kernel_bytes(rule, sizes, d, options),
+        0 if on_gpu else _kernel_bytes(rule, sizes, d, options),
     )
 
 

@@ -101,7 +101,7 @@ class Vectors:
 
 
 class Products:
-    """Inner products of rows; each matrix is computed when it is first asked for.
+    """Inner products of rows; each matrix is computed on first use.
 
     Args:
         rows: m rows [d], all float32 or all float64.

@@ -50,6 +50,8 @@ class MemoryPlan(Plan):
     shares: Tensor = field(kw_only=True)  # [S] float64, the clients' shares of the total
     norm: float = field(kw_only=True)  # factor that makes the new total a mean
     expired: list[int] = field(kw_only=True)  # ids of clients whose memory rows count no longer
+    blank: list[int] = field(kw_only=True)  # those of them that are absent: their rows become 0
+    part: float = field(kw_only=True)  # the total moves by this part of the way to the aggregate
 
 
 @dataclass
@@ -143,7 +145,22 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares, norm = self._shares.index_select(0, cohort.clients), self._norm(cohort.clients)
         weights = shares if norm == 1.0 else norm * shares
-        return MemoryPlan(weights, shares=shares, norm=norm, expired=self._expired())
+        return self._memory_plan(cohort, weights, shares, norm)
+
+    def _memory_plan(
+        self,
+        cohort: Cohort,
+        weights: Tensor,
+        shares: Tensor,
+        norm: float = 1.0,
+        part: float = 1.0,
+    ) -> MemoryPlan:
+        expired = self._expired()
+        active = set(cohort.ids) if expired else ()
+        blank = [client for client in expired if client not in active]
+        return MemoryPlan(
+            weights, shares=shares, norm=norm, expired=expired, blank=blank, part=part
+        )
 
     def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
         peak = self._params_peak(params)
@@ -233,12 +250,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
     ) -> None:
-        if reading.base is not None:
-            self.total = reading.base
         ops.add_total_(params, self._next_total, self.server_lr, plan.norm, self.remembers_models)
-        if plan.expired:
-            active = set(cohort.ids)
-            self.memory.forget([client for client in plan.expired if client not in active])
+        self.memory.forget(plan.blank)
         self.memory.exchange(cohort.ids, cohort.owner, reading.reference)
         self.total, self._next_total = self._next_total, self.total
         self._peaks = reading.peaks

@@ -96,7 +96,9 @@ class ReusedRows:
         """Make the rows of ``cohort`` memory rows, and keep the result ``gram`` of :meth:`gram`."""
         if expired:
             active = set(cohort.ids)
-            self.memory.forget([client for client in expired if client not in active])
+            for client in expired:
+                if client not in active:
+                    self.memory.forget((client,))
         self.memory.exchange(cohort.ids, cohort.owner)
         num_clients = len(self._gram)
         self._gram = gram[:num_clients, :num_clients]

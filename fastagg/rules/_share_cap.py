@@ -55,11 +55,11 @@ def divide(
     """Divide the shares of absent clients among rows with room below the cap.
 
     A row has room ``max(0, cap - weight)``. In every pass, each client with a share left proposes
-    it to its best rows that have room. A row takes proposals in descending order of their scores,
-    of equal ones that of the lowest id first, until it has no room; it takes a part of the last
-    one. What was not taken is proposed in the next pass. A client to which no row is left hands
-    its share to the mean: the rows take equal amounts, limited by their room. A pass that leaves
-    something fills a row, so there are at most S passes.
+    it to its best rows that have room. A row takes proposals in descending order of their scores
+    (ties: lowest id first) until it has no room; it takes a part of the last one. What was not
+    taken is proposed in the next pass. The share of a client to which no row is left is split
+    evenly over all rows, limited by their room. A pass that leaves something fills a row, so there
+    are at most S passes.
 
     Args:
         own: S shares of the active clients, with which the weights begin; they may exceed the cap.

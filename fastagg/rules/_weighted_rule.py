@@ -53,7 +53,7 @@ class WeightedRule(Aggregator[P, R]):
     ) -> None:
         """Check that rows, parameters and the result of the step are finite.
 
-        The aggregate must be in the scratch vector. Its rows are looked at only if it is large.
+        The aggregate must be in the scratch vector. Rows are read one by one only if it is large.
 
         Args:
             params: [d] float32.

@@ -14,9 +14,9 @@ then off by at most ``(sqrt(e) + u) (r_i + r_j)``: the norms are replaced by the
 **Which row.** c is the row with the smallest median distance to the rows, itself included, by the
 first Gram matrix. Suppose that more than half of the rows are within a distance D of each other and
 have norms of at most N. The median of each of these is at most ``D + 2 sqrt(e) N``, by the errors
-above, so that of c is, too. At least one of them is among the rows that c is so close to. Each of
-them is therefore within ``2 D + 4 sqrt(e) N`` of c (up to factors 1 + sqrt(e)), wherever the other
-rows are: less than half of the rows, however large, cannot spoil c. Distances among the majority
+above, so that of c is, too. At least one row of the majority is therefore this close to c, and all
+of them are within ``2 D + 4 sqrt(e) N`` of c (up to factors 1 + sqrt(e)), wherever the other rows
+are: less than half of the rows, however large, cannot spoil c. Distances among the majority
 are then off by at most ``4 (sqrt(e) + u) (D + 2 sqrt(e) N)``, which is 4e-4 D + 8e-8 N for e =
 1e-8. The last term is at the rounding of the rows themselves, 6e-8 N.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FDMS rounds on a GPU without waiting for the GPU (experimental).
+"""FDMS rounds on a GPU without waiting for the GPU.
 
 ``FDMS.step`` waits for the GPU because it returns a report, and because it raises an exception if
 an update must be refused. Here the GPU itself decides whether the round takes effect: the ops that
@@ -20,13 +20,14 @@ from fastagg.ops import Rows, bits
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.rules._share_cap import even_parts, round_cap
 from fastagg.rules.fdms import FDMS
+from fastagg.signals import SignalsDeferred
 from fastagg.updates.columns import Columns
 
 
 class EnqueuedFDMS:
-    """Experimental: enqueue rounds of an FDMS aggregator on a GPU without waiting for the GPU.
+    """Enqueue rounds of an FDMS aggregator on a GPU without waiting for the GPU.
 
-    Experimental because it has not run on a GPU so far; its tests run on the CPU.
+    Experimental (docs/cuda.md).
 
     A round does what ``aggregator.step`` does, with two differences. It returns no report. And if
     ``step`` would raise or reject a row (NaN, Inf, a norm above ``max_norm``, parameters out of the
@@ -136,12 +137,13 @@ class EnqueuedFDMS:
             largest = min(largest, agg.max_norm)
         if math.isfinite(largest):
             happens &= (squares.sqrt() <= largest).all()
-        ops.weighted_sum_(self.params, [self._aggregate], self._rate, when=happens)
-        ops.update_scores_(agg.scores, agg.counts, fresh, clients, wanted, when=happens)
-        if agg.candidates is not None:
-            ops.eliminate_(agg.candidates, agg.scores, agg.counts, threshold, when=happens)
-        self._happened += happens
-        self._enqueued += 1
+        with SignalsDeferred():
+            ops.weighted_sum_(self.params, [self._aggregate], self._rate, when=happens)
+            ops.update_scores_(agg.scores, agg.counts, fresh, clients, wanted, when=happens)
+            if agg.candidates is not None:
+                ops.eliminate_(agg.candidates, agg.scores, agg.counts, threshold, when=happens)
+            self._happened += happens
+            self._enqueued += 1
         return happens
 
     def settle(self) -> int:
@@ -151,9 +153,10 @@ class EnqueuedFDMS:
             Number of rounds that took effect since the last call, replays of a graph included.
         """
         happened = int(self._happened)
-        self._happened.zero_()
-        self._enqueued = 0
-        self.aggregator.rounds += happened
+        with SignalsDeferred():
+            self._happened.zero_()
+            self._enqueued = 0
+            self.aggregator.rounds += happened
         return happened
 
     def _weights(self, friends: Tensor, clients: Tensor) -> Tensor:

@@ -44,13 +44,13 @@ class FDMS(SubstitutionRule):
     so they cannot be chosen from round t + 1 on (section 5.3, steps 1 to 3). A pair is scored only
     if one of its clients is a candidate of the other.
 
-    A client that is the friend of many stands for all of them, and malicious clients can bring that
-    about (docs/security.md). ``max_share`` is a cap c of the factor of a row. A row takes absent
-    clients in descending order of similarity, of equal ones the lowest id first, until its factor
-    is c; it may take a part of the last one's share. The next best friend with room takes the rest.
-    What no friend has room for goes to the mean of the active updates: all rows take equal amounts
-    of it, up to c. A client's own share always counts in full. In a round with fewer than 1/c
-    active clients the cap is 1/S. Not from the paper.
+    The row of a client that is the friend of many gets a large factor, and malicious clients can
+    provoke this (docs/security.md). ``max_share`` is a cap c of the factor of a row. A row takes
+    absent clients in descending order of similarity (ties: lowest id first) until its factor is c;
+    it may take a part of the last one's share. The next best friend with room takes the rest. A
+    share that no friend has room for is split evenly over all rows, up to c. A client's own share
+    always counts in full. In a round with fewer than 1/c active clients the cap is 1/S. Not from
+    the paper.
 
     A pair of clients takes 6 bytes, and one more bit with elimination. Counts stop at 32767: from
     then on a new similarity has weight 1/32767 in the mean.
@@ -151,8 +151,9 @@ class FDMS(SubstitutionRule):
         return math.inf if self._threshold is None else value_at(self._threshold, t)
 
     def _skip(self) -> Tensor:
+        friends = torch.full((self.num_clients,), -1, dtype=torch.int64)
         self.rounds += 1
-        return torch.full((self.num_clients,), -1, dtype=torch.int64)
+        return friends
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)

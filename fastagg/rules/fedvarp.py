@@ -40,7 +40,10 @@ class FedVARP(MemoryRule):
             self.client_weights.index_select(0, cohort.clients), "the active clients"
         )
         # The pass computes total + sum_s a_s (u_s - m_s), which is the whole aggregate.
-        return MemoryPlan(weights, shares=weights, norm=1.0, expired=self._expired())
+        # w_s = A a_s with A the share of the active clients. So the new total, which changes by
+        # sum_s w_s (u_s - m_s), lies between the old one and the aggregate.
+        active_share = float(self._shares.index_select(0, cohort.clients).sum())
+        return self._memory_plan(cohort, weights, weights, part=active_share)
 
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
@@ -52,11 +55,8 @@ class FedVARP(MemoryRule):
     ) -> None:
         before = self.total if reading.base is None else reading.base
         super()._commit(params, cohort, plan, reading)
-        # w_s = A a_s with A the share of the active clients. So the new total, which changes by
-        # sum_s w_s (u_s - m_s), lies between the old one and the aggregate.
-        active_share = float(self._shares.index_select(0, cohort.clients).sum())
         self._next_total = self.total  # scratch again
-        self.total = ops.lerp_total_(before, self.total, active_share)
+        self.total = ops.lerp_total_(before, self.total, plan.part)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:

@@ -65,8 +65,10 @@ class Stale(MemoryRule):
     ) -> None:
         super()._commit(params, cohort, plan, reading)
         seen = self.seen.numpy()
-        seen[plan.expired] = False
-        seen[cohort.ids] = True
+        for client in plan.expired:
+            seen[client] = False
+        for client in cohort.ids:
+            seen[client] = True
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)

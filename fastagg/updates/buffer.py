@@ -90,10 +90,8 @@ class UpdateBuffer:
             The previous rows of ``clients``.
         """
         given = self.rows(clients)
-        after = list(self._rows)
         for client, row in zip(clients, rows, strict=True):
-            after[client] = row
-        self._rows = after
+            self._rows[client] = row
         return given
 
     def subtract_(self, params: Tensor, clients: Clients) -> list[Tensor]:

@@ -33,7 +33,7 @@ MAX_SEGMENTS = 256
 SCRATCH_BYTES = 64 << 20
 """Budget in bytes for converting rows of another dtype, if no streamed row sets a budget."""
 AROUND_BLOCK = 1 << 16
-"""Columns of all rows from which a row is subtracted at a time, in scratch memory."""
+"""Columns per block, in scratch memory, when a common row is subtracted from all rows."""
 MIN_PIECE = 1024
 """Minimum number of columns per piece; the budget must cover this many columns of every row."""
 

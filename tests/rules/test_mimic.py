@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastagg
-from fastagg import MimiC, MimiCClient
+from fastagg import MimiC, MimiCClient, UpdateBuffer
+from fastagg.memory import rows
 
 
 def test_hand_worked() -> None:
@@ -143,3 +144,34 @@ def test_a_step_that_could_overflow_is_refused() -> None:
         agg.step(params, torch.tensor([[3e38], [3e38]]), [0, 1])
     assert params.tolist() == [0.0]
     assert torch.equal(agg.corrections.clone(), before["corrections"])
+
+
+def test_a_measurement_that_is_interrupted_changes_no_correction(
+    same_bits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owned rows are corrections relative to a reference until they are measured."""
+    agg, buffer = MimiC(num_clients=5, num_params=7), UpdateBuffer(5, 7)
+    params = torch.zeros(7)
+    for clients in ([0, 1, 2, 3], [1, 4], [0, 2, 4]):
+        buffer.rows(clients)
+        for client in clients:
+            buffer.row(client).normal_()
+        agg.step(params, buffer, clients)
+    assert sum(r is not None for r in agg.corrections.references) == 5
+    before, settle = agg.corrections.clone(), rows._settle_
+    calls = iter(range(5))
+
+    def fail(*arguments: Any) -> None:
+        if next(calls) == 2:
+            raise MemoryError
+        settle(*arguments)
+
+    monkeypatch.setattr(rows, "_settle_", fail)
+    with pytest.raises(MemoryError):
+        agg.corrections.settle_()
+    monkeypatch.undo()
+    assert sum(r is not None for r in agg.corrections.references) == 3
+    same_bits(agg.corrections.clone(), before)
+    agg.corrections.settle_()
+    assert not any(r is not None for r in agg.corrections.references)
+    same_bits(agg.corrections.clone(), before)

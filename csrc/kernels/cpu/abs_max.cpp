@@ -22,7 +22,7 @@ struct AbsMax {
     Magnitude<W> largest[kUnroll];
     int64_t k = 0;
     for (; k + kUnroll * W <= n; k += kUnroll * W) {
-      for (int64_t line = 0; line < kUnroll * W; line += 16) prefetch(x + k + kAhead + line);
+      for (int64_t line = 0; line < kUnroll * W; line += 16) prefetch(x, k + kAhead + line);
       for (int u = 0; u < kUnroll; ++u) largest[u].add(x + k + u * W, W);
     }
     largest[0].add(x + k, n - k);

@@ -66,7 +66,7 @@ FASTAGG_INLINE void tile(const float* const* strip, const float* const* others,
   };
   const int64_t k = columns / W;
   const auto fetch = [&](int64_t k) FASTAGG_INLINE_LAMBDA {
-    unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(next.row[i] + k * W); });
+    unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(next.row[i], k * W); });
   };
   for_vectors<W>(k, fetch, [&](int64_t k) FASTAGG_INLINE_LAMBDA { add(a, b, k); });
   if (k * W < columns) {  // the last columns, with zeros up to a whole vector

@@ -110,6 +110,12 @@ FASTAGG_INLINE void unroll(const Body& body) {
   unrolled(body, std::make_integer_sequence<int, N>());
 }
 
+// The address `offset` numbers after p may be outside of the array, so it is not computed as a
+// pointer.
+FASTAGG_INLINE void prefetch(const float* p, int64_t offset) {
+  const auto address = reinterpret_cast<uintptr_t>(p) + offset * sizeof(float);
+  __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 3);
+}
 FASTAGG_INLINE void prefetch(const float* p) {
   __builtin_prefetch(p, 0, 3);
 }
