@@ -29,7 +29,8 @@ class Cost:
     """Bytes and floating-point operations of a rule.
 
     Attributes:
-        state: upper bound of the bytes that the rule keeps between rounds.
+        state: bytes that the rule keeps between rounds and writes to checkpoints.
+        references: upper bound of the bytes of the reference vectors, which it keeps as well.
         scratch: upper bound of the further bytes that it holds, during a step or between steps.
         moved: bytes read and written in a round.
         flops: additions and multiplications in a round.
@@ -43,3 +44,4 @@ class Cost:
     moved: int
     flops: int
     reduced: int = 0
+    references: int = 0

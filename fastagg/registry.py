@@ -238,7 +238,8 @@ def check_saved(
             f"{num_clients} and num_params = {num_params}, got {state_bytes}",
         )
     memory = ranks * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    needed = cost.scratch + (cost.state if options.get("memory_folder") is None else 0)
+    kept = cost.state + cost.references
+    needed = cost.scratch + (kept if options.get("memory_folder") is None else 0)
     if needed > memory:  # the state of some rules, which was compared, does not depend on d
         raise CheckpointError(
             path,

@@ -21,9 +21,9 @@ template <class T>  // float, Bfloat16 or Half
 void mimic(float* params, const T* const* updates, float* const* corrections, int64_t S, int64_t d,
            double lr, const Parallel& parallel);
 
-// The v of `mimic`, and the new corrections, written to `kept` if that is given. Nothing that is
-// read is changed. Two reads per element of updates, and a write for `kept`:
-//   v = 1/S sum_s (updates[s] + weights[s] * c[s]);  kept[s] = v - updates[s]
+// The v of `mimic`. Nothing that is read is changed. Two reads per element of updates, and a write
+// for `kept`, if that is given:
+//   v = 1/S sum_s (updates[s] + weights[s] * c[s]);  kept[s] = updates[s]
 // with c[s] = corrections[s], or references[s] - corrections[s] where references[s] is given.
 //   v             // [d]
 //   rounded       // [d] v in float32

@@ -15,6 +15,7 @@ been stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,16 +24,23 @@ from fastagg import ops
 from fastagg.memory.stores import RowStore, SpareRows
 from fastagg.ops.row_lists import RowList
 from fastagg.signals import SignalsDeferred
-from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns
 
 
+@dataclass(eq=False)
+class Reference:
+    """A vector of one round, and the clients whose rows are relative to it."""
+
+    vector: Tensor  # [d]
+    clients: set[int]  # not empty
+
+
 class RowMemory:
     """K remembered vectors [d], zeros at first.
 
-    The vector of client k is ``rows[k]``, or ``references[k] + sign * rows[k]`` if it has a
+    The vector of client k is ``rows[k]``, or ``references[k].vector + sign * rows[k]`` if it has a
     reference. Checkpoints use the memory like a tensor [K, d]: it has ``shape``, ``dtype``,
     ``nbytes`` and :meth:`clone`.
 
@@ -48,7 +56,7 @@ class RowMemory:
 
     Attributes:
         rows: K tensors [d] that do not overlap.
-        references: K entries, each a tensor [d] that clients may share, or None.
+        references: K entries, each a reference that clients may share, or None.
         spares: spare rows, into which a step writes new memory rows.
     """
 
@@ -65,17 +73,16 @@ class RowMemory:
         self.store = store
         self.dtype = store.dtype
         self.rows = store.allocate(num_clients, num_params, device)
-        self.references: list[Tensor | None] = [None] * num_clients
+        self.references: list[Reference | None] = [None] * num_clients
         self.spares = SpareRows(store, num_params, device)
         self._device = device
-        self._referring = False  # whether some client may have a reference
-        self._unused: Tensor | None = None  # a reference that no client uses now
+        self._live: list[Reference] = []  # the references that clients have, the oldest first
+        self._unused: Tensor | None = None  # the vector of a former reference
 
     @property
     def nbytes(self) -> int:
         """Bytes of the rows and of all distinct references."""
-        distinct = len({id(reference) for reference in self.references if reference is not None})
-        return (self.shape[0] + distinct) * self.shape[1] * self.dtype.itemsize
+        return (self.shape[0] + len(self._live)) * self.shape[1] * self.dtype.itemsize
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -83,7 +90,7 @@ class RowMemory:
     def __getitem__(self, client: int) -> Tensor:
         """Return a copy [d] of the remembered vector of client ``client``."""
         value = self.rows[client].clone()
-        _settle_(value, self.references[client], self.sign)
+        self._add_reference_(value, client)
         return value
 
     def clone(self) -> Tensor:
@@ -91,7 +98,7 @@ class RowMemory:
         matrix = torch.empty(self.shape, dtype=self.dtype, device=self._device)
         for client, row in enumerate(self.rows):
             matrix[client].copy_(row)
-            _settle_(matrix[client], self.references[client], self.sign)
+            self._add_reference_(matrix[client], client)
         return matrix
 
     def replace(self, values: Tensor) -> Callable[[], None]:
@@ -103,15 +110,15 @@ class RowMemory:
         Raises:
             OSError, MemoryError: there is no room for K more rows. Nothing has changed.
         """
-        before = self.rows, self.references, self._referring
+        before = self.rows, self.references, self._live
         rows = self.store.allocate(self.shape[0], self.shape[1], self._device)
         for row, value in zip(rows, values, strict=True):
             row.copy_(value)
 
         def undo() -> None:
-            self.rows, self.references, self._referring = before
+            self.rows, self.references, self._live = before
 
-        self.rows, self.references, self._referring = rows, [None] * len(self), False
+        self.rows, self.references, self._live = rows, [None] * len(self), []
         return undo
 
     def of(self, clients: Sequence[int]) -> list[Tensor]:
@@ -119,8 +126,11 @@ class RowMemory:
         return [self.rows[client] for client in clients]
 
     def references_of(self, clients: Sequence[int]) -> list[Tensor | None]:
-        """Return the references of ``clients``; an empty list if no client has a reference."""
-        return [self.references[client] for client in clients] if self._referring else []
+        """Return the references [d] of ``clients``; an empty list if no client has one."""
+        if not self._live:
+            return []
+        found = (self.references[client] for client in clients)
+        return [None if reference is None else reference.vector for reference in found]
 
     # --- before the commit --------------------------------------------------------------------
 
@@ -153,18 +163,23 @@ class RowMemory:
         known = RowList(rows) if self.dtype == torch.float32 else rows
         return cohort.with_rows(known, owner=self.spares)
 
-    def settle_(self) -> None:
-        """Write every remembered vector into its row and drop all references; no vector changes."""
+    def settle_(self, most: int = 0) -> None:
+        """Drop all but ``most`` references; no remembered vector changes.
+
+        The vectors of their clients are written into the rows, those with the oldest reference
+        first. A row is settled at most once for each round in which its client was active.
+        """
         with SignalsDeferred():
-            for client, (row, reference) in enumerate(zip(self.rows, self.references, strict=True)):
-                _settle_(row, reference, self.sign)
-                self.references[client] = None
-        self._referring = False
+            while len(self._live) > most:
+                oldest = self._live[0]
+                for client in sorted(oldest.clients):
+                    self._add_reference_(self.rows[client], client)
+                    self._refer(client, None)
 
     def new_reference(self) -> Tensor:
         """Return a vector [d] with undefined content, for use as a new reference."""
         if self._unused is None:
-            self._unused = allocate_rows(1, self.shape[1], self._device)[0]
+            self._unused = self.store.allocate(1, self.shape[1], self._device)[0]
         return self._unused
 
     # --- the commit ---------------------------------------------------------------------------
@@ -180,37 +195,41 @@ class RowMemory:
             reference: [d], the reference of the new rows; the caller must not change it afterwards.
                 None: the new rows are the remembered vectors.
         """
-        new = (owner or self.spares).exchange(clients, self.of(clients))
-        for client, row in zip(clients, new, strict=True):
+        given = (owner or self.spares).exchange(clients, self.of(clients))
+        for client, row in zip(clients, given, strict=True):
             self.rows[client] = row
-        if reference is not None or self._referring:
-            self._refer(clients, reference)
+        if reference is None and not self._live:
+            return
+        if reference is self._unused:
+            self._unused = None
+        new = None if reference is None else Reference(reference, set(clients))
+        for client in clients:
+            self._refer(client, new)
+        if new is not None and clients:
+            self._live.append(new)
 
     def forget(self, clients: Sequence[int]) -> None:
         """Set the remembered vectors of ``clients`` to zero, in place. Allocates nothing."""
         for client in clients:
             self.rows[client].zero_()
-        if self._referring and clients:
-            self._refer(clients, None)
+            self._refer(client, None)
 
-    def _refer(self, clients: Sequence[int], reference: Tensor | None) -> None:
-        """Set the reference of ``clients``; keep one that no client uses now, for reuse."""
-        self._referring = True
-        left = {id(r): r for r in self.references_of(clients) if r is not None}
-        for client in clients:
-            self.references[client] = reference
-        if reference is self._unused:
-            self._unused = None
-        for used in self.references:
-            left.pop(id(used), None)
-        self._unused = next(iter(left.values()), self._unused)
+    def _refer(self, client: int, new: Reference | None) -> None:
+        """Set the reference of a client. The vector of one that is not used any more is reused."""
+        old, self.references[client] = self.references[client], new
+        if old is not None:
+            old.clients.discard(client)
+            if not old.clients:
+                self._live.remove(old)
+                self._unused = old.vector
 
+    def _add_reference_(self, row: Tensor, client: int) -> None:
+        """Set ``row = reference + sign * row`` in place, if ``client`` has a reference.
 
-def _settle_(row: Tensor, reference: Tensor | None, sign: float) -> None:
-    """Set ``row = reference + sign * row`` in place, if there is a reference.
-
-    The op adds in float64 and then rounds to float32. The result equals a float32 sum, because
-    float64 has more than twice the precision of float32.
-    """
-    if reference is not None:
-        ops.weighted_sum_(row, [reference], torch.ones(1, dtype=torch.float32), beta=sign)
+        The op adds in float64 and then rounds to float32. The result equals a float32 sum, because
+        float64 has more than twice the precision of float32.
+        """
+        reference = self.references[client]
+        if reference is not None:
+            one = torch.ones(1, dtype=torch.float32)
+            ops.weighted_sum_(row, [reference.vector], one, beta=self.sign)

@@ -183,20 +183,21 @@ def mimic_mean_(
     *,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Compute the v of :func:`mimic_` and its new corrections; nothing read is changed.
+    """Compute the v of :func:`mimic_`; nothing read is changed.
 
     ::
 
         c[s] = corrections[s]                  # or references[s] - corrections[s], where given
         out = mean over s of (updates[s] + weights[s] * c[s])
-        kept[s] = out - updates[s]             # where given
+        kept[s] = updates[s]                   # where given
 
     Without ``weights``, followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits
     of :func:`mimic_`, but a server can still refuse it after this call: nothing is lost.
 
-    A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
-    next round it passes the row as the correction, and the ``rounded`` of the round in which the
-    row was stored as its reference.
+    The new correction of a client is ``rounded - updates[s]``. A server stores ``kept[s]``, or
+    ``updates[s]`` itself if it owns that row. In the client's next round it passes the stored row
+    as the correction, and the ``rounded`` of the round in which the row was stored as its
+    reference.
 
     Args:
         out: float64 [d]; changed in place to v.
@@ -208,8 +209,8 @@ def mimic_mean_(
             ``updates``.
         clients: int64 [S].
         references: S entries, each float32 [d] or None; by default all are None.
-        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
-            By default the new rows are not written.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place
+            to the updates. By default they are not copied.
         weights: float32 or float64 [S], rounded to float32; by default all are 1. The factor
             1 / S is not rounded.
 

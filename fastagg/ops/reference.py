@@ -365,9 +365,9 @@ def mimic_mean_(
     *,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Compute the v of :func:`mimic_` and its new corrections.
+    """Compute the v of :func:`mimic_`.
 
-    ``v = mean_s(updates[s] + weights[s] * c[s])`` and ``kept[s] = v - updates[s]``. ``c[s]`` is
+    ``v = mean_s(updates[s] + weights[s] * c[s])`` and ``kept[s] = updates[s]``. ``c[s]`` is
     ``corrections[s]`` or, where a reference is given, the float32 difference
     ``references[s] - corrections[s]``.
 
@@ -379,7 +379,7 @@ def mimic_mean_(
         corrections: [K, d] float32, or S rows.
         clients: [S] int64, distinct ids.
         references: S vectors [d] float32 or None.
-        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
+        kept: S vectors [d] float32; changed in place. By default updates are not copied.
         weights: [S] float; by default all are 1.
 
     Returns:
@@ -394,7 +394,7 @@ def mimic_mean_(
     out.copy_(corrected.mean(dim=0))
     rounded.copy_(out)
     for row, update in zip(kept or [], _float64(updates), strict=kept is not None):
-        row.copy_(rounded.to(torch.float64) - update)
+        row.copy_(update)
     return out
 
 

@@ -33,9 +33,9 @@ class RoundPlan:
     Attributes:
         rule, num_clients, num_active, num_params, owned, ranks, budget: as given to
             :func:`plan`.
-        state_bytes: bytes kept between rounds and written to checkpoints:
-            ``Aggregator.memory_bytes``. For ``mimic`` and ``stale-models`` with ``owned`` the
-            value depends on the run; this is then an upper bound.
+        state_bytes: bytes kept between rounds: ``Aggregator.memory_bytes``. Checkpoints hold them,
+            but no references. For ``mimic``, ``mimic-aged``, and ``stale-models`` with
+            ``owned``, the value depends on the run; this is then an upper bound.
         scratch_bytes: further bytes used during a step, including results of size S x S.
         bytes_moved: bytes read and written by the server's passes over memory in one round.
         flops: additions and multiplications of one round.
@@ -120,11 +120,11 @@ def plan(
                                                    + 6S^2
     mifa          4Kd + 8d                       12Sd + 36d; owned 8Sd + 36d           3Sd + 3d
     stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
-    stale-models  4Kd + 8d + K (*)               12Sd + 36d; owned 8Sd + 52d           4Sd + 3d (**)
-    mimic         4Kd (*)                        12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
+    stale-models  4Kd + 8d + K (**)              12Sd + 36d; owned 8Sd + 52d           4Sd + 3d (**)
+    mimic         4Kd (*)                        12Sd + 36d; owned 8Sd + 36d           5Sd + 3d
       mode client   0                              8Sd + 20d                             2Sd + 2d
     scaffold      4Kd + 4d                       12Sd + 36d                            6Sd + 6d
-    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
+    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 36d; owned 8Sd + 36d           5Sd + 3d
     fedvarp       as mifa                        12Sd + 60d; owned 8Sd + 60d           3Sd + 6d
     fedau         24K                            as fedavg                             2Sd
     fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
@@ -136,10 +136,11 @@ def plan(
     them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in
     any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
 
-    (*) With ``owned`` the rule also keeps a reference vector for each round in which some client
-    was last active: at most 4(K - S + 1)d bytes. This maximum is counted. A step reads a reference
-    for each round in which one of its S clients was last active; one reference is counted.
-    (**) With ``owned``, Sd more.
+    (*) The rule also keeps a reference vector for each round in which some client was last active:
+    at most K - S + 1 and at most max(4, K / 8) of them, 4d bytes each. This maximum is counted. A
+    step reads a reference for each round in which one of its S clients was last active; one is
+    counted. Writing corrections into their rows, to drop a reference, is not counted.
+    (**) With ``owned``, as (*), but at most K - S + 1 vectors, and Sd more flops.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
     Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic and mimic-aged
@@ -219,7 +220,7 @@ def plan(
         S,
         d,
         owned,
-        cost.state,
+        cost.state + cost.references,
         cost.scratch,
         cost.moved,
         cost.flops,

@@ -45,22 +45,23 @@ class CorrectionPlan(Plan):
 
 @dataclass
 class Corrected(Reading):
-    """Results of the pass over the rows; v and corrections are in scratch and spare rows."""
+    """Results of the pass over the rows; v and the new memory rows are in scratch."""
 
     peaks: Tensor  # [K] float64, >= |corrections[k]| after the step
-    reference: Tensor | None  # [d], v, if the rule takes ownership of rows
+    reference: Tensor | None  # [d], v, to which the new rows are relative; None: no row is kept
 
 
 class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     """``v = mean_s(u_s + f_s c_s)``, ``params += server_lr * v``, ``c_s = v - u_s``.
 
     The mean is over the active clients s; an absent client's correction does not change. One pass
-    reads rows and corrections, and writes the new corrections into spare rows.
+    reads rows and corrections. The updates become memory rows: by themselves if the rule may take
+    ownership of them, otherwise the pass copies them into spare rows. c_s = v - u_s is
+    reconstructed from the update and its reference, the v of its round.
 
-    If the rule may take ownership of the received rows, they become memory rows. c_s = v - u_s is
-    then reconstructed from the update and its reference, the v of its round, with the same bits.
-    The server also keeps these references: at most K - S + 1 vectors, one for each round in which
-    some client was last active.
+    The server also keeps these references, one for each round in which some client was last active,
+    but at most max(4, K / 8). If there would be more, the corrections with the oldest reference are
+    written into their rows first.
 
     Before the commit, the rule checks with bounds that no value leaves the range of float32:
     |v| <= mean_s(|u_s| + |c_s|) and |c_s| <= |v| + |u_s|, where |x| is the largest magnitude in x.
@@ -110,6 +111,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
 
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
         peak, clients, ids = self._params_peak(params), cohort.clients, cohort.ids
+        self.corrections.settle_(most=_most_references(self.num_clients) - 1)
         own, kept = self.corrections.of(ids), []
         if cohort.owner is None:
             refuse_shared_memory(cohort, own)
@@ -132,7 +134,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         counted = None if plan.fading is None else plan.fading > 0.0
         aggregate = self._bound(peak, clients, row_peaks, counted)
         peaks = self._peaks.index_copy(0, clients, (aggregate + row_peaks) * _ROUNDING)
-        return Corrected(plan.weights, peaks, None if kept else rounded)
+        return Corrected(plan.weights, peaks, rounded)
 
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
@@ -194,8 +196,17 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         # abs_max of params; rows and corrections read, v written twice; v to params
         K, S, d = sizes.K, sizes.S, sizes.d
-        flops, moved = 5 * S * d + 3 * d, 8 * S * d + 32 * d
-        if not sizes.owned:  # the new corrections are written into spare rows
-            return Cost(4 * K * d, 12 * d + 4 * S * d, moved + 4 * S * d, flops)
-        references = 4 * (K - S + 1) * d  # of which one is read
-        return Cost(4 * K * d + references, 12 * d, moved + 4 * d, flops)
+        references = min(K - S + 1, _most_references(K))  # of which one is read
+        copied = 0 if sizes.owned else 4 * S * d  # into spare rows
+        return Cost(
+            4 * K * d,
+            12 * d + copied,
+            8 * S * d + 36 * d + copied,
+            5 * S * d + 3 * d,
+            references=4 * references * d,
+        )
+
+
+def _most_references(num_clients: int) -> int:
+    """Return how many references a rule keeps at most."""
+    return max(4, num_clients // 8)

@@ -310,4 +310,4 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             return Cost(state, 8 * d, moved, flops)
         # the sum reads params and an earlier reference; params are copied to a new reference
         references = 4 * (K - S + 1) * d
-        return Cost(state + references, 12 * d, moved + 16 * d, flops + S * d)
+        return Cost(state, 12 * d, moved + 16 * d, flops + S * d, references=references)

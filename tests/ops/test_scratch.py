@@ -63,7 +63,7 @@ def test_other_ops_need_little() -> None:
     assert peak_of(lambda: ops.select_friends(scores, counts, active)) == 8 + 8  # one thread
     assert peak_of(lambda: ops.eliminate_(candidates, scores, counts, 0.1)) == 8
     params = torch.zeros(d)
-    block = 8768  # columns, an eighth of d: stacks may be small, so the sums of a block are on the heap
+    block = 8768  # an eighth of d. Stacks may be small, so the sums of a block are on the heap.
     assert peak_of(lambda: ops.weighted_sum_(params, rows, weights)) == 2 * 8 * block
     block = 2560  # their updates and corrections are 1 MB
     assert peak_of(lambda: ops.mimic_(params, rows, memory, clients, 0.1)) == 2 * 12 * block

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fastagg
 from fastagg import MimiC, MimiCClient, UpdateBuffer
-from fastagg.memory import rows
+from fastagg.memory.rows import RowMemory
 
 
 def test_hand_worked() -> None:
@@ -158,15 +158,15 @@ def test_a_measurement_that_is_interrupted_changes_no_correction(
             buffer.row(client).normal_()
         agg.step(params, buffer, clients)
     assert sum(r is not None for r in agg.corrections.references) == 5
-    before, settle = agg.corrections.clone(), rows._settle_
+    before, settle = agg.corrections.clone(), RowMemory._add_reference_
     calls = iter(range(5))
 
-    def fail(*arguments: Any) -> None:
+    def fail(memory: RowMemory, row: torch.Tensor, client: int) -> None:
         if next(calls) == 2:
             raise MemoryError
-        settle(*arguments)
+        settle(memory, row, client)
 
-    monkeypatch.setattr(rows, "_settle_", fail)
+    monkeypatch.setattr(RowMemory, "_add_reference_", fail)
     with pytest.raises(MemoryError):
         agg.corrections.settle_()
     monkeypatch.undo()

@@ -238,7 +238,7 @@ def test_unused_reference_vectors_are_reused(name: str) -> None:
     seen = set()
     for _ in range(10):
         agg.step(params, buffer, range(K))
-        (address,) = {r.data_ptr() for r in memory.references}
+        (address,) = {r.vector.data_ptr() for r in memory.references}
         seen.add(address)
     assert len(seen) == 2
 

@@ -39,17 +39,6 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
-// kept = update, or params + update if params is given, for n columns, past the caches.
-template <int W>
-FASTAGG_INLINE void stream_row(float* kept, const float* params, const float* update, int64_t n) {
-  int64_t k = 0;
-  for (; k + W <= n; k += W) {
-    const Vec<float, W> row = load<W>(update + k);
-    stream<W>(kept + k, params ? load<W>(params + k) + row : row);
-  }
-  for (; k < n; ++k) kept[k] = params ? params[k] + update[k] : update[k];
-}
-
 // remember_step for n columns from `column`. If `peaks` is given, raises each of them to the
 // largest magnitude of its update. If `streamed`, rows are kept by stream_row.
 //   params       // [d]: remember models; nullptr: remember updates

@@ -26,15 +26,17 @@ int64_t cached_columns(int64_t S, int64_t d, int workers) {
 
 // sums[k] += sum_g weights[g] * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
 // references[g] - rows[g] where references[g] is given. If `peaks` is given, raises each of them to
-// the largest magnitude of its row.
+// the largest magnitude of its row. If `kept` is given, copies each row there, past the caches if
+// `streamed`.
 //   rows         // [G] pointers to whole rows
 //   references   // [G], each may be nullptr, or nullptr
-//   peaks        // [G] or nullptr
+//   peaks, kept  // [G] or nullptr
 //   weights      // [G], or nullptr: all are `equal`
 template <int W, int G, class T>
 FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
-                              const float* const* references, int32_t* peaks, const float* weights,
-                              float equal, int64_t column, int64_t n) {
+                              const float* const* references, int32_t* peaks, float* const* kept,
+                              bool streamed, const float* weights, float equal, int64_t column,
+                              int64_t n) {
   const T* row[G];
   float weight[G];
   const float* reference[G];
@@ -59,6 +61,10 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
     widen_step(x, row, begin, count, room);
     if (peaks)
       for (int g = 0; g < G; ++g) largest[g].add(x[g], count);
+    if (kept && streamed)
+      for (int g = 0; g < G; ++g) stream_row<W>(kept[g] + column + begin, nullptr, x[g], count);
+    else if (kept)
+      for (int g = 0; g < G; ++g) std::copy_n(x[g], count, kept[g] + column + begin);
     if (stored) return add(x);
     float corrections[G][kStep];
     for (int g = 0; g < G; ++g)
@@ -75,35 +81,38 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
 // add_group for S rows, in groups of at most kGroup; float64 across groups.
 template <int W, class T>
 FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* const* references,
-                            int32_t* peaks, const float* weights, int64_t S, float equal,
-                            int64_t column, int64_t n) {
+                            int32_t* peaks, float* const* kept, bool streamed, const float* weights,
+                            int64_t S, float equal, int64_t column, int64_t n) {
   const auto from = [](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   const auto add = [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
-    add_group<W, group()>(sums, rows + s, from(references, s), from(peaks, s), from(weights, s),
-                          equal, column, n);
+    add_group<W, group()>(sums, rows + s, from(references, s), from(peaks, s), from(kept, s),
+                          streamed, from(weights, s), equal, column, n);
   };
   int64_t s = 0;
   for (; s + kGroup <= S; s += kGroup) add(std::integral_constant<int, kGroup>(), s);
   for (; s + 4 <= S; s += 4) add(std::integral_constant<int, 4>(), s);
   for (; s + 2 <= S; s += 2) add(std::integral_constant<int, 2>(), s);
   for (; s < S; ++s) add(std::integral_constant<int, 1>(), s);
+  if (streamed) finish_streams();
 }
 
 // v[k] = 1/S sum_s (updates[s][column + k] + weights[s] c[s][column + k]) for n columns, and v
 // rounded to float32. The updates are read last, because `mimic` reads them again and then finds
-// them in a nearer cache. Rows are multiplied by a power of two and by their weights in float32,
-// and the rest of 1/S is a factor of the float64 sums.
+// them in a nearer cache; they are copied to `kept`, if that is given. Rows are multiplied by a
+// power of two and by their weights in float32, and the rest of 1/S is a factor of the float64
+// sums.
 //   weights   // [S] weights * mean_quotient(S), or nullptr for weights 1
 template <int W, class T, class Own>
 FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                Own* const* corrections, const float* const* references,
-                               const float* weights, int64_t S, int64_t column, int64_t n) {
+                               const float* weights, float* const* kept, bool streamed, int64_t S,
+                               int64_t column, int64_t n) {
   const float equal = mean_quotient(S);
   const double factor = 1.0 / (static_cast<double>(S) * equal);
   std::fill_n(v, n, 0.0);
   const std::remove_const_t<Own>* const* own = corrections;
-  add_all<W>(v, own, references, nullptr, weights, S, equal, column, n);
-  add_all<W>(v, updates, nullptr, peaks, nullptr, S, equal, column, n);
+  add_all<W>(v, own, references, nullptr, nullptr, false, weights, S, equal, column, n);
+  add_all<W>(v, updates, nullptr, peaks, kept, streamed, nullptr, S, equal, column, n);
   for (int64_t k = 0; k < n; ++k) {
     v[k] *= factor;
     rounded[k] = static_cast<float>(v[k]);
@@ -111,7 +120,7 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const 
 }
 
 // corrections[s] = v - updates[s] for n columns. `rounded` is v of these columns in float32.
-template <int W, bool kStream = false, class T>
+template <int W, class T>
 FASTAGG_INLINE void write_corrections(float* const* corrections, const float* rounded,
                                       const T* const* updates, int64_t S, int64_t column,
                                       int64_t n) {
@@ -126,15 +135,11 @@ FASTAGG_INLINE void write_corrections(float* const* corrections, const float* ro
       int64_t k = 0;
       for (; k + W <= count; k += W) {
         const Vec<float, W> difference = load<W>(v_step + k) - load<W>(x[0] + k);
-        if constexpr (kStream)
-          stream<W>(c + begin + k, difference);
-        else
-          store<W>(c + begin + k, difference);
+        store<W>(c + begin + k, difference);
       }
       for (; k < count; ++k) c[begin + k] = v_step[k] - x[0][k];
     });
   }
-  if constexpr (kStream) finish_streams();
 }
 
 //   v, rounded   // [n] scratch
@@ -143,7 +148,8 @@ struct Mimic {
   FASTAGG_INLINE static void run(float* params, const T* const* updates, float* const* corrections,
                                  int64_t S, double lr, int64_t column, int64_t n, double* v,
                                  float* rounded) {
-    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, nullptr, S, column, n);
+    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, nullptr, nullptr, false, S,
+                  column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
     write_corrections<W>(corrections, rounded, updates, S, column, n);
   }
@@ -155,13 +161,8 @@ struct MimicMean {
                                  const T* const* corrections, const float* const* references,
                                  const float* weights, float* const* kept, bool streamed, int64_t S,
                                  int64_t column, int64_t n) {
-    block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights, S,
-                  column, n);
-    if (!kept) return;
-    if (streamed)
-      write_corrections<W, true>(kept, rounded + column, updates, S, column, n);
-    else
-      write_corrections<W>(kept, rounded + column, updates, S, column, n);
+    block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights,
+                  kept, streamed, S, column, n);
   }
 };
 
@@ -194,9 +195,7 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
   const bool streamed = kept && should_stream(kept, S, bytes);
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
-  const int64_t columns =
-      kept ? cached_columns(S, d, team.workers) : block_columns(d, team.workers);
-  for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
+  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
                         given, kept, streamed, S, column, n);
   });

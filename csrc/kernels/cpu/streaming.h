@@ -3,33 +3,19 @@
 // store first reads the cache line that it changes, so writing a row moves its bytes twice.
 #pragma once
 
-#ifdef __linux__
-#include <unistd.h>
-#endif
-
 #include <cstdint>
 
+#include "cache.h"
 #include "simd.h"
 
 namespace fastagg::cpu {
 
-// The bytes from which on a call streams what it writes: more than the last cache holds. A smaller
-// result is found in that cache by whoever reads it next.
-inline int64_t streamed_bytes() {
-  static const int64_t bytes = [] {
-    int64_t found = 0;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-    found = sysconf(_SC_LEVEL3_CACHE_SIZE);
-#endif
-    return found > 0 ? found : int64_t{32} << 20;
-  }();
-  return bytes;
-}
-
-// Whether a call that moves `bytes` bytes should stream S rows, which must begin at cache lines.
+// Whether a call that moves `bytes` bytes should stream S rows, which must begin at cache lines. It
+// should if that is more than the last cache holds. A smaller result is found in that cache by
+// whoever reads it next.
 template <class T>
 bool should_stream(T* const* rows, int64_t S, int64_t bytes) {
-  if (bytes <= streamed_bytes()) return false;
+  if (bytes <= l3_bytes()) return false;
   for (int64_t s = 0; s < S; ++s)
     if (reinterpret_cast<std::uintptr_t>(rows[s]) % 64 != 0) return false;
   return true;
@@ -49,6 +35,17 @@ FASTAGG_INLINE void stream(float* p, Vec<float, W> v) {
 #else
   store<W>(p, v);
 #endif
+}
+
+// to = from, or base + from if base is given, for n columns, past the caches.
+template <int W>
+FASTAGG_INLINE void stream_row(float* to, const float* base, const float* from, int64_t n) {
+  int64_t k = 0;
+  for (; k + W <= n; k += W) {
+    const Vec<float, W> row = load<W>(from + k);
+    stream<W>(to + k, base ? load<W>(base + k) + row : row);
+  }
+  for (; k < n; ++k) to[k] = base ? base[k] + from[k] : from[k];
 }
 
 // Completes the streamed stores of this thread before its later stores.

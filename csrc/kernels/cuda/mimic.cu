@@ -47,6 +47,17 @@ __device__ __forceinline__ void finish_mean(double (&sums)[V], int64_t S, float 
   for (int v = 0; v < V; ++v) sums[v] = __dmul_rn(sums[v], factor);
 }
 
+// kept = updates for the rows of batch b.
+template <class T, int V>
+__device__ __forceinline__ void keep_rows(float* const* kept, const Batch<T, V>& updates, int64_t S,
+                                          int64_t b, Columns<V> columns) {
+#pragma unroll
+  for (int j = 0; j < kHeldRows; ++j) {
+    const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+    if (s < S) store<V>(kept[s] + columns.begin, updates.row(j), columns.count);
+  }
+}
+
 // corrections = v - updates for the rows of batch b.
 template <class T, int V>
 __device__ __forceinline__ void write_corrections(float* const* corrections, const double (&v)[V],
@@ -101,14 +112,10 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int64_t b = 0; b < batches; ++b) {
       add_batch(sums, batch, updates, corrections, references, weights, S, b, equal, columns);
       largest.add(batch, peaks, S, b);
+      if (kept) keep_rows(kept, batch, S, b, columns);
     }
     sum_over_splits(sums, scratch);
     finish_mean(sums, S, equal);
-    if (kept)
-      for (int64_t b = 0; b < batches; ++b) {
-        if (batches > 1) batch.load_rows(updates, S, b, columns);
-        write_corrections(kept, sums, batch, S, b, columns);
-      }
     if (threadIdx.y > 0) continue;
     Floats<V> single;
 #pragma unroll
