@@ -137,9 +137,9 @@ def plan(
     any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
 
     (*) The rule also keeps a reference vector for each round in which some client was last active:
-    at most K - S + 1 and at most max(4, K / 8) of them, 4d bytes each. This maximum is counted. A
-    step reads a reference for each round in which one of its S clients was last active; one is
-    counted. Writing corrections into their rows, to drop a reference, is not counted.
+    at most K - S + 1 and at most max(4, K / 8, 2^22 / d) of them, 4d bytes each. This maximum is
+    counted. A step reads a reference for each round in which one of its S clients was last active;
+    one is counted. Writing corrections into their rows, to drop a reference, is not counted.
     (**) With ``owned``, as (*), but at most K - S + 1 vectors, and Sd more flops.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).

@@ -60,8 +60,8 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     reconstructed from the update and its reference, the v of its round.
 
     The server also keeps these references, one for each round in which some client was last active,
-    but at most max(4, K / 8). If there would be more, the corrections with the oldest reference are
-    written into their rows first.
+    but at most max(4, K / 8, 2^22 / d). If there would be more, the corrections with the oldest
+    reference are written into their rows first.
 
     Before the commit, the rule checks with bounds that no value leaves the range of float32:
     |v| <= mean_s(|u_s| + |c_s|) and |c_s| <= |v| + |u_s|, where |x| is the largest magnitude in x.
@@ -111,7 +111,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
 
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
         peak, clients, ids = self._params_peak(params), cohort.clients, cohort.ids
-        self.corrections.settle_(most=_most_references(self.num_clients) - 1)
+        self.corrections.settle_(most=_most_references(self.num_clients, self.num_params) - 1)
         own, kept = self.corrections.of(ids), []
         if cohort.owner is None:
             refuse_shared_memory(cohort, own)
@@ -196,7 +196,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         # abs_max of params; rows and corrections read, v written twice; v to params
         K, S, d = sizes.K, sizes.S, sizes.d
-        references = min(K - S + 1, _most_references(K))  # of which one is read
+        references = min(K - S + 1, _most_references(K, d))  # of which one is read
         copied = 0 if sizes.owned else 4 * S * d  # into spare rows
         return Cost(
             4 * K * d,
@@ -207,6 +207,6 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         )
 
 
-def _most_references(num_clients: int) -> int:
-    """Return how many references a rule keeps at most."""
-    return max(4, num_clients // 8)
+def _most_references(num_clients: int, num_params: int) -> int:
+    """Return how many references a rule keeps at most: an eighth of the rows, or 16 MB."""
+    return max(4, num_clients // 8, (1 << 22) // num_params)
