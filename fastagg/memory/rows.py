@@ -174,7 +174,7 @@ class RowMemory:
                 oldest = self._live[0]
                 for client in sorted(oldest.clients):
                     self._add_reference_(self.rows[client], client)
-                    self._refer(client, None)
+                    self._drop_reference(client)
 
     def new_reference(self) -> Tensor:
         """Return a vector [d] with undefined content, for use as a new reference."""
@@ -203,8 +203,11 @@ class RowMemory:
         if reference is self._unused:
             self._unused = None
         new = None if reference is None else Reference(reference, set(clients))
+        references = self.references
         for client in clients:
-            self._refer(client, new)
+            old, references[client] = references[client], new
+            if old is not None:
+                self._release(old, client)
         if new is not None and clients:
             self._live.append(new)
 
@@ -212,16 +215,19 @@ class RowMemory:
         """Set the remembered vectors of ``clients`` to zero, in place. Allocates nothing."""
         for client in clients:
             self.rows[client].zero_()
-            self._refer(client, None)
+            self._drop_reference(client)
 
-    def _refer(self, client: int, new: Reference | None) -> None:
-        """Set the reference of a client. The vector of one that is not used any more is reused."""
-        old, self.references[client] = self.references[client], new
+    def _drop_reference(self, client: int) -> None:
+        old, self.references[client] = self.references[client], None
         if old is not None:
-            old.clients.discard(client)
-            if not old.clients:
-                self._live.remove(old)
-                self._unused = old.vector
+            self._release(old, client)
+
+    def _release(self, old: Reference, client: int) -> None:
+        """Note that ``client`` left a reference. When all have, its vector is free for reuse."""
+        old.clients.discard(client)
+        if not old.clients:
+            self._live.remove(old)
+            self._unused = old.vector
 
     def _add_reference_(self, row: Tensor, client: int) -> None:
         """Set ``row = reference + sign * row`` in place, if ``client`` has a reference.

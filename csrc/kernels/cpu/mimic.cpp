@@ -24,6 +24,14 @@ int64_t cached_columns(int64_t S, int64_t d, int workers) {
   return std::min(std::max<int64_t>(fitting, 512), block_columns(d, workers));
 }
 
+// to = from for n columns that do not overlap. (GCC would call memmove for each short piece.)
+template <int W>
+FASTAGG_INLINE void keep_row(float* to, const float* from, int64_t n) {
+  int64_t k = 0;
+  for (; k + W <= n; k += W) store<W>(to + k, load<W>(from + k));
+  for (; k < n; ++k) to[k] = from[k];
+}
+
 // sums[k] += sum_g weights[g] * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
 // references[g] - rows[g] where references[g] is given. If `peaks` is given, raises each of them to
 // the largest magnitude of its row. If `kept` is given, copies each row there, past the caches if
@@ -40,19 +48,20 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
   const T* row[G];
   float weight[G];
   const float* reference[G];
-  bool stored = true;
+  bool stored = true, referring = true;  // no row has a reference; every row has one
   Magnitude<W> largest[G];
   for (int g = 0; g < G; ++g) {
     row[g] = rows[g] + column;
     weight[g] = weights ? weights[g] : equal;
     reference[g] = references && references[g] ? references[g] + column : nullptr;
     stored = stored && !reference[g];
+    referring = referring && reference[g];
   }
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    const auto add = [&](const auto& x) FASTAGG_INLINE_LAMBDA {
+    const auto add = [&](const auto& element) FASTAGG_INLINE_LAMBDA {
       for (int64_t k = 0; k < count; ++k) {
-        float sum = weight[0] * x[0][k];
-        for (int g = 1; g < G; ++g) sum += weight[g] * x[g][k];
+        float sum = weight[0] * element(0, k);
+        for (int g = 1; g < G; ++g) sum += weight[g] * element(g, k);
         sums[begin + k] += static_cast<double>(sum);
       }
     };
@@ -64,15 +73,18 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
     if (kept && streamed)
       for (int g = 0; g < G; ++g) stream_row<W>(kept[g] + column + begin, nullptr, x[g], count);
     else if (kept)
-      for (int g = 0; g < G; ++g) std::copy_n(x[g], count, kept[g] + column + begin);
-    if (stored) return add(x);
+      for (int g = 0; g < G; ++g) keep_row<W>(kept[g] + column + begin, x[g], count);
+    if (stored) return add([&](int g, int64_t k) FASTAGG_INLINE_LAMBDA { return x[g][k]; });
+    if (referring)
+      return add([&](int g, int64_t k)
+                     FASTAGG_INLINE_LAMBDA { return reference[g][begin + k] - x[g][k]; });
     float corrections[G][kStep];
     for (int g = 0; g < G; ++g)
       if (const float* r = reference[g])
         for (int64_t k = 0; k < count; ++k) corrections[g][k] = r[begin + k] - x[g][k];
       else
         for (int64_t k = 0; k < count; ++k) corrections[g][k] = x[g][k];
-    add(corrections);
+    add([&](int g, int64_t k) FASTAGG_INLINE_LAMBDA { return corrections[g][k]; });
   });
   if (peaks)
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
