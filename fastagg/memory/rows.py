@@ -169,6 +169,8 @@ class RowMemory:
         The vectors of their clients are written into the rows, those with the oldest reference
         first. A row is settled at most once for each round in which its client was active.
         """
+        if len(self._live) <= most:
+            return
         with SignalsDeferred():
             while len(self._live) > most:
                 oldest = self._live[0]

@@ -154,15 +154,17 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             row_peaks: [S] float64, largest magnitudes in their rows.
             counted: [S] bool, whose corrections count; None: all.
         """
-        if not self._fits(peak, clients, row_peaks, counted):
+        bound = self._aggregate_bound(clients, row_peaks, counted)
+        if not self._fits(bound, peak, row_peaks):
             self._measure()
-            if not self._fits(peak, clients, row_peaks, counted):
+            bound = self._aggregate_bound(clients, row_peaks, counted)
+            if not self._fits(bound, peak, row_peaks):
                 raise ValueError(
                     "updates: too large, corrections or parameters could leave the range of "
                     f"float32 (updates up to {row_peaks.max().item():.3g}, corrections up to "
                     f"{self._peaks.max().item():.3g})"
                 )
-        return self._aggregate_bound(clients, row_peaks, counted)
+        return bound
 
     def _measure(self) -> None:
         self.corrections.settle_()
@@ -174,13 +176,10 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             peaks = peaks * counted
         return float((row_peaks + peaks).mean()) * _ROUNDING
 
-    def _fits(
-        self, peak: float, clients: Tensor, row_peaks: Tensor, counted: Tensor | None
-    ) -> bool:
+    def _fits(self, aggregate: float, peak: float, row_peaks: Tensor) -> bool:
         """Return whether the sum of v, new corrections and new parameters fit into float32."""
-        aggregate = self._aggregate_bound(clients, row_peaks, counted)
         largest = max(
-            aggregate * len(clients),
+            aggregate * len(row_peaks),
             aggregate + row_peaks.max().item(),
             peak + self.server_lr * aggregate,
         )
