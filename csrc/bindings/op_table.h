@@ -78,7 +78,7 @@ FASTAGG_OP(memory_update_,  yes, yes, no,
 FASTAGG_OP(mimic_mean_,     yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) rounded, Tensor(c!) peaks, Tensor[] updates, "
            "Tensor[] corrections, Tensor clients, Tensor?[] references, Tensor(d!)[] kept, "
-           "Tensor? weights=None) -> ()")
+           "bool copies, Tensor? weights=None) -> ()")
 FASTAGG_OP(memory_total_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, Tensor[] updates, "
            "Tensor clients, Tensor weights, Tensor?[] references, Tensor? params, "

@@ -237,7 +237,7 @@ void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
                  const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
-                 const std::optional<at::Tensor>& weights) {
+                 bool copies, const std::optional<at::Tensor>& weights) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   const at::Device device = out.device();
@@ -273,8 +273,8 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
     const auto corrected = pointers<const T>(reorder(own.addresses, order));
     cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
                     largest.data(), rows.data(), corrected.data(), ordered_bases.data(),
-                    weights ? w.data() : nullptr, kept.empty() ? nullptr : kept_rows.data(), S, d,
-                    threads());
+                    weights ? w.data() : nullptr, kept.empty() ? nullptr : kept_rows.data(), copies,
+                    S, d, threads());
   });
   write_peaks(peaks, largest, order);
 }

@@ -272,7 +272,7 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
                  const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
-                 const std::optional<at::Tensor>& weights) {
+                 bool copies, const std::optional<at::Tensor>& weights) {
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
@@ -301,7 +301,7 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
     check_launch(
         cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
                          largest.mutable_data_ptr<float>(), rows.updates<T>(), rows.own<const T>(),
-                         rows.references(), weights ? rows.weights() : nullptr, rows.kept(),
+                         rows.references(), weights ? rows.weights() : nullptr, rows.kept(), copies,
                          rows.S(), d, rows.width().value(), on.stream()),
         "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
   });

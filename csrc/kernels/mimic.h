@@ -23,7 +23,8 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 
 // The v of `mimic`. Nothing that is read is changed. Two reads per element of updates, and a write
 // for `kept`, if that is given:
-//   v = 1/S sum_s (updates[s] + weights[s] * c[s]);  kept[s] = updates[s]
+//   v = 1/S sum_s (updates[s] + weights[s] * c[s])
+//   kept[s] = updates[s] if `copies`, otherwise v - updates[s]
 // with c[s] = corrections[s], or references[s] - corrections[s] where references[s] is given.
 //   v             // [d]
 //   rounded       // [d] v in float32
@@ -36,6 +37,6 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 template <class T>  // float, Bfloat16 or Half
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                 const T* const* corrections, const float* const* references, const double* weights,
-                float* const* kept, int64_t S, int64_t d, const Parallel& parallel);
+                float* const* kept, bool copies, int64_t S, int64_t d, const Parallel& parallel);
 
 }  // namespace fastagg::cpu

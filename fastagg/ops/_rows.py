@@ -169,6 +169,17 @@ def memory_update_(
         f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, x.references, x.kept),
         f(x.mean, x.params, x.peaks, list(x.updates), list(x.memory[x.clients]), x.clients),
         f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, weights=x.weights),
+        f(
+            x.mean,
+            x.params,
+            x.peaks,
+            x.updates,
+            x.memory,
+            x.clients,
+            x.references,
+            x.kept,
+            copies=True,
+        ),
     )
 )
 def mimic_mean_(
@@ -181,23 +192,24 @@ def mimic_mean_(
     references: Sequence[Tensor | None] | None = None,
     kept: Sequence[Tensor] | None = None,
     *,
+    copies: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Compute the v of :func:`mimic_`; nothing read is changed.
+    """Compute the v of :func:`mimic_` and what a server remembers; nothing read is changed.
 
     ::
 
         c[s] = corrections[s]                  # or references[s] - corrections[s], where given
         out = mean over s of (updates[s] + weights[s] * c[s])
-        kept[s] = updates[s]                   # where given
+        kept[s] = rounded - updates[s]         # where given; with copies, updates[s]
 
     Without ``weights``, followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits
     of :func:`mimic_`, but a server can still refuse it after this call: nothing is lost.
 
-    The new correction of a client is ``rounded - updates[s]``. A server stores ``kept[s]``, or
-    ``updates[s]`` itself if it owns that row. In the client's next round it passes the stored row
-    as the correction, and the ``rounded`` of the round in which the row was stored as its
-    reference.
+    The new correction of a client is ``rounded - updates[s]``. A server can store the update
+    instead: its own row, or a copy (``copies``). In the client's next round it passes the stored
+    row as the correction, and the ``rounded`` of the round in which the row was stored as its
+    reference. Then the updates are read once.
 
     Args:
         out: float64 [d]; changed in place to v.
@@ -209,8 +221,9 @@ def mimic_mean_(
             ``updates``.
         clients: int64 [S].
         references: S entries, each float32 [d] or None; by default all are None.
-        kept: S tensors [d] float32 that share no memory with any other argument; changed in place
-            to the updates. By default they are not copied.
+        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
+            By default nothing is kept.
+        copies: keep copies of the updates instead of the new corrections.
         weights: float32 or float64 [S], rounded to float32; by default all are 1. The factor
             1 / S is not rounded.
 
@@ -220,7 +233,7 @@ def mimic_mean_(
     rows, own = row_list(updates, "updates"), row_list(corrections, "corrections")
     written = list(kept or [])
     bases = list(references or [])
-    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, bases, written, weights)
+    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, bases, written, copies, weights)
     mark_changed(out, rounded, peaks, *written)
     return out
 

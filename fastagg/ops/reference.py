@@ -363,13 +363,14 @@ def mimic_mean_(
     references: Sequence[Tensor | None] | None = None,
     kept: Sequence[Tensor] | None = None,
     *,
+    copies: bool = False,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Compute the v of :func:`mimic_`.
+    """Compute the v of :func:`mimic_` and what a server remembers.
 
-    ``v = mean_s(updates[s] + weights[s] * c[s])`` and ``kept[s] = updates[s]``. ``c[s]`` is
-    ``corrections[s]`` or, where a reference is given, the float32 difference
-    ``references[s] - corrections[s]``.
+    ``v = mean_s(updates[s] + weights[s] * c[s])``, and ``kept[s]`` is ``v - updates[s]`` or, with
+    ``copies``, ``updates[s]``. ``c[s]`` is ``corrections[s]`` or, where a reference is given, the
+    float32 difference ``references[s] - corrections[s]``.
 
     Args:
         out: [d] float64; changed in place.
@@ -379,7 +380,8 @@ def mimic_mean_(
         corrections: [K, d] float32, or S rows.
         clients: [S] int64, distinct ids.
         references: S vectors [d] float32 or None.
-        kept: S vectors [d] float32; changed in place. By default updates are not copied.
+        kept: S vectors [d] float32; changed in place. By default nothing is kept.
+        copies: keep updates instead of new corrections.
         weights: [S] float; by default all are 1.
 
     Returns:
@@ -394,7 +396,7 @@ def mimic_mean_(
     out.copy_(corrected.mean(dim=0))
     rounded.copy_(out)
     for row, update in zip(kept or [], _float64(updates), strict=kept is not None):
-        row.copy_(update)
+        row.copy_(update if copies else rounded.to(torch.float64) - update)
     return out
 
 

@@ -121,10 +121,10 @@ def plan(
     mifa          4Kd + 8d                       12Sd + 36d; owned 8Sd + 36d           3Sd + 3d
     stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
     stale-models  4Kd + 8d + K (**)              12Sd + 36d; owned 8Sd + 52d           4Sd + 3d (**)
-    mimic         4Kd (*)                        12Sd + 36d; owned 8Sd + 36d           5Sd + 3d
+    mimic         4Kd (*)                        12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
       mode client   0                              8Sd + 20d                             2Sd + 2d
     scaffold      4Kd + 4d                       12Sd + 36d                            6Sd + 6d
-    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 36d; owned 8Sd + 36d           5Sd + 3d
+    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
     fedvarp       as mifa                        12Sd + 60d; owned 8Sd + 60d           3Sd + 6d
     fedau         24K                            as fedavg                             2Sd
     fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
@@ -136,10 +136,11 @@ def plan(
     them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in
     any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
 
-    (*) The rule also keeps a reference vector for each round in which some client was last active:
-    at most K - S + 1 and at most max(4, K / 8, 2^22 / d) of them, 4d bytes each. This maximum is
-    counted. A step reads a reference for each round in which one of its S clients was last active;
-    one is counted. Writing corrections into their rows, to drop a reference, is not counted.
+    (*) With ``owned``, and if S rows take more than 8 MB, the rule also keeps a reference vector
+    for each round in which some client was last active: at most K - S + 1 and at most max(4, K / 8,
+    2^22 / d) of them, 4d bytes each. This maximum is counted. A step reads a reference for each
+    round in which one of its S clients was last active; one is counted, 4d. Writing corrections
+    into their rows, to drop a reference, is not counted.
     (**) With ``owned``, as (*), but at most K - S + 1 vectors, and Sd more flops.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).

@@ -25,6 +25,8 @@ from fastagg.updates.cohort import Cohort
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_CACHED_BYTES = 8 << 20
+"""Size of the rows of a cohort up to which the pass that copies them reads them twice."""
 _ROUNDING = 1.0 + 2.0**-22
 """Margin for the float32 rounding of v and c: two roundings of relative size 2^-24."""
 
@@ -48,7 +50,7 @@ class Corrected(Reading):
     """Results of the pass over the rows; v and the new memory rows are in scratch."""
 
     peaks: Tensor  # [K] float64, >= |corrections[k]| after the step
-    reference: Tensor | None  # [d], v, to which the new rows are relative; None: no row is kept
+    reference: Tensor | None  # [d], v, if the new memory rows are relative to it
 
 
 class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
@@ -57,7 +59,8 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     The mean is over the active clients s; an absent client's correction does not change. One pass
     reads rows and corrections. The updates become memory rows: by themselves if the rule may take
     ownership of them, otherwise the pass copies them into spare rows. c_s = v - u_s is
-    reconstructed from the update and its reference, the v of its round.
+    reconstructed from the update and its reference, the v of its round. A cohort whose rows fit a
+    cache is read twice instead: the pass writes c_s into spare rows, without a reference.
 
     The server also keeps these references, one for each round in which some client was last active,
     but at most max(4, K / 8, 2^22 / d). If there would be more, the corrections with the oldest
@@ -116,6 +119,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         if cohort.owner is None:
             refuse_shared_memory(cohort, own)
             kept = self.corrections.spares.rows(ids)
+        copies = 4 * len(ids) * self.num_params > _CACHED_BYTES
         rounded = self.corrections.new_reference()
         row_peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
         references = self.corrections.references_of(ids)
@@ -128,13 +132,14 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             clients,
             references,
             kept,
+            copies,
             plan.fading,
         )
         row_peaks = self._check_peaks(cohort, self.columns.join_peaks(row_peaks))
         counted = None if plan.fading is None else plan.fading > 0.0
         aggregate = self._bound(peak, clients, row_peaks, counted)
         peaks = self._peaks.index_copy(0, clients, (aggregate + row_peaks) * _ROUNDING)
-        return Corrected(plan.weights, peaks, rounded)
+        return Corrected(plan.weights, peaks, None if kept and not copies else rounded)
 
     def _commit(
         self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
@@ -195,15 +200,14 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         # abs_max of params; rows and corrections read, v written twice; v to params
         K, S, d = sizes.K, sizes.S, sizes.d
-        references = min(K - S + 1, _most_references(K, d))  # of which one is read
-        copied = 0 if sizes.owned else 4 * S * d  # into spare rows
-        return Cost(
-            4 * K * d,
-            12 * d + copied,
-            8 * S * d + 36 * d + copied,
-            5 * S * d + 3 * d,
-            references=4 * references * d,
-        )
+        flops, moved, copied = 5 * S * d + 3 * d, 8 * S * d + 32 * d, 0
+        if not sizes.owned:
+            copied = 4 * S * d  # into spare rows
+            if copied <= _CACHED_BYTES:
+                return Cost(4 * K * d, 12 * d + copied, moved + copied, flops)
+        references = 4 * min(K - S + 1, _most_references(K, d)) * d  # of which one is read
+        scratch, moved = 12 * d + copied, moved + 4 * d + copied
+        return Cost(4 * K * d, scratch, moved, flops, references=references)
 
 
 def _most_references(num_clients: int, num_params: int) -> int:

@@ -222,6 +222,7 @@ class Columns:
         clients: Tensor,
         references: Sequence[Tensor | None],
         kept: Sequence[Tensor] = (),
+        copies: bool = False,
         weights: Tensor | None = None,
     ) -> Tensor:
         """:func:`fastagg.ops.mimic_mean_`; ``peaks`` are of the columns in this process."""
@@ -235,6 +236,7 @@ class Columns:
                 clients,
                 references,
                 kept,
+                copies=copies,
                 weights=weights,
             )
         peaks.zero_()
@@ -244,7 +246,16 @@ class Columns:
             here = slice(begin, end)
             new = [row[here] for row in kept]
             ops.mimic_mean_(
-                out[here], rounded[here], found, rows, own, clients, bases, new, weights=weights
+                out[here],
+                rounded[here],
+                found,
+                rows,
+                own,
+                clients,
+                bases,
+                new,
+                copies=copies,
+                weights=weights,
             )
             torch.maximum(peaks, found, out=peaks)
         return out

@@ -139,13 +139,13 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
   references[0] = state[1];
   const Rows kept(S, d);
   cpu::mimic_mean(mean.get(), rounded.get(), peaks.get(), x.read(), memory.read(),
-                  references.data(), nullptr, kept.data(), S, d, parallel);
+                  references.data(), nullptr, kept.data(), false, S, d, parallel);
   for (int64_t k = 0; k < d; ++k) {
     const double first = double{state[1][k]} - 2.0 * memory[0][k];  // reference - row, not row
     expect(mean[k], (sum[k] + old[k] + first) / static_cast<double>(S), scale, "mimic_mean");
   }
   cpu::mimic_mean(mean.get(), rounded.get(), peaks.get(), x.read(), memory.read(), nullptr,
-                  weights.data(), nullptr, S, d, parallel);  // weights are 0.5
+                  weights.data(), kept.data(), true, S, d, parallel);  // weights are 0.5
   for (int64_t k = 0; k < d; ++k)
     expect(mean[k], (sum[k] + 0.5 * old[k]) / static_cast<double>(S), scale, "weighted mimic_mean");
 

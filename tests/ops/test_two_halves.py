@@ -57,12 +57,20 @@ class Server:
         self.rows = [self.rows[s] for s in order.tolist()]
         self.references = [self.references[s] for s in order.tolist()]
 
-    def mean(self, module: object) -> tuple[Tensor, Tensor, Tensor]:
+    def mean(self, module: object, copies: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         d = len(self.params)
         out, rounded = torch.full((d,), torch.nan, dtype=F64), torch.full((d,), torch.nan)
         peaks = torch.full((len(self.updates),), torch.nan)
         module.mimic_mean_(  # type: ignore[attr-defined]
-            out, rounded, peaks, self.updates, self.rows, self.clients, self.references, self.kept
+            out,
+            rounded,
+            peaks,
+            self.updates,
+            self.rows,
+            self.clients,
+            self.references,
+            self.kept,
+            copies=copies,
         )
         return out, rounded, peaks
 
@@ -90,7 +98,9 @@ def test_a_round_of_mimic_in_two_halves_has_the_bits_of_mimic(isa: str, S: int, 
     server.keep()
     again = server.mean(ops)
     assert all(map(torch.equal, again, (out, rounded, peaks)))
-    assert server.kept is not None and torch.equal(torch.stack(server.kept), server.updates)
+    assert server.kept is not None and all(map(torch.equal, server.kept, corrections))
+    assert all(map(torch.equal, server.mean(ops, copies=True), (out, rounded, peaks)))
+    assert torch.equal(torch.stack(server.kept), server.updates)
     assert all(map(torch.equal, server.rows, before))
 
 
@@ -288,9 +298,10 @@ def test_rows_past_the_caches(isa: str) -> None:
     ops.memory_total_(out, peaks, total, memory, updates, clients, weights, None, params, kept)
     for row, update in zip(kept, updates, strict=True):
         assert torch.equal(row, params + update)
-    ops.mimic_mean_(out, rounded, peaks, updates, memory, clients, None, kept)
-    for row, update in zip(kept, updates, strict=True):
-        assert torch.equal(row, update)
+    for copies in (False, True):
+        ops.mimic_mean_(out, rounded, peaks, updates, memory, clients, None, kept, copies=copies)
+        for row, update in zip(kept, updates, strict=True):
+            assert torch.equal(row, update if copies else rounded - update)
     ops.scaffold_mean_(
         out, rounded, peaks, params, updates, memory, clients, weights, weights, 0.1, kept
     )

@@ -132,7 +132,7 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const 
 }
 
 // corrections[s] = v - updates[s] for n columns. `rounded` is v of these columns in float32.
-template <int W, class T>
+template <int W, bool kStream = false, class T>
 FASTAGG_INLINE void write_corrections(float* const* corrections, const float* rounded,
                                       const T* const* updates, int64_t S, int64_t column,
                                       int64_t n) {
@@ -147,11 +147,15 @@ FASTAGG_INLINE void write_corrections(float* const* corrections, const float* ro
       int64_t k = 0;
       for (; k + W <= count; k += W) {
         const Vec<float, W> difference = load<W>(v_step + k) - load<W>(x[0] + k);
-        store<W>(c + begin + k, difference);
+        if constexpr (kStream)
+          stream<W>(c + begin + k, difference);
+        else
+          store<W>(c + begin + k, difference);
       }
       for (; k < count; ++k) c[begin + k] = v_step[k] - x[0][k];
     });
   }
+  if constexpr (kStream) finish_streams();
 }
 
 //   v, rounded   // [n] scratch
@@ -171,10 +175,16 @@ struct MimicMean {
   template <int W, class T>
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                  const T* const* corrections, const float* const* references,
-                                 const float* weights, float* const* kept, bool streamed, int64_t S,
-                                 int64_t column, int64_t n) {
+                                 const float* weights, float* const* kept, bool copies,
+                                 bool streamed, int64_t S, int64_t column, int64_t n) {
+    float* const* copied = copies ? kept : nullptr;
     block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights,
-                  kept, streamed, S, column, n);
+                  copied, copied && streamed, S, column, n);
+    if (!kept || copies) return;
+    if (streamed)
+      write_corrections<W, true>(kept, rounded + column, updates, S, column, n);
+    else
+      write_corrections<W>(kept, rounded + column, updates, S, column, n);
   }
 };
 
@@ -197,7 +207,7 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 template <class T>
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                 const T* const* corrections, const float* const* references, const double* weights,
-                float* const* kept, int64_t S, int64_t d, const Parallel& parallel) {
+                float* const* kept, bool copies, int64_t S, int64_t d, const Parallel& parallel) {
   const Isa isa = current_isa();
   std::vector<float> quotients;
   for (int64_t s = 0; weights && s < S; ++s)
@@ -207,9 +217,11 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
   const bool streamed = kept && should_stream(kept, S, bytes);
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
-  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
+  const int64_t columns =
+      kept && !copies ? cached_columns(S, d, team.workers) : block_columns(d, team.workers);
+  for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
-                        given, kept, streamed, S, column, n);
+                        given, kept, copies, streamed, S, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -221,13 +233,13 @@ template void mimic(float*, const Bfloat16* const*, float* const*, int64_t, int6
 template void mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double,
                     const Parallel&);
 template void mimic_mean(double*, float*, float*, const float* const*, const float* const*,
-                         const float* const*, const double*, float* const*, int64_t, int64_t,
+                         const float* const*, const double*, float* const*, bool, int64_t, int64_t,
                          const Parallel&);
 template void mimic_mean(double*, float*, float*, const Bfloat16* const*, const Bfloat16* const*,
-                         const float* const*, const double*, float* const*, int64_t, int64_t,
+                         const float* const*, const double*, float* const*, bool, int64_t, int64_t,
                          const Parallel&);
 template void mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
-                         const float* const*, const double*, float* const*, int64_t, int64_t,
+                         const float* const*, const double*, float* const*, bool, int64_t, int64_t,
                          const Parallel&);
 
 }  // namespace fastagg::cpu

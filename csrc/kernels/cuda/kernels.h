@@ -46,8 +46,8 @@ cudaError_t mimic(float* params, const T* const* updates, float* const* correcti
 template <class T>
 cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                        const T* const* corrections, const float* const* references,
-                       const double* weights, float* const* kept, int64_t S, int64_t d, int width,
-                       cudaStream_t stream);
+                       const double* weights, float* const* kept, bool copies, int64_t S, int64_t d,
+                       int width, cudaStream_t stream);
 
 template <class T>
 cudaError_t memory_update(float* params, double* total, const T* const* updates,

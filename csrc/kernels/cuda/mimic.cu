@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     mimic_mean_kernel(int64_t tasks, double* v_out, float* rounded, int32_t* peaks,
                       const T* const* updates, const T* const* corrections,
                       const float* const* references, const double* weights, float* const* kept,
-                      int64_t S, int64_t d, float equal) {
+                      bool copies, int64_t S, int64_t d, float equal) {
   __shared__ double scratch[V * kBlockThreads];
   const int64_t batches = row_batches(S, blockDim.y);
   PeaksOfRows largest;
@@ -112,10 +112,15 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int64_t b = 0; b < batches; ++b) {
       add_batch(sums, batch, updates, corrections, references, weights, S, b, equal, columns);
       largest.add(batch, peaks, S, b);
-      if (kept) keep_rows(kept, batch, S, b, columns);
+      if (kept && copies) keep_rows(kept, batch, S, b, columns);
     }
     sum_over_splits(sums, scratch);
     finish_mean(sums, S, equal);
+    if (kept && !copies)
+      for (int64_t b = 0; b < batches; ++b) {
+        if (batches > 1) batch.load_rows(updates, S, b, columns);
+        write_corrections(kept, sums, batch, S, b, columns);
+      }
     if (threadIdx.y > 0) continue;
     Floats<V> single;
 #pragma unroll
@@ -142,14 +147,14 @@ cudaError_t mimic(float* params, const T* const* updates, float* const* correcti
 template <class T>
 cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                        const T* const* corrections, const float* const* references,
-                       const double* weights, float* const* kept, int64_t S, int64_t d, int width,
-                       cudaStream_t stream) {
+                       const double* weights, float* const* kept, bool copies, int64_t S, int64_t d,
+                       int width, cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
     return launch_rows<V>(mimic_mean_kernel<T, V>, S, d, stream, v, rounded, bits, updates,
-                          corrections, references, weights, kept, S, d, mean_quotient(S));
+                          corrections, references, weights, kept, copies, S, d, mean_quotient(S));
   });
 }
 
@@ -160,13 +165,13 @@ template cudaError_t mimic(float*, const Bfloat16* const*, float* const*, int64_
 template cudaError_t mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double, int,
                            cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const float* const*, const float* const*,
-                                const float* const*, const double*, float* const*, int64_t, int64_t,
-                                int, cudaStream_t);
+                                const float* const*, const double*, float* const*, bool, int64_t,
+                                int64_t, int, cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const Bfloat16* const*,
                                 const Bfloat16* const*, const float* const*, const double*,
-                                float* const*, int64_t, int64_t, int, cudaStream_t);
+                                float* const*, bool, int64_t, int64_t, int, cudaStream_t);
 template cudaError_t mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
-                                const float* const*, const double*, float* const*, int64_t, int64_t,
-                                int, cudaStream_t);
+                                const float* const*, const double*, float* const*, bool, int64_t,
+                                int64_t, int, cudaStream_t);
 
 }  // namespace fastagg::cuda
