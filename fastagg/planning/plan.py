@@ -33,9 +33,9 @@ class RoundPlan:
     Attributes:
         rule, num_clients, num_active, num_params, owned, ranks, budget: as given to
             :func:`plan`.
-        state_bytes: bytes kept between rounds: ``Aggregator.memory_bytes``. Checkpoints hold them,
-            but no references. For ``mimic``, ``mimic-aged``, and ``stale-models`` with
-            ``owned``, the value depends on the run; this is then an upper bound.
+        state_bytes: bytes kept between rounds: ``Aggregator.memory_bytes``. For ``mimic``,
+            ``mimic-aged`` and ``stale-models`` they include reference vectors, which checkpoints do
+            not hold; their number depends on the run, and this is an upper bound.
         scratch_bytes: further bytes used during a step, including results of size S x S.
         bytes_moved: bytes read and written by the server's passes over memory in one round.
         flops: additions and multiplications of one round.
@@ -136,11 +136,11 @@ def plan(
     them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in
     any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
 
-    (*) With ``owned``, and if S rows take more than 8 MB, the rule also keeps a reference vector
-    for each round in which some client was last active: at most K - S + 1 and at most max(4, K / 8,
-    2^22 / d) of them, 4d bytes each. This maximum is counted. A step reads a reference for each
-    round in which one of its S clients was last active; one is counted, 4d. Writing corrections
-    into their rows, to drop a reference, is not counted.
+    (*) With ``owned``, or if copied rows take more than 8 MB together, the rule also keeps a
+    reference vector for each round in which some client was last active: at most K - S + 1 and at
+    most max(4, K / 8, 2^22 / d) vectors of 4d bytes. This maximum is counted. A step reads a
+    reference for each round in which one of its S clients was last active; one is counted, 4d.
+    Writing corrections into their rows, to drop a reference, is not counted.
     (**) With ``owned``, as (*), but at most K - S + 1 vectors, and Sd more flops.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).

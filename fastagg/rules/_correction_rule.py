@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _CACHED_BYTES = 8 << 20
-"""Size of the rows of a cohort up to which the pass that copies them reads them twice."""
+"""Rows that are copied and take at most this many bytes together are read twice, from a cache."""
 _ROUNDING = 1.0 + 2.0**-22
 """Margin for the float32 rounding of v and c: two roundings of relative size 2^-24."""
 
@@ -57,10 +57,10 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     """``v = mean_s(u_s + f_s c_s)``, ``params += server_lr * v``, ``c_s = v - u_s``.
 
     The mean is over the active clients s; an absent client's correction does not change. One pass
-    reads rows and corrections. The updates become memory rows: by themselves if the rule may take
-    ownership of them, otherwise the pass copies them into spare rows. c_s = v - u_s is
-    reconstructed from the update and its reference, the v of its round. A cohort whose rows fit a
-    cache is read twice instead: the pass writes c_s into spare rows, without a reference.
+    reads rows and corrections. If the rule may take ownership of the received rows, they become
+    memory rows; otherwise the pass copies them into spare rows, which become memory rows. c_s is
+    then reconstructed from u_s and its reference, the v of its round. Only if rows are copied and
+    fit a cache together, the pass writes c_s itself into spare rows, without a reference.
 
     The server also keeps these references, one for each round in which some client was last active,
     but at most max(4, K / 8, 2^22 / d). If there would be more, the corrections with the oldest
