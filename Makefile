@@ -16,8 +16,9 @@ BASE ?= HEAD
 ARGS ?=
 
 export FASTAGG_CUDA
-# An active venv and its settings must not affect $(VENV).
-unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH
+# An active venv and its settings must not affect $(VENV). Without cached bytecode, each of the many
+# processes that the tests start compiles the tests again, which takes seconds.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -149,7 +150,7 @@ emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kern
 # Leak detection is off: Python and PyTorch leave much memory allocated on purpose. torch.compile,
 # which test_registration.py runs, starts a compiler that fails with the preloaded libraries.
 SANITIZED := build/sanitize/tree
-# Few random examples are enough here, since `make test` checks the results.
+# Few random examples, and no slow tests, are enough here, since `make test` checks the results.
 sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer, the threads under ThreadSanitizer
 	@mkdir -p build/sanitize
 	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp -o build/sanitize/pool_race
@@ -158,8 +159,8 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 	  FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) HYPOTHESIS_PROFILE=quick \
-	  $(PY) -m pytest -q $(PARALLEL) -o pythonpath=$(SANITIZED) tests/ops --ignore tests/ops/test_registration.py \
-	  --ignore tests/ops/test_vectors.py $(ARGS)
+	  $(PY) -m pytest -q $(PARALLEL) -m "not slow" -o pythonpath=$(SANITIZED) tests/ops \
+	  --ignore tests/ops/test_registration.py --ignore tests/ops/test_vectors.py $(ARGS)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  PYTHONPATH=$(SANITIZED):. $(PY) tests/fuzz/ops.py --calls 2000

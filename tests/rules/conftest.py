@@ -68,9 +68,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for marker, configurations in (("every_rule", CONFIGURATIONS), ("averaging_rule", AVERAGING)):
-        if metafunc.definition.get_closest_marker(marker):
-            ids = ["-".join([name, *options]) for name, options in configurations]
-            metafunc.parametrize(("name", "options"), configurations, ids=ids)
+        if not metafunc.definition.get_closest_marker(marker):
+            continue
+        cases, seen = [], set[str]()
+        for name, options in configurations:
+            # `make test-quick` tests the first configuration of each rule.
+            marks = [pytest.mark.slow] if name in seen else []
+            cases.append(pytest.param(name, options, id="-".join([name, *options]), marks=marks))
+            seen.add(name)
+        metafunc.parametrize(("name", "options"), cases)
 
 
 @pytest.fixture(name="rules_tested")

@@ -20,7 +20,7 @@ from fastagg import Aggregator
 K = 6
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
 averaging_rule = pytest.mark.averaging_rule
-# Fewer examples: each runs for 27 configurations, which share most of their code.
+# Fewer examples: each runs for every configuration, which share most of their code.
 few_examples = settings(max_examples=max(3, settings.default.max_examples // 3))
 
 
