@@ -29,6 +29,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: test-faults fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
+.PHONY: wheel test-packages matrix
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -176,6 +177,23 @@ valgrind: $(MEMCHECK)  ## run the kernels under valgrind, which must be installe
 	$(MEMCHECK)
 	valgrind --quiet --leak-check=full --error-exitcode=1 $(MEMCHECK)
 
+# pip builds the wheel from the source distribution, so that nothing of the checkout gets into it.
+# WHEEL_CXXFLAGS=-O0 builds a slow one in half of the time, to test the packaging.
+WHEEL := build/wheel
+wheel: build $(VENV)/.stamp-wheel  ## dist/: the source distribution, and a wheel for the Python and PyTorch of the environment
+	rm -rf $(WHEEL) dist && mkdir -p $(WHEEL)
+	$(PY) setup.py --quiet egg_info --egg-base $(WHEEL) sdist --dist-dir dist
+	CXXFLAGS="$(CXXFLAGS) $(WHEEL_CXXFLAGS)" $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEEL) dist/fastagg-*.tar.gz
+	PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --strip --exclude 'libtorch*' --exclude 'libc10*' \
+	  --exclude 'libcudart*' --wheel-dir dist $(WHEEL)/fastagg-*.whl
+	@ls -sh dist
+
+test-packages: wheel  ## install what is in dist/ with pip and uv in empty environments, and test it there
+	CXXFLAGS="$(CXXFLAGS) $(WHEEL_CXXFLAGS)" .ci/test_packages.sh $(VENV) '$(TORCH)'
+
+matrix: wheel  ## build and test for each Python and PyTorch that the index has: a table in benchmarks/results
+	.ci/matrix.py --uv $(abspath $(VENV))/bin/uv $(ARGS)
+
 lint: build-dev  ## ruff, clang-format, mypy and licence headers; changes nothing
 	$(PY) .ci/check_sources.py
 	$(VENV)/bin/ruff check
@@ -193,7 +211,7 @@ build: $(VENV)/.stamp-build  ## create the environment, with the built package a
 build-dev: build $(VENV)/.stamp-dev  ## the same, with the tools for tests and checks
 
 clean:  ## remove what builds, tests and tools leave behind; keep the environment
-	rm -rf build dist *.egg-info python/*.egg-info fastagg/_C*.so
+	rm -rf build dist *.egg-info python/*.egg-info fastagg/_C*.so fastagg/_built_for.py
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	rm -f $(VENV)/.stamp-build
@@ -220,7 +238,7 @@ $(VENV)/.stamp-venv:
 # PyTorch first and pinned: later installations must not replace it.
 $(VENV)/.stamp-torch: $(VENV)/.choice-torch $(VENV)/.stamp-venv
 	@echo "setting up $(VENV): $(TORCH); the first download can take minutes"
-	$(PIP) install --quiet "$(TORCH)" setuptools wheel ninja pybind11
+	$(PIP) install --quiet "$(TORCH)" 'setuptools>=77' wheel ninja
 	@touch $@
 
 $(VENV)/.stamp-build: $(VENV)/.stamp-torch $(VENV)/.choice-build $(SOURCES)
@@ -230,6 +248,10 @@ $(VENV)/.stamp-build: $(VENV)/.stamp-torch $(VENV)/.choice-build $(SOURCES)
 
 $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-torch | $(VENV)/.stamp-build
 	$(PIP) install --quiet 'fastagg[dev]'
+	@touch $@
+
+$(VENV)/.stamp-wheel: pyproject.toml $(VENV)/.stamp-torch | $(VENV)/.stamp-build
+	$(PIP) install --quiet 'fastagg[wheel]'
 	@touch $@
 
 $(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev

@@ -1,36 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the extension fastagg._C. All other settings are in pyproject.toml.
+"""Build the extension fastagg._C, and name what it was built for. Other settings: pyproject.toml.
+
+An extension works with the torch that it was built against, up to the minor version. So it is
+built in the environment that will use it (--no-build-isolation), and a build's version and
+requirements name this torch: 0.1.0+torch2.13 requires torch==2.13.*. A source distribution has
+neither, and needs no torch.
 
 FASTAGG_CUDA=auto (default): build the CUDA kernels if torch and the machine have CUDA; 0: never
 build them; 1: build them, or fail. The build needs a CUDA toolkit, not a GPU.
+
+CXXFLAGS: more flags for the compiler, after ours: -O0 compiles in half of the time.
 
 FASTAGG_SANITIZE=1: build with AddressSanitizer and UndefinedBehaviorSanitizer, for `make sanitize`.
 """
 
 import os
 import platform
+import re
+import shlex
+import sys
 from pathlib import Path
 
-import torch
 from setuptools import setup
-from torch.utils import cpp_extension
 
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError as error:
+    torch, missing_torch = None, error
+
+VERSION = "0.1.0"
+OLDEST_TORCH = "2.6"
 ROOT = Path(__file__).parent
+REQUIRES = ["numpy>=1.26", "safetensors>=0.4.3"]
+WITHOUT_EXTENSION = ("egg_info", "--version")  # commands that build nothing
 
 
 def sources(pattern: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
 
 
+def description() -> dict[str, str]:
+    """Return README.md with absolute links, which work on the page of a package index, too."""
+    if not (ROOT / "pyproject.toml").exists():  # make gpu-check builds without it
+        return {}
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    address = re.search(r'^Repository = "(.+)"', project, re.MULTILINE)[1]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/raw/main/", text)
+    text = re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)", rf"\1{address}/blob/main/", text)
+    return {"long_description": text, "long_description_content_type": "text/markdown"}
+
+
 def with_cuda() -> bool:
     wish = os.environ.get("FASTAGG_CUDA", "auto")
     if wish not in ("auto", "0", "1"):
         raise SystemExit(f"FASTAGG_CUDA: expected auto, 0 or 1, got {wish!r}")
+    home = cpp_extension.CUDA_HOME
     missing = [
         what
         for what, there in [
             ("a torch built with CUDA", torch.version.cuda),
-            ("a CUDA toolkit (set CUDA_HOME)", cpp_extension.CUDA_HOME),
+            ("a CUDA toolkit (set CUDA_HOME)", home),
+            # Some packages install nvcc alone.
+            (
+                f"cuda_runtime.h in {home}/include",
+                not home or Path(home, "include", "cuda_runtime.h").is_file(),
+            ),
         ]
         if not there
     ]
@@ -39,48 +75,85 @@ def with_cuda() -> bool:
     return wish != "0" and not missing
 
 
-cuda = with_cuda()
-archs = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0") if cuda else ""
-cxx_sources = [s for s in sources("csrc/**/*.cpp") if cuda or not s.endswith("_cuda.cpp")]
-cxx_sources.sort(key=lambda s: "bindings" in s)  # kernels first: some take most of the build's time
-extension = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-optimize, sanitize = ["-O3"], []
-if platform.machine() == "aarch64":
-    # On this target, GCC moves loads ahead before it allocates registers, and then stores sums of
-    # Gram tiles, which fill all registers, on the stack. Processors reorder loads themselves.
-    optimize.append("-fno-schedule-insns")
-if os.environ.get("FASTAGG_SANITIZE") == "1":
-    optimize = ["-O1", "-g1", "-fno-omit-frame-pointer"]
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-    # These checks take a third of the time of the build. AddressSanitizer finds accesses through
-    # bad pointers; pointers that are only computed, and never used, are not found.
-    sanitize.append("-fno-sanitize=null,object-size,pointer-overflow,vptr")
-    if os.environ.get("FASTAGG_WITHOUT_AVX512") == "1":  # the tests run on this machine only
-        optimize.append("-DFASTAGG_WITHOUT_AVX512")
+def compile_flags() -> list[str]:
+    flags = ["-g0", "-O3"]  # debug information would be nine tenths of the file
+    if platform.machine() == "aarch64":
+        # On this target, GCC moves loads ahead before it allocates registers, and then stores
+        # sums of Gram tiles, which fill all registers, on the stack. Processors reorder loads
+        # themselves.
+        flags.append("-fno-schedule-insns")
+    if sanitize_flags():
+        flags = ["-Og", "-g1", "-fno-omit-frame-pointer", *sanitize_flags()]
+        if os.environ.get("FASTAGG_WITHOUT_AVX512") == "1":  # the tests run on this machine only
+            flags.append("-DFASTAGG_WITHOUT_AVX512")
+    # -Wno-unused-parameter: torch's headers
+    flags += ["-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+    return [*flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]  # torch passes on CFLAGS only
 
-setup(
-    ext_modules=[
-        extension(
-            "fastagg._C",
-            cxx_sources + (sources("csrc/**/*.cu") if cuda else []),
-            depends=sources("csrc/**/*.h") + sources("csrc/**/*.cuh"),
-            define_macros=[
-                ("FASTAGG_TORCH_VERSION", f'"{torch.__version__}"'),
-                ("FASTAGG_CUDA_ARCHS", f'"{archs}"'),
-            ],
-            extra_compile_args={
-                "cxx": [
-                    *optimize,
-                    *sanitize,
-                    "-pthread",
-                    "-Wall",
-                    "-Wextra",
-                    "-Wno-unused-parameter",  # torch's headers
-                ],
-                "nvcc": ["-O3", "-lineinfo"],
-            },
-            extra_link_args=["-pthread", *sanitize],
+
+def sanitize_flags() -> list[str]:
+    if os.environ.get("FASTAGG_SANITIZE") != "1":
+        return []
+    return [
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+        # These checks take a third of the time of the build. AddressSanitizer finds accesses
+        # through bad pointers; pointers that are only computed, and never used, are not found.
+        "-fno-sanitize=null,object-size,pointer-overflow,vptr",
+    ]
+
+
+def extension() -> dict[str, object]:
+    """Return the arguments of setup() that describe the extension and the torch it is built for."""
+    if torch is None:
+        raise SystemExit(
+            "fastagg is compiled against the torch that it will run with, and this build sees none "
+            f"({missing_torch}). Install torch, setuptools and ninja first, then build without "
+            "isolation:\n    pip install torch 'setuptools>=77' ninja\n"
+            "    pip install --no-build-isolation <fastagg>"
         )
-    ],
-    cmdclass={"build_ext": cpp_extension.BuildExtension},
-)
+    cuda = with_cuda()
+    archs = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0") if cuda else ""
+    cxx_sources = [s for s in sources("csrc/**/*.cpp") if cuda or not s.endswith("_cuda.cpp")]
+    cxx_sources.sort(key=lambda s: "bindings" in s)  # kernels first: some take the longest
+    minor = ".".join(torch.__version__.split(".")[:2])
+
+    class BuildExtension(cpp_extension.BuildExtension):
+        """Also write fastagg/_built_for.py, which fastagg reads before it loads the extension."""
+
+        def run(self) -> None:
+            super().run()
+            folder = ROOT if self.inplace else Path(self.build_lib)
+            lines = [
+                "# SPDX-License-Identifier: Apache-2.0",
+                '"""Written by setup.py: the torch that the extension beside it was built for."""',
+                "",
+                f"TORCH = {str(torch.__version__)!r}",
+            ]
+            (folder / "fastagg" / "_built_for.py").write_text("\n".join(lines) + "\n")
+
+    kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+    module = kind(
+        "fastagg._C",
+        cxx_sources + (sources("csrc/**/*.cu") if cuda else []),
+        depends=sources("csrc/**/*.h") + sources("csrc/**/*.cuh"),
+        define_macros=[
+            ("FASTAGG_TORCH_VERSION", f'"{torch.__version__}"'),
+            ("FASTAGG_CUDA_ARCHS", f'"{archs}"'),
+        ],
+        extra_compile_args={"cxx": compile_flags(), "nvcc": ["-O3", "-lineinfo"]},
+        extra_link_args=["-pthread", *sanitize_flags()],
+    )
+    return {
+        "version": f"{VERSION}+torch{minor}",
+        "install_requires": [f"torch=={minor}.*", *REQUIRES],
+        "ext_modules": [module],
+        "cmdclass": {"build_ext": BuildExtension},
+    }
+
+
+if "sdist" in sys.argv or (torch is None and set(WITHOUT_EXTENSION) & set(sys.argv)):
+    built = {"version": VERSION, "install_requires": [f"torch>={OLDEST_TORCH}", *REQUIRES]}
+else:
+    built = extension()
+setup(**description(), **built)

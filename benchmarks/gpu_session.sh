@@ -156,7 +156,7 @@ build() {
   mkdir -p "$tree"/fastagg
   cp -pR setup.py csrc "$tree"/
   cp -p fastagg/*.py "$tree"/fastagg/
-  rm -f "$tree"/fastagg/_C*.so
+  rm -f "$tree"/fastagg/_C*.so "$tree"/fastagg/_built_for.py
   if [ -n "$rehearsal" ]; then
     (cd "$tree" && FASTAGG_CUDA=0 "$python" setup.py --version) # reads all settings; builds nothing
     return
@@ -169,7 +169,7 @@ build() {
   arch=$("$python" -c 'import torch; print("{}.{}".format(*torch.cuda.get_device_capability()))') || return
   (cd "$tree" && FASTAGG_CUDA=1 TORCH_CUDA_ARCH_LIST=$arch MAX_JOBS=${MAX_JOBS:-$(nproc)} \
     "$python" setup.py build_ext --inplace) || return
-  cp -p "$tree"/fastagg/_C*.so fastagg/
+  cp -p "$tree"/fastagg/_C*.so "$tree"/fastagg/_built_for.py fastagg/
   "$python" -c 'from fastagg import ops; assert "cuda" in ops.devices(), "no CUDA kernels"'
 }
 

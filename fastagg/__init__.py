@@ -14,16 +14,7 @@ import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-import torch  # noqa: F401  (must come before _C, which links to torch's libraries)
-
-try:
-    from fastagg import _C as _C
-except ImportError as error:
-    raise ImportError(
-        "fastagg's compiled extension (fastagg._C) is missing or was built for another Python or "
-        f"torch: {error}. Build it in a checkout with `make build`, or with "
-        "`pip install --no-build-isolation .` where torch is already installed."
-    ) from error
+from fastagg._extension import _C
 
 if _isa := os.environ.get("FASTAGG_ISA"):
     try:

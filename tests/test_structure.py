@@ -17,8 +17,8 @@ KERNELS = sorted(path for path in (ROOT / "csrc/kernels").rglob("*.*") if path.s
 
 # Lowest first. A module's layer is that of the longest prefix of its dotted name found here.
 LAYERS = [
-    {"fastagg._C"},
-    {"fastagg.ops"},
+    {"fastagg._C", "fastagg._built_for"},
+    {"fastagg.ops", "fastagg._extension"},
     {
         *("fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.calls", "fastagg.modes"),
         "fastagg.report",
@@ -35,7 +35,8 @@ LAYERS = [
     # Entry points: they import everything below them, and nothing below may import them.
     {"fastagg.__init__", "fastagg.__main__", "fastagg_sim.__main__", "fastagg_sim.cli"},
 ]
-USES_OF_C = {"fastagg.ops._dispatch", "fastagg.ops.memory", "fastagg.__init__"}
+BUILT = {"fastagg._C", "fastagg._built_for"}  # setup.py makes them
+USES_OF_C = {"fastagg._extension", "fastagg.ops._dispatch", "fastagg.ops.memory"}
 
 
 def module_name(path: Path) -> str:
@@ -48,6 +49,7 @@ MODULES = {
     module_name(path): path
     for folder in ("fastagg", "python/fastagg_sim")
     for path in sorted((ROOT / folder).rglob("*.py"))
+    if module_name(path) not in BUILT
 }
 
 
@@ -69,7 +71,7 @@ def layer(module: str) -> int:
 def resolve(name: str) -> str:
     """The module behind an imported dotted name: a module, a package's `__init__`, or its owner."""
     while name:
-        if name in MODULES or name == "fastagg._C":
+        if name in MODULES or name in BUILT:
             return name
         if f"{name}.__init__" in MODULES:
             return f"{name}.__init__"
@@ -117,7 +119,7 @@ def test_there_is_something_to_check() -> None:
 
 def import_problem(module: str, target: str) -> str | None:
     """Return why `module` may not import `target`, or None."""
-    if target == "fastagg._C" and module not in USES_OF_C:
+    if target in BUILT and module not in USES_OF_C:
         return "only fastagg.ops._dispatch and the package itself load the extension"
     public = (
         "fastagg.__init__"  # the entry point for users, and so for fastagg_sim and integrations
@@ -168,7 +170,7 @@ def test_private_modules_are_imported_within_their_package_only() -> None:
     problems = []
     for module, path in MODULES.items():
         for target, line in first_party_imports(module, parse(path)):
-            private = re.search(r"\._(?!_)\w+$", target) and target != "fastagg._C"
+            private = re.search(r"\._(?!_)\w+$", target) and target not in BUILT
             if private and owner(target) != owner(module):
                 problems.append(f"{relative(path)}:{line} imports {target}")
     assert not problems, "\n".join(problems)

@@ -3,7 +3,7 @@
 // throw std::bad_alloc out of a function that is noexcept. These functions raise instead.
 #include "python_memory.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstdlib>

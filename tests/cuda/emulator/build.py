@@ -141,6 +141,7 @@ def build(folder: Path) -> None:
     )
     libraries = Path(torch.__file__).parent / "lib"
     target = folder / "fastagg" / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
+    target.with_name("_built_for.py").write_text(f"TORCH = {str(torch.__version__)!r}\n")
     linked = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu", "-ltorch"]
     linked += ["-ltorch_python", "-pthread", "-o", str(target)]
     subprocess.run([*_compiler(), "-shared", *objects, *linked], check=True)

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Do what a user does with the packages in dist/ (make wheel), in empty environments and outside of the checkout:
+#   1. an isolated build of the source distribution fails at once, and says what to do;
+#   2. `uv pip install --no-build-isolation` of the source distribution works;
+#   3. `pip install` of the wheel works, its metadata and an import name the torch, and tests of the ops and rules pass on it.
+# usage: test_packages.sh VENV TORCH    # an environment with uv; the requirement of torch, such as torch==2.13.0
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD venv=$root/$1 torch=$2
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+sdist=$(ls "$root"/dist/fastagg-*.tar.gz)
+wheel=$(ls "$root"/dist/fastagg-*.whl)
+unset PYTHONPATH
+export UV_FIND_LINKS=${UV_FIND_LINKS-${PIP_FIND_LINKS-}} # uv does not read the settings of pip
+export UV_CACHE_DIR=$tmp/cache UV_LINK_MODE=hardlink
+
+# environment NAME PACKAGE...
+environment() {
+  "$venv/bin/uv" venv --quiet --python "$venv/bin/python" "$tmp/$1"
+  VIRTUAL_ENV=$tmp/$1 "$venv/bin/uv" pip install --quiet "${@:2}"
+}
+
+echo "== an isolated build"
+environment isolated pip
+if "$tmp/isolated/bin/python" -m pip --disable-pip-version-check install --no-deps "$sdist" >"$tmp/isolated.log" 2>&1; then
+  echo "it did not fail" >&2
+  exit 1
+fi
+grep -- "--no-build-isolation" "$tmp/isolated.log"
+
+echo "== the source distribution by uv"
+environment source "$torch" 'setuptools>=77' ninja
+VIRTUAL_ENV=$tmp/source "$venv/bin/uv" pip install --quiet --no-build-isolation "$sdist"
+(cd "$tmp" && source/bin/python -m fastagg | tail -n 1)
+
+echo "== the wheel by pip"
+environment wheel "$torch" pip pytest hypothesis
+"$tmp/wheel/bin/python" -m pip --disable-pip-version-check install --quiet "$wheel"
+mkdir "$tmp/empty"
+cp -R "$root/tests" "$root/pyproject.toml" "$tmp/empty"
+(
+  cd "$tmp/empty"
+  ../wheel/bin/python - <<'PY'
+import importlib.metadata, pathlib, subprocess, sys, torch, fastagg
+root = pathlib.Path(sys.prefix)
+assert root in pathlib.Path(fastagg.__file__).parents, fastagg.__file__
+minor = ".".join(torch.__version__.split(".")[:2])
+assert fastagg.__version__.endswith(f"+torch{minor}"), fastagg.__version__
+assert f"torch=={minor}.*" in importlib.metadata.requires("fastagg")
+other = "import torch; torch.__version__ = '1.0.0'; import fastagg"
+error = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True).stderr
+assert f"built for torch {torch.__version__}, and torch 1.0.0 is installed" in error, error
+assert f"pip install 'torch=={minor}.*'" in error and "--no-build-isolation" in error, error
+size = sum(file.stat().st_size for file in (root / "lib").rglob("fastagg/_C*.so"))
+assert 0 < size < 8 << 20, size
+print(fastagg.__version__, f"{size / 1e6:.1f} MB")
+PY
+  HYPOTHESIS_PROFILE=quick ../wheel/bin/python -m pytest -q -m "not slow" -k "not portable" -p no:cacheprovider \
+    tests/ops/test_gram.py tests/ops/test_rows.py tests/ops/test_policy.py tests/rules/test_fdms.py tests/rules/test_mimic.py
+)
