@@ -216,7 +216,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         rows are unchanged.
 
         Args:
-            params: [d] float32, contiguous, finite; changed in place.
+            params: [d] float32, contiguous, finite; changed in place. A vector that was copied from
+                a model, as by ``torch.nn.utils.parameters_to_vector``, must be written back to it;
+                ``FlatLayout.bind`` makes the model's tensors views of the vector instead.
             updates: the updates ``local_model - global_model``, in one of these forms. A tensor
                 [S, d] float32 with any row stride, or a sequence of S tensors [d] float32, whose
                 row s is that of client ``clients[s]``; never changed. An ``UpdateBuffer``, whose

@@ -8,6 +8,7 @@ reorders views of rows and does not copy data.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,8 @@ def read_cohort(
             argument, what was expected and what came.
     """
     check_vector("params", params, num_params, device)
+    if params.requires_grad and params.grad_fn is not None and params._base is None:
+        _warn_of_a_copy(params)
     ids = _read_ids(clients, num_clients)
     buffer = updates if isinstance(updates, UpdateBuffer) else None
     if isinstance(updates, UpdateBuffer):
@@ -315,6 +318,17 @@ def _read_id(client: object) -> int:
         return operator.index(client)
     except (TypeError, RuntimeError) as error:  # tensors that hold no integer
         raise TypeError(f"clients: expected ints, got {type(client).__name__}: {error}") from error
+
+
+def _warn_of_a_copy(params: Tensor) -> None:
+    """Warn that the tensors from which ``params`` were computed will not change with them."""
+    warnings.warn(
+        f"params: they were computed from other tensors ({type(params.grad_fn).__name__}), as by "
+        "torch.nn.utils.parameters_to_vector, so the step changes a copy and not the model. Write "
+        "it back with vector_to_parameters, and pass params.detach() to say that this is meant; or "
+        "let the model share the vector's memory: fastagg.FlatLayout.from_module(model).bind",
+        stacklevel=6,
+    )
 
 
 def _check_overlap(params: Tensor, starts: Sequence[int]) -> None:

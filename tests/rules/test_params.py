@@ -43,3 +43,20 @@ def test_params_may_lie_between_rows(
     twin.step(apart, updates.clone(), [0, 2, 5])
     agg.step(params, updates, [0, 2, 5])
     same_bits(params, apart)
+
+
+def test_a_copy_of_a_model_is_warned_about() -> None:
+    """The step would change the copy, and the model not: a silent mistake."""
+    model = torch.nn.Linear(3, 2)
+    update, expected = torch.ones(1, 8), "CatBackward.*parameters_to_vector.*FlatLayout"
+    copy = torch.nn.utils.parameters_to_vector(model.parameters())
+    agg = fastagg.make("fedavg", num_clients=2, num_params=8)
+    before = copy.detach().clone()
+    with pytest.warns(UserWarning, match=expected) as warned:
+        agg.step(copy, update, [0])
+    assert warned[0].filename == __file__
+    assert torch.equal(copy.detach(), before + 1)
+    agg.step(copy.detach(), update, [0])  # pytest makes warnings errors
+    parameter = torch.nn.Parameter(torch.zeros(2, 4))
+    agg.step(parameter.view(8), update, [0])  # a view: the parameter changes with it
+    assert torch.equal(parameter.detach(), torch.ones(2, 4))
