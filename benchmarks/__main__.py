@@ -25,6 +25,7 @@ import torch
 from rich.console import Console
 
 from benchmarks import (
+    abi,
     accuracy,
     attacks,
     busy,
@@ -53,6 +54,7 @@ SUBCOMMANDS = {
     "sharded": "measure weak scaling in d, with columns distributed over processes",
     "busy": "time steps on small models, idle and with a busy process on each core",
     "small": "time steps on small models with one thread: ops, Python, and eager code",
+    "abi": "time an op through interfaces that would serve every version of PyTorch",
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "attacks": "let clients lie under every rule, and measure what defences change",
@@ -80,6 +82,8 @@ def parser() -> argparse.ArgumentParser:
             busy.add_options(sub)
         elif name == "small":
             small.add_options(sub)
+        elif name == "abi":
+            abi.add_options(sub)
         elif name == "regress":
             regress.add_options(sub)
         elif name == "accuracy":
@@ -123,6 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         busy.run(namespace, console)
     elif namespace.command == "small":
         small.run(namespace, console)
+    elif namespace.command == "abi":
+        abi.run(namespace, console)
     elif namespace.command == "regress":
         sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":

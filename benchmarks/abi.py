@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call costs through interfaces that would free a wheel from PyTorch's version.
 
-    python -m benchmarks.abi
-
 An op with a list of S rows of 610 numbers, behind: PyTorch's C++ interface, which fastagg uses;
 PyTorch's stable interface (PyTorch 2.10 or newer); a C function that Python calls with addresses;
 and this function registered as an op from Python, as torch.compile needs it.
@@ -19,7 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor
+
+from benchmarks.ceilings import kind
+from benchmarks.machine import describe
 
 NUM_PARAMS = 610
 COUNTS = (1, 20, 200)  # of rows
@@ -82,18 +84,26 @@ def measure(calls: dict[str, Call], repeats: int) -> list[tuple[int, dict[str, f
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=300)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = measure(interfaces(Path(folder)), arguments.repeats)
-    print(f"PyTorch {torch.__version__}, d = {NUM_PARAMS}, microseconds a call\n")
-    print("| interface | " + " | ".join(f"S = {count}" for count, _ in rows) + " |")
-    print("|---|" + "---|" * len(rows))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=int, default=300, help="measurements; default: 300")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write abi.md")
+
+
+def run(options: argparse.Namespace, console: Console) -> None:
+    """Time all interfaces and print the table."""
+    with tempfile.TemporaryDirectory() as folder, console.status("compiling"):
+        rows = measure(interfaces(Path(folder)), options.repeats)
+    lines = ["| interface | " + " | ".join(f"S = {count}" for count, _ in rows) + " |"]
+    lines.append("|---|" + "---|" * len(rows))
     for name in rows[0][1]:
-        print(f"| {name} | " + " | ".join(f"{times[name]:.1f}" for _, times in rows) + " |")
-
-
-if __name__ == "__main__":
-    main()
+        cells = " | ".join(f"{times[name]:.1f}" for _, times in rows)
+        lines.append(f"| {name} | {cells} |")
+    console.print("\n".join(lines), markup=False)
+    if options.out:
+        path = options.out / kind() / "abi.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = ", ".join(f"{name} {value}" for name, value in describe().items())
+        head = f"# Interfaces of an op with a list of rows\n\n{about}\n\n"
+        head += f"`python -m benchmarks abi`: d = {NUM_PARAMS}, microseconds a call, medians.\n\n"
+        path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+        console.print(f"written: {path}")

@@ -126,6 +126,16 @@ def test_main_writes_both_tables_and_the_roofline(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
+def test_abi_times_every_interface(tmp_path: Path) -> None:
+    command.main(["abi", "--repeats", "2", "--out", str(tmp_path)])
+    table = (tmp_path / kind() / "abi.md").read_text(encoding="utf-8").splitlines()[-4:]
+    assert ["C++" in table[0], "stable" in table[1], "C function" in table[3]] == [True] * 3
+    for line in table:
+        assert all(float(cell) > 0.0 for cell in line.strip("| ").split("|")[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
 def test_small_times_ops_python_and_eager_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
