@@ -86,6 +86,7 @@ class Shell:
             "python": self.python,
             "torchrun": self.torchrun,
             "pip": self.pip,
+            "uv": self.uv,
             "pre-commit": self.pre_commit,
             ".ci/run": self.ci,
         }
@@ -213,8 +214,17 @@ class Shell:
             except ValueError as error:
                 raise Wrong(str(error)) from error
 
+    def uv(self, arguments: list[str]) -> None:
+        if arguments[:1] != ["pip"]:
+            raise Wrong(f"no check for uv {shlex.join(arguments)}")
+        self.pip(arguments[1:])
+
     def pip(self, arguments: list[str]) -> None:
         command, *wanted = arguments
+        if "." in wanted:  # setup.py explains why a build needs the option
+            if "--no-build-isolation" not in wanted or not (self.here / "pyproject.toml").is_file():
+                raise Wrong(f"pip {shlex.join(arguments)}: not how a checkout is installed")
+            wanted = [word for word in wanted if word not in (".", "--no-build-isolation")]
         declared = [Requirement(text) for text in importlib.metadata.requires("fastagg") or []]
         extras = {r.name: set[str]() for r in declared}
         for requirement in declared:
