@@ -114,8 +114,10 @@ def extension() -> dict[str, object]:
         )
     cuda = with_cuda()
     archs = os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0") if cuda else ""
-    cxx_sources = [s for s in sources("csrc/**/*.cpp") if cuda or not s.endswith("_cuda.cpp")]
-    cxx_sources.sort(key=lambda s: "bindings" in s)  # kernels first: some take the longest
+    # Kernels first: some take the longest.
+    cxx_sources = [*sources("csrc/kernels/**/*.cpp"), "csrc/bindings/bindings.cpp"]
+    if cuda:
+        cxx_sources.append("csrc/bindings/ops_cuda.cpp")
     minor = ".".join(torch.__version__.split(".")[:2])
 
     class BuildExtension(cpp_extension.BuildExtension):
@@ -136,7 +138,11 @@ def extension() -> dict[str, object]:
     module = kind(
         "fastagg._C",
         cxx_sources + (sources("csrc/**/*.cu") if cuda else []),
-        depends=sources("csrc/**/*.h") + sources("csrc/**/*.cuh"),
+        depends=[
+            *sources("csrc/**/*.h"),
+            *sources("csrc/**/*.cuh"),
+            *sources("csrc/bindings/*.cpp"),  # bindings.cpp includes them
+        ],
         define_macros=[
             ("FASTAGG_TORCH_VERSION", f'"{torch.__version__}"'),
             ("FASTAGG_CUDA_ARCHS", f'"{archs}"'),

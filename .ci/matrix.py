@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build and test fastagg for several versions of Python and PyTorch, and write a table.
 
-    .ci/matrix.py --uv PATH --out FILE [--pythons 3.10 3.13] [--torches 2.6 2.9 2.15]
+    .ci/matrix.py [--uv PATH] [--out FILE] [--pythons 3.10 3.13] [--torches 2.6 2.10 2.15]
 
 For each pair: an empty environment, `uv pip install --no-build-isolation` of the source
 distribution in dist/ (make wheel), `python -m fastagg`, and tests of the ops and rules. Lines of
@@ -70,9 +70,8 @@ def result(uv: str, python: str, torch: str, sdist: Path) -> tuple[str, str]:
             needed = [f"torch=={torch}.*", "setuptools>=77", "ninja", "numpy"]
             needed += ["pytest", "hypothesis"]
             run([uv, "pip", "install", *needed], home, env)
-            found = run([own, "-c", "import torch; print(torch.__version__)"], home, env).split()[
-                -1
-            ]
+            version = run([own, "-c", "import torch; print(torch.__version__)"], home, env)
+            found = version.split()[-1]
             stage = "the build failed"
             run([uv, "pip", "install", "--no-build-isolation", str(sdist)], home, env)
             stage = "the self-check failed"

@@ -16,7 +16,7 @@
 #include "check_rows.h"
 #include "checks.h"
 
-namespace fastagg {
+namespace fastagg::policy {
 namespace {
 
 at::Tensor gram_of(const std::vector<at::Tensor>& rows, const at::Tensor& pairs,
@@ -268,4 +268,4 @@ TORCH_LIBRARY_IMPL(fastagg, CompositeExplicitAutograd, m) {
 #include "op_table.h"
 }
 
-}  // namespace fastagg
+}  // namespace fastagg::policy

@@ -117,7 +117,7 @@ def build(folder: Path) -> None:
     for path in (*kernels.iterdir(), kernels.parent / "host_device.h"):
         name = path.with_suffix(".cpp") if path.suffix == ".cu" else path
         name.write_text(translated_kernel(path), encoding="utf-8")
-    for path in (bindings / "cuda_launch.h", binding := bindings / "ops_cuda.cpp"):
+    for path in (bindings / "cuda_launch.h", bindings / "ops_cuda.cpp"):
         path.write_text(translated_binding(path), encoding="utf-8")
 
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
@@ -130,9 +130,9 @@ def build(folder: Path) -> None:
     ]
     checked = sorted(kernels.glob("*.cpp"))
     # The largest source first: it takes longest to compile.
-    others = ("library", "module", "ops_policy", "python_memory")
-    sources = [binding, *(bindings / f"{name}.cpp" for name in others)]
-    sources += [HERE / "tensors.cpp", *checked]
+    others = ("ops_cuda", "library", "module", "ops_policy", "python_memory")
+    (bindings / "bindings.cpp").write_text("".join(f'#include "{name}.cpp"\n' for name in others))
+    sources = [bindings / "bindings.cpp", HERE / "tensors.cpp", *checked]
     for_module = ("simd.cpp", "scratch.cpp", "gram_memory.cpp")  # module.cpp calls them
     sources += [kernels.parent / "cpu" / name for name in for_module]
     sources += [HERE / name for name in RUNTIME]
