@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils import _device
 
+from fastagg.ops.memory import tensor_of
+
 _SMALLEST = 5e-324  # a denormal float64
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
@@ -49,7 +51,7 @@ def writable(tensor: Tensor) -> Tensor:
     if not tensor.is_inference():
         return tensor
     if tensor.device.type == "cpu":
-        return torch.from_numpy(tensor.numpy())
+        return tensor_of(tensor.numpy())
     return torch.from_dlpack(tensor)
 
 
