@@ -23,14 +23,13 @@ from flwr.serverapp.strategy import FedAvg, Result
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info, sample_nodes
 
 from fastagg.aggregator import Aggregator
-from fastagg.integrations._flower_metrics import mean_of_metrics, weight_problem
+from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 
 _LOG = logging.getLogger("flwr")
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
 
-MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -47,7 +46,8 @@ class FastAggStrategy(FedAvg):
     two nodes claim its partition. The round continues without it. If no answer is left, the model
     does not change.
 
-    Metrics are averaged with the weights ``num-examples``. Updates are weighted by the rule:
+    Each metric is averaged, with the weights ``num-examples``, over the clients that sent a finite
+    number for it; the log names the others. Updates are weighted by the rule:
     equally, unless it has the option ``client_weights`` [K].
 
     Integer and bool arrays keep the server's values, dtype and shape. The server computes in
@@ -106,6 +106,9 @@ class FastAggStrategy(FedAvg):
             train_metrics_aggr_fn=train_metrics_aggr_fn,
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
         )
+        # Flower puts its own function in the place of None.
+        self._train_metrics_fn = train_metrics_aggr_fn
+        self._evaluate_metrics_fn = evaluate_metrics_aggr_fn
         self.partition_key = partition_key
         self.seed = seed
         self.server = AggregationServer(
@@ -158,7 +161,7 @@ class FastAggStrategy(FedAvg):
         self.last_report = report
         for line in report.lines():
             _LOG.info("\t%s", line)
-        metrics = self._metrics(valid, report.ids, self.train_metrics_aggr_fn)
+        metrics = self._metrics(valid, report.ids, self._train_metrics_fn)
         if not report.moved:
             return None, metrics
         self._record = None
@@ -175,7 +178,7 @@ class FastAggStrategy(FedAvg):
             for message in messages
             if weight_problem(message.content.metric_records, self.weighted_by_key) is None
         }
-        return self._metrics(messages, ids, self.evaluate_metrics_aggr_fn)
+        return self._metrics(messages, ids, self._evaluate_metrics_fn)
 
     def start(
         self,
@@ -318,13 +321,13 @@ class FastAggStrategy(FedAvg):
         return Answer(sender, data, metrics.get(self.partition_key))
 
     def _metrics(
-        self, messages: list[Message], ids: dict[str, int], aggregate: MetricsFn
+        self, messages: list[Message], ids: dict[str, int], aggregate: MetricsFn | None
     ) -> MetricRecord | None:
         """Combine the metrics of the senders in ``ids``, in the order of their ids."""
         contents = {_sender(message): message.content for message in messages}
         order = sorted(ids, key=lambda sender: (ids[sender], sender))
         ignored = self.partition_key
-        return mean_of_metrics(
+        return combine_metrics(
             {s: contents[s] for s in order}, self.weighted_by_key, ignored, aggregate
         )
 

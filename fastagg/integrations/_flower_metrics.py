@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from flwr.app import MetricRecord, RecordDict
 
+LISTED = 20  # at most this many clients are listed in a line of the log
 _LOG = logging.getLogger("flwr")
+
+MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
+Metric = int | float | list[int] | list[float]
+Form = TypeVar("Form", bound=Hashable)
 
 
 def weight_problem(records: Mapping[str, MetricRecord], key: str) -> str | None:
@@ -29,44 +36,128 @@ def weight_problem(records: Mapping[str, MetricRecord], key: str) -> str | None:
     return None
 
 
-def mean_of_metrics(
+def combine_metrics(
     contents: Mapping[str, RecordDict],
     weighted_by_key: str,
     ignored_key: str,
-    aggregate: Callable[[list[RecordDict], str], MetricRecord],
+    aggregate: MetricsFn | None,
 ) -> MetricRecord | None:
-    """Combine the metrics of several replies by a function like Flower's.
+    """Combine the metrics of several replies, and log what is left out.
 
-    Replies whose metrics differ in names or lengths from those of the first reply are left out with
-    a warning, because Flower's function raises an error for them.
+    Each metric is averaged over the clients that sent a finite number for it, or a list of finite
+    numbers as long as most others' lists. Where all clients sent that, the mean has the bits of
+    Flower's.
+
+    A function of the user gets the replies that have the same metrics as most others, all finite,
+    because functions like Flower's raise an error for metrics that differ.
 
     Args:
         contents: dict from senders to replies, each with one MetricRecord that has a weight.
         weighted_by_key: name of the weight.
         ignored_key: name of an entry that is not a metric: the partition id.
-        aggregate: Flower's function, or the user's.
+        aggregate: the user's function; None for the weighted mean of each metric.
 
     Returns:
         The combined metrics; None if there are no replies, no metrics, or the weights sum to 0.
     """
-    records: list[RecordDict] = []
-    record_name = ""
-    shape: dict[str, int | None] | None = None
-    total = 0.0
-    for sender, content in contents.items():
-        ((name, record),) = content.metric_records.items()
-        values = {key: value for key, value in record.items() if key != ignored_key}
-        own = {k: len(v) if isinstance(v, list) else None for k, v in values.items()}
-        if shape is None:
-            record_name, shape = name, own
-        if own != shape:
-            _LOG.warning("\tmetrics of node %s differ from the others' and are left out", sender)
-            continue
-        total += float(cast(float, record[weighted_by_key]))  # weight_problem checked the type
-        records.append(RecordDict({record_name: MetricRecord(values)}))
-    if not records or not set(shape or ()) - {weighted_by_key}:
+    replies = [_Reply.of(*item, weighted_by_key, ignored_key) for item in contents.items()]
+    names = list(dict.fromkeys(name for reply in replies for name in reply.metrics))
+    if not names:
         return None
-    if total == 0.0:
+    if sum(reply.weight for reply in replies) == 0.0:
         _LOG.warning("\tno metrics: the sum of %r is 0", weighted_by_key)
         return None
+    if aggregate is None:
+        means = {name: _mean(name, replies) for name in names}
+        found = {name: mean for name, mean in means.items() if mean is not None}
+        return MetricRecord(found) if found else None
+    usual = _most_common(reply.forms() for reply in replies if reply.is_finite())
+    kept = [reply for reply in replies if reply.forms() == usual]
+    _log_left_out("metrics", [reply for reply in replies if reply.forms() != usual])
+    if sum(reply.weight for reply in kept) == 0.0:
+        return None
+    records = [reply.record(weighted_by_key) for reply in kept]
     return aggregate(records, weighted_by_key)
+
+
+@dataclass(frozen=True)
+class _Reply:
+    """The metrics of one client.
+
+    Attributes:
+        sender: name of the client.
+        record_name: name of its MetricRecord.
+        weight: its weight, finite and >= 0.
+        metrics: metrics by name.
+    """
+
+    sender: str
+    record_name: str
+    weight: float
+    metrics: dict[str, Metric]
+
+    @classmethod
+    def of(cls, sender: str, content: RecordDict, weighted_by_key: str, ignored_key: str) -> _Reply:
+        ((name, record),) = content.metric_records.items()
+        others = {k: v for k, v in record.items() if k not in (weighted_by_key, ignored_key)}
+        weight = float(cast(float, record[weighted_by_key]))  # weight_problem checked the type
+        return cls(sender, name, weight, others)
+
+    def form(self, name: str) -> int | None:
+        """Return -1 for a finite number, n for n finite numbers, None for all else."""
+        value = self.metrics.get(name)
+        if isinstance(value, list):
+            return len(value) if all(map(math.isfinite, value)) else None
+        return -1 if value is not None and math.isfinite(value) else None
+
+    def forms(self) -> tuple[tuple[str, int | None], ...]:
+        """Return the names of the metrics, sorted, and the form of each."""
+        return tuple((name, self.form(name)) for name in sorted(self.metrics))
+
+    def is_finite(self) -> bool:
+        return all(form is not None for _, form in self.forms())
+
+    def record(self, weighted_by_key: str) -> RecordDict:
+        """Return the reply for a function like Flower's."""
+        record = MetricRecord({weighted_by_key: self.weight, **self.metrics})
+        return RecordDict({self.record_name: record})
+
+
+def _mean(name: str, replies: Sequence[_Reply]) -> Metric | None:
+    """Return the weighted mean of a metric, None if nobody sent a finite one with a weight."""
+    sent = [reply for reply in replies if name in reply.metrics]
+    forms = [reply.form(name) for reply in sent]
+    usual = _most_common(form for form in forms if form is not None)
+    kept = [r for r, form in zip(sent, forms, strict=True) if usual is not None and form == usual]
+    others = [r for r, form in zip(sent, forms, strict=True) if usual is None or form != usual]
+    _log_left_out(f"metric {name!r}", others)
+    total = sum(reply.weight for reply in kept)
+    if total == 0.0:
+        return None
+    shares = [reply.weight / total for reply in kept]
+    values = [reply.metrics[name] for reply in kept]
+    if usual == -1:
+        return _sum(cast(list[float], values), shares)
+    return [_sum(column, shares) for column in zip(*cast(list[list[float]], values), strict=True)]
+
+
+def _sum(values: Sequence[float], shares: Sequence[float]) -> float:
+    """Return the sum of products, in the order of Flower's sum."""
+    total = values[0] * shares[0]
+    for value, share in zip(values[1:], shares[1:], strict=True):
+        total += value * share
+    return total
+
+
+def _most_common(forms: Iterable[Form]) -> Form | None:
+    """Return the most common form, the first of several; None if there is none."""
+    return next((form for form, _ in Counter(forms).most_common(1)), None)
+
+
+def _log_left_out(what: str, replies: Sequence[_Reply]) -> None:
+    if replies:
+        senders = ", ".join(reply.sender for reply in replies[:LISTED])
+        more = f" and {len(replies) - LISTED} more" if len(replies) > LISTED else ""
+        _LOG.warning(
+            "\t%s of nodes %s%s: left out, not finite or not like most others", what, senders, more
+        )

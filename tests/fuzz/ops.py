@@ -7,7 +7,7 @@
 
 A case is a valid call and up to three mutations of its arguments; it follows from its seed.
 Batches of cases run in processes that may die. What must not happen: the death of the process, a
-call that takes longer than LONGEST seconds, an exception that is neither ours nor documented, bits
+call that takes more than LONGEST seconds of the processor or does not return, an exception that is neither ours nor documented, bits
 that an exception or a call with other outputs has changed, and a step that makes parameters or
 state infinite. Each such case is shrunk to few mutations and printed as a line of the corpus.
 """
@@ -44,7 +44,8 @@ from tests.fuzz.mutations import NUMBERS, TENSORS
 from tests.rules.conftest import CONFIGURATIONS
 
 CORPUS = Path(__file__).parent / "corpus" / "ops.jsonl"
-LONGEST = 30  # seconds of a call
+LONGEST = 30  # seconds of the processor for a call
+NEVER = 20 * LONGEST  # seconds after which a call that waits does not return any more
 BATCH = 2000  # cases of a process
 SIZES = [(9, 7, 130), (9, 7, 1), (5, 1, 64), (5, 2, 7), (12, 12, 2500), (5, 4, 70_001)]
 CHOICES = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 5]
@@ -354,7 +355,8 @@ def run_batch(cases: list[Case], found: Counter[str]) -> list[tuple[Case, str]]:
         case = cases[begin + done]
         if os.WIFSIGNALED(status):
             number = os.WTERMSIG(status)
-            text = "hang" if number == signal.SIGALRM else f"died by {signal.Signals(number).name}"
+            too_long = number in (signal.SIGALRM, signal.SIGPROF)
+            text = "hang" if too_long else f"died by {signal.Signals(number).name}"
         elif os.WEXITSTATUS(status) == 3:
             text = shared[_RECORD.size :].rstrip(b"\0").decode(errors="replace")
         else:
@@ -368,7 +370,8 @@ def _work(cases: list[Case], shared: mmap.mmap) -> None:
     results = Counter[str]()
     for done, case in enumerate(cases):
         shared[: _RECORD.size] = _RECORD.pack(done, results["returned"], results["refused"])
-        signal.alarm(LONGEST)
+        signal.setitimer(signal.ITIMER_PROF, LONGEST)  # ends the process
+        signal.alarm(NEVER)
         try:
             results[run_case(case)] += 1
         except Finding as error:
@@ -379,6 +382,7 @@ def _work(cases: list[Case], shared: mmap.mmap) -> None:
             text = f"the fuzzer itself: {error!r}".encode()[:4000]
             shared[_RECORD.size : _RECORD.size + len(text)] = text
             os._exit(3)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     signal.alarm(0)
     shared[: _RECORD.size] = _RECORD.pack(len(cases), results["returned"], results["refused"])
 

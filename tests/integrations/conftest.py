@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -20,3 +21,26 @@ def npy() -> Callable[..., bytes]:
         return stream.getvalue()
 
     return pack
+
+
+class _Messages(logging.Handler):
+    """Appends the text of all log records to a list."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages that Flower and the strategies log, from INFO on."""
+    logger, handler = logging.getLogger("flwr"), _Messages()
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler.messages
+    logger.removeHandler(handler)
+    logger.setLevel(before)

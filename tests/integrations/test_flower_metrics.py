@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Means of clients' metrics: each over the clients that sent a finite number for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+
+from flwr.app import MetricRecord, RecordDict
+from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
+
+from fastagg.integrations._flower_metrics import Metric, combine_metrics
+
+pytestmark = pytest.mark.flower
+
+KEY = "num-examples"
+
+
+def content(weight: float, **metrics: Metric) -> RecordDict:
+    return RecordDict({"metrics": MetricRecord({KEY: weight, "partition-id": 7, **metrics})})
+
+
+def mean(contents: Mapping[str, RecordDict]) -> MetricRecord | None:
+    return combine_metrics(contents, KEY, "partition-id", None)
+
+
+def test_the_bits_of_flower_where_all_clients_send_the_same_metrics() -> None:
+    contents = {
+        str(k): content(3 + 7 * k, loss=1 / (3 + k), steps=k, recall=[0.1 * k, 0.3])
+        for k in range(9)
+    }
+    records = []
+    for record in contents.values():
+        metrics = dict(record["metrics"])
+        del metrics["partition-id"]
+        records.append(RecordDict({"metrics": MetricRecord(metrics)}))
+    assert mean(contents) == aggregate_metricrecords(records, KEY)
+
+
+def test_one_client_with_another_metric_changes_no_other_mean() -> None:
+    contents = {"1": content(1, loss=2.0, extra=5.0), "2": content(3, loss=6.0)}
+    assert mean(contents) == MetricRecord({"loss": 5.0, "extra": 5.0})
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, [1.0, 2.0], [math.nan], []])
+def test_a_metric_that_is_not_finite_or_of_another_form_is_left_out(
+    bad: Metric, logged: list[str]
+) -> None:
+    contents = {
+        "11": content(100, loss=bad, accuracy=0.5),
+        "12": content(1, loss=2.0, accuracy=0.25),
+        "13": content(3, loss=6.0, accuracy=0.25),
+    }
+    combined = mean(contents)
+    assert combined is not None
+    assert combined["loss"] == 5.0
+    assert combined["accuracy"] == pytest.approx(51 / 104, rel=1e-15)
+    (line,) = logged
+    assert line == "\tmetric 'loss' of nodes 11: left out, not finite or not like most others"
+
+
+def test_lists_are_averaged_by_position() -> None:
+    contents = {
+        "1": content(1, recall=[1.0, 0.0]),
+        "2": content(3, recall=[0.0, 1.0]),
+        "3": content(5, recall=[1.0, 1.0, 1.0]),
+    }
+    assert mean(contents) == MetricRecord({"recall": [0.25, 0.75]})
+
+
+def test_a_metric_without_weight_or_number_has_no_mean() -> None:
+    assert mean({}) is None
+    assert mean({"1": content(1)}) is None
+    assert mean({"1": content(1, loss=math.nan)}) is None
+    assert mean({"1": content(0, loss=1.0)}) is None
+    mixed = {"1": content(0, loss=1.0), "2": content(2, accuracy=0.5)}
+    assert mean(mixed) == MetricRecord({"accuracy": 0.5})
+
+
+def test_a_function_of_the_user_gets_finite_metrics_like_most_others() -> None:
+    seen: list[RecordDict] = []
+
+    def own(records: list[RecordDict], key: str) -> MetricRecord:
+        assert key == KEY
+        seen.extend(records)
+        return MetricRecord({"count": len(records)})
+
+    contents = {
+        "1": content(1, loss=math.nan),
+        "2": content(2, loss=math.nan),
+        "3": content(3, loss=math.nan),
+        "4": content(4, loss=1.0),
+        "5": content(5, loss=2.0),
+        "6": content(6, loss=3.0, extra=1),
+    }
+    assert combine_metrics(contents, KEY, "partition-id", own) == MetricRecord({"count": 2})
+    assert [dict(record["metrics"]) for record in seen] == [
+        {KEY: 4.0, "loss": 1.0},
+        {KEY: 5.0, "loss": 2.0},
+    ]
