@@ -7,9 +7,10 @@
 
 A case is a valid call and up to three mutations of its arguments; it follows from its seed.
 Batches of cases run in processes that may die. What must not happen: the death of the process, a
-call that takes more than LONGEST seconds of the processor or does not return, an exception that is neither ours nor documented, bits
-that an exception or a call with other outputs has changed, and a step that makes parameters or
-state infinite. Each such case is shrunk to few mutations and printed as a line of the corpus.
+call that takes LONGEST seconds of the processor or does not return, an exception that is neither
+ours nor documented, bits that an exception or a call with other outputs has changed, and a step
+that makes parameters or state infinite. Each such case is shrunk to few mutations and printed as a
+line of the corpus.
 """
 
 from __future__ import annotations
