@@ -4,21 +4,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from typing import Any
 
-from flwr.common import FitIns, FitRes, Parameters, Scalar
+from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 from fastagg.aggregator import Aggregator
+from fastagg.integrations._flower_nodes import warn_of_missing
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
+from fastagg.options import read_positive
 
 _LOG = logging.getLogger("flwr")
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
-_A_DAY = 86_400  # seconds; Flower's own strategies wait as long for enough clients
 
 Failure = tuple[ClientProxy, FitRes] | BaseException
 
@@ -42,6 +44,7 @@ class FastAggLegacyStrategy(FedAvg):
             clients' ids.
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next.
+        node_timeout, min_answers, max_empty_rounds: as in the other API.
         resume_from: checkpoint from which to continue.
         rule_options: options of the rule, if it is given by name, such as ``max_norm``.
         **options: options of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
@@ -63,6 +66,9 @@ class FastAggLegacyStrategy(FedAvg):
         seed: int = 0,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
+        node_timeout: float = 600.0,
+        min_answers: int = 0,
+        max_empty_rounds: int = 10,
         resume_from: str | os.PathLike[str] | None = None,
         rule_options: dict[str, Any] | None = None,
         **options: Any,
@@ -70,12 +76,15 @@ class FastAggLegacyStrategy(FedAvg):
         super().__init__(**options)
         self.partition_key = partition_key
         self.seed = seed
+        self.node_timeout = read_positive("node_timeout", node_timeout)
         self.resume_from = resume_from
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
+            min_answers=min_answers,
+            max_empty_rounds=max_empty_rounds,
             **(rule_options or {}),
         )
         self.last_report: RoundReport | None = None
@@ -105,14 +114,25 @@ class FastAggLegacyStrategy(FedAvg):
             self.server.set_model(_arrays(parameters))
             self._sent = None
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
-        least = max(self.min_available_clients, self.min_fit_clients)
-        client_manager.wait_for(least, timeout=_A_DAY)
-        proxies = client_manager.all()
+        proxies = self._wait(client_manager, self.min_fit_clients)
         count, _ = self.num_fit_clients(len(proxies))
         asked = self.server.sample(list(proxies), count, self.seed)
         self.server.open_round(asked)
         fit_ins = FitIns(self._model(), config)
         return [(proxies[cid], fit_ins) for cid in asked]
+
+    def configure_evaluate(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+        """Return the evaluation instructions of a round, for clients drawn as in training."""
+        if self.fraction_evaluate == 0.0:
+            return []
+        chosen = self.on_evaluate_config_fn
+        config = {} if chosen is None else chosen(server_round)
+        proxies = self._wait(client_manager, self.min_evaluate_clients)
+        count, _ = self.num_evaluation_clients(len(proxies))
+        asked = self.server.sample(list(proxies), count, self.seed, purpose="evaluate")
+        return [(proxies[cid], EvaluateIns(parameters, config)) for cid in asked]
 
     def aggregate_fit(
         self,
@@ -142,6 +162,13 @@ class FastAggLegacyStrategy(FedAvg):
             return None, metrics
         self._sent = None
         return self._model(), metrics
+
+    def _wait(self, client_manager: ClientManager, least: int) -> dict[str, ClientProxy]:
+        """Wait for clients, at most ``node_timeout`` seconds; return those that are connected."""
+        least = max(self.min_available_clients, least)
+        if not client_manager.wait_for(least, timeout=math.ceil(self.node_timeout)):
+            warn_of_missing(client_manager.num_available(), least, self.node_timeout)
+        return client_manager.all()
 
     def _model(self) -> Parameters:
         """Return the global model to send; the same object until the model changes."""

@@ -20,12 +20,14 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
-from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info, sample_nodes
+from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
+from fastagg.integrations._flower_nodes import wait_for_nodes
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
+from fastagg.options import read_positive
 
 _LOG = logging.getLogger("flwr")
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
@@ -62,6 +64,11 @@ class FastAggStrategy(FedAvg):
             clients' ids.
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next.
+        node_timeout: seconds that a round waits for ``min_available_nodes`` nodes, and for as many
+            as it asks; then it goes on with those that are connected.
+        min_answers: a round with fewer usable answers does not change the model.
+        max_empty_rounds: number of rounds in a row without an active client after which the run
+            ends with an error.
         **rule_options: options of the rule, if it is given by name: ``server_lr``,
             ``client_weights``, ``max_norm`` (a longer update is rejected), ...
 
@@ -92,6 +99,9 @@ class FastAggStrategy(FedAvg):
         seed: int = 0,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
+        node_timeout: float = 600.0,
+        min_answers: int = 0,
+        max_empty_rounds: int = 10,
         **rule_options: Any,
     ) -> None:
         super().__init__(
@@ -111,11 +121,14 @@ class FastAggStrategy(FedAvg):
         self._evaluate_metrics_fn = evaluate_metrics_aggr_fn
         self.partition_key = partition_key
         self.seed = seed
+        self.node_timeout = read_positive("node_timeout", node_timeout)
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
+            min_answers=min_answers,
+            max_empty_rounds=max_empty_rounds,
             **rule_options,
         )
         self.last_report: RoundReport | None = None
@@ -138,16 +151,35 @@ class FastAggStrategy(FedAvg):
         """Return the training messages of a round; store the model and the nodes that are asked."""
         self._take(arrays)
         if self.fraction_train == 0.0:
-            self.server.open_round([])
+            self.server.open_round(None)
             return []
-        _, nodes = sample_nodes(grid, self.min_available_nodes, self._count(grid))
-        asked = self.server.sample([str(node) for node in nodes], self._count(grid), self.seed)
+        nodes = self._wait(grid, self.min_train_nodes)
+        count = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
+        asked = self.server.sample([str(node) for node in nodes], count, self.seed)
         _LOG.info("configure_train: Sampled %s nodes (out of %s)", len(asked), len(nodes))
         self.server.open_round(asked)
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: self._model(), self.configrecord_key: config})
         return [
             Message(content=record, message_type=MessageType.TRAIN, dst_node_id=int(node))
+            for node in asked
+        ]
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return the evaluation messages of a round, for nodes drawn as in training."""
+        if self.fraction_evaluate == 0.0:
+            return []
+        nodes = self._wait(grid, self.min_evaluate_nodes)
+        count = max(int(len(nodes) * self.fraction_evaluate), self.min_evaluate_nodes)
+        names = [str(node) for node in nodes]
+        asked = self.server.sample(names, count, self.seed, purpose="evaluate")
+        _LOG.info("configure_evaluate: Sampled %s nodes (out of %s)", len(asked), len(nodes))
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return [
+            Message(content=record, message_type=MessageType.EVALUATE, dst_node_id=int(node))
             for node in asked
         ]
 
@@ -207,7 +239,8 @@ class FastAggStrategy(FedAvg):
                 bit-identical to that of a run without interruption.
 
         Raises:
-            RuntimeError: this strategy has already run.
+            RuntimeError: this strategy has already run, or ``max_empty_rounds`` rounds in a row, or
+                all rounds of this run, had no active client. The checkpoint is written.
             ValueError: neither ``initial_arrays`` nor ``resume_from`` is given, or the checkpoint
                 is from another run.
         """
@@ -241,6 +274,7 @@ class FastAggStrategy(FedAvg):
                 if evaluate_fn is not None:
                     self._evaluate(evaluate_fn, server_round, result)
             self.server.save_if_due()
+            self.server.check_not_empty(since=first)
         finally:
             self.server.guard.uninstall()
         _LOG.info("Strategy execution finished in %.2fs", time.monotonic() - started)
@@ -299,9 +333,11 @@ class FastAggStrategy(FedAvg):
                 self._record[name] = Array(dtype=dtype, shape=shape, stype=_NUMPY, data=data)
         return self._record
 
-    def _count(self, grid: Grid) -> int:
-        connected = len(list(grid.get_node_ids()))
-        return max(int(connected * self.fraction_train), self.min_train_nodes)
+    def _wait(self, grid: Grid, least: int) -> list[int]:
+        """Wait for nodes, at most ``node_timeout`` seconds; return those that are connected."""
+        return wait_for_nodes(
+            grid.get_node_ids, max(self.min_available_nodes, least), self.node_timeout
+        )
 
     def _read(self, message: Message) -> Answer:
         """Return the answer in a reply; its ``problem`` is set if it cannot be used."""

@@ -26,7 +26,7 @@ from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
-from fastagg.options import read_size
+from fastagg.options import read_count, read_size
 from fastagg.report import StepReport
 
 _KIND = "integrations.server"  # in the place of a rule's name in an aggregator's checkpoint
@@ -46,10 +46,15 @@ class AggregationServer:
         checkpoint_path: file for checkpoints; None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next. Another checkpoint is
             written when one of the signals of ``guard`` arrives.
+        min_answers: with fewer usable answers, a round does not change the model.
+        max_empty_rounds: number of rounds in a row without an active client after which
+            :meth:`close_round` raises an error.
         **options: options of the rule, if it is given by name.
 
     Attributes:
         rounds: number of finished rounds.
+        empty_rounds: number of rounds without an active client since the last one with one, in this
+            process.
         ids: ids of the clients.
         guard: saves on SIGINT and SIGTERM while it is installed.
 
@@ -64,6 +69,8 @@ class AggregationServer:
         num_clients: int | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
+        min_answers: int = 0,
+        max_empty_rounds: int = 10,
         **options: Any,
     ) -> None:
         self._rule = rule
@@ -77,11 +84,15 @@ class AggregationServer:
             raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
         self.checkpoint_path = checkpoint_path
         self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
+        self.min_answers = read_count("min_answers", min_answers, least=0)
+        self.max_empty_rounds = read_size("max_empty_rounds", max_empty_rounds)
         self.rounds = 0
+        self.empty_rounds = 0
         self.ids = ClientIds(self.num_clients)
         self.guard = SignalGuard(self.save_if_due)
         self._saved_rounds: int | None = None
         self._sent: set[str] = set()
+        self._trains = True
         self._layout: WireLayout | None = None
         self._carried: dict[str, bytes] = {}
         self._params = torch.zeros(0, dtype=torch.float32)  # [d]
@@ -152,7 +163,9 @@ class AggregationServer:
         """Return a dict from the names of :meth:`arrays` to NumPy's dtype name and the shape."""
         return {slot.name: (slot.dtype, slot.shape) for slot in self._model().slots}
 
-    def sample(self, candidates: Iterable[str], count: int, seed: int) -> list[str]:
+    def sample(
+        self, candidates: Iterable[str], count: int, seed: int, purpose: str = ""
+    ) -> list[str]:
         """Draw the clients for the next round, as a function of seed, round and candidates.
 
         Candidates are ordered by id before the draw, so it does not change if the framework gives
@@ -162,25 +175,31 @@ class AggregationServer:
             candidates: senders to draw from.
             count: number of senders to draw; all are drawn if there are fewer.
             seed: seed of the run.
+            purpose: text that distinguishes several draws of one round.
 
         Returns:
             ``count`` different senders, or all of them if there are fewer.
         """
         known = self.ids.known
         order = sorted(candidates, key=lambda s: (known.get(s, self.num_clients), by_number(s)))
-        rng = random.Random(f"fastagg/{seed}/{self.rounds}")
+        rng = random.Random(f"fastagg/{seed}/{self.rounds}{purpose}")
         return rng.sample(order, min(count, len(order)))
 
-    def open_round(self, senders: Iterable[str]) -> None:
-        """Begin a round in which ``senders`` are asked."""
-        self._sent = set(senders)
+    def open_round(self, senders: Iterable[str] | None) -> None:
+        """Begin a round in which ``senders`` are asked; None: a round without training."""
+        self._trains = senders is not None
+        self._sent = set(senders or ())
 
     def close_round(self, answers: Sequence[Answer]) -> RoundReport:
         """Aggregate the answers, given in any order, and write a checkpoint if one is due.
 
         Answers that cannot be used are reported and have no other effect. If the rule refuses the
-        step (too few rows for a robust rule, numbers beyond the range of float32), the model does
-        not change and the report has the reason.
+        step (too few rows for a robust rule, numbers beyond the range of float32), or there are
+        fewer than ``min_answers``, the model does not change and the report has the reason.
+
+        Raises:
+            RuntimeError: this is the last of ``max_empty_rounds`` rounds in a row without an active
+                client. The round is finished, and its checkpoint is written.
         """
         layout = self._model()
         with self.held():
@@ -206,7 +225,7 @@ class AggregationServer:
             self.ids.remember(ids, reported)
             silent = self._sent - {a.sender for a in answers}
             self.rounds += 1
-            self._sent = set()
+            asked, self._sent = len(self._sent), set()
             report = RoundReport(
                 round=self.rounds,
                 active=() if step is None else tuple(step.active.tolist()),
@@ -220,7 +239,37 @@ class AggregationServer:
             if self.checkpoint_path is not None and self.rounds % self.checkpoint_every == 0:
                 self.save(self.checkpoint_path)
                 self._saved_rounds = self.rounds
+            self._count_empty(report, asked)
         return report
+
+    def check_not_empty(self, since: int) -> None:
+        """Check that a run had an active client.
+
+        Args:
+            since: the first round of the run.
+
+        Raises:
+            RuntimeError: the run has had rounds, and no client was active in any of them.
+        """
+        rounds = self.rounds - since + 1
+        if 0 < rounds <= self.empty_rounds:
+            raise RuntimeError(
+                f"no client was active in any of the {rounds} rounds; the log says why"
+            )
+
+    def _count_empty(self, report: RoundReport, asked: int) -> None:
+        """Count rounds without an active client; raise an error if there are too many in a row."""
+        self.empty_rounds = 0 if report.active or not self._trains else self.empty_rounds + 1
+        if self.empty_rounds < self.max_empty_rounds:
+            return
+        self.save_if_due()
+        reasons = list(dict.fromkeys(report.rejected.values()))[:3]
+        raise RuntimeError(
+            f"max_empty_rounds: {self.empty_rounds} rounds in a row had no active client; in the "
+            f"last one, round {report.round}, {asked} clients were asked, "
+            f"{len(report.absent)} did not answer and {len(report.rejected)} answers were rejected"
+            + (f" ({'; '.join(reasons)})" if reasons else "")
+        )
 
     def save_if_due(self) -> None:
         """Write a checkpoint if rounds were finished since the last one."""
@@ -318,7 +367,9 @@ class AggregationServer:
         return usable
 
     def _step(self, rows: RowPool, clients: list[int]) -> tuple[StepReport | None, str | None]:
-        """Run a step; return the rule's report, or None and why the rule refused the step."""
+        """Run a step; return the rule's report, or None and why there was no step."""
+        if len(clients) < self.min_answers:
+            return None, f"min_answers: expected at least {self.min_answers}, got {len(clients)}"
         try:
             return self.aggregator.step(self._params, rows, clients), None
         except ValueError as error:  # parameters and state are as before

@@ -11,6 +11,7 @@ import io
 import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -392,6 +393,41 @@ def test_a_strategy_runs_once() -> None:
         used.start(NodesGrid(scripted({})), initial(), num_rounds=1)
 
 
+def test_a_round_does_not_wait_for_a_node_that_is_gone(logged: list[str]) -> None:
+    used = strategy("fedavg", min_available_nodes=K + 1, fraction_evaluate=1.0, node_timeout=0.01)
+    begin = time.monotonic()
+    used.start(NodesGrid(scripted({})), initial(), num_rounds=2)
+    assert time.monotonic() - begin < 30.0
+    assert used.last_report is not None
+    assert used.last_report.active == tuple(range(K))
+    said = f"{K} of {K + 1} nodes after 0.01 s (node_timeout): the round goes on without the others"
+    assert sum(said in line for line in logged) == 4  # training and evaluation
+
+
+def test_a_round_begins_when_enough_nodes_are_there(logged: list[str]) -> None:
+    grid = NodesGrid(scripted({}))
+    late = iter([NODES[:1], NODES[:1], NODES[:2]])
+    used = strategy("fedavg", min_available_nodes=K)
+    grid.get_node_ids = lambda: next(late, NODES)  # type: ignore[method-assign]
+    used.start(grid, initial(), num_rounds=1)
+    assert sorted(grid.asked[0]) == [*range(K)]
+    waiting = [line for line in logged if "waiting for nodes" in line]
+    assert waiting == [f"\twaiting for nodes: {n} of {K} are connected" for n in (1, 2)]
+
+
+@pytest.mark.parametrize("rounds", [3, 20])
+def test_a_run_without_an_active_client_is_an_error(rounds: int, tmp_path: Path) -> None:
+    """At the end of a short run, and after max_empty_rounds of a long one."""
+    path = tmp_path / "run"
+    faults = {number: dict.fromkeys(range(K), "silence") for number in range(1, 21)}
+    used = strategy("mifa", max_empty_rounds=4, checkpoint_path=path)
+    words = "4 rounds in a row" if rounds > 4 else "no client was active in any of the 3 rounds"
+    with pytest.raises(RuntimeError, match=words):
+        used.start(NodesGrid(scripted(faults)), initial(), num_rounds=rounds)
+    assert used.server.rounds == min(rounds, 4)
+    assert path.exists()
+
+
 # --- the legacy API -------------------------------------------------------------------------
 
 
@@ -439,10 +475,9 @@ def legacy(
     used = FastAggLegacyStrategy(
         num_clients=K,
         fraction_evaluate=0.0,
-        min_available_clients=K,
         on_fit_config_fn=lambda round: {"round": first + round - 1},
         initial_parameters=model,
-        **options,
+        **{"min_available_clients": K, **options},
     )
     server = Server(client_manager=manager, strategy=used)
     server.fit(num_rounds=rounds, timeout=10.0)
@@ -486,6 +521,19 @@ def test_legacy_failures_that_are_not_accepted() -> None:
 
 def by_hand_skipping_round_two() -> Tensor:
     return by_hand("fedavg", [[*range(K)], [], [*range(K)]])
+
+
+def test_legacy_rounds_do_not_wait_for_a_client_that_is_gone(logged: list[str]) -> None:
+    used = legacy({}, 2, rule="fedavg", min_available_clients=K + 1, node_timeout=0.01)
+    assert used.last_report is not None
+    assert used.last_report.active == tuple(range(K))
+    assert sum(f"{K} of {K + 1} nodes after 0.01 s" in line for line in logged) == 2
+
+
+def test_legacy_runs_without_an_active_client_are_an_error() -> None:
+    faults = {number: dict.fromkeys(range(K), "raise") for number in range(1, 5)}
+    with pytest.raises(RuntimeError, match="max_empty_rounds: 3 rounds in a row"):
+        legacy(faults, 4, rule="fedavg", max_empty_rounds=3)
 
 
 def test_legacy_metrics_of_accepted_clients() -> None:

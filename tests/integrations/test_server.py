@@ -186,6 +186,49 @@ def test_a_rule_may_move_the_model_in_a_round_without_answers(model: dict[str, b
     assert server.rounds == 2
 
 
+@pytest.mark.parametrize("rule", ["fedavg", "mifa"])
+def test_a_round_with_too_few_answers_leaves_the_model(rule: str, model: dict[str, bytes]) -> None:
+    server = AggregationServer(rule, num_clients=K, min_answers=3)
+    server.set_model(model)
+    run_round(server, range(3))
+    before, state = server.params.clone(), server.aggregator.state_dict()
+    report = run_round(server, range(2))
+    assert report.error == "min_answers: expected at least 3, got 2"
+    assert report.active == ()
+    assert torch.equal(server.params, before)
+    after = server.aggregator.state_dict()
+    assert state.keys() == after.keys()
+    for name, value in after.items():
+        assert torch.equal(value, state[name])
+
+
+def test_empty_rounds_in_a_row_end_the_run(tmp_path: Path, model: dict[str, bytes]) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer(
+        "fedavg", num_clients=K, max_empty_rounds=2, checkpoint_path=path, checkpoint_every=100
+    )
+    server.set_model(model)
+    run_round(server, [])
+    run_round(server, [0])
+    run_round(server, [])
+    server.open_round(None)  # a round without training does not count
+    server.close_round([])
+    run_round(server, [])
+    assert server.empty_rounds == 1
+    server.open_round(["n0", "n1"])
+    bad = Answer("n0", {}, 0, problem="reply: expected one ArrayRecord, got 0")
+    words = (
+        "max_empty_rounds: 2 rounds in a row had no active client; in the last one, round 6, 2 "
+        r"clients were asked, 1 did not answer and 1 answers were rejected \(reply: expected one"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        server.close_round([bad])
+    again = AggregationServer("fedavg", num_clients=K)
+    again.resume(path)
+    assert again.rounds == 6
+    assert again.empty_rounds == 0
+
+
 def test_a_round_that_the_rule_refuses_leaves_the_model(model: dict[str, bytes]) -> None:
     server = AggregationServer("krum", num_clients=K, num_byzantine=2)
     server.set_model(model)
