@@ -14,7 +14,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 from fastagg.aggregator import Aggregator
-from fastagg.integrations._flower_nodes import warn_of_missing
+from fastagg.integrations._flower_common import log_changes, log_report, warn_of_missing
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.options import read_positive
@@ -44,7 +44,7 @@ class FastAggLegacyStrategy(FedAvg):
             clients' ids.
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next.
-        node_timeout, min_answers, max_empty_rounds: as in the other API.
+        checkpoint_keep, node_timeout, min_answers, max_empty_rounds: as in the other API.
         resume_from: checkpoint from which to continue.
         rule_options: options of the rule, if it is given by name, such as ``max_norm``.
         **options: options of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
@@ -66,6 +66,7 @@ class FastAggLegacyStrategy(FedAvg):
         seed: int = 0,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
+        checkpoint_keep: int = 2,
         node_timeout: float = 600.0,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
@@ -83,6 +84,7 @@ class FastAggLegacyStrategy(FedAvg):
             num_clients=num_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
+            checkpoint_keep=checkpoint_keep,
             min_answers=min_answers,
             max_empty_rounds=max_empty_rounds,
             **(rule_options or {}),
@@ -102,7 +104,7 @@ class FastAggLegacyStrategy(FedAvg):
             _LOG.warning("not in the main thread: SIGINT and SIGTERM will not write a checkpoint")
         if self.resume_from is None:
             return super().initialize_parameters(client_manager)
-        self.server.resume(self.resume_from)
+        log_changes(self.server.resume(self.resume_from))
         _LOG.info("resuming after round %d", self.server.rounds)
         return self._model()
 
@@ -149,8 +151,7 @@ class FastAggLegacyStrategy(FedAvg):
         answers = [self._read(proxy.cid, result) for proxy, result in results]
         report = self.server.close_round(answers)
         self.last_report = report
-        for line in report.lines():
-            _LOG.info("\t%s", line)
+        log_report(report)
         metrics: dict[str, Scalar] = {}
         if self.fit_metrics_aggregation_fn is not None:
             ids = report.ids

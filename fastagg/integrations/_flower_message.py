@@ -23,8 +23,8 @@ from flwr.serverapp.strategy import FedAvg, Result
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from fastagg.aggregator import Aggregator
+from fastagg.integrations._flower_common import log_changes, log_report, wait_for_nodes
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
-from fastagg.integrations._flower_nodes import wait_for_nodes
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.options import read_positive
@@ -63,7 +63,10 @@ class FastAggStrategy(FedAvg):
         seed: seed of the sampling of nodes, which is a function of the seed, the round and the
             clients' ids.
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
-        checkpoint_every: number of rounds from one checkpoint to the next.
+        checkpoint_every: number of rounds from one checkpoint to the next. A checkpoint that cannot
+            be written is an error in the log, and tried again after the next round.
+        checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
+            ".1", ".2", ... after its name.
         node_timeout: seconds that a round waits for ``min_available_nodes`` nodes, and for as many
             as it asks; then it goes on with those that are connected.
         min_answers: a round with fewer usable answers does not change the model.
@@ -99,6 +102,7 @@ class FastAggStrategy(FedAvg):
         seed: int = 0,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
+        checkpoint_keep: int = 2,
         node_timeout: float = 600.0,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
@@ -127,6 +131,7 @@ class FastAggStrategy(FedAvg):
             num_clients=num_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
+            checkpoint_keep=checkpoint_keep,
             min_answers=min_answers,
             max_empty_rounds=max_empty_rounds,
             **rule_options,
@@ -191,8 +196,7 @@ class FastAggStrategy(FedAvg):
         answers = [self._read(message) for message in valid]
         report = self.server.close_round(answers)
         self.last_report = report
-        for line in report.lines():
-            _LOG.info("\t%s", line)
+        log_report(report)
         metrics = self._metrics(valid, report.ids, self._train_metrics_fn)
         if not report.moved:
             return None, metrics
@@ -233,7 +237,8 @@ class FastAggStrategy(FedAvg):
         Args:
             grid ... evaluate_fn: as in Flower.
             initial_arrays: the first model; not needed with ``resume_from``.
-            resume_from: checkpoint of a run with the same rule, options and number of clients. The
+            resume_from: checkpoint of a run with the same rule, options and number of clients;
+                ``server_lr`` and ``max_norm`` may be others. The
                 run continues with the next round, up to round ``num_rounds``; the result holds
                 metrics of these rounds only. With the same answers the final model is
                 bit-identical to that of a run without interruption.
@@ -250,7 +255,7 @@ class FastAggStrategy(FedAvg):
                 "from a checkpoint"
             )
         if resume_from is not None:
-            self.server.resume(resume_from)
+            log_changes(self.server.resume(resume_from))
         elif initial_arrays is not None:
             self._take(initial_arrays)
         else:

@@ -13,6 +13,9 @@ from fastagg.aggregator import Aggregator
 from fastagg.rules.mimic import MimiC
 from fastagg.rules.scaffold import Scaffold
 
+CHANGEABLE = ("max_norm", "server_lr")
+"""Options that a run may change when it resumes: the state means the same with other values."""
+
 
 def check_aggregator(
     aggregator: Aggregator, num_clients: int | None, options: Mapping[str, Any]
@@ -84,13 +87,16 @@ def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def check_rule(
     path: str, aggregator: Aggregator, content: Mapping[str, Any], state: Mapping[str, Tensor]
-) -> None:
-    """Check that a checkpoint has the rule and the options of ``aggregator``.
+) -> list[str]:
+    """Check that a checkpoint has the rule of ``aggregator``, and its options but CHANGEABLE.
 
     Args:
         path: path of the checkpoint, for the message.
         aggregator: the aggregator of this run.
         content, state: as returned by :func:`pack_rule`.
+
+    Returns:
+        The options of CHANGEABLE that differ, as text.
 
     Raises:
         ValueError: the checkpoint has another rule or other options.
@@ -102,16 +108,36 @@ def check_rule(
         )
     own = aggregator.options()
     saved = {**content["rule_options"], **under("option.", state)}
-    differing = [
-        f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
+    differing = {
+        name: f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
         for name in sorted({*own, *saved})
         if not _equal(own.get(name), saved.get(name))
-    ]
-    if differing:
+    }
+    refused = [text for name, text in differing.items() if name not in CHANGEABLE]
+    if refused:
         raise ValueError(
             f"{path}: expected a checkpoint of a run with the same options, but "
-            f"{'; '.join(differing)}"
+            f"{'; '.join(refused)}; only {' and '.join(CHANGEABLE)} may change"
         )
+    return list(differing.values())
+
+
+def load_rule(
+    aggregator: Aggregator, content: Mapping[str, Any], state: Mapping[str, Tensor]
+) -> None:
+    """Load the state of a rule that :func:`check_rule` has checked; ``max_norm`` does not change.
+
+    Known norms are kept if ``max_norm`` is the same. If this raises, the aggregator is unchanged.
+    """
+    wanted, before = aggregator.max_norm, aggregator.state_dict()
+    try:
+        aggregator.max_norm = content["rule_options"].get("max_norm", wanted)
+        aggregator.load_state_dict(under("rule.", state))
+    except BaseException:
+        aggregator.max_norm = wanted
+        aggregator.load_state_dict(before)
+        raise
+    aggregator.max_norm = wanted
 
 
 def _equal(left: object, right: object) -> bool:

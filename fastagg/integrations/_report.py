@@ -43,6 +43,7 @@ class RoundReport:
         ids: senders of the active clients, each with its id.
         step: the rule's report; None if the rule refused the step.
         error: why the rule refused the step, None if it did not.
+        checkpoint_error: why the checkpoint that was due could not be written; None if it was.
     """
 
     round: int
@@ -53,6 +54,7 @@ class RoundReport:
     ids: dict[str, int]
     step: StepReport | None = None
     error: str | None = None
+    checkpoint_error: str | None = None
 
     @property
     def moved(self) -> bool:

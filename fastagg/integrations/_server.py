@@ -13,6 +13,8 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +22,13 @@ from torch import Tensor
 
 from fastagg import checkpoint, registry
 from fastagg.aggregator import Aggregator
-from fastagg.integrations._hosted_rule import check_aggregator, check_rule, pack_rule, under
+from fastagg.integrations._hosted_rule import (
+    check_aggregator,
+    check_rule,
+    load_rule,
+    pack_rule,
+    under,
+)
 from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._row_pool import RowPool
@@ -43,9 +51,12 @@ class AggregationServer:
         rule: the name of a rule, or an aggregator. An aggregator must have been made with
             ``nonfinite="drop"``, so that a single client cannot stop the run.
         num_clients: K; may be left out if ``rule`` is an aggregator.
-        checkpoint_path: file for checkpoints; None writes none.
+        checkpoint_path: file for checkpoints, in a folder that exists; None writes none. A
+            checkpoint that cannot be written is reported and tried again after the next round.
         checkpoint_every: number of rounds from one checkpoint to the next. Another checkpoint is
             written when one of the signals of ``guard`` arrives.
+        checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
+            ".1", ".2", ... after its name.
         min_answers: with fewer usable answers, a round does not change the model.
         max_empty_rounds: number of rounds in a row without an active client after which
             :meth:`close_round` raises an error.
@@ -60,6 +71,7 @@ class AggregationServer:
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what was given.
+        FileNotFoundError: there is no folder for ``checkpoint_path``.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class AggregationServer:
         num_clients: int | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
+        checkpoint_keep: int = 2,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
         **options: Any,
@@ -82,7 +95,10 @@ class AggregationServer:
             self._make(num_params=1)  # raises for wrong options now, not in the first round
         else:
             raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
+        if checkpoint_path is not None and not Path(checkpoint_path).absolute().parent.is_dir():
+            raise FileNotFoundError(f"checkpoint_path: there is no folder for {checkpoint_path}")
         self.checkpoint_path = checkpoint_path
+        self.checkpoint_keep = read_size("checkpoint_keep", checkpoint_keep)
         self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
         self.min_answers = read_count("min_answers", min_answers, least=0)
         self.max_empty_rounds = read_size("max_empty_rounds", max_empty_rounds)
@@ -91,6 +107,7 @@ class AggregationServer:
         self.ids = ClientIds(self.num_clients)
         self.guard = SignalGuard(self.save_if_due)
         self._saved_rounds: int | None = None
+        self._overdue = False  # whether the last checkpoint could not be written
         self._sent: set[str] = set()
         self._trains = True
         self._layout: WireLayout | None = None
@@ -236,9 +253,8 @@ class AggregationServer:
                 step=step,
                 error=error_text,
             )
-            if self.checkpoint_path is not None and self.rounds % self.checkpoint_every == 0:
-                self.save(self.checkpoint_path)
-                self._saved_rounds = self.rounds
+            if self._overdue or self.rounds % self.checkpoint_every == 0:
+                report = replace(report, checkpoint_error=self._try_to_save())
             self._count_empty(report, asked)
         return report
 
@@ -262,7 +278,7 @@ class AggregationServer:
         self.empty_rounds = 0 if report.active or not self._trains else self.empty_rounds + 1
         if self.empty_rounds < self.max_empty_rounds:
             return
-        self.save_if_due()
+        self._try_to_save()
         reasons = list(dict.fromkeys(report.rejected.values()))[:3]
         raise RuntimeError(
             f"max_empty_rounds: {self.empty_rounds} rounds in a row had no active client; in the "
@@ -272,11 +288,25 @@ class AggregationServer:
         )
 
     def save_if_due(self) -> None:
-        """Write a checkpoint if rounds were finished since the last one."""
+        """Write a checkpoint if rounds were finished since the last one.
+
+        Raises:
+            OSError: it could not be written.
+        """
         if self.checkpoint_path is None or not self.has_model or self._saved_rounds == self.rounds:
             return
         self.save(self.checkpoint_path)
         self._saved_rounds = self.rounds
+
+    def _try_to_save(self) -> str | None:
+        """Write a checkpoint if rounds were finished; return why it could not be written."""
+        try:
+            self.save_if_due()
+        except OSError as error:
+            self._overdue = True
+            return str(error)
+        self._overdue = False
+        return None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything that later rounds depend on to one file, atomically, without pickle.
@@ -296,10 +326,15 @@ class AggregationServer:
             "ids": self.ids.to_json(),
             "layout": layout.to_json(),
         }
-        checkpoint.write(path, _KIND, content, state)
+        checkpoint.write(path, _KIND, content, state, keep=self.checkpoint_keep)
 
-    def resume(self, path: str | os.PathLike[str]) -> None:
+    def resume(self, path: str | os.PathLike[str]) -> list[str]:
         """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.
+
+        The rule's ``server_lr`` and ``max_norm`` may be others than before.
+
+        Returns:
+            The options that are others than before, as text.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -316,15 +351,16 @@ class AggregationServer:
                 f"{path}: expected {layout.num_params} parameters, got shape {[*params.shape]}"
             )
         aggregator = self._aggregator or self._make(layout.num_params)
-        check_rule(str(path), aggregator, content, state)
+        changed = check_rule(str(path), aggregator, content, state)
         ids = ClientIds.from_json(self.num_clients, content["ids"])
         carried = {
             name: value.numpy().tobytes() for name, value in under("carried.", state).items()
         }
-        aggregator.load_state_dict(under("rule.", state))
+        load_rule(aggregator, content, state)
         self._layout, self._params, self._carried = layout, params, carried
         self._aggregator, self.ids = aggregator, ids
         self.rounds = self._saved_rounds = int(content["rounds"])
+        return changed
 
     def _make(self, num_params: int) -> Aggregator:
         """Make the rule that was given by name."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import fastagg
+from fastagg import checkpoint
 from fastagg.integrations._report import Answer
 from fastagg.integrations._server import AggregationServer
 
@@ -271,8 +272,8 @@ def test_too_long_an_update_is_rejected_with_its_norm(
     assert report.active == (0, 1, 2)
     assert torch.equal(server.params, twin.params)
     server.resume(path)
-    with pytest.raises(ValueError, match=r"max_norm was 1000.0, is {'kind': 'AdaptiveNorm'"):
-        twin.resume(path)
+    (change,) = twin.resume(path)
+    assert change.startswith("max_norm was 1000.0, is {'kind': 'AdaptiveNorm'")
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -301,6 +302,92 @@ def test_a_stopped_run_resumes_bit_identically(
     states = whole.aggregator.state_dict(), second.aggregator.state_dict()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert second.ids.to_json() == whole.ids.to_json()
+
+
+@pytest.mark.parametrize("norm", ["adaptive", 50.0, None])
+@pytest.mark.parametrize("before", ["adaptive", 60.0, None])
+def test_a_resumed_run_may_change_rate_and_norm(
+    norm: str | float | None, before: str | float | None, tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    first = AggregationServer("mifa", num_clients=K, max_norm=before, checkpoint_path=path)
+    first.set_model(model)
+    run_round(first, range(K))
+    again = AggregationServer("mifa", num_clients=K, max_norm=norm, server_lr=0.5)
+    changed = again.resume(path)
+    assert [text.partition(" ")[0] for text in changed] == (
+        ["server_lr"] if norm == before else ["max_norm", "server_lr"]
+    )
+    wanted = fastagg.make("mifa", num_clients=K, num_params=24, max_norm=norm, nonfinite="drop")
+    assert again.aggregator.max_norm == wanted.max_norm
+    assert ("norms" in again.aggregator.state_dict()) == (norm == "adaptive")
+    if norm == before == "adaptive":  # the norms are still known
+        assert int(again.aggregator.state_dict()["norm_count"]) == K
+    first.aggregator.server_lr = 0.5
+    run_round(first, range(2))
+    run_round(again, range(2))
+    assert torch.equal(again.params, first.params)
+
+
+def test_a_checkpoint_that_does_not_load_leaves_the_rule(
+    tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("mifa", num_clients=K, max_norm=7.0, checkpoint_path=path)
+    server.set_model(model)
+    run_round(server, range(K))
+    _, content, state = checkpoint.read(path)
+    state["rule.seen"] = torch.zeros(K + 1, dtype=torch.bool)
+    checkpoint.write(path, "integrations.server", content, state)
+    other = AggregationServer("mifa", num_clients=K)
+    other.set_model(model)
+    run_round(other, [0, 1])
+    before, norm = other.aggregator.state_dict(), other.aggregator.max_norm
+    with pytest.raises(ValueError, match="seen"):
+        other.resume(path)
+    after = other.aggregator.state_dict()
+    assert other.aggregator.max_norm == norm
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        assert torch.equal(after[name], value)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_tried_again(
+    tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    folder = tmp_path / "folder"
+    with pytest.raises(FileNotFoundError, match="checkpoint_path: there is no folder for"):
+        AggregationServer("fedavg", num_clients=K, checkpoint_path=folder / "run")
+    folder.mkdir()
+    path = folder / "run"
+    server = AggregationServer("fedavg", num_clients=K, checkpoint_path=path, checkpoint_every=2)
+    server.set_model(model)
+    folder.rmdir()
+    assert run_round(server, [0]).checkpoint_error is None
+    report = run_round(server, [0])
+    assert str(folder) in str(report.checkpoint_error)
+    assert report.active == (0,)
+    assert report.moved
+    assert run_round(server, [0]).checkpoint_error is not None  # not due, but tried again
+    folder.mkdir()
+    assert run_round(server, [0]).checkpoint_error is None
+    again = AggregationServer("fedavg", num_clients=K)
+    again.resume(path)
+    assert again.rounds == 4
+    assert torch.equal(again.params, server.params)
+
+
+def test_the_last_checkpoints_are_kept(tmp_path: Path, model: dict[str, bytes]) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("fedavg", num_clients=K, checkpoint_path=path, checkpoint_keep=3)
+    server.set_model(model)
+    for _ in range(5):
+        run_round(server, [0, 1])
+    assert {file.name for file in tmp_path.iterdir()} == {"run", "run.1", "run.2"}
+    for name, rounds in (("run", 5), ("run.1", 4), ("run.2", 3)):
+        again = AggregationServer("fedavg", num_clients=K)
+        again.resume(tmp_path / name)
+        assert again.rounds == rounds
 
 
 def test_the_id_map_survives_a_restart(tmp_path: Path, model: dict[str, bytes]) -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wait for Flower's nodes, but not forever."""
+"""What the strategies for both of Flower's APIs share: waiting for nodes, and the log."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+
+from fastagg.integrations._report import RoundReport
 
 _LOG = logging.getLogger("flwr")
 _PAUSE = 1.0  # seconds from one look at the connected nodes to the next
@@ -42,3 +44,20 @@ def warn_of_missing(connected: int, least: int, timeout: float) -> None:
     """Log that a round begins with fewer nodes than it has waited for."""
     text = "\t%d of %d nodes after %g s (node_timeout): the round goes on without the others"
     _LOG.warning(text, connected, least, timeout)
+
+
+def log_report(report: RoundReport) -> None:
+    """Log the report of a round; a checkpoint that could not be written is an error."""
+    for line in report.lines():
+        _LOG.info("\t%s", line)
+    if report.checkpoint_error is not None:
+        _LOG.error(
+            "\tthe checkpoint was not written, the next round tries again: %s",
+            report.checkpoint_error,
+        )
+
+
+def log_changes(changes: Sequence[str]) -> None:
+    """Log the options that a resumed run has changed."""
+    for change in changes:
+        _LOG.warning("\tresuming with another option: %s", change)
