@@ -111,8 +111,9 @@ arm-environment: $(ARM)/.stamp
 
 # The site is generated from the sources; the package is neither built nor imported.
 SITE := $(VENV)/site
-docs: $(SITE)/.stamp  ## build the documentation site in build/site, with warnings as errors
+docs: $(SITE)/.stamp  ## build the documentation site in build/site, with warnings as errors, and check it
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build $(ARGS)
+	$(SITE)/bin/python docs/check_site.py build/site
 
 bench: build-dev  ## ops and server steps against others: tables and a picture in benchmarks/results
 	$(PY) -m benchmarks main $(ARGS)

@@ -65,6 +65,7 @@ def test_every_page_is_in_the_navigation() -> None:
     nav = text[text.index("\nnav:") : text.index("\nexclude_docs:")]
     named = re.findall(r": ([\w-]+\.md)$", nav, re.MULTILINE)
     assert sorted(named) == sorted(page.name for page in DOCS.glob("*.md"))
+    assert named[:2] == ["index.md", "install.md"]
 
 
 def test_the_reference_has_the_public_interface() -> None:
