@@ -7,6 +7,7 @@ The site must work from a folder, without a server and without a network:
 - The search index is a script, because browsers give a page of a folder no other file. Each page
   loads the shim that runs the search worker in a frame.
 - No page has the same id twice.
+- No line of code is longer than what the column of text holds in a window of 1280 pixels.
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ ELSEWHERE = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//", re.IGNORECASE)
 IN_STYLES = re.compile(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)", re.IGNORECASE)
 INDEX, PREFIX = "search/search_index.js", "var __index = "
 SHIM = "javascripts/iframe-worker.js"
+# The column has 656 pixels. A character of 13.6 pixels is at most 8.2 wide (DejaVu Sans Mono).
+WIDTH = 80
 
 
 class Page(HTMLParser):
-    """What the checks need of a page: what it loads, and its ids."""
+    """What the checks need of a page: what it loads, its ids, and the lines of its code."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.loads: list[tuple[str, str]] = []
         self.ids: Counter[str] = Counter()
+        self.code = ""
+        self._in_code = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -49,6 +54,16 @@ class Page(HTMLParser):
             self.loads.append((tag, address))
         if name := values.get("id"):
             self.ids[name] += 1
+        self._in_code |= tag == "pre"
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "pre":
+            self._in_code = False
+            self.code += "\n"
+
+    def handle_data(self, data: str) -> None:
+        if self._in_code:
+            self.code += data
 
 
 def page_problems(file: Path, site: Path) -> list[str]:
@@ -64,6 +79,11 @@ def page_problems(file: Path, site: Path) -> list[str]:
     if file != site / "404.html" and (site / SHIM).resolve() not in scripts:
         found.append(f"does not load {SHIM}: search would need a server")
     found += [f"has the id {name!r} {count} times" for name, count in page.ids.items() if count > 1]
+    found += [
+        f"has a line of code of {len(line)} characters, more than {WIDTH}: {line.strip()}"
+        for line in page.code.splitlines()
+        if len(line) > WIDTH
+    ]
     return found
 
 

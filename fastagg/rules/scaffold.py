@@ -47,7 +47,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
     each gradient. The server then computes, with i over the active clients::
 
         params += server_lr * mean_i u_i
-        c_i    += d_i,   d_i = -c - u_i / (K_i eta_l)      # the mean of its local gradients
+        c_i    += d_i,   d_i = -c - u_i / (K_i eta_l)   # its mean local gradient
         c      += 1/K sum_i d_i
 
     In the paper, client i keeps c_i and uploads both u_i and d_i. Here the server computes d_i from

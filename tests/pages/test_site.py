@@ -41,6 +41,7 @@ def test_a_site_that_works_from_a_folder_is_accepted(tmp_path: Path) -> None:
         ('<link rel="stylesheet" href="//example.org/a.css">', "<link> loads //example.org"),
         ('<iframe src="https://example.org"></iframe>', "<iframe> loads https://example.org"),
         ('<p id="a">twice</p>', "has the id 'a' 2 times"),
+        (f"<pre><code>{'x' * 80}\n<span>y</span>{'x' * 80}</code></pre>", "code of 81 characters"),
     ],
 )
 def test_a_page_is_refused(tmp_path: Path, more: str, problem: str) -> None:
