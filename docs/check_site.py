@@ -6,7 +6,8 @@ The site must work from a folder, without a server and without a network:
 - No page loads a script, a style, a picture or a frame from another host.
 - The search index is a script, because browsers give a page of a folder no other file. Each page
   loads the shim that runs the search worker in a frame.
-- No page has the same id twice.
+- No page has the same id twice, and the API reference describes nothing twice: a parameter or an
+  attribute that stands in a list of its class has no heading of its own.
 - No line of code is longer than what the column of text holds in a window of 1280 pixels.
 """
 
@@ -38,14 +39,20 @@ WIDTH = 80
 
 
 class Page(HTMLParser):
-    """What the checks need of a page: what it loads, its ids, and the lines of its code."""
+    """What the checks need: what a page loads, its ids, its code, and what the reference lists.
+
+    described: the full names of the parameters and attributes in lists of the API reference.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.loads: list[tuple[str, str]] = []
         self.ids: Counter[str] = Counter()
         self.code = ""
+        self.described: Counter[str] = Counter()
         self._in_code = False
+        self._object = ""  # of the API reference, to which the last heading belongs
+        self._item = ""  # the beginning of an item of its lists: the tags that were opened
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -55,6 +62,10 @@ class Page(HTMLParser):
         if name := values.get("id"):
             self.ids[name] += 1
         self._in_code |= tag == "pre"
+        classes = (values.get("class") or "").split()
+        if "doc-heading" in classes:
+            self._object = values.get("id") or ""
+        self._item = "li" if "doc-section-item" in classes else self._item and f"{self._item} {tag}"
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "pre":
@@ -64,6 +75,10 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._in_code:
             self.code += data
+        if data.strip() and self._item:
+            if self._item in ("li b code", "li b code span"):
+                self.described[f"{self._object}.{data.strip()}"] += 1
+            self._item = ""
 
 
 def page_problems(file: Path, site: Path) -> list[str]:
@@ -79,6 +94,8 @@ def page_problems(file: Path, site: Path) -> list[str]:
     if file != site / "404.html" and (site / SHIM).resolve() not in scripts:
         found.append(f"does not load {SHIM}: search would need a server")
     found += [f"has the id {name!r} {count} times" for name, count in page.ids.items() if count > 1]
+    twice = {name for name, count in page.described.items() if count > 1 or name in page.ids}
+    found += [f"describes {name} twice" for name in sorted(twice)]
     found += [
         f"has a line of code of {len(line)} characters, more than {WIDTH}: {line.strip()}"
         for line in page.code.splitlines()

@@ -60,7 +60,8 @@ class Scaffold(Aggregator[Plan, Controlled]):
     Args:
         local_work: K_i eta_l > 0, the number of local steps times the local learning rate, or the
             sum of the rates if they change within the round: one number for all clients, or [K].
-            May be changed between steps; change it whenever the learning rate changes.
+            May be changed between steps; change it whenever the learning rate changes. The
+            attribute is a tensor, [K] float64; assigning one number sets all of them.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -87,7 +88,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @property
     def local_work(self) -> Tensor:
-        """K_i eta_l of every client, [K] float64, > 0. Assigning one number sets all of them."""
+        """K_i eta_l of every client, [K] float64, > 0."""
         return self._local_work
 
     @local_work.setter

@@ -30,8 +30,13 @@ def build(
 
 
 def test_a_site_that_works_from_a_folder_is_accepted(tmp_path: Path) -> None:
-    build(tmp_path, '<a href="https://example.org">a link</a><img src="a.svg">')
+    reference = HEADING.format(name="m.C") + ITEM.format(name="x") + HEADING.format(name="m.x")
+    build(tmp_path, '<a href="https://example.org">a link</a><img src="a.svg">' + reference)
     assert check_site.problems(tmp_path) == []
+
+
+HEADING = '<h3 id="{name}" class="doc doc-heading">{name}</h3>'
+ITEM = '<ul><li class="doc-section-item field-body"> <b><code>{name}</code></b> x</li></ul>'
 
 
 @pytest.mark.parametrize(
@@ -42,6 +47,11 @@ def test_a_site_that_works_from_a_folder_is_accepted(tmp_path: Path) -> None:
         ('<iframe src="https://example.org"></iframe>', "<iframe> loads https://example.org"),
         ('<p id="a">twice</p>', "has the id 'a' 2 times"),
         (f"<pre><code>{'x' * 80}\n<span>y</span>{'x' * 80}</code></pre>", "code of 81 characters"),
+        (
+            HEADING.format(name="m.C") + ITEM.format(name="x") + HEADING.format(name="m.C.x"),
+            "describes m.C.x twice",
+        ),
+        (HEADING.format(name="m.C") + 2 * ITEM.format(name="x"), "describes m.C.x twice"),
     ],
 )
 def test_a_page_is_refused(tmp_path: Path, more: str, problem: str) -> None:
