@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convert docstrings to the site's markdown: Sphinx roles, ``::``, tables, return types."""
+"""Convert docstrings to the site's markdown: Sphinx roles, ``::``, tables, return types.
+
+An attribute that the docstring of its class describes gets no second entry.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ _HOMES = {
 _ROLE = re.compile(r":[a-z]+:`~?([\w.]+)`")
 _RULER = r"^=+(?: +=+)+$"
 _TABLE = re.compile(rf"{_RULER}\n(?:.*\n)+?{_RULER}\n(?:.*\n)+?{_RULER}", re.MULTILINE)
+# One or more names that a section of a class describes: "Args:", "Attributes:".
+_NAMES = re.compile(r"^ {4}([a-z_][\w, ]*):", re.MULTILINE)
 _RETURNS = re.compile(r"^(Returns:\n +)", re.MULTILINE)
 
 
@@ -36,6 +41,21 @@ class Docstrings(griffe.Extension):
             # The parser takes the text before the first colon as the type.
             text = _RETURNS.sub(lambda match: f"{match[1]}{obj.returns}: ", text)
         docstring.value = text
+
+    def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        """Leave out attributes and properties that the docstring of the class describes."""
+        if cls.docstring is None:
+            return
+        sections = re.split(r"^(?:Args|Attributes):\n", cls.docstring.value, flags=re.MULTILINE)[1:]
+        described = {
+            name
+            for section in sections
+            for names in _NAMES.findall(re.split(r"^\S", section, flags=re.MULTILINE)[0])
+            for name in names.split(", ")
+        }
+        for name, member in cls.members.items():
+            if name in described and isinstance(member, griffe.Attribute):
+                member.docstring = None  # without one it is not shown
 
 
 def _stars(match: re.Match[str]) -> str:

@@ -116,7 +116,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         max_norm: largest Euclidean norm of an update, > 0, in units of the updates; None: no limit.
             "adaptive", an :class:`fastagg.AdaptiveNorm` or a mapping of its arguments: a multiple
             of the running median of the norms. "auto": "adaptive" with ``nonfinite="drop"``, None
-            with "raise". May be changed between steps. The client of a longer finite update is
+            with "raise". May be changed between steps; an adaptive one then begins without known
+            norms, unless it is equal to the present one. The client of a longer finite update is
             treated as absent and listed in ``rejected``, with either value of ``nonfinite`` (norm
             thresholding). Rules that compute the Gram matrix take the norms from it; others read
             the rows once more.
@@ -184,10 +185,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     @property
     def max_norm(self) -> MaxNorm:
-        """The largest norm that a row may have; None: no limit.
-
-        Setting an adaptive one begins without known norms, unless it is equal to the present one.
-        """
+        """The largest norm that a row may have; None: no limit."""
         return self._max_norm
 
     @max_norm.setter

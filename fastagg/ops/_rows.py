@@ -131,10 +131,10 @@ def memory_update_(
 
     One pass does the round of Stale and MIFA (eq. 44 of the adversarial-unavailability paper)::
 
-        m[s] = updates[s]                      # or params + updates[s], with models=True
+        m[s] = updates[s]              # or params + updates[s], with models=True
         total += sum over s of weights[s] * (m[s] - memory[clients[s]])
         memory[clients[s]] = m[s]
-        params += lr * norm * total            # or lr * (norm * total - params), with models=True
+        params += lr * norm * total    # with models: lr * (norm * total - params)
 
     Args:
         params: float32 [d]; changed in place.
@@ -199,9 +199,9 @@ def mimic_mean_(
 
     ::
 
-        c[s] = corrections[s]                  # or references[s] - corrections[s], where given
+        c[s] = corrections[s]            # references[s] - corrections[s], if given
         out = mean over s of (updates[s] + weights[s] * c[s])
-        kept[s] = rounded - updates[s]         # where given; with copies, updates[s]
+        kept[s] = rounded - updates[s]   # if given; with copies, updates[s]
 
     Without ``weights``, followed by ``add_total_(params, out, lr, 1.0)``, the result has the bits
     of :func:`mimic_`, but a server can still refuse it after this call: nothing is lost.
@@ -271,10 +271,10 @@ def memory_total_(
 
     ::
 
-        m[s] = updates[s]                      # or params + updates[s], with params
-        old[s] = memory[s]                     # or references[s] + memory[s], where given
+        m[s] = updates[s]     # params + updates[s], with params
+        old[s] = memory[s]    # references[s] + memory[s], if references are given
         out = total + sum over s of weights[s] * (m[s] - old[s])
-        kept[s] = m[s]                         # where given
+        kept[s] = m[s]        # if given
 
     Followed by :func:`add_total_`, the result has the bits of :func:`memory_update_`, but a server
     can still refuse it after this call: nothing is lost.

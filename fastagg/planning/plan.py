@@ -110,27 +110,27 @@ def plan(
     The formulas are in bytes. Each pass over a vector or a row counts once. Caches are ignored, and
     so are the reads that some processors issue before a write:
 
-    ============  =============================  ====================================  ===========
-    rule          state                          moved per round                       flops
-    ============  =============================  ====================================  ===========
-    fedavg        0                              4Sd + 24d                             2Sd
-    amplified     0                              4Sd + 24d                             2Sd
-    fdms          6K^2 + 8                       4Sd + 24d + 6K(K - S) + 52S^2         S(S + 3)d
-      eliminating   + K ceil(K/8)                  + 4Sd + 6K^2 + (3K - S) ceil(K/8)
-                                                   + 6S^2
-    mifa          4Kd + 8d                       12Sd + 36d; owned 8Sd + 36d           3Sd + 3d
-    stale         4Kd + 8d + K                   as mifa                               3Sd + 3d
-    stale-models  4Kd + 8d + K (**)              12Sd + 36d; owned 8Sd + 52d           4Sd + 3d (**)
-    mimic         4Kd (*)                        12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
-      mode client   0                              8Sd + 20d                             2Sd + 2d
-    scaffold      4Kd + 4d                       12Sd + 36d                            6Sd + 6d
-    mimic-aged    4Kd + 8K + 8 (*)               12Sd + 32d; owned 8Sd + 36d           5Sd + 3d
-    fedvarp       as mifa                        12Sd + 60d; owned 8Sd + 60d           3Sd + 6d
-    fedau         24K                            as fedavg                             2Sd
-    fdms-soft     as fdms                        as fdms, + 6(K - S)S                  as fdms
-    robust rules  0                              8Sd + 24d                             S(S + 3)d
-    with reuse    4Kd                            8Kd + 8Sd + 24d; owned 8Kd + 24d      see below
-    ============  =============================  ====================================  ===========
+    ============  =================  ================================  =============
+    rule          state              moved per round                   flops
+    ============  =================  ================================  =============
+    fedavg        0                  4Sd + 24d                         2Sd
+    amplified     0                  4Sd + 24d                         2Sd
+    fdms          6K^2 + 8           4Sd + 24d + 6K(K - S) + 52S^2     S(S + 3)d
+      eliminating + K ceil(K/8)      + 4Sd + 6K^2 + 6S^2
+                                     + (3K - S) ceil(K/8)
+    mifa          4Kd + 8d           12Sd + 36d; owned 8Sd + 36d       3Sd + 3d
+    stale         4Kd + 8d + K       as mifa                           3Sd + 3d
+    stale-models  4Kd + 8d + K (**)  12Sd + 36d; owned 8Sd + 52d       4Sd + 3d (**)
+    mimic         4Kd (*)            12Sd + 32d; owned 8Sd + 36d       5Sd + 3d
+      mode client 0                  8Sd + 20d                         2Sd + 2d
+    scaffold      4Kd + 4d           12Sd + 36d                        6Sd + 6d
+    mimic-aged    4Kd + 8K + 8 (*)   12Sd + 32d; owned 8Sd + 36d       5Sd + 3d
+    fedvarp       as mifa            12Sd + 60d; owned 8Sd + 60d       3Sd + 6d
+    fedau         24K                as fedavg                         2Sd
+    fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms
+    robust rules  0                  8Sd + 24d                         S(S + 3)d
+    with reuse    4Kd                8Kd + 8Sd + 24d; owned 8Kd + 24d  see below
+    ============  =================  ================================  =============
 
     "owned" stands for ``owned=True``: the rule takes ownership of rows instead of copying
     them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in

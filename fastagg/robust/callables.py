@@ -247,13 +247,11 @@ class CenteredClipping(_Callable):
     """L steps of centered clipping, starting from the result of the previous call.
 
     Args:
-        m: [d] starting point of the first call; copied. None starts from zero.
+        m: [d] starting point of the first call; copied. None starts from zero. After a call, the
+            attribute is the last result, which is the starting point of the next call. Assign to it
+            to start again.
         L: number of steps, >= 0. A step costs n x n operations, whatever d is.
         tau: clipping radius, > 0, in the unit of the vectors.
-
-    Attributes:
-        m: [d] starting point of the next call: the last result. None means zero. Assign to it to
-            start again.
     """
 
     def __init__(

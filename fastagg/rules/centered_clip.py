@@ -35,7 +35,7 @@ class ClippingPolicy(Policy):
 class CenteredClip(GramRule):
     """``params += server_lr * v_L``, where v_0 is the previous aggregate (Su et al. eq. 43)::
 
-        v_{l+1} = v_l + sum_s w_s (u_s - v_l) min(1, tau / |u_s - v_l|),   l = 0 ... L - 1
+        v_{l+1} = v_l + sum_s w_s (u_s - v_l) min(1, tau / |u_s - v_l|), l = 0 ... L - 1
 
     The sum is over the active clients s, and w_s is the weight of client s divided by the sum of
     their weights (1/S by default). With ``reuse`` it is over all clients, as in eq. 43. Vectors

@@ -43,7 +43,8 @@ class GeometricMedian(GramRule):
     Source: the smoothed Weiszfeld algorithm of Pillutla, Kakade and Harchaoui::
 
         z = sum_s a_s u_s,   a_s = w_s / sum w
-        repeat:  a_s = w_s / max(nu, |u_s - z|), divided by their sum;  z = sum_s a_s u_s
+        repeat:  a_s = w_s / max(nu, |u_s - z|), divided by their sum
+                 z = sum_s a_s u_s
 
     z stays in the convex hull of the updates. Outliers with less than half of the weight can move
     the median only by a bounded distance. They can move the starting mean arbitrarily far; an

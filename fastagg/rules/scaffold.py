@@ -47,7 +47,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
     each gradient. The server then computes, with i over the active clients::
 
         params += server_lr * mean_i u_i
-        c_i    += d_i,   d_i = -c - u_i / (K_i eta_l)      # the mean of its local gradients
+        c_i    += d_i,   d_i = -c - u_i / (K_i eta_l)   # its mean local gradient
         c      += 1/K sum_i d_i
 
     In the paper, client i keeps c_i and uploads both u_i and d_i. Here the server computes d_i from
@@ -60,7 +60,8 @@ class Scaffold(Aggregator[Plan, Controlled]):
     Args:
         local_work: K_i eta_l > 0, the number of local steps times the local learning rate, or the
             sum of the rates if they change within the round: one number for all clients, or [K].
-            May be changed between steps; change it whenever the learning rate changes.
+            May be changed between steps; change it whenever the learning rate changes. The
+            attribute is a tensor, [K] float64; assigning one number sets all of them.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -87,7 +88,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     @property
     def local_work(self) -> Tensor:
-        """K_i eta_l of every client, [K] float64, > 0. Assigning one number sets all of them."""
+        """K_i eta_l of every client, [K] float64, > 0."""
         return self._local_work
 
     @local_work.setter

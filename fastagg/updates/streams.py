@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streamed updates: rows that are not in memory and are read in pieces of columns.
 
-    files = ClientFiles([f"{k}.safetensors" for k in clients], layout, budget=1 << 28)
+    paths = [f"{k}.safetensors" for k in clients]
+    files = ClientFiles(paths, layout, budget=1 << 28)
     agg.step(params, files, clients)
 
 A rule that weights rows reads a source at most twice in a step, once for the Gram matrix and once

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,9 @@ for _path in (ROOT / "examples").glob("*/*.py"):
     _name = _path.relative_to(ROOT).as_posix()
     BLOCKS[_name] = list(in_docstring(_name, _path.read_text(encoding="utf-8")))
 
+# The page's column of text holds lines of this length; see docs/check_site.py.
+WIDTH = runpy.run_path(str(ROOT / "docs" / "check_site.py"))["WIDTH"]
+
 
 # --- the tests --------------------------------------------------------------------------------
 
@@ -145,3 +149,15 @@ def test_the_blocks_of_a_page(
     page: str, shell: Callable[[str], Shell], capsys: pytest.CaptureFixture[str]
 ) -> None:
     check_blocks(BLOCKS[page], shell(page))
+
+
+@pytest.mark.parametrize("page", [page for page in BLOCKS if page.endswith(".md")])
+def test_the_lines_of_code_fit(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    lines = [line for block in fenced(page, text) for line in block.text.splitlines()]
+    # Blocks that are indented instead of fenced, each paragraph.
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for block in re.findall(r"(?<=\n\n)(?: {4}.*\n)+", prose):
+        lines += [line[4:] for line in block.splitlines()]
+    long = [line for line in lines if len(line) > WIDTH]
+    assert not long, "\n".join([f"{page}: longer than {WIDTH} characters:", *long])
