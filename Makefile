@@ -23,6 +23,8 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONDONTWRITEBYTECODE
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 SOURCES := setup.py pyproject.toml $(foreach ext,h cpp cuh cu,$(wildcard csrc/*/*.$(ext) csrc/*/*/*.$(ext)))
+# the types of fastagg.make
+STUB := fastagg/making.pyi
 CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp tests/*/*/*.cpp tests/*/*/*.h)
 
 .DEFAULT_GOAL := help
@@ -208,12 +210,12 @@ format: build-dev  ## let ruff and clang-format rewrite the sources
 	$(VENV)/bin/ruff format
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
-build: $(VENV)/.stamp-build  ## create the environment, with the built package and the simulation
+build: $(VENV)/.stamp-build $(STUB)  ## create the environment, with the built package and the simulation
 
 build-dev: build $(VENV)/.stamp-dev  ## the same, with the tools for tests and checks
 
 clean:  ## remove what builds, tests and tools leave behind; keep the environment
-	rm -rf build dist *.egg-info python/*.egg-info fastagg/_C*.so fastagg/_built_for.py
+	rm -rf build dist *.egg-info python/*.egg-info fastagg/_C*.so fastagg/_built_for.py $(STUB)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 	rm -f $(VENV)/.stamp-build
@@ -247,6 +249,10 @@ $(VENV)/.stamp-build: $(VENV)/.stamp-torch $(VENV)/.choice-build $(SOURCES)
 	@echo "building fastagg's extension, about a minute"
 	$(PIP) install --quiet --no-build-isolation -e '.[sim]'
 	@touch $@
+
+# The build above writes it as well. A new, changed or removed rule needs no build.
+$(STUB): write_stub.py fastagg/aggregator.py fastagg/rules $(wildcard fastagg/rules/*.py) | $(VENV)/.stamp-build
+	$(PY) write_stub.py
 
 $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-torch | $(VENV)/.stamp-build
 	$(PIP) install --quiet 'fastagg[dev]'

@@ -17,6 +17,7 @@ FASTAGG_SANITIZE=1: build with AddressSanitizer and UndefinedBehaviorSanitizer, 
 import os
 import platform
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -121,18 +122,22 @@ def extension() -> dict[str, object]:
     minor = ".".join(torch.__version__.split(".")[:2])
 
     class BuildExtension(cpp_extension.BuildExtension):
-        """Also write fastagg/_built_for.py, which fastagg reads before it loads the extension."""
+        """Also write what is not committed: the torch of the extension, and types of the rules.
+
+        fastagg reads fastagg/_built_for.py before it loads the extension.
+        """
 
         def run(self) -> None:
             super().run()
-            folder = ROOT if self.inplace else Path(self.build_lib)
+            folder = (ROOT if self.inplace else Path(self.build_lib)) / "fastagg"
             lines = [
                 "# SPDX-License-Identifier: Apache-2.0",
                 '"""Written by setup.py: the torch that the extension beside it was built for."""',
                 "",
                 f"TORCH = {str(torch.__version__)!r}",
             ]
-            (folder / "fastagg" / "_built_for.py").write_text("\n".join(lines) + "\n")
+            (folder / "_built_for.py").write_text("\n".join(lines) + "\n")
+            runpy.run_path(str(ROOT / "write_stub.py"))["write"](folder)
 
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     module = kind(

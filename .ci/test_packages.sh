@@ -55,6 +55,8 @@ assert f"built for torch {torch.__version__}, and torch 1.0.0 is installed" in e
 assert f"pip install 'torch=={minor}.*'" in error and "--no-build-isolation" in error, error
 size = sum(file.stat().st_size for file in (root / "lib").rglob("fastagg/_C*.so"))
 assert 0 < size < 8 << 20, size
+package = pathlib.Path(fastagg.__file__).parent
+assert (package / "py.typed").exists() and "FDMS" in (package / "making.pyi").read_text()
 print(fastagg.__version__, f"{size / 1e6:.1f} MB")
 PY
   HYPOTHESIS_PROFILE=quick ../wheel/bin/python -m pytest -q -m "not slow" -k "not portable" -p no:cacheprovider \

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import fastagg
-from fastagg import Aggregator
+from fastagg import Aggregator, RuleName
 from fastagg_sim.data import load
 from fastagg_sim.partition.clustered import clustered
 from fastagg_sim.partition.dirichlet import dirichlet
@@ -214,7 +214,7 @@ class Server:
 
 def _make(name: str, options: dict[str, Any]) -> Aggregator:
     more = {"nonfinite": "drop", "max_norm": None, **options}
-    return fastagg.make(name, num_clients=K, num_params=D, **more)
+    return fastagg.make(RuleName(name), num_clients=K, num_params=D, **more)
 
 
 def serve(made: Iterable[Made]) -> list[Server]:
@@ -373,7 +373,8 @@ def poison_results(seed: int, rounds: int = 1000) -> list[Result]:
     """Return how far one poisoned row moves a model from that of a twin without it."""
     results, width = [], 50
     for label, name, options in POISONED:
-        pair = [fastagg.make(name, num_clients=K, num_params=width, **options) for _ in range(2)]
+        rule = RuleName(name)
+        pair = [fastagg.make(rule, num_clients=K, num_params=width, **options) for _ in range(2)]
         params = [torch.zeros(width), torch.zeros(width)]
         poison = torch.randn(width, generator=generator(seed, "attacks", "poison"))
         for t in range(rounds):

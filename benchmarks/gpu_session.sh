@@ -152,10 +152,9 @@ PY
 # all that this build needs. An earlier build in this copy is continued.
 build() {
   local tree=build/gpu arch folder ninja
-  rm -rf "$tree"/csrc
-  mkdir -p "$tree"/fastagg
-  cp -pR setup.py csrc "$tree"/
-  cp -p fastagg/*.py "$tree"/fastagg/
+  rm -rf "$tree"/csrc "$tree"/fastagg
+  mkdir -p "$tree"
+  cp -pR setup.py write_stub.py csrc fastagg "$tree"/
   rm -f "$tree"/fastagg/_C*.so "$tree"/fastagg/_built_for.py
   if [ -n "$rehearsal" ]; then
     (cd "$tree" && FASTAGG_CUDA=0 "$python" setup.py --version) # reads all settings; builds nothing

@@ -39,7 +39,8 @@ class Round:
         self.shares = torch.full((S,), 1 / S)
 
     def step(self, rule_name: str, **options: Any) -> Contender:
-        agg = fastagg.make(rule_name, num_clients=self.S, num_params=self.d, **options)
+        rule = fastagg.RuleName(rule_name)
+        agg = fastagg.make(rule, num_clients=self.S, num_params=self.d, **options)
         clients, params = torch.arange(self.S), torch.zeros(self.d)
 
         def call() -> Tensor:

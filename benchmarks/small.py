@@ -108,7 +108,7 @@ def median_us(call: Call, seconds: float) -> float:
 def step_call(rule: str, K: int, S: int, d: int) -> Call:
     """Return a call of a step with S of K clients, another cohort each time."""
     torch.manual_seed(0)
-    agg = fastagg.make(rule, num_clients=K, num_params=d, **RULES[rule])
+    agg = fastagg.make(fastagg.RuleName(rule), num_clients=K, num_params=d, **RULES[rule])
     params, updates = torch.zeros(d), torch.randn(S, d).mul_(0.01)
     cohorts = [torch.randperm(K)[:S] for _ in range(8)]
     turn = 0

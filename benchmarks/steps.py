@@ -195,7 +195,8 @@ def fedvarp(S: int, d: int) -> Comparison:
 def _with_step(rule: str, op: Comparison) -> Comparison:
     """Compare the eager contenders of an op with the whole step of the rule that uses the op."""
     S, d, K = op.S, op.d, 2 * op.S
-    agg = fastagg.make(rule, num_clients=K, num_params=d, server_lr=1e-3)
+    name = fastagg.RuleName(rule)
+    agg = fastagg.make(name, num_clients=K, num_params=d, server_lr=1e-3)
     params, updates = torch.zeros(d), op.operands[-1]
     clients = torch.arange(0, K, 2)
 
@@ -205,7 +206,7 @@ def _with_step(rule: str, op: Comparison) -> Comparison:
 
     # In every step the rule takes ownership of the buffer's rows and gives back those that it took
     # in the step before, so every step has the same work.
-    keeper = fastagg.make(rule, num_clients=K, num_params=d, server_lr=1e-3)
+    keeper = fastagg.make(name, num_clients=K, num_params=d, server_lr=1e-3)
     buffer, kept_params = fastagg.UpdateBuffer(K, d), torch.zeros(d)
     for row, update in zip(buffer.rows(clients.tolist()), updates, strict=True):
         row.copy_(update)

@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from fastagg._extension import _C
 
@@ -25,10 +26,11 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import bits, reference
 from fastagg.planning.plan import RoundPlan, plan
-from fastagg.registry import available, load, make
+from fastagg.registry import RuleName, available, load
 from fastagg.report import StepReport
 from fastagg.rules import (
     FDMS,
@@ -86,6 +88,7 @@ __all__ = [
     "MultiKrum",
     "ReleasedThreshold",
     "RoundPlan",
+    "RuleName",
     "Scaffold",
     "Stale",
     "StaleModels",
@@ -122,11 +125,16 @@ except PackageNotFoundError:  # built in place in a checkout, not installed
 # Imported at first use: they take time or need packages that a server may lack.
 _LAZY = frozenset({"distributed", "integrations", "robust"})
 
+if TYPE_CHECKING:  # which would take any name for an attribute if they saw __getattr__
+    from fastagg import distributed as distributed
+    from fastagg import integrations as integrations
+    from fastagg import robust as robust
+else:
 
-def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name in _LAZY:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

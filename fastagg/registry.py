@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Register rules by name; find, make and load them."""
+"""Register rules by name; find and load them."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NewType, NoReturn, TypeVar
 
 from torch import Tensor
 
@@ -19,13 +19,20 @@ from fastagg.norm_bound import is_adaptive, norm_bytes
 from fastagg.options import did_you_mean, option_names, read_size
 from fastagg.updates.cohort import check_vector
 
+RuleName = NewType("RuleName", str)
+"""Mark a name that is known only at run time, for type checkers: ``make(RuleName(name), ...)``.
+
+They refuse a plain ``str`` there, since a misspelt name in the code is a ``str``, too. At run time
+``RuleName(name)`` is ``name``. Names from :func:`available` are marked.
+"""
+
 _RULES: dict[str, type[Aggregator]] = {}
 
 Rule = TypeVar("Rule", bound=type[Aggregator])
 
 
 def register(name: str) -> Callable[[Rule], Rule]:
-    """Return a class decorator that registers a rule under ``name``, for :func:`make`.
+    """Return a class decorator that registers a rule under ``name``, for :func:`fastagg.make`.
 
     Raises:
         ValueError: another rule has this name (raised when the decorator is applied).
@@ -41,9 +48,9 @@ def register(name: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def available() -> list[str]:
+def available() -> list[RuleName]:
     """Return the names of all registered rules, sorted."""
-    return sorted(_RULES)
+    return [RuleName(name) for name in sorted(_RULES)]
 
 
 def find(name: str, options: list[str]) -> type[Aggregator]:
@@ -82,29 +89,6 @@ def _hint(option: str, known: list[str]) -> str:
     other = _OTHER_NAMES.get(option)
     close = [other] if other in known else difflib.get_close_matches(option, known, n=1)
     return f" Did you mean {close[0]}= for {option}=?" if close else ""
-
-
-def make(name: str, *positional: object, **options: Any) -> Aggregator:
-    """Make an aggregator of the rule ``name``.
-
-    Args:
-        name: one of :func:`available`.
-        **options: ``num_clients``, ``num_params``, ``server_lr``, ``device``, ``nonfinite``,
-            ``max_norm`` (see :class:`fastagg.Aggregator`), and the options of the rule.
-
-    Raises:
-        ValueError: there is no such rule, or the value of an option is invalid.
-        TypeError: the rule has no such option, or a required one is missing, or an option was
-            given without its name.
-    """
-    if positional:
-        given = dict(zip(("num_clients", "num_params"), positional, strict=False))
-        shown = ", ".join(f"{option}={value!r}" for option, value in given.items())
-        raise TypeError(
-            f"make: expected options by name, got {len(positional)} without; write "
-            f"fastagg.make({name!r}, {shown}, ...)"
-        )
-    return find(name, list(options))(**options)
 
 
 def load(

@@ -118,6 +118,7 @@ def test_a_user_defined_aggregator() -> None:
     ("options", "hint"),
     [
         ({"lr": 0.5}, "Did you mean server_lr= for lr=?"),
+        ({"n_clients": 4}, "Did you mean num_clients= for n_clients=?"),
         ({"simlarity": "cosine"}, "Did you mean similarity= for simlarity=?"),
         ({"weights": [1.0]}, "Did you mean client_weights= for weights=?"),
     ],
@@ -127,10 +128,12 @@ def test_a_misspelt_option_gets_a_hint(options: dict[str, object], hint: str) ->
         fastagg.make("fdms", num_clients=4, num_params=3, **options)
 
 
-def test_options_need_their_names() -> None:
-    expected = "fastagg.make('fdms', num_clients=4, num_params=3, ...)"
-    with pytest.raises(TypeError, match=re.escape(expected)):
-        fastagg.make("fdms", 4, 3)
+@pytest.mark.parametrize(
+    ("given", "shown"), [((4, 3), "num_clients=4, num_params=3"), ((4,), "num_clients=4")]
+)
+def test_options_need_their_names(given: tuple[int, ...], shown: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"fastagg.make('fdms', {shown}, ...)")):
+        fastagg.make("fdms", *given)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +141,17 @@ def test_options_need_their_names() -> None:
     [
         (torch.nn.Linear(2, 1), torch.ones(1, 3), "params: .* got Linear; fastagg.FlatLayout"),
         (dict(torch.nn.Linear(2, 1).state_dict()), torch.ones(1, 3), "params: .*from_state_dict"),
-        (np.zeros(3, np.float32), torch.ones(1, 3), "params: .*torch.from_numpy"),
-        (torch.zeros(3), [np.ones(3, np.float32)], r"updates\[0\]: .*torch.from_numpy"),
-        (torch.zeros(3), np.ones((1, 3), np.float32), "updates: .*torch.from_numpy"),
+        (np.zeros(3, np.float32), torch.ones(1, 3), r"params: .*torch.from_numpy\(array\)"),
+        ([np.zeros((2, 1)), np.zeros(1)], torch.ones(1, 3), r"params: .*numpy.concatenate"),
+        (list(torch.nn.Linear(2, 1).parameters()), torch.ones(1, 3), r"params: .*torch.cat"),
+        (torch.zeros(3), torch.nn.Linear(2, 1), "updates: .* got Linear; fastagg.FlatLayout"),
+        (torch.zeros(3), torch.nn.Linear(2, 1).state_dict(), "updates: .*from_state_dict"),
+        (torch.zeros(3), [torch.nn.Linear(2, 1)], r"updates\[0\]: .*FlatLayout.from_module"),
+        (torch.zeros(3), [torch.nn.Linear(2, 1).state_dict()], r"updates\[0\]: .*from_state_dict"),
+        (torch.zeros(3), [np.ones(3, np.float32)], r"updates\[0\]: .*torch.from_numpy\(array\)"),
+        (torch.zeros(3), [np.ones((2, 1)), np.ones(1)], r"updates\[0\]: .*torch.from_numpy"),
+        (torch.zeros(3), [[np.ones((2, 1)), np.ones(1)]], r"updates\[0\]: .*numpy.concatenate"),
+        (torch.zeros(3), np.ones((1, 3), np.float32), r"updates: .*torch.from_numpy\(array\)"),
     ],
 )
 def test_other_types_get_a_hint(params: object, updates: object, message: str) -> None:
@@ -149,20 +160,25 @@ def test_other_types_get_a_hint(params: object, updates: object, message: str) -
         agg.step(params, updates, [0])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "clients",
-    [
-        np.array([3, 1]),
-        np.array([3, 1], np.uint8),
-        torch.tensor([3, 1], dtype=torch.int32),
-        [np.int16(3), np.int64(1)],
-        (3, 1),
-    ],
-)
-def test_ids_of_any_integer_type(clients: object) -> None:
-    agg, params = fastagg.make("fedavg", num_clients=4, num_params=3), torch.zeros(3)
-    report = agg.step(params, torch.ones(2, 3), clients)  # type: ignore[arg-type]
-    assert report.active.tolist() == [1, 3] and report.active.dtype == torch.int64
+@pytest.mark.parametrize("size", ["8", "16", "32", "64"])
+@pytest.mark.parametrize("sign", ["int", "uint"])
+def test_ids_of_any_integer_type(sign: str, size: str) -> None:
+    agg = fastagg.make("fedavg", num_clients=4, num_params=3)
+    array = np.array([3, 1], sign + size)
+    tensor = torch.tensor([3, 1], dtype=getattr(torch, sign + size))
+    for clients in (array, tensor, array.astype(array.dtype.newbyteorder()), list(array)):
+        report = agg.step(torch.zeros(3), torch.ones(2, 3), clients)
+        assert report.active.tolist() == [1, 3] and report.active.dtype == torch.int64
+
+
+def test_an_id_beyond_int64_is_refused() -> None:
+    agg = fastagg.make("fedavg", num_clients=4, num_params=3)
+    for clients in (
+        np.array([2**64 - 1], np.uint64),
+        torch.tensor([2**64 - 1], dtype=torch.uint64),
+    ):
+        with pytest.raises(IndexError, match="got 18446744073709551615"):
+            agg.step(torch.zeros(3), torch.ones(1, 3), clients)
 
 
 @pytest.mark.parametrize("clients", [np.array([0.0]), np.array([True]), torch.tensor([0.0])])
@@ -181,9 +197,19 @@ def test_repr_shows_the_options_that_are_not_defaults() -> None:
     assert "num_byzantine=2" in shown and "rule='krum'" in shown and "max_norm" not in shown
 
 
-def test_a_missing_gpu_is_explained() -> None:
-    if "cuda" in fastagg.ops.devices():
-        pytest.skip("there is a GPU")
-    expected = r"device: .* got 'cuda'; (this torch was built|torch finds)"
-    with pytest.raises(ValueError, match=expected):
+@pytest.mark.parametrize(
+    ("cuda", "visible", "reason"),
+    [
+        (None, False, "this torch was built without CUDA: install one with CUDA"),
+        ("13.0", False, "torch finds no GPU on this machine"),
+        ("13.0", True, "fastagg was built without CUDA kernels: build it again"),
+    ],
+)
+def test_a_missing_gpu_is_explained(
+    cuda: str | None, visible: bool, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: visible)
+    monkeypatch.setattr("fastagg.options.devices", lambda: ("cpu",))
+    with pytest.raises(ValueError, match=f"device: expected 'cpu', got 'cuda'; {reason}"):
         fastagg.make("fedavg", num_clients=2, num_params=2, device="cuda")

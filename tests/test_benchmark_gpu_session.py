@@ -288,7 +288,8 @@ def test_an_old_setuptools_builds_without_pyproject(
         '#include <Python.h>\nstatic PyModuleDef one = {PyModuleDef_HEAD_INIT, "_C"};\n'
         "PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&one); }\n"
     )
-    shutil.copy(ROOT / "setup.py", tree)
+    for name in ("setup.py", "write_stub.py"):
+        shutil.copy(ROOT / name, tree)
     environment = {**os.environ, "PYTHONPATH": str(packages), "FASTAGG_CUDA": "0"}
 
     def setup(*arguments: str) -> subprocess.CompletedProcess[str]:

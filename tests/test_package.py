@@ -40,7 +40,12 @@ def test_without_the_extension_the_error_says_what_to_run() -> None:
     assert "make build" in result.stderr
 
 
-@pytest.mark.slow
+def test_dir_shows_public_names_only() -> None:
+    shown = {name for name in dir(fastagg) if not name.startswith("__")}
+    assert shown == {*fastagg.__all__, "distributed", "integrations", "robust"}
+    assert all(getattr(fastagg, name) is not None for name in shown)
+
+
 @pytest.mark.slow
 def test_submodules_are_imported_at_first_use() -> None:
     script = (

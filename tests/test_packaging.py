@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,13 +24,15 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def setup(*arguments: str, code: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run setup.py, after `code`."""
+def setup(
+    *arguments: str, code: str = "", cwd: Path = ROOT, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run setup.py in a checkout, after `code`."""
     script = f"import runpy, sys\n{code}\nsys.argv = {['setup.py', *arguments]}\n"
     script += "runpy.run_path('setup.py', run_name='__main__')\n"
     return subprocess.run(
         [sys.executable, "-c", script],
-        cwd=ROOT,
+        cwd=cwd,
         env={**os.environ, **env},
         capture_output=True,
         text=True,
@@ -86,7 +90,30 @@ def test_a_source_distribution_has_all_kernels_and_no_build(tmp_path: Path) -> N
         assert set(tracked.stdout.split()) <= names
     assert any(name.endswith(".cu") for name in names)
     assert not {name for name in names if name.startswith(("tests/", "benchmarks/", "results/"))}
-    assert not {name for name in names if name.endswith((".so", ".pyc", "_built_for.py"))}
+    built = (".so", ".pyc", "_built_for.py", "making.pyi")
+    assert not {name for name in names if name.endswith(built)}
+    assert {"write_stub.py", "fastagg/py.typed"} <= names
+
+
+@pytest.mark.slow
+def test_a_wheel_has_the_types_of_rules(tmp_path: Path) -> None:
+    """Without the compilation, which does not concern them, and from sources without the stub."""
+    for name in ("setup.py", "write_stub.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    uncompiled = shutil.ignore_patterns("*.so", "making.pyi", "__pycache__")
+    for name in ("fastagg", "python"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=uncompiled)
+    code = (
+        "from torch.utils import cpp_extension\n"
+        "cpp_extension.BuildExtension.run = lambda self: None"
+    )
+    done = setup("--quiet", "bdist_wheel", code=code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(next(tmp_path.glob("dist/*.whl"))) as archive:
+        names = set(archive.namelist())
+        assert {"fastagg/py.typed", "fastagg/_built_for.py", "fastagg/_C.pyi"} <= names
+        assert 'name: Literal["fdms"]' in archive.read("fastagg/making.pyi").decode()
+        assert "write_stub.py" not in names
 
 
 @pytest.mark.parametrize(

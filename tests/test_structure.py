@@ -28,6 +28,7 @@ LAYERS = [
     {"fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound"},
     {"fastagg.aggregator"},
     {"fastagg.registry"},
+    {"fastagg.making"},
     {"fastagg.rules"},
     {"fastagg.robust", "fastagg.distributed", "fastagg.planning"},
     {"fastagg.integrations", "fastagg_sim"},

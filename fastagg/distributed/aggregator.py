@@ -17,9 +17,10 @@ from fastagg.aggregator import Aggregator
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
+from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
-from fastagg.registry import check_saved, make
+from fastagg.registry import RuleName, check_saved
 from fastagg.report import StepReport
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Updates, read_cohort
@@ -109,7 +110,7 @@ class ShardedAggregator:
         self.num_own = self.end - self.begin
         with self._ranks.succeeding_together("making the rule"):
             self.local: Aggregator = make(
-                rule, num_clients=num_clients, num_params=self.num_own, **options
+                RuleName(rule), num_clients=num_clients, num_params=self.num_own, **options
             )
         self.local.columns = ShardedColumns(self.segment, self._ranks)
 

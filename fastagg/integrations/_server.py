@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastagg import checkpoint, registry
+from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
 from fastagg.integrations._hosted_rule import (
     check_aggregator,
@@ -34,7 +34,9 @@ from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
+from fastagg.making import make
 from fastagg.options import read_count, read_size
+from fastagg.registry import RuleName
 from fastagg.report import StepReport
 
 _KIND = "integrations.server"  # in the place of a rule's name in an aggregator's checkpoint
@@ -365,8 +367,8 @@ class AggregationServer:
     def _make(self, num_params: int) -> Aggregator:
         """Make the rule that was given by name."""
         options = {"nonfinite": "drop", **self._options}
-        aggregator = registry.make(
-            self.rule_name, num_clients=self.num_clients, num_params=num_params, **options
+        aggregator = make(
+            RuleName(self.rule_name), num_clients=self.num_clients, num_params=num_params, **options
         )
         check_aggregator(aggregator, self.num_clients, {})
         return aggregator

@@ -28,7 +28,7 @@ from pfl.metrics import Metrics, StringMetricName, Weighted  # noqa: E402
 from pfl.postprocessor.base import Postprocessor  # noqa: E402
 from pfl.stats import MappedVectorStatistics  # noqa: E402
 
-from fastagg import checkpoint, registry  # noqa: E402
+from fastagg import checkpoint  # noqa: E402
 from fastagg.aggregator import Aggregator  # noqa: E402
 from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_aggregator,
@@ -38,6 +38,8 @@ from fastagg.integrations._hosted_rule import (  # noqa: E402
 )
 from fastagg.integrations._ids import ClientIds  # noqa: E402
 from fastagg.integrations._row_pool import RowPool  # noqa: E402
+from fastagg.making import make  # noqa: E402
+from fastagg.registry import RuleName  # noqa: E402
 from fastagg.report import StepReport  # noqa: E402
 
 _KIND = "integrations.pfl"  # in the place of a rule's name in an aggregator's checkpoint
@@ -77,9 +79,9 @@ class FastAggPostprocessor(Postprocessor, Saveable):
                 "rule: 'stale-models' needs the model, which pfl does not pass to postprocessors; "
                 "choose another rule, such as 'stale'"
             )
-        self._rule = rule
+        self._rule = RuleName(rule)
         self._options = {"nonfinite": "drop", **rule_options, "num_clients": num_clients}
-        check_aggregator(registry.make(rule, num_params=1, **self._options), num_clients, {})
+        check_aggregator(make(self._rule, num_params=1, **self._options), num_clients, {})
         self._ids = ClientIds(num_clients)
         self._shapes: dict[str, list[int]] = {}
         self._aggregator: Aggregator | None = None
@@ -165,7 +167,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         if kind != _KIND:
             raise ValueError(f"{path}: expected a checkpoint of {_KIND!r}, got one of {kind!r}")
         size = sum(math.prod(shape) for shape in content["shapes"].values())
-        aggregator = registry.make(self._rule, num_params=size, **self._options)
+        aggregator = make(self._rule, num_params=size, **self._options)
         check_rule(path, aggregator, content, state)
         ids = ClientIds.from_json(aggregator.num_clients, content["ids"])
         aggregator.load_state_dict(under("rule.", state))
@@ -176,7 +178,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         """Make the aggregator and the rows for statistics of these shapes."""
         self._shapes = shapes
         size = sum(math.prod(shape) for shape in shapes.values())
-        self._aggregator = registry.make(self._rule, num_params=size, **self._options)
+        self._aggregator = make(self._rule, num_params=size, **self._options)
         self._rows = RowPool(self._aggregator.num_clients, size)
 
     def _rule_of_run(self) -> Aggregator:

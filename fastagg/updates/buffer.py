@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.updates.allocation import allocate_rows
 
-Clients = Tensor | Sequence[int]
-"""Ids of S clients: an int64 tensor [S] or a sequence of ints."""
+Clients = Tensor | NDArray[np.integer[Any]] | Sequence[int]
+"""Ids of S clients: a tensor or NumPy array [S] of integers, or a sequence of ints."""
 
 
 class RowExchange(Protocol):

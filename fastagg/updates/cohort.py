@@ -29,7 +29,12 @@ Updates = Rows | UpdateBuffer | ColumnSource
 """The types that a step accepts as updates."""
 
 
-_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+_INTEGERS = frozenset(
+    {
+        *(torch.int64, torch.int32, torch.int16, torch.int8),
+        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+    }
+)
 
 _SMALL = 256 << 10
 """Bytes of a matrix up to which copying it takes less time than views of its rows."""
@@ -176,13 +181,19 @@ def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
 
 
 def _hint(value: object) -> str:
-    """Return how to make a flat tensor of a model, a state dict or an array, for a message."""
+    """Return how to make a flat tensor of what is often passed instead, for a message."""
     if isinstance(value, torch.nn.Module):
         return "; fastagg.FlatLayout.from_module(model).flatten(model) makes a vector of a model"
     if isinstance(value, Mapping):
         return "; fastagg.FlatLayout.from_state_dict(state).flatten(state) makes a vector of it"
     if isinstance(value, np.ndarray):
         return "; torch.from_numpy(array) makes a tensor of a NumPy array"
+    if isinstance(value, list | tuple) and value:
+        if isinstance(value[0], np.ndarray):
+            flat = "torch.from_numpy(numpy.concatenate([a.ravel() for a in arrays]))"
+            return f"; {flat} makes a vector of the arrays of a model"
+        if isinstance(value[0], Tensor):
+            return "; torch.cat([t.flatten() for t in tensors]) makes a vector of tensors"
     return ""
 
 
@@ -252,6 +263,8 @@ def _check_updates(
             "updates: expected a tensor [S, d] or a sequence of tensors [d], "
             f"got {type(updates).__name__}{_hint(updates)}"
         )
+    if len(updates) not in (0, count):
+        _check_tensor("updates[0]", updates[0], device)  # it may be an array of one model
     _check_count(len(updates), count)
     return [
         row.data_ptr()
@@ -298,7 +311,8 @@ def _read_ids(clients: object, num_clients: int) -> list[int]:
         ids = [_read_id(client) for client in clients]
     else:
         raise TypeError(
-            f"clients: expected an int64 tensor or a sequence of ints, got {type(clients).__name__}"
+            "clients: expected a tensor or array of integers or a sequence of ints, got "
+            f"{type(clients).__name__}"
         )
     if ids and not 0 <= min(ids) <= max(ids) < num_clients:
         wrong = next(client for client in ids if not 0 <= client < num_clients)

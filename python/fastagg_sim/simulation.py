@@ -417,7 +417,7 @@ def make_aggregator(
     if method.sample_weights:
         needed["client_weights"] = [size / sum(sizes) for size in sizes]
     return fastagg.make(
-        method.rule,
+        fastagg.RuleName(method.rule),
         num_clients=task.num_clients,
         num_params=num_params,
         server_lr=task.server_lr,

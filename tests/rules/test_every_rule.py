@@ -285,8 +285,8 @@ BAD_INPUT: dict[str, tuple[P, U, Any, type[Exception], str]] = {
     "id negative": (same, same, [0, 2, -1], IndexError, "clients: .*got -1"),
     "id float": (same, same, [0, 2, 5.0], TypeError, "clients: expected ints"),
     "id bool": (same, same, [0, 2, True], TypeError, "clients: expected ints"),
-    "ids string": (same, same, "025", TypeError, "clients: expected an int64 tensor"),
-    "ids number": (same, same, 3, TypeError, "clients: expected an int64 tensor"),
+    "ids string": (same, same, "025", TypeError, "clients: expected a tensor or array"),
+    "ids number": (same, same, 3, TypeError, "clients: expected a tensor or array"),
     "ids float": (same, same, torch.tensor([0.0, 2.0, 5.0]), TypeError, "clients: expected int"),
     "ids 2-D": (same, same, torch.tensor([[0, 2, 5]]), ValueError, "clients: expected shape"),
     "ids meta": (
@@ -484,3 +484,13 @@ def test_memory_bytes_counts_the_state(name: str, options: dict[str, Any]) -> No
     stateless = {"fedavg", "amplified", "geometric-median", "krum", "multi-krum", "nnm"}
     none = name in stateless or options.get("mode") == "client"
     assert (agg.memory_bytes == 0) == (none and not options.get("reuse"))
+
+
+@every_rule
+def test_repr_shows_the_class_and_the_given_options(name: str, options: dict[str, Any]) -> None:
+    agg = make(name, {"nonfinite": "drop", "max_norm": 2.0} | options)
+    shown = repr(agg)
+    assert shown.startswith(f"{type(agg).__name__}(num_clients=6, num_params=23, server_lr=")
+    assert ", nonfinite='drop', max_norm=2.0" in shown and shown.endswith(")")
+    assert all(f", {option}=" in shown for option in options)
+    assert "nonfinite" not in repr(make(name, options))

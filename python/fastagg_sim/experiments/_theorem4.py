@@ -113,7 +113,9 @@ def run(part: str, instance: int, rule: str, epsilon: float, seed: int, rounds: 
     """Train on one instance (1 or 2) of one part from a random start; return the model [d]."""
     u = hard_direction(epsilon, seed)
     name, options = RULES[rule]
-    server = fastagg.make(name, num_clients=NUM_CLIENTS, num_params=DIMENSION, **options)
+    server = fastagg.make(
+        fastagg.RuleName(name), num_clients=NUM_CLIENTS, num_params=DIMENSION, **options
+    )
     x = torch.randn(DIMENSION, generator=generator(seed, "theorem4", "start"))
     bad = round(epsilon * NUM_CLIENTS)
     for t in range(rounds):
