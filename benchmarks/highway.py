@@ -278,6 +278,7 @@ def run(options: argparse.Namespace, console: Console) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         about = ", ".join(f"{name} {value}" for name, value in describe().items())
         head = f"# Kernels with Highway {source.version}\n\n{about}\n\n"
-        head += "`python -m benchmarks highway`: AVX2, one thread, medians; both in turn.\n\n"
+        head += "`python -m benchmarks highway`: AVX2, medians of the CPU time of one thread, "
+        head += "both in turn.\n\n"
         path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
         console.print(f"written: {path}")
