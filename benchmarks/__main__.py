@@ -29,6 +29,7 @@ from benchmarks import (
     accuracy,
     attacks,
     busy,
+    highway,
     ops,
     options,
     peers,
@@ -55,6 +56,7 @@ SUBCOMMANDS = {
     "busy": "time steps on small models, idle and with a busy process on each core",
     "small": "time steps on small models with one thread: ops, Python, and eager code",
     "abi": "time an op through interfaces that would serve every version of PyTorch",
+    "highway": "compare two kernels with the same ones written with Google Highway",
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "attacks": "let clients lie under every rule, and measure what defences change",
@@ -84,6 +86,8 @@ def parser() -> argparse.ArgumentParser:
             small.add_options(sub)
         elif name == "abi":
             abi.add_options(sub)
+        elif name == "highway":
+            highway.add_options(sub)
         elif name == "regress":
             regress.add_options(sub)
         elif name == "accuracy":
@@ -129,6 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         small.run(namespace, console)
     elif namespace.command == "abi":
         abi.run(namespace, console)
+    elif namespace.command == "highway":
+        highway.run(namespace, console)
     elif namespace.command == "regress":
         sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":

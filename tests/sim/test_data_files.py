@@ -22,13 +22,10 @@ from fastagg_sim.data.base import CorruptDataError, DataNotFoundError
 from fastagg_sim.data.cifar import parse_binary, parse_json_labels, parse_png, parse_python
 from fastagg_sim.data.idx import parse_idx
 from fastagg_sim.data.images import CIFAR10, MNIST, ImageSet, RawImages
+from tests.sim.made_data import idx, python2_batch
 
 RNG = np.random.RandomState(0)
 IMAGES = RNG.randint(0, 256, (3, 4, 5), np.uint8)
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
 class TestIdx:
@@ -68,26 +65,6 @@ class TestIdx:
         header = struct.pack(">BBBB3I", 0, 0, 8, 3, 2**32 - 1, 2**32 - 1, 2**32 - 1)
         with pytest.raises(CorruptDataError, match="bytes, but 0 follow"):
             parse_idx(header, 3)
-
-
-def python2_batch(images: np.ndarray, labels: list[int]) -> bytes:
-    """A batch as Python 2 pickled it for the CIFAR-10 site, opcode by opcode."""
-    raw = images.tobytes()
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR"
-        + b"(K\x01M"
-        + struct.pack("<H", len(images))
-        + b"M\x00\x0c\x86"
-        + b"cnumpy\ndtype\n(U\x02u1K\x00K\x01tR"
-        + b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        + b"\x89T"
-        + struct.pack("<I", len(raw))
-        + raw
-        + b"tb"
-    )
-    listed = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
-    text = b"U\x0bbatch_labelU\x15training batch 1 of 5"
-    return b"\x80\x02}(" + text + b"U\x06labels" + listed + b"U\x04data" + array + b"u."
 
 
 def png_strip(images: np.ndarray) -> bytes:

