@@ -31,7 +31,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: test-faults fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
-.PHONY: wheel test-packages matrix
+.PHONY: wheel test-packages matrix compile-macos macos-environment
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -110,6 +110,14 @@ test-arm: build-dev $(ARM)/.stamp  ## cross-compile for ARM64 and run the op tes
 	  tests/ops --ignore tests/ops/test_registration.py $(ARGS)
 
 arm-environment: $(ARM)/.stamp
+
+# Clang with libc++ and the headers of macOS; a package of Python, of 100 MB. It keeps what it compiles of them.
+MACOS := $(abspath $(VENV))/macos
+ZIGLANG := 0.17.1
+compile-macos: build $(MACOS)/.stamp-$(ZIGLANG)  ## compile all C++ sources for macOS on ARM64, on any system; nothing is linked or run
+	ZIG_GLOBAL_CACHE_DIR=$(MACOS)/cache .ci/compile_macos.sh $(MACOS)/bin/python $(PY)
+
+macos-environment: $(MACOS)/.stamp-$(ZIGLANG)
 
 # The site is generated from the sources; the package is neither built nor imported. The theme warns at every build that it
 # will reach its end of life; the answer is in docs/releasing.md, so the variable mutes the warning.
@@ -271,6 +279,11 @@ $(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev
 
 $(ARM)/.stamp: tests/arm/environment.sh | $(VENV)/.stamp-dev
 	tests/arm/environment.sh $(ARM) $(PY)
+	@touch $@
+
+$(MACOS)/.stamp-$(ZIGLANG): $(VENV)/.stamp-venv
+	$(PY) -m venv --clear $(MACOS)
+	$(MACOS)/bin/python -m pip --disable-pip-version-check install --quiet ziglang==$(ZIGLANG)
 	@touch $@
 
 $(SITE)/.stamp: docs/requirements.txt $(VENV)/.stamp-venv

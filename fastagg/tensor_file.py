@@ -42,6 +42,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MOST_SIZE = 1 << 48  # of a dimension, so that no product of sizes and strides overflows
 _MOST_DIMENSIONS = 32
 _CHUNK = 1 << 20  # bytes
+_LARGEST_READ = 1 << 30  # bytes; macOS refuses to read 2^31 bytes at once
 
 
 class TensorFileError(ValueError):
@@ -222,7 +223,7 @@ def read_into(descriptor: int, out: Tensor, offset: int) -> None:
     """
     view = bytes_of(out)
     while view:
-        count = os.preadv(descriptor, [view], offset)
+        count = os.preadv(descriptor, [view[:_LARGEST_READ]], offset)
         if count == 0:
             raise TensorFileError(f"the file is truncated: it ends at byte {offset}")
         view, offset = view[count:], offset + count

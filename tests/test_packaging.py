@@ -52,6 +52,16 @@ def test_a_build_without_torch_says_what_to_do() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", ["egg_info", "bdist_wheel"])
+def test_windows_is_refused_at_once(command: str) -> None:
+    code = f"{WITHOUT_TORCH}\nimport setuptools\nsys.platform = 'win32'"
+    done = setup(command, code=code)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fastagg does not support Windows") and "WSL" in line
+
+
+@pytest.mark.slow
 def test_a_source_distribution_names_no_torch_and_a_build_does(tmp_path: Path) -> None:
     for commands, code in ((["sdist"], ""), (["egg_info"], WITHOUT_TORCH), (["egg_info"], "")):
         base = tmp_path / str(len(list(tmp_path.iterdir())))

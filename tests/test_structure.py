@@ -21,7 +21,7 @@ LAYERS = [
     {"fastagg.ops", "fastagg._extension"},
     {
         *("fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.calls", "fastagg.modes"),
-        "fastagg.report",
+        *("fastagg.report", "fastagg.durable"),
         "fastagg.tensor_file",
     },
     {"fastagg.updates"},

@@ -84,7 +84,9 @@ at::Tensor make(const Shared& owner, void* data, int64_t bytes, at::IntArrayRef 
 at::Tensor tensor(py::handle object) {
   const auto owner = std::make_shared<Buffer>(object);
   const Py_buffer& view = owner->view();
-  return make(owner, view.buf, view.len, at::IntArrayRef(view.shape, view.ndim), dtype_of(view));
+  // Py_ssize_t and int64_t have the same size, but are different types on macOS.
+  const std::vector<int64_t> shape(view.shape, view.shape + view.ndim);
+  return make(owner, view.buf, view.len, shape, dtype_of(view));
 }
 
 std::vector<at::Tensor> rows(py::handle object, int64_t count, int64_t size, int64_t step) {

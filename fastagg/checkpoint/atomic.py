@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from fastagg.durable import sync
+
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, replacing an older one atomically.
@@ -53,7 +55,7 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
         partial, descriptor = _create(target)
         try:
             fill(partial)
-            os.fsync(descriptor)
+            sync(descriptor)
             if keep > 1:
                 _rotate(target, partial, keep)
             else:
@@ -171,6 +173,6 @@ def _sync_folder(folder: Path) -> None:
     """Flush the directory entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)

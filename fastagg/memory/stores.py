@@ -20,6 +20,7 @@ from fastagg.updates.allocation import allocate_rows, outside_inference_mode
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PAGE = 4096  # bytes
+_PIECE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class RowStore:
         try:
             descriptor = _nameless(self.folder)
             try:
-                os.posix_fallocate(descriptor, 0, count * stride)
+                _reserve(descriptor, count * stride)
                 memory = mmap.mmap(descriptor, count * stride)
             finally:
                 os.close(descriptor)
@@ -77,6 +78,16 @@ class RowStore:
         with outside_inference_mode():
             whole = tensor_of(memory).view(self.dtype)
         return list(whole.view(count, stride // size)[:, :num_params].unbind(0))
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give a new file ``size`` bytes of zeros that have blocks on the disk."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = memoryview(bytes(min(size, _PIECE)))  # macOS
+    while size:
+        size -= os.write(descriptor, zeros[:size])
 
 
 def _nameless(folder: Path | None) -> int:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from fastagg.durable import sync
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace the contents of `path` by `content` (text in UTF-8) atomically.
@@ -24,7 +26,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             with open(temporary, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                sync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):

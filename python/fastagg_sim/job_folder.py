@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import fastagg
+from fastagg.durable import sync
 from fastagg_sim.config import ConfigError, Job, job_from_dict, to_json
 from fastagg_sim.files import naming, write_atomically
 from fastagg_sim.simulation import RoundRecord, Simulation
@@ -67,7 +68,7 @@ class _Rows:
 
     def sync(self) -> None:
         with naming(self._path):
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

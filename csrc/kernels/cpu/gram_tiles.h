@@ -47,10 +47,13 @@ struct InPlace {
 };
 
 // Makes the compiler hold v in a register here. Otherwise GCC reorders unrolled multiply-adds until
-// an accumulator has no register left, which takes twice as long.
+// an accumulator has no register left, which takes twice as long. Clang does not, and refuses wide
+// vectors as operands of assembly in a function that gets its target by inlining.
 template <class V>
 FASTAGG_INLINE void hold(V& v) {
-#if defined(__x86_64__)
+#if defined(__clang__)
+  (void)v;
+#elif defined(__x86_64__)
   asm("" : "+v"(v));
 #elif defined(__aarch64__)
   asm("" : "+w"(v));

@@ -23,7 +23,7 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
                                   const float* const (&update)[G], const float* const (&memory)[G],
                                   const float* const (&reference)[G], float* const (&kept)[G],
                                   const double* weights, int64_t n) {
-#pragma GCC ivdep
+  FASTAGG_INDEPENDENT
   for (int64_t k = 0; k < n; ++k) {
     double sum = sums[k];
     for (int g = 0; g < G; ++g) {

@@ -59,6 +59,7 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
   }
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
     const auto add = [&](const auto& element) FASTAGG_INLINE_LAMBDA {
+      FASTAGG_WHOLE_VECTORS
       for (int64_t k = 0; k < count; ++k) {
         float sum = weight[0] * element(0, k);
         for (int g = 1; g < G; ++g) sum += weight[g] * element(g, k);

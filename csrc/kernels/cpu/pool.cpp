@@ -45,12 +45,12 @@ struct Job {
   const Entry entry;
   void* const context;
   const int workers;
-  std::fenv_t environment;
+  std::fenv_t environment = {};
   int begun = 1;                // workers that have begun; the caller is worker 0
   std::atomic<int> running{0};  // helpers that have begun and not returned
   bool listed = true;
   Job* next = nullptr;
-  std::condition_variable returned;
+  std::condition_variable returned = {};
 };
 
 class Pool {
@@ -88,7 +88,11 @@ class Pool {
   }
 
   void help() {
+#ifdef __APPLE__
+    pthread_setname_np("fastagg");
+#else
     pthread_setname_np(pthread_self(), "fastagg");
+#endif
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       if (!first_) {

@@ -48,7 +48,14 @@ void for_blocks(int64_t d, int64_t columns, const Parallel& parallel, const Body
 template <class Body>
 FASTAGG_INLINE void for_steps(int64_t n, const Body& body) {
   int64_t begin = 0;
-  for (; begin + kStep <= n; begin += kStep) body(begin, std::integral_constant<int64_t, kStep>());
+  for (; begin + kStep <= n; begin += kStep) {
+    body(begin, std::integral_constant<int64_t, kStep>());
+#if defined(__clang__)
+    // Otherwise LLVM merges the end of this loop with that of the loop in body, and loses what
+    // FASTAGG_WHOLE_VECTORS says of it.
+    asm volatile("");
+#endif
+  }
   body(begin, n - begin);
 }
 

@@ -20,7 +20,7 @@ FASTAGG_INLINE void control_step(double* __restrict sums, double* __restrict cha
                                  const float* mean, const float* const (&update)[G],
                                  const float* const (&control)[G], const double (&weights)[G],
                                  const double (&steps)[G], float (&fresh)[G][kStep], int64_t n) {
-#pragma GCC ivdep
+  FASTAGG_INDEPENDENT
   for (int64_t k = 0; k < n; ++k) {
     double sum = sums[k], change = changes[k];
     const double before = mean[k];

@@ -19,6 +19,21 @@
 #define FASTAGG_INLINE __attribute__((always_inline)) inline
 #define FASTAGG_INLINE_LAMBDA __attribute__((always_inline))
 
+// Before a loop over columns, in a template over W: compute with W floats at a time, also if the
+// loop converts them to double. Otherwise Clang takes as many as there are doubles in a vector.
+#if defined(__clang__)
+#define FASTAGG_WHOLE_VECTORS _Pragma("clang loop vectorize_width(W)")
+#else
+#define FASTAGG_WHOLE_VECTORS
+#endif
+
+// Before a loop: no iteration reads what another one writes.
+#if defined(__clang__)
+#define FASTAGG_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define FASTAGG_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
 // Compilers warn that passing wide vectors by value has no stable ABI without -mavx. That does not
 // matter here, because all such functions are inlined.
 #if defined(__clang__)
@@ -130,14 +145,15 @@ FASTAGG_TARGET_AVX2 void run_avx2(Args... args) {
   Kernel::template run<8>(args...);
 }
 #endif
+// Not inlined, because tests find their machine code by name.
 #ifdef __aarch64__
 template <class Kernel, class... Args>
-void run_neon(Args... args) {
+__attribute__((noinline)) void run_neon(Args... args) {
   Kernel::template run<4>(args...);
 }
 #else
 template <class Kernel, class... Args>
-void run_portable(Args... args) {
+__attribute__((noinline)) void run_portable(Args... args) {
   Kernel::template run<4>(args...);
 }
 #endif

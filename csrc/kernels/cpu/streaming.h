@@ -25,15 +25,17 @@ bool should_stream(T* const* rows, int64_t S, int64_t bytes) {
 // an ordinary store.
 template <int W>
 FASTAGG_INLINE void stream(float* p, Vec<float, W> v) {
-#ifdef FASTAGG_X86
-  // Assembly, because the intrinsic of each width is declared for its instruction set only.
+#if !defined(FASTAGG_X86)
+  store<W>(p, v);
+#elif defined(__clang__)
+  __builtin_nontemporal_store(v, reinterpret_cast<Vec<float, W>*>(p));
+#else
+  // Assembly, because GCC declares the intrinsic of each width for its instruction set only.
   auto* target = reinterpret_cast<Vec<float, W>*>(p);
   if constexpr (W == 4)
     asm volatile("movntps %1, %0" : "=m"(*target) : "x"(v));
   else
     asm volatile("vmovntps %1, %0" : "=m"(*target) : "v"(v));
-#else
-  store<W>(p, v);
 #endif
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 // sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n). Inside a dispatched kernel,
 // the compiler vectorizes this plain loop for the kernel's instruction set.
-template <int G, class T>
+template <int W, int G, class T>
 FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_t column, int64_t n,
                               double* __restrict sums) {
   const T* row[G];
@@ -26,6 +26,7 @@ FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_
     const float* x[G];
     float room[G][kStep];
     widen_step(x, row, begin, count, room);
+    FASTAGG_WHOLE_VECTORS
     for (int64_t k = 0; k < count; ++k) {
       float sum = w[0] * x[0][k];
       for (int g = 1; g < G; ++g) sum += w[g] * x[g][k];
@@ -43,10 +44,11 @@ struct WeightedSum {
     double* __restrict sums = memory;
     std::fill_n(sums, n, 0.0);
     int64_t s = 0;
-    for (; s + kGroup <= S; s += kGroup) add_group<kGroup>(rows + s, weights + s, column, n, sums);
-    for (; s + 4 <= S; s += 4) add_group<4>(rows + s, weights + s, column, n, sums);
-    for (; s + 2 <= S; s += 2) add_group<2>(rows + s, weights + s, column, n, sums);
-    for (; s < S; ++s) add_group<1>(rows + s, weights + s, column, n, sums);
+    for (; s + kGroup <= S; s += kGroup)
+      add_group<W, kGroup>(rows + s, weights + s, column, n, sums);
+    for (; s + 4 <= S; s += 4) add_group<W, 4>(rows + s, weights + s, column, n, sums);
+    for (; s + 2 <= S; s += 2) add_group<W, 2>(rows + s, weights + s, column, n, sums);
+    for (; s < S; ++s) add_group<W, 1>(rows + s, weights + s, column, n, sums);
     float* to = out + column;
     if (beta == 0.0)
       for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(factor * sums[k]);

@@ -11,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from fastagg.durable import sync
 from fastagg_sim.data.base import CorruptDataError, DataNotFoundError
 from fastagg_sim.data.images import ImageSet, RawImages
 
@@ -57,7 +58,7 @@ def write_cache(images: ImageSet, raw: RawImages, root: Path | None = None) -> P
         with part.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
