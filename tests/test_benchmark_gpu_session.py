@@ -282,9 +282,9 @@ def test_an_old_setuptools_builds_without_pyproject(
     if not old_setuptools(packages):
         pytest.skip("Python brings no old setuptools")
     tree = tmp_path / "tree"
-    for name in ("csrc", "fastagg"):
+    for name in ("csrc/bindings", "fastagg"):
         (tree / name).mkdir(parents=True)
-    (tree / "csrc/one.cpp").write_text(
+    (tree / "csrc/bindings/bindings.cpp").write_text(
         '#include <Python.h>\nstatic PyModuleDef one = {PyModuleDef_HEAD_INIT, "_C"};\n'
         "PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&one); }\n"
     )
