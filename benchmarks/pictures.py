@@ -15,6 +15,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.work import WORK
+from fastagg_sim.looks import set_title
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish, combined with markers.
 _OPS = {
@@ -72,7 +73,7 @@ def roofline(table: Path, target: Path) -> Path:
     title = "{cpu}, {threads} threads, {best_isa}".format_map(records[0])
     if any(r["verdict"] == "busy" for r in records):
         title += " (busy: these points mean little)"
-    axes.set_title(title, fontsize=10)
+    set_title(axes, title)
     return _save(figure, target)
 
 
@@ -115,7 +116,8 @@ def accuracy(table: Path, target: Path) -> Path:
                 color=color, marker=marker, markersize=5, label=by,
             )  # fmt: skip
         panel.axhline(1e-8, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
-        panel.set(xscale="log", yscale="log", xlabel="d, parameters", title=f"{kind} rows")
+        panel.set(xscale="log", yscale="log", xlabel="d, parameters")
+        set_title(panel, f"{kind} rows")
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("largest error of the cosine")
