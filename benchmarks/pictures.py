@@ -15,20 +15,21 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.work import WORK
-from fastagg_sim.looks import set_title
+from fastagg_sim.looks import COLORS, LOOKS, set_title
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish, combined with markers.
+# Colours that colour-blind readers can distinguish, combined with markers. The op of a rule has the
+# colour of the rule.
 _OPS = {
-    "gram": ("#0072B2", "o"),
-    "weighted_sum_": ("#009E73", "s"),
-    "mimic_": ("#D55E00", "^"),
-    "memory_update_": ("#CC79A7", "v"),
+    "gram": (COLORS["blue"], "o"),
+    "weighted_sum_": (COLORS["green"], "s"),
+    "mimic_": (LOOKS["mimic"].color, "^"),
+    "memory_update_": (LOOKS["mifa"].color, "v"),
 }
 _BY = {
-    "fastagg": ("#0072B2", "o", "-"),
-    "torch X @ X.T": ("#D55E00", "s", "--"),
-    "numpy X @ X.T": ("#E69F00", "^", ":"),
-    "F.cosine_similarity": ("#009E73", "v", "-."),
+    "fastagg": (COLORS["blue"], "o", "-"),
+    "torch X @ X.T": (COLORS["vermillion"], "s", "--"),
+    "numpy X @ X.T": (COLORS["orange"], "^", ":"),
+    "F.cosine_similarity": (COLORS["green"], "v", "-."),
 }
 _DPI = 150
 

@@ -36,7 +36,7 @@ STYLES: tuple[Any, ...] = (
     (0, (1, 2.2)),
     (0, (3, 3)),
 )
-MARKERS = ("P", "*", "v", "o", "D", "s", "^", "x")
+MARKERS = ("P", "*", "v", "o", "D", "s", "^", "p")
 
 
 @dataclass(frozen=True)
