@@ -15,19 +15,21 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from benchmarks.work import WORK
+from fastagg_sim.looks import COLORS, LOOKS, set_title
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish, combined with markers.
+# Colours that colour-blind readers can distinguish, combined with markers. The op of a rule has the
+# colour of the rule.
 _OPS = {
-    "gram": ("#0072B2", "o"),
-    "weighted_sum_": ("#009E73", "s"),
-    "mimic_": ("#D55E00", "^"),
-    "memory_update_": ("#CC79A7", "v"),
+    "gram": (COLORS["blue"], "o"),
+    "weighted_sum_": (COLORS["green"], "s"),
+    "mimic_": (LOOKS["mimic"].color, "^"),
+    "memory_update_": (LOOKS["mifa"].color, "v"),
 }
 _BY = {
-    "fastagg": ("#0072B2", "o", "-"),
-    "torch X @ X.T": ("#D55E00", "s", "--"),
-    "numpy X @ X.T": ("#E69F00", "^", ":"),
-    "F.cosine_similarity": ("#009E73", "v", "-."),
+    "fastagg": (COLORS["blue"], "o", "-"),
+    "torch X @ X.T": (COLORS["vermillion"], "s", "--"),
+    "numpy X @ X.T": (COLORS["orange"], "^", ":"),
+    "F.cosine_similarity": (COLORS["green"], "v", "-."),
 }
 _DPI = 150
 
@@ -72,7 +74,7 @@ def roofline(table: Path, target: Path) -> Path:
     title = "{cpu}, {threads} threads, {best_isa}".format_map(records[0])
     if any(r["verdict"] == "busy" for r in records):
         title += " (busy: these points mean little)"
-    axes.set_title(title, fontsize=10)
+    set_title(axes, title)
     return _save(figure, target)
 
 
@@ -115,7 +117,8 @@ def accuracy(table: Path, target: Path) -> Path:
                 color=color, marker=marker, markersize=5, label=by,
             )  # fmt: skip
         panel.axhline(1e-8, color="black", linewidth=0.8, linestyle=(0, (1, 3)))
-        panel.set(xscale="log", yscale="log", xlabel="d, parameters", title=f"{kind} rows")
+        panel.set(xscale="log", yscale="log", xlabel="d, parameters")
+        set_title(panel, f"{kind} rows")
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("largest error of the cosine")

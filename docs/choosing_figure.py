@@ -23,6 +23,7 @@ from fastagg_sim.experiments._statistics import (
     Statistic,
     contrast,
 )
+from fastagg_sim.looks import looks
 from fastagg_sim.plots import save
 from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.verdicts import Estimate
@@ -116,16 +117,6 @@ RULES = {
     "GM": "geometric-median",
     "cclip": "centered-clip",
 }
-MARKS = {
-    "stale-models": ("v", "#009E73"),
-    "fdms": ("o", "#D55E00"),
-    "scaffold": ("x", "#999999"),
-    "mifa": ("s", "#0072B2"),
-    "mimic": ("D", "#CC79A7"),
-    "amplified": ("^", "#000000"),
-    "geometric-median": ("P", "#E69F00"),
-    "centered-clip": ("*", "#56B4E9"),
-}
 
 
 @dataclass(frozen=True)
@@ -173,11 +164,12 @@ SETTINGS = (
 def draw(target: Path) -> None:
     figure, panel = plt.subplots(figsize=(8.5, 0.62 * len(SETTINGS) + 1.2), layout="constrained")
     labelled = set()
+    every = looks(RULES.values())
     titles = []
     for row, setting in enumerate(SETTINGS):
         gains = setting.gains()
         for number, (rule, gain) in enumerate(gains.items()):
-            mark, color = MARKS[rule]
+            mark, color = every[rule].marker, every[rule].color
             y = row + 0.16 * (number - (len(gains) - 1) / 2)
             label = None if rule in labelled else rule
             labelled.add(rule)

@@ -12,6 +12,7 @@ import matplotlib
 import torch
 
 from fastagg_sim.dropout import make_dropout
+from fastagg_sim.looks import set_title
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -60,7 +61,7 @@ def main() -> None:
         active = raster(name, options)
         panel.imshow(active, aspect="auto", cmap="Greys", interpolation="nearest", vmax=1.4)
         rate = float(active.double().mean())
-        panel.set_title(f"{title(name, options)}; active: {rate:.0%}", fontsize=8)
+        set_title(panel, f"{title(name, options)}, active = {rate:.0%}", size=8)
         panel.set_yticks([0, 10, 20, 29])
     for panel in axes[-1]:
         panel.set_xlabel("round")

@@ -19,23 +19,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fastagg_sim.config import NO_DROPOUT, job_key
+from fastagg_sim.dropout import available as processes
 from fastagg_sim.files import write_atomically
+from fastagg_sim.looks import Look, looks, set_title
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish, each with a line style of its
-# own, so that the lines can be told apart without colours, too. The methods of a paper have the
-# same colours in all its figures.
-COLORS = ("#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#999999")
-STYLES: tuple[Any, ...] = (
-    "-",
-    (0, (5, 1.5)),
-    (0, (6, 1.5, 1, 1.5)),
-    (0, (1.5, 0.9)),
-    (0, (9, 2)),
-    (0, (4, 1.2, 1, 1.2, 1, 1.2)),
-    (0, (1, 2.2)),
-    (0, (3, 3)),
-)
 DPI = 150
 POINTS = 600  # of a line in a figure, at most; longer lines are thinned
 # The same figure is the same bytes: no date, and ids that do not depend on the process.
@@ -107,7 +95,8 @@ def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
     There is one panel per dropout setting and one line per method: the mean over seeds, with a band
     from the lowest to the highest seed. Methods without dropout appear in every panel.
     """
-    methods = list(dict.fromkeys(curve.method for curve in curves))
+    methods = {curve.method: curve.rule for curve in curves}
+    every = looks(methods)
     dropouts = [d for d in dict.fromkeys(curve.dropout for curve in curves) if d != NO_DROPOUT]
     dropouts = dropouts or [NO_DROPOUT]
     most = max(len({c.seed for c in curves if c.method == method}) for method in methods)
@@ -121,12 +110,12 @@ def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
     )
     for panel, dropout in zip(panels[0], dropouts, strict=True):
         drawn: dict[str, list[np.ndarray]] = {}
-        for index, method in enumerate(methods):
+        for method, how in every.items():
             seeds = [c for c in curves if c.method == method and c.dropout in (dropout, NO_DROPOUT)]
             if seeds:
-                _draw(panel, seeds, index)
+                _draw(panel, seeds, how)
                 drawn[method] = [np.array(curve.accuracy) for curve in seeds]
-        panel.set_title(_panel_title(dropout), fontsize=11)
+        set_title(panel, dropout_title(dropout))
         panel.set_xlabel("round")
         note_equal_lines(panel, drawn)
         panel.grid(color="#dddddd", linewidth=0.6)
@@ -143,28 +132,30 @@ def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
     return save(figure, target)
 
 
-def _panel_title(dropout: str) -> str:
-    process, _, value = dropout.rpartition("-")
-    try:
-        number = float(value)
-    except ValueError:
-        return dropout
-    symbol = {"bernoulli": "p"}.get(process, "$\\alpha$")
-    return f"{symbol} = {number:g} ({process})"
+def dropout_title(label: str) -> str:
+    """Return the title of a dropout setting from its label, such as "exact-0.5"."""
+    names = [n for n in processes() if label == n or label.startswith(f"{n}-")]
+    process = max(names, key=len, default=label)
+    # KEY=VALUE, or a value without a key: the dropout ratio or the active probability
+    pattern = r"(?:^|-)(?:([a-z][a-z-]*)=)?((?:(?!-[a-z][a-z-]*=).)+)"
+    plain = "p" if process == "bernoulli" else "alpha"
+    options = re.findall(pattern, label[len(process) + 1 :])
+    parts = (f"{(key or plain).replace('-', '_')} = {value}" for key, value in options)
+    return ", ".join([process, *parts])
 
 
-def _draw(panel: Axes, seeds: Sequence[Curve], index: int) -> None:
-    color = COLORS[index % len(COLORS)]
-    style = STYLES[index % len(STYLES)]
+def _draw(panel: Axes, seeds: Sequence[Curve], look: Look) -> None:
     rounds = sorted(set.intersection(*(set(curve.rounds) for curve in seeds)))
     values = np.array(
         [[a for r, a in zip(c.rounds, c.accuracy, strict=True) if r in set(rounds)] for c in seeds]
     )  # [seeds, rounds]
     x = thin(np.array(rounds) + 1)
     mean, low, high = (thin(f(axis=0)) for f in (values.mean, values.min, values.max))
-    panel.plot(x, mean, linestyle=style, color=color, linewidth=1.5, label=seeds[0].method)
+    panel.plot(
+        x, mean, linestyle=look.style, color=look.color, linewidth=1.5, label=seeds[0].method
+    )
     if len(seeds) > 1:
-        panel.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+        panel.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
 
 
 def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path:
@@ -193,7 +184,7 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
         panel.set_xticks(range(0, size, step), [str(order[i]) for i in range(0, size, step)])
         panel.set_yticks(range(0, size, step), [str(order[i]) for i in range(0, size, step)])
         panel.set_xlabel(f"client ({seeds_note(1)})")
-        panel.set_title(title, fontsize=11)
+        set_title(panel, title)
     panels[0][0].set_ylabel("client")
     figure.colorbar(
         scale, ax=panels[0].tolist(), label="mean similarity R (grey: never scored)", shrink=0.85
@@ -212,7 +203,7 @@ def plot_folder(path: Path) -> list[Path]:
     named: dict[str, Scores] = {}
     for curve in curves:
         file = path / "jobs" / job_key(curve.method, curve.dropout, curve.seed) / "scores.csv"
-        name = f"{curve.method}, {_panel_title(curve.dropout)}"
+        name = f"{curve.method}, {dropout_title(curve.dropout)}"
         if file.exists() and name not in named:
             named[name] = read_scores(file)
     if named:

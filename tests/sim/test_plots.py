@@ -30,10 +30,6 @@ def test_constant_and_identical_lines_are_named() -> None:
     assert noted(a=[1.0, 2.0], b=[1.0, 2.0], c=[3.0, 2.0]) == "round\nidentical: a, b"
 
 
-def test_every_colour_has_its_own_line_style() -> None:
-    assert len(set(plots.STYLES)) == len(plots.STYLES) == len(plots.COLORS)
-
-
 def test_long_lines_are_thinned_to_their_ends() -> None:
     short, long = np.arange(500), np.arange(2000)
     assert plots.thin(short) is short

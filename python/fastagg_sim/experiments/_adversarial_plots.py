@@ -16,21 +16,11 @@ from fastagg_sim.experiments._adversarial import BYZANTINE, VARIANTS
 from fastagg_sim.experiments._adversarial_results import EPSILON_FILE, Lines, read_epsilon
 from fastagg_sim.experiments._figures import draw_line
 from fastagg_sim.files import write_atomically
-from fastagg_sim.plots import STYLES, note_equal_lines, save, seeds_note, thin
+from fastagg_sim.looks import looks
+from fastagg_sim.plots import note_equal_lines, save, seeds_note, thin
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.simulation import dropout_process, split_clients
 
-_LOOK = {  # colour, and index of the line style
-    "FedAvg": ("#0072B2", 1),
-    "FedProx": ("#56B4E9", 2),
-    "MIFA": ("#009E73", 5),
-    "GM": ("#0072B2", 1),
-    "cclip": ("#56B4E9", 2),
-    "bucketing GM": ("#009E73", 5),
-    "bucketing cclip": ("#CC79A7", 6),
-    "FedAvg variant": ("#D55E00", 3),
-    "FedProx variant": ("#000000", 0),
-}
 _MARKERS = (".", "+", "x", "1")  # of the seeds, in the panels of epsilon_t
 _BYZANTINE_LEGEND = (*BYZANTINE, *VARIANTS)
 
@@ -85,14 +75,13 @@ def _figure(
         count, 2, figsize=(9.5, 2.6 * count), sharex=True, squeeze=False, layout="constrained"
     )
     for row, methods in zip(panels, rows, strict=False):
-        for method in methods:
+        for method, how in looks(methods).items():
             curves = lines.curves[method]
-            color, style = _LOOK[method]
             rounds = [[t + 1 for t in curve.rounds] for curve in curves]
             losses, accuracies = [c.train_loss for c in curves], [c.accuracy for c in curves]
             for panel, values in zip(row, (losses, accuracies), strict=True):
                 seeds = list(zip(rounds, values, strict=True))
-                draw_line(panel, method, seeds, color, STYLES[style])
+                draw_line(panel, method, seeds, how)
         for panel, of in zip(row, ("train_loss", "accuracy"), strict=True):
             note_equal_lines(
                 panel,

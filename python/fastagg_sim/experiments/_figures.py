@@ -15,7 +15,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from fastagg_sim.plots import COLORS, STYLES, note_equal_lines, save, seeds_note, thin
+from fastagg_sim.looks import Look, looks, set_title
+from fastagg_sim.plots import note_equal_lines, save, seeds_note, thin
 from fastagg_sim.records import Curve
 
 GREY = "#8a8a8a"
@@ -72,17 +73,17 @@ def draw(
     )
     legend: dict[str, Artist] = {}
     count = max((len(lines) for plot in plots for lines in plot.lines.values()), default=1)
-    indices: dict[str, int] = {}  # a label has the same colour and style in every panel
+    every = looks(dict.fromkeys(label for plot in plots for label in plot.lines))
     for panel in axes.flat[len(plots) :]:
         panel.set_visible(False)
     for panel, plot in zip(axes.flat, plots, strict=False):
         for label, lines in plot.lines.items():
-            index = indices.setdefault(label, len(indices))
-            color, style = COLORS[index % len(COLORS)], STYLES[index % len(STYLES)]
-            draw_line(panel, label, lines, color, style, marker)
+            look = every[label]
+            draw_line(panel, label, lines, look, marker)
             if label in plot.published:
-                _draw_published(panel, plot.published[label], max(x[-1] for x, _ in lines), style)
-        panel.set_title(plot.title.replace("alpha", r"$\alpha$"), fontsize=11)
+                end = max(x[-1] for x, _ in lines)
+                _draw_published(panel, plot.published[label], end, look.style)
+        set_title(panel, plot.title)
         panel.set_xlabel(xlabel)
         note_equal_lines(
             panel,
@@ -133,8 +134,7 @@ def draw_line(
     panel: Axes,
     label: str,
     lines: Sequence[Line],
-    color: str,
-    style: Any = "-",
+    look: Look,
     marker: str | None = None,
 ) -> None:
     """Draw the mean over seeds, and a band from the lowest to the highest seed.
@@ -146,6 +146,15 @@ def draw_line(
     grid = thin(grid[(grid >= start) & (grid <= end)])
     values = np.array([np.interp(grid, x, y) for x, y in lines])  # [seeds, points]
     mean = values.mean(0)
-    panel.plot(grid, mean, linestyle=style, color=color, linewidth=1.5, label=label, marker=marker)
+    panel.plot(
+        grid,
+        mean,
+        linestyle=look.style,
+        color=look.color,
+        linewidth=1.5,
+        label=label,
+        marker=marker,
+    )
     if len(lines) > 1:
-        panel.fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
+        low, high = values.min(0), values.max(0)
+        panel.fill_between(grid, low, high, color=look.color, alpha=0.15, linewidth=0)

@@ -19,6 +19,7 @@ from torch import Tensor
 import fastagg
 from fastagg_sim.config import ConfigError
 from fastagg_sim.files import write_atomically
+from fastagg_sim.looks import LOOKS, set_title
 from fastagg_sim.plots import save
 from fastagg_sim.seeds import generator
 
@@ -198,31 +199,33 @@ def draw(rows: Sequence[Row], target: Path) -> None:
     bound."""
     figure, panels = plt.subplots(1, 2, figsize=(10.5, 4.0), sharey=True, layout="constrained")
     epsilons = sorted({row.epsilon for row in rows})
+    fedavg = LOOKS["fedavg"]
     for panel, part in zip(panels, PARTS[:2], strict=True):
         worst = [
             [r.worst for r in rows if (r.part, r.epsilon) == (part, e) and r.rule != MIDPOINT]
             for e in epsilons
         ]
         low, high = [min(values) for values in worst], [max(values) for values in worst]
-        panel.fill_between(epsilons, low, high, color="#0072B2", alpha=0.3)
-        label = f"all {len(RULES)} settings of rules, lowest to highest"
-        panel.plot(epsilons, high, "s-", color="#0072B2", label=label)
+        label = f"all {len(RULES)} settings of rules,\nthe highest"
+        panel.plot(epsilons, high, "s-", color="#777777", label=label)
+        label = "band from the lowest of\nthem to the highest"
+        panel.fill_between(epsilons, low, high, color="#777777", alpha=0.3, label=label)
         attained = [
             max(r.worst for r in rows if (r.part, r.rule, r.epsilon) == (part, MIDPOINT, e))
             for e in epsilons
         ]
-        panel.plot(epsilons, attained, "o", color="#D55E00", label=MIDPOINT)
+        panel.plot(epsilons, attained, "o", color="black", label=MIDPOINT)
         uniform = [r for r in rows if r.part == "noise, uniform"]
         if part == "noise" and uniform:
             panel.plot(
                 epsilons,
                 [max(r.worst for r in uniform if r.epsilon == epsilon) for epsilon in epsilons],
-                ":",
-                color="#009E73",
+                linestyle=fedavg.style,
+                color=fedavg.color,
                 label="fedavg, silenced uniformly",
             )
         panel.plot(epsilons, [bound(e) for e in epsilons], "k--", label="minimax bound")
-        panel.set_title(part)
+        set_title(panel, part)
         panel.set_xlabel("$\\epsilon$")
         panel.set_yscale("log")
         panel.grid(color="#dddddd", linewidth=0.6)

@@ -49,6 +49,7 @@ def draw(folders: Mapping[str, Path], options: Fig8Options, target: Path) -> Non
     """Draw the histogram of the first seed."""
     from matplotlib import pyplot as plt
 
+    from fastagg_sim.looks import set_title
     from fastagg_sim.plots import save
 
     sizes = read_sizes(folders[""] / CSV)[options.chosen_seeds()[0]]
@@ -56,7 +57,7 @@ def draw(folders: Mapping[str, Path], options: Fig8Options, target: Path) -> Non
     panel.hist(sizes, bins=50, color="#0072B2")
     panel.set_xlabel("data volume of a client")
     panel.set_ylabel("number of clients")
-    panel.set_title(f"seed {options.chosen_seeds()[0]}", fontsize=10)
+    set_title(panel, f"seed = {options.chosen_seeds()[0]}")
     save(figure, target)
 
 

@@ -102,7 +102,8 @@ def draw(folders: Mapping[str, Path], options: FriendsOptions, path: Path) -> Pa
         legend[name]: [(range(1, len(seed) + 1), seed) for seed in seeds]
         for name, seeds in distances(folders[""]).items()
     }
-    plot = _figures.Plot(options.dataset, lines, ylabel="Local Model Update Difference")
+    title = {"cifar10": "CIFAR-10", "mnist": "MNIST"}[options.dataset]
+    plot = _figures.Plot(title, lines, ylabel="Local Model Update Difference")
     return _figures.draw([plot], path)
 
 
