@@ -171,13 +171,14 @@ def form(text: str) -> str:
     """Return `text` in the form of all titles: a capital, parts after commas, "name = value".
 
     "MNIST (K=40)" -> "MNIST, K = 40"; "P:500, low" -> "P = 500, low"; "training loss" -> "Training
-    loss". Greek letters replace their names. The name of a value stays as it is: "p = 0.1".
+    loss". Greek letters replace their names. Names stay as they are: "p = 0.1", "fdms, round 3".
     """
     text = re.sub(r" \(([^()]*)\)", r", \1", text)
     text = re.sub(r"(?<=\w)(?: ?= ?|:(?=\d))", " = ", text)
     for name, symbol in _SYMBOLS.items():
         text = re.sub(rf"(?<!\\)\b{name}\b", symbol.replace("\\", r"\\"), text)
-    return text if re.match(r"\S+ = ", text) else text[:1].upper() + text[1:]
+    begins_with_name = re.match(r"\S+ = ", text) or text.partition(",")[0] in RULES
+    return text if begins_with_name else text[:1].upper() + text[1:]
 
 
 def set_title(panel: Axes, text: str, *, size: float = 11) -> None:

@@ -99,6 +99,7 @@ def test_unknown_names_have_stable_colours_and_never_look_alike() -> None:
         ("CIFAR-10, alpha=0.5", r"CIFAR-10, $\alpha$ = 0.5"),
         ("training loss", "Training loss"),
         ("p = 0.1", "p = 0.1"),
+        ("fdms, exact (alpha=0.5)", r"fdms, exact, $\alpha$ = 0.5"),
         ("2 threads (busy: look away)", "2 threads, busy: look away"),
         (plots.dropout_title("bernoulli-0.1-levels=5"), "Bernoulli, p = 0.1, levels = 5"),
         (plots.dropout_title("exact-0.5"), r"Exact, $\alpha$ = 0.5"),
