@@ -28,8 +28,9 @@ COMBINED = {
 }
 
 
-def test_every_rule_has_a_look_of_its_own() -> None:
-    assert set(RULES) == set(fastagg.available())
+def test_the_table_has_rules_and_their_looks_differ() -> None:
+    """A new rule needs no entry: its name gives it a look."""
+    assert set(RULES) <= set(fastagg.available())
     different = [*RULES.values(), *METHODS.values(), REFERENCE]
     assert len(set(different)) == len(different)
     assert len(set(looks.STYLES)) == len(looks.STYLES) == len(looks.COLORS) == len(looks.MARKERS)
