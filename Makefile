@@ -102,11 +102,13 @@ flower-environment: $(FRAMEWORKS)/.stamp
 ARM := $(abspath $(VENV))/arm
 ARM_TREE := build/arm/tree
 ARM_PYTHON = PYTHONPATH=$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
+# Tests that start processes must find the package for ARM64 in them, too, and not that of the checkout.
+ARM_TESTS = PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(ARM_TREE)):$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
 test-arm: build-dev $(ARM)/.stamp  ## cross-compile for ARM64 and run the op tests in an emulator (qemu-user)
 	CXX=aarch64-linux-gnu-g++ CC=aarch64-linux-gnu-gcc CPLUS_INCLUDE_PATH=$(ARM)/debian/usr/include \
 	  FASTAGG_CUDA=0 PATH="$(abspath $(VENV))/bin:$$PATH" \
 	  $(ARM_PYTHON) setup.py --quiet build --build-base build/arm --build-lib $(ARM_TREE)
-	HYPOTHESIS_PROFILE=quick $(ARM_PYTHON) -m pytest -q $(PARALLEL) -p no:cacheprovider -o pythonpath=$(ARM_TREE) \
+	HYPOTHESIS_PROFILE=quick $(ARM_TESTS) -m pytest -q $(PARALLEL) -p no:cacheprovider -o "pythonpath=$(ARM_TREE) ." \
 	  tests/ops --ignore tests/ops/test_registration.py $(ARGS)
 
 arm-environment: $(ARM)/.stamp
