@@ -20,8 +20,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.ceilings import kind
-from benchmarks.machine import describe
+from benchmarks import report
 
 NUM_PARAMS = 610
 COUNTS = (1, 20, 200)  # of rows
@@ -93,17 +92,12 @@ def run(options: argparse.Namespace, console: Console) -> None:
     """Time all interfaces and print the table."""
     with tempfile.TemporaryDirectory() as folder, console.status("compiling"):
         rows = measure(interfaces(Path(folder)), options.repeats)
-    lines = ["| interface | " + " | ".join(f"S = {count}" for count, _ in rows) + " |"]
-    lines.append("|---|" + "---|" * len(rows))
-    for name in rows[0][1]:
-        cells = " | ".join(f"{times[name]:.1f}" for _, times in rows)
-        lines.append(f"| {name} | {cells} |")
-    console.print("\n".join(lines), markup=False)
+    headings = ["interface", *(f"S = {count}" for count, _ in rows)]
+    lines = [[name, *(f"{times[name]:.1f}" for _, times in rows)] for name in rows[0][1]]
+    text = report.markdown(headings, lines)
+    console.print(text, markup=False)
     if options.out:
-        path = options.out / kind() / "abi.md"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = ", ".join(f"{name} {value}" for name, value in describe().items())
-        head = f"# Interfaces of an op with a list of rows\n\n{about}\n\n"
-        head += f"`python -m benchmarks abi`: d = {NUM_PARAMS}, microseconds a call, medians.\n\n"
-        path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+        title = "Interfaces of an op with a list of rows"
+        said = f"d = {NUM_PARAMS}, medians in microseconds a call."
+        path = report.write_page(options.out, "abi", title, said, text)
         console.print(f"written: {path}")

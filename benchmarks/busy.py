@@ -25,7 +25,6 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import report
-from benchmarks.ceilings import kind
 from benchmarks.machine import describe
 from benchmarks.regress.worker import RULES, Call, step_call
 
@@ -100,16 +99,9 @@ def run(options: argparse.Namespace, console: Console) -> None:
     text = markdown(results, options.threads)
     console.print(text, markup=False)
     if options.out:
-        folder = options.out / kind()
-        folder.mkdir(parents=True, exist_ok=True)
-        about = ", ".join(f"{k} {v}" for k, v in report.about_machine().items())
-        (folder / "busy.md").write_text(
-            "# Small models, and a busy machine\n\n"
-            f"`python -m benchmarks busy` on kind {kind()}: {about}. Medians in microseconds.\n\n"
-            f"{text}\n",
-            encoding="utf-8",
-        )
-        with (folder / "busy.csv").open("w", newline="", encoding="utf-8") as file:
+        title, said = "Small models, and a busy machine", "Medians in microseconds."
+        page = report.write_page(options.out, "busy", title, said, text)
+        with page.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
             machine = describe()
             table.writerow([*(field.name for field in fields(Timed)), *machine])

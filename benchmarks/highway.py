@@ -27,8 +27,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.ceilings import kind
-from benchmarks.machine import ROOT, describe
+from benchmarks import report
+from benchmarks.machine import ROOT
 
 HERE = Path(__file__).parent
 KERNELS = ROOT / "csrc" / "kernels" / "cpu"
@@ -266,19 +266,16 @@ def run(options: argparse.Namespace, console: Console) -> None:
     source = find(options.source, compiler)
     with console.status("compiling and measuring"):
         found, same = measure(options, source, compiler)
-    lines = ["| | fastagg | Highway | Highway to fastagg |", "|---|---|---|---|"]
+    lines = []
     for line in found:
         cells = [f"{x:,.0f}" if x >= 100 else f"{x:.1f}" for x in (line.ours, line.highway)]
         what = f"{line.what}, {line.unit}" if line.unit else line.what
-        lines.append(f"| {what} | {' | '.join(cells)} | {line.ratio:.2f} |")
-    lines.append(f"| bits of the results | | | {'the same' if same else 'different'} |")
-    console.print("\n".join(lines), markup=False)
+        lines.append([what, *cells, f"{line.ratio:.2f}"])
+    lines.append(["bits of the results", "", "", "the same" if same else "different"])
+    text = report.markdown(["", "fastagg", "Highway", "Highway to fastagg"], lines)
+    console.print(text, markup=False)
     if options.out:
-        path = options.out / kind() / "highway.md"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = ", ".join(f"{name} {value}" for name, value in describe().items())
-        head = f"# Kernels with Highway {source.version}\n\n{about}\n\n"
-        head += "`python -m benchmarks highway`: AVX2, medians of the CPU time of one thread, "
-        head += "both in turn.\n\n"
-        path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+        title = f"Kernels with Highway {source.version}"
+        said = "AVX2, medians of the CPU time of one thread, both in turn."
+        path = report.write_page(options.out, "highway", title, said, text)
         console.print(f"written: {path}")

@@ -192,6 +192,27 @@ def markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join([*head, *(f"| {' | '.join(line)} |" for line in lines)]) + "\n"
 
 
+def write_page(folder: Path, name: str, title: str, said: str, text: str) -> Path:
+    """Write the results of one command, with the machine, below the kind of processor.
+
+    Args:
+        folder: the folder of all results.
+        name: the command, and the name of the file.
+        title: heading of the page.
+        said: what was measured, in sentences.
+        text: the tables, in Markdown.
+
+    Returns:
+        The path of the file.
+    """
+    about = ", ".join(f"{key} {value}" for key, value in about_machine().items())
+    head = f"# {title}\n\n`python -m benchmarks {name}` on kind {kind()}: {about}. {said}\n\n"
+    path = folder / kind() / f"{name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{head}{text.rstrip()}\n", encoding="utf-8")
+    return path
+
+
 def write_markdown(path: Path, rows: Sequence[Row], title: str, command: str) -> None:
     """Write the headline, the targets and the whole table, with the machine and the command."""
     about = ", ".join(f"{name} {value}" for name, value in about_machine().items())

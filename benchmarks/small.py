@@ -25,7 +25,6 @@ from rich.progress import track
 
 import fastagg
 from benchmarks import memory_ops, report, robust, steps
-from benchmarks.ceilings import kind
 from benchmarks.machine import describe
 from benchmarks.regress.worker import RULES
 from fastagg.ops import _gram, _robust, _rows, _scores
@@ -223,17 +222,12 @@ def run(options: argparse.Namespace, console: Console) -> None:
     text = markdown(results)
     console.print(text, markup=False)
     if options.out:
-        folder = options.out / kind()
-        folder.mkdir(parents=True, exist_ok=True)
-        about = ", ".join(f"{k} {v}" for k, v in report.about_machine().items())
-        (folder / "small.md").write_text(
-            "# Steps on small models\n\n"
-            f"`python -m benchmarks small` on kind {kind()}: {about}. One thread, medians in "
-            "microseconds. Python: the time of a step that is not in a compiled op.\n\n"
-            f"{text}\n",
-            encoding="utf-8",
+        said = (
+            "One thread, medians in microseconds. Python: the time of a step that is not in a "
+            "compiled op."
         )
-        with (folder / "small.csv").open("w", newline="", encoding="utf-8") as file:
+        page = report.write_page(options.out, "small", "Steps on small models", said, text)
+        with page.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
             machine = describe()
             table.writerow([*(field.name for field in fields(Timed)), *machine])

@@ -67,8 +67,8 @@ class FastAggStrategy(FedAvg):
             be written is an error in the log, and tried again after the next round.
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
-        node_timeout: seconds that a round waits for ``min_available_nodes`` nodes, and for as many
-            as it asks; then it goes on with those that are connected.
+        node_timeout: seconds that a round waits for ``min_available_nodes`` nodes (or for
+            ``min_train_nodes``, if these are more); then it goes on with those that are connected.
         min_answers: a round with fewer usable answers does not change the model.
         max_empty_rounds: number of rounds in a row without an active client after which the run
             ends with an error.
@@ -158,17 +158,10 @@ class FastAggStrategy(FedAvg):
         if self.fraction_train == 0.0:
             self.server.open_round(None)
             return []
-        nodes = self._wait(grid, self.min_train_nodes)
-        count = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
-        asked = self.server.sample([str(node) for node in nodes], count, self.seed)
-        _LOG.info("configure_train: Sampled %s nodes (out of %s)", len(asked), len(nodes))
+        asked = self._draw("train", grid, self.fraction_train, self.min_train_nodes)
         self.server.open_round(asked)
         config["server-round"] = server_round
-        record = RecordDict({self.arrayrecord_key: self._model(), self.configrecord_key: config})
-        return [
-            Message(content=record, message_type=MessageType.TRAIN, dst_node_id=int(node))
-            for node in asked
-        ]
+        return self._messages(MessageType.TRAIN, self._model(), config, asked)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -176,17 +169,9 @@ class FastAggStrategy(FedAvg):
         """Return the evaluation messages of a round, for nodes drawn as in training."""
         if self.fraction_evaluate == 0.0:
             return []
-        nodes = self._wait(grid, self.min_evaluate_nodes)
-        count = max(int(len(nodes) * self.fraction_evaluate), self.min_evaluate_nodes)
-        names = [str(node) for node in nodes]
-        asked = self.server.sample(names, count, self.seed, purpose="evaluate")
-        _LOG.info("configure_evaluate: Sampled %s nodes (out of %s)", len(asked), len(nodes))
+        asked = self._draw("evaluate", grid, self.fraction_evaluate, self.min_evaluate_nodes)
         config["server-round"] = server_round
-        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return [
-            Message(content=record, message_type=MessageType.EVALUATE, dst_node_id=int(node))
-            for node in asked
-        ]
+        return self._messages(MessageType.EVALUATE, arrays, config, asked)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -238,10 +223,9 @@ class FastAggStrategy(FedAvg):
             grid ... evaluate_fn: as in Flower.
             initial_arrays: the first model; not needed with ``resume_from``.
             resume_from: checkpoint of a run with the same rule, options and number of clients;
-                ``server_lr`` and ``max_norm`` may be others. The
-                run continues with the next round, up to round ``num_rounds``; the result holds
-                metrics of these rounds only. With the same answers the final model is
-                bit-identical to that of a run without interruption.
+                ``server_lr`` and ``max_norm`` may be others. The run continues with the next round,
+                up to round ``num_rounds``; the result holds metrics of these rounds only. With the
+                same answers the final model is bit-identical to that of a run without interruption.
 
         Raises:
             RuntimeError: this strategy has already run, or ``max_empty_rounds`` rounds in a row, or
@@ -338,11 +322,23 @@ class FastAggStrategy(FedAvg):
                 self._record[name] = Array(dtype=dtype, shape=shape, stype=_NUMPY, data=data)
         return self._record
 
-    def _wait(self, grid: Grid, least: int) -> list[int]:
-        """Wait for nodes, at most ``node_timeout`` seconds; return those that are connected."""
-        return wait_for_nodes(
-            grid.get_node_ids, max(self.min_available_nodes, least), self.node_timeout
-        )
+    def _draw(self, purpose: str, grid: Grid, fraction: float, least: int) -> list[str]:
+        """Wait for nodes, at most ``node_timeout`` seconds; draw from those that are connected."""
+        enough = max(self.min_available_nodes, least)
+        nodes = wait_for_nodes(grid.get_node_ids, enough, self.node_timeout)
+        count = max(int(len(nodes) * fraction), least)
+        asked = self.server.sample([str(node) for node in nodes], count, self.seed, purpose)
+        _LOG.info("configure_%s: Sampled %s nodes (out of %s)", purpose, len(asked), len(nodes))
+        return asked
+
+    def _messages(
+        self, message_type: str, arrays: ArrayRecord, config: ConfigRecord, nodes: list[str]
+    ) -> list[Message]:
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        return [
+            Message(content=record, message_type=message_type, dst_node_id=int(node))
+            for node in nodes
+        ]
 
     def _read(self, message: Message) -> Answer:
         """Return the answer in a reply; its ``problem`` is set if it cannot be used."""

@@ -12,7 +12,8 @@ from typing import TypeVar, cast
 
 from flwr.app import MetricRecord, RecordDict
 
-LISTED = 20  # at most this many clients are listed in a line of the log
+from fastagg.integrations._report import listed
+
 _LOG = logging.getLogger("flwr")
 
 MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
@@ -100,7 +101,7 @@ class _Reply:
     def of(cls, sender: str, content: RecordDict, weighted_by_key: str, ignored_key: str) -> _Reply:
         ((name, record),) = content.metric_records.items()
         others = {k: v for k, v in record.items() if k not in (weighted_by_key, ignored_key)}
-        weight = float(cast(float, record[weighted_by_key]))  # weight_problem checked the type
+        weight = cast(float, record[weighted_by_key])  # weight_problem checked the type
         return cls(sender, name, weight, others)
 
     def form(self, name: str) -> int | None:
@@ -156,8 +157,7 @@ def _most_common(forms: Iterable[Form]) -> Form | None:
 
 def _log_left_out(what: str, replies: Sequence[_Reply]) -> None:
     if replies:
-        senders = ", ".join(reply.sender for reply in replies[:LISTED])
-        more = f" and {len(replies) - LISTED} more" if len(replies) > LISTED else ""
+        senders = listed([reply.sender for reply in replies])
         _LOG.warning(
-            "\t%s of nodes %s%s: left out, not finite or not like most others", what, senders, more
+            "\t%s of nodes %s: left out, not finite or not like most others", what, senders
         )

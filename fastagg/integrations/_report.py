@@ -63,14 +63,14 @@ class RoundReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text, for a log."""
-        lines = [f"round {self.round}: {len(self.active)} active: {_listed(self.active)}"]
+        lines = [f"round {self.round}: {len(self.active)} active: {listed(self.active)}"]
         if self.absent:
             order = sorted((c is None, c or 0, sender) for sender, c in self.absent.items())
             names = [_name(sender, self.absent[sender]) for _, _, sender in order]
-            lines.append(f"absent: {_listed(names)}")
+            lines.append(f"absent: {listed(names)}")
         if self.friends:
             stands = [f"{friend} for {client}" for client, friend in sorted(self.friends.items())]
-            lines.append(f"stood in: {_listed(stands)}")
+            lines.append(f"stood in: {listed(stands)}")
         lines += [f"rejected {sender}: {why}" for sender, why in sorted(self.rejected.items())]
         if self.error is not None:
             lines.append(f"the model stays as it was: {self.error}")
@@ -95,7 +95,7 @@ def _name(sender: str, client: int | None) -> str:
     return f"{sender} (not known)" if client is None else f"client {client} ({sender})"
 
 
-def _listed(values: Sequence[object]) -> str:
+def listed(values: Sequence[object]) -> str:
     """Return the first values as text, and how many more there are."""
     shown = ", ".join(str(value) for value in values[:_LISTED])
     return shown + (f" and {len(values) - _LISTED} more" if len(values) > _LISTED else "")

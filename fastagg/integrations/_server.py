@@ -183,7 +183,7 @@ class AggregationServer:
         return {slot.name: (slot.dtype, slot.shape) for slot in self._model().slots}
 
     def sample(
-        self, candidates: Iterable[str], count: int, seed: int, purpose: str = ""
+        self, candidates: Iterable[str], count: int, seed: int, purpose: str = "train"
     ) -> list[str]:
         """Draw the clients for the next round, as a function of seed, round and candidates.
 
@@ -194,14 +194,16 @@ class AggregationServer:
             candidates: senders to draw from.
             count: number of senders to draw; all are drawn if there are fewer.
             seed: seed of the run.
-            purpose: text that distinguishes several draws of one round.
+            purpose: what the draw is for; each purpose has draws of its own.
 
         Returns:
             ``count`` different senders, or all of them if there are fewer.
         """
         known = self.ids.known
         order = sorted(candidates, key=lambda s: (known.get(s, self.num_clients), by_number(s)))
-        rng = random.Random(f"fastagg/{seed}/{self.rounds}{purpose}")
+        # Draws for training have the streams that older checkpoints continue.
+        stream = "" if purpose == "train" else f"/{purpose}"
+        rng = random.Random(f"fastagg/{seed}/{self.rounds}{stream}")
         return rng.sample(order, min(count, len(order)))
 
     def open_round(self, senders: Iterable[str] | None) -> None:
