@@ -63,9 +63,15 @@ FASTAGG_OP(clip_towards,    no,  no,  yes,
 FASTAGG_OP(weighted_sum_,   yes, yes, no,
            "(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0, "
            "Tensor? when=None) -> ()")
+FASTAGG_OP(difference_sum_, yes, no,  yes,
+           "(Tensor(a!) out, Tensor(b!) squares, Tensor[] rows, Tensor base, Tensor weights) "
+           "-> ()")
 FASTAGG_OP(gram_and_sum_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights, "
            "str precision='highest') -> ()")
+FASTAGG_OP(difference_gram_and_sum_, yes, no, yes,
+           "(Tensor(a!) out, Tensor(b!) gram, Tensor[] models, Tensor base, Tensor weights, "
+           "int begin) -> ()")
 FASTAGG_OP(mimic_,          yes, yes, no,
            "(Tensor(a!) params, Tensor[] updates, Tensor(b!)[] corrections, Tensor clients, "
            "float lr) -> ()")

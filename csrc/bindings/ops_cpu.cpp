@@ -10,15 +10,19 @@
 
 #include "../kernels/abs_max.h"
 #include "../kernels/cpu/pool.h"
+#include "../kernels/differences.h"
 #include "../kernels/friends.h"
 #include "../kernels/gram.h"
 #include "../kernels/memory.h"
 #include "../kernels/mimic.h"
+#include "../kernels/models.h"
 #include "../kernels/pair_gram.h"
 #include "../kernels/scaffold.h"
 #include "../kernels/scores.h"
 #include "../kernels/weighted_sum.h"
 #include "changed_memory.h"
+#include "check_differences.h"
+#include "check_models.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -154,6 +158,18 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   });
 }
 
+void difference_sum_(const at::Tensor& out, const at::Tensor& squares, at::TensorList tensors,
+                     const at::Tensor& base, const at::Tensor& weights) {
+  const Rows rows = check_differences(out, squares, tensors, base);
+  const std::vector<double> w = check_weights(weights, rows.size(), out.device());
+  with_element(rows.dtype, [&](auto element) {
+    const auto x = pointers<const decltype(element)>(rows.addresses);
+    cpu::difference_sum(out.mutable_data_ptr<float>(), squares.mutable_data_ptr<double>(), x.data(),
+                        base.const_data_ptr<float>(), rows.size(), out.numel(), w.data(),
+                        threads());
+  });
+}
+
 void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList tensors,
                    const at::Tensor& weights, c10::string_view precision) {
   check_precision(precision);
@@ -169,6 +185,17 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   cpu::gram_and_sum(pointers<const float>(rows.addresses).data(), S, d, w.data(),
                     gram.mutable_data_ptr<double>(), out.mutable_data_ptr<float>(), threads());
+}
+
+void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList models,
+                              const at::Tensor& base, const at::Tensor& weights, int64_t begin) {
+  check_dense(weights, "weights");
+  const int64_t S = weights.numel(), d = out.numel();
+  const auto parts = check_models(out, gram, models, base, S, begin);
+  const std::vector<double> w = check_weights(weights, S, out.device());
+  const cpu::ModelDifferences rows(parts, base.const_data_ptr<float>(), begin, d);
+  cpu::gram_and_sum(rows, S, d, w.data(), gram.mutable_data_ptr<double>(),
+                    out.mutable_data_ptr<float>(), threads());
 }
 
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops of the robust rules, for tensors on any device: gram_rows calls `gram`, and the others
-// compute with S x S numbers on the CPU, wherever the rows are.
+// Ops for tensors on any device: gram_rows calls `gram`, those of differences call `weighted_sum_`
+// and `gram_and_sum_`, and those of the robust rules compute with S x S numbers on the CPU,
+// wherever the rows are.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dot.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -13,6 +17,8 @@
 #include <numeric>
 
 #include "../kernels/common.h"
+#include "check_differences.h"
+#include "check_models.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -28,11 +34,9 @@ at::Tensor gram_of(const std::vector<at::Tensor>& rows, const at::Tensor& pairs,
   return op.call(rows, pairs, precision);
 }
 
-at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
-                     c10::string_view precision) {
-  const at::Device device = device_of(tensors, "updates");
+// The rows of matrices and vectors, as vectors.
+std::vector<at::Tensor> one_by_one(at::TensorList tensors) {
   std::vector<at::Tensor> rows;
-  check_rows(tensors, "updates", kAny, device);
   for (const at::Tensor& t : tensors) {
     if (t.dim() != 2) {
       rows.push_back(t);
@@ -41,6 +45,53 @@ at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
     const std::vector<at::Tensor> parts = t.unbind(0);
     rows.insert(rows.end(), parts.begin(), parts.end());
   }
+  return rows;
+}
+
+// Computes all differences first: it needs memory for them.
+void difference_sum_(const at::Tensor& out, const at::Tensor& squares, at::TensorList tensors,
+                     const at::Tensor& base, const at::Tensor& weights) {
+  using Sum = void(const at::Tensor&, at::TensorList, const at::Tensor&, double,
+                   const std::optional<at::Tensor>&);
+  static const auto weighted_sum =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::weighted_sum_", "").typed<Sum>();
+  check_differences(out, squares, tensors, base);
+  check_weights(weights, squares.numel(), out.device());
+  std::vector<at::Tensor> differences;
+  for (const at::Tensor& row : one_by_one(tensors))
+    differences.push_back(at::sub(row.to(at::kFloat), base));
+  weighted_sum.call(out, differences, weights, 0.0, std::nullopt);
+  for (std::size_t s = 0; s < differences.size(); ++s) {
+    const at::Tensor wide = differences[s].to(at::kDouble);
+    squares.select(0, static_cast<int64_t>(s)).copy_(at::dot(wide, wide));
+  }
+}
+
+// Computes all differences first, as well.
+void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList models,
+                              const at::Tensor& base, const at::Tensor& weights, int64_t begin) {
+  using Both = void(const at::Tensor&, const at::Tensor&, at::TensorList, const at::Tensor&,
+                    c10::string_view);
+  static const auto gram_and_sum =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::gram_and_sum_", "").typed<Both>();
+  check_dense(weights, "weights");
+  const int64_t S = weights.numel(), end = begin + out.numel();
+  const std::size_t L = check_models(out, gram, models, base, S, begin).size();
+  check_weights(weights, S, out.device());
+  std::vector<at::Tensor> differences;
+  for (int64_t s = 0; s < S; ++s) {
+    std::vector<at::Tensor> parts;
+    for (const at::Tensor& part : models.slice(s * L, L)) parts.push_back(part.to(at::kFloat));
+    differences.push_back(at::sub(at::cat(parts).slice(0, begin, end), base.slice(0, begin, end)));
+  }
+  gram_and_sum.call(out, gram, differences, weights, "highest");
+}
+
+at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
+                     c10::string_view precision) {
+  const at::Device device = device_of(tensors, "updates");
+  check_rows(tensors, "updates", kAny, device);
+  const std::vector<at::Tensor> rows = one_by_one(tensors);
   const auto S = static_cast<int64_t>(rows.size());
   // The changed rows are placed first, so that the needed pairs fill whole tiles of the kernel.
   std::vector<int64_t> order = check_positions(changed, S);

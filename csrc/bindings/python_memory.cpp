@@ -20,10 +20,9 @@ namespace {
 // Keeps the memory of a Python object, with its buffer protocol.
 class Buffer {
  public:
-  explicit Buffer(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_,
-                           PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | PyBUF_WRITABLE))
-      throw py::error_already_set();
+  explicit Buffer(py::handle object, bool writable = true) {
+    const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+    if (PyObject_GetBuffer(object.ptr(), &view_, flags)) throw py::error_already_set();
   }
   ~Buffer() {
     if (!Py_IsInitialized()) return;  // the process ends: nothing can be released
@@ -48,6 +47,8 @@ at::ScalarType dtype_of(const Py_buffer& view) {
       return at::kFloat;
     case 'd':
       return at::kDouble;
+    case 'e':
+      return at::kHalf;
     case '?':
       return at::kBool;
     case 'b':
@@ -59,7 +60,7 @@ at::ScalarType dtype_of(const Py_buffer& view) {
       if (view.itemsize == 8) return at::kLong;
   }
   throw py::type_error(
-      std::string("buffer: expected float32, float64, int64, bool or bytes, got ") +
+      std::string("buffer: expected float16, float32, float64, int64, bool or bytes, got ") +
       (view.format ? view.format : "bytes"));
 }
 
@@ -81,8 +82,8 @@ at::Tensor make(const Shared& owner, void* data, int64_t bytes, at::IntArrayRef 
   return tensor;
 }
 
-at::Tensor tensor(py::handle object) {
-  const auto owner = std::make_shared<Buffer>(object);
+at::Tensor tensor(py::handle object, bool writable) {
+  const auto owner = std::make_shared<Buffer>(object, writable);
   const Py_buffer& view = owner->view();
   // Py_ssize_t and int64_t have the same size, but are different types on macOS.
   const std::vector<int64_t> shape(view.shape, view.shape + view.ndim);
@@ -127,8 +128,9 @@ void reserve(int64_t bytes) {
 }  // namespace
 
 void define_python_memory(py::module_& m) {
-  m.def("tensor", &tensor, py::arg("buffer"),
-        "A tensor with the memory, shape and dtype of a contiguous array. Copies nothing.");
+  m.def("tensor", &tensor, py::arg("buffer"), py::arg("writable") = true,
+        "A tensor with the memory, shape and dtype of a contiguous array. Copies nothing. If not "
+        "`writable`, the memory need not be, and nobody may write to the tensor.");
   m.def("rows", &rows, py::arg("buffer"), py::arg("count"), py::arg("size"), py::arg("step"),
         "`count` float32 tensors [size], `step` numbers apart, each with a storage of its own.");
   m.def("reserve", &reserve, py::arg("bytes"),

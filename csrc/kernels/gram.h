@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common.h"
+#include "row_source.h"
 
 namespace fastagg::cpu {
 
@@ -42,6 +43,10 @@ bool gram_rows_streamed(const float* const* rows, int64_t S, int64_t d, const in
 //   weights   // [S]
 void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* weights,
                   double* out, float* sum, const Parallel& parallel);
+
+// The same for rows that are computed while they are read, block by block.
+void gram_and_sum(const RowSource& rows, int64_t S, int64_t d, const double* weights, double* out,
+                  float* sum, const Parallel& parallel);
 
 // Bytes of scratch memory that `gram` of all pairs and `gram_and_sum` use, on the instruction set
 // in use. `gram` of some pairs needs at most 18 S^2 bytes more.

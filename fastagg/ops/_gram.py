@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fastagg.ops._dispatch import compiled, count_rows, mark_changed, op
 from fastagg.ops.row_lists import Rows, row_list
 
-__all__ = ["gram", "gram_and_sum_", "gram_rows", "replace_rows"]
+__all__ = ["difference_gram_and_sum_", "gram", "gram_and_sum_", "gram_rows", "replace_rows"]
 
 # Bounds of the self-check. On a CPU, products are summed in float32 inside blocks, and these errors
 # average out over the blocks (measured: 1e-8). On a GPU a product is off by up to 2^-16, which
@@ -97,6 +99,45 @@ def gram_and_sum_(
         ``out``.
     """
     compiled.gram_and_sum_(out, gram, row_list(rows, "rows"), weights, precision)
+    mark_changed(out, gram)
+    return out
+
+
+@op(
+    example=lambda f, x: f(
+        x.params, x.gram, [part for row in x.updates for part in row.split(6)], x.memory[0],
+        x.weights,
+    ),
+    cuda_bound=_CUDA,  # there, this op calls gram_and_sum_
+)  # fmt: skip
+def difference_gram_and_sum_(
+    out: Tensor,
+    gram: Tensor,
+    models: Sequence[Tensor],
+    base: Tensor,
+    weights: Tensor,
+    begin: int = 0,
+) -> Tensor:
+    """Compute :func:`gram_and_sum_` of models minus a base, in one pass, in place.
+
+    For a server that receives models, each in parts: one array for each layer. Row s is model s
+    minus the base, rounded to float32, in columns [begin, begin + d). On a CPU, no row is written
+    to memory, only blocks that stay in the cache. On a GPU, all rows are computed first.
+
+    Args:
+        out: float32 [d]; changed in place. Its old content is not read.
+        gram: float64 [S, S], contiguous; changed in place. Its old content is not read.
+        models: S models of L parts: those of the first model, those of the second one, ... Parts
+            are vectors of float32, bfloat16 or float16. Part l of all models has the same length
+            and dtype. None may share memory with ``out`` or ``gram``.
+        base: float32 [D], D >= begin + d: as many elements as the parts of a model have together.
+        weights: float32 or float64 [S]; rounded as in :func:`weighted_sum_`.
+        begin: first column of the rows.
+
+    Returns:
+        ``out``. Results have the bits of :func:`gram_and_sum_` for the differences in memory.
+    """
+    compiled.difference_gram_and_sum_(out, gram, list(models), base, weights, begin)
     mark_changed(out, gram)
     return out
 

@@ -14,6 +14,7 @@ from fastagg.ops.row_lists import Rows, row_list
 __all__ = [
     "abs_max",
     "add_total_",
+    "difference_sum_",
     "lerp_total_",
     "memory_total_",
     "memory_update_",
@@ -74,6 +75,37 @@ def weighted_sum_(
     """
     compiled.weighted_sum_(out, row_list(rows, "rows"), weights, beta, when)
     mark_changed(out)
+    return out
+
+
+@op(
+    example=lambda f, x: (
+        f(x.params, x.weights.clone(), x.updates, x.memory[0], x.weights),
+        f(x.params, x.weights.clone(), list(x.updates), x.memory[0], x.weights.float()),
+    )
+)
+def difference_sum_(
+    out: Tensor, squares: Tensor, rows: Rows, base: Tensor, weights: Tensor
+) -> Tensor:
+    """Compute the weighted sum and the squared norms of ``rows - base``, in one pass, in place.
+
+    For a server that receives models: ``out = weights @ (rows - base)`` is the mean of the updates,
+    and no update is written anywhere. On a GPU, all differences are computed first.
+
+    Args:
+        out: float32 [d]; changed in place. Its old content is not read.
+        squares: float64 [S]; changed in place: squared Euclidean norms of the differences. Their
+            relative error is at most 1e-6. Infinite for a row whose squares leave the range of
+            float32 (differences above 1e18), even if the norm does not.
+        rows: S rows of d float32 or short, at any address. None may share memory with ``out``.
+        base: float32 [d].
+        weights: float32 or float64 [S]; rounded as in :func:`weighted_sum_`.
+
+    Returns:
+        ``out``, with the bits of :func:`weighted_sum_` for the differences, rounded to float32.
+    """
+    compiled.difference_sum_(out, squares, row_list(rows, "rows"), base, weights)
+    mark_changed(out, squares)
     return out
 
 

@@ -526,6 +526,31 @@ def add_total_(
     return params.copy_(old + lr * (norm * total - old if models else norm * total))
 
 
+def difference_gram_and_sum_(
+    out: Tensor,
+    gram: Tensor,
+    models: Sequence[Tensor],
+    base: Tensor,
+    weights: Tensor,
+    begin: int = 0,
+) -> Tensor:
+    """Compute :func:`gram_and_sum_` of models [S, D], in parts, minus the base [D], in place."""
+    count = len(models) // max(1, len(weights))
+    wide = [torch.cat([*models[s : s + count]]) for s in range(0, len(models), count)]
+    here = slice(begin, begin + len(out))
+    rows = [model.to(torch.float64)[here] - base.to(torch.float64)[here] for model in wide]
+    return gram_and_sum_(out, gram, torch.stack(rows), weights)
+
+
+def difference_sum_(
+    out: Tensor, squares: Tensor, rows: Rows, base: Tensor, weights: Tensor
+) -> Tensor:
+    """Compute ``out = weights @ (rows - base)`` [d] and the squared norms [S], in place."""
+    differences = torch.stack([row.to(torch.float64) - base.to(torch.float64) for row in rows])
+    squares.copy_(differences.square().sum(dim=1))
+    return out.copy_(weights.to(torch.float64) @ differences)
+
+
 def abs_max(rows: Rows) -> Tensor:
     """Compute the largest magnitude of each row; NaN if the row holds a NaN.
 

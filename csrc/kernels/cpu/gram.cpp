@@ -11,6 +11,8 @@
 //   panels, which stay in the L2 cache. Every tile prefetches a part of the next block's rows, and
 //   the last tiles of a strip prefetch what the next strip reads first.
 //
+//   Rows that are computed (RowSource) are written to a stage of one block, and read from there.
+//
 //   At the end of the block, a tile adds up the lanes of its accumulators and adds the results to
 //   float64 partial sums. Blocks and chunks depend on d alone, and the partial sums of chunks are
 //   added in ascending order, so an entry of the result depends on its two rows alone.
@@ -49,7 +51,8 @@ struct RowSum {
 };
 
 struct Problem {
-  const float* const* rows;  // [S]
+  const float* const* rows;  // [S], or nullptr if there is a source
+  const RowSource* source;   // or nullptr
   const float* scales;       // [S]
   const int64_t* place;      // [strips * (strips + 1) / 2] number of each computed tile, or -1
   int64_t S, d;
@@ -63,6 +66,18 @@ struct Problem {
 constexpr int64_t tile_index(int64_t I, int64_t J) {
   return I * (I + 1) / 2 + J;
 }
+
+// Where a worker keeps the rows of one block, if they come from a source.
+struct Stage {
+  // Not a multiple of 4 KB, so that rows do not compete for the same sets of the L1 cache.
+  static constexpr int64_t kStride = kMaxBlock + 16;
+  float* memory;                   // [S, kStride]
+  std::vector<const float*> rows;  // [S]
+
+  Stage(float* memory, int64_t S) : memory(memory) {
+    for (int64_t s = 0; s < S; ++s) rows.push_back(memory + s * kStride);
+  }
+};
 
 // Distributes the rows of the next block evenly over the tiles of this block, for prefetching. Each
 // tile adds `count` credits, and each row costs `tiles` credits. A tile without enough credit
@@ -89,7 +104,9 @@ struct Block {
   static constexpr int R = T::R;
 
   const Problem& p;
-  int64_t first, last, column, columns;
+  const float* const* rows;  // [S] of which columns [at, at + columns) are read
+  int64_t at;
+  int64_t first, last, columns;
   float* panels;  // [last, kPanel] scratch
   double* sums;
   Ahead ahead;
@@ -102,26 +119,26 @@ struct Block {
         strip_of<R>(std::min<int64_t>(R, p.S - I * R), I, super, std::min(super + p.super, I));
   }
 
-  template <int rows>  // the number of rows as a constant; only the last strip has fewer than R
+  template <int n>  // the number of rows as a constant; only the last strip has fewer than R
   FASTAGG_INLINE void strip_of(int64_t wanted, int64_t I, int64_t begin, int64_t end) {
-    if (rows == wanted) return strip<rows>(I, begin, end);
-    if constexpr (rows > 1) strip_of<rows - 1>(wanted, I, begin, end);
+    if (n == wanted) return strip<n>(I, begin, end);
+    if constexpr (n > 1) strip_of<n - 1>(wanted, I, begin, end);
   }
 
   // The tiles of strip I with strips [begin, end), and the diagonal tile if this is the first time
   // that strip I is used in this block.
-  template <int rows>
+  template <int n>
   FASTAGG_INLINE void strip(int64_t I, int64_t begin, int64_t end) {
-    const InPlace<W, rows> a(p.rows + I * R, column);
+    const InPlace<W, n> a(rows + I * R, at);
     const auto panel = [&](int64_t K) FASTAGG_INLINE_LAMBDA { return panels + K * T::kPanel; };
     if (begin == 0) {
       double unused[T::kSlots] = {};
       double* out = I < first ? unused : sums + p.place[tile_index(I, I)] * T::kSlots;
       const Prefetch next = prefetch_in(I, begin, end);
       if constexpr (pack)
-        packing_tile<W, rows>(a, p.scales + I * R, columns, panel(I), out, next);
+        packing_tile<W, n>(a, p.scales + I * R, columns, panel(I), out, next);
       else
-        diagonal_tile<W, rows>(a, columns / W, out, next);
+        diagonal_tile<W, n>(a, columns / W, out, next);
       if (I < first) return;
     }
     for (int64_t J = begin; J < end; ++J) {
@@ -130,11 +147,10 @@ struct Block {
       double* out = sums + place * T::kSlots;
       const Prefetch next = prefetch_in(I, begin, end - 1 - J);
       if constexpr (pack)
-        off_diagonal_tile<W, rows>(Panel<W>{panel(I)}, Panel<W>{panel(J)}, ceil_div(columns, W),
-                                   out, next);
+        off_diagonal_tile<W, n>(Panel<W>{panel(I)}, Panel<W>{panel(J)}, ceil_div(columns, W), out,
+                                next);
       else
-        off_diagonal_tile<W, rows>(a, InPlace<W, R>(p.rows + J * R, column), columns / W, out,
-                                   next);
+        off_diagonal_tile<W, n>(a, InPlace<W, R>(rows + J * R, at), columns / W, out, next);
     }
   }
 
@@ -145,7 +161,7 @@ struct Block {
     const float* soon = ahead.idle;
     const int64_t row = (I + 1) * R + more;
     if (more < R && row < p.S && I + 1 < last && columns == p.block)
-      soon = begin == 0 ? p.rows[row] + column : panels + (I + 1) * T::kPanel + more * columns;
+      soon = begin == 0 ? rows[row] + at : panels + (I + 1) * T::kPanel + more * columns;
     ahead.credit += ahead.count;
     const float* later = ahead.take();
     return {soon, later, ahead.take()};
@@ -154,11 +170,12 @@ struct Block {
 
 // Adds the tiles (I, J) with I in [first, last) and J <= I, over columns [begin, end), to
 // sums[place][slot].
+//   stage    // of this worker, if there is a source
 //   panels   // [last, kPanel] scratch
 struct ChunkKernel {
   template <int W>
   FASTAGG_INLINE static void run(const Problem* problem, int64_t first, int64_t last, int64_t begin,
-                                 int64_t end, float* panels, double* sums) {
+                                 int64_t end, const Stage* stage, float* panels, double* sums) {
     const Problem& p = *problem;
     const RowSum* also = last * Shape<W>::R >= p.S ? p.also : nullptr;  // only the last group
     int64_t tiles = 0;
@@ -166,15 +183,24 @@ struct ChunkKernel {
       for (int64_t J = (I < first ? I : 0); J <= I; ++J) tiles += p.place[tile_index(I, J)] >= 0;
     for (int64_t column = begin; column < end; column += p.block) {
       const int64_t columns = std::min(p.block, end - column);
+      const int64_t used = std::min(p.S, last * Shape<W>::R);
+      const float *const *rows = p.rows, *const *next = p.rows;
+      int64_t at = column;
       const bool more = column + 2 * p.block <= p.d;
-      const int64_t rows = more ? std::min(p.S, last * Shape<W>::R) : 0;
-      const Ahead ahead{p.rows, column + p.block, rows, tiles, panels};
+      if (p.source) {
+        p.source->read(0, used, column, columns, stage->memory, Stage::kStride);
+        rows = stage->rows.data();
+        at = 0;
+        next = more ? p.source->ahead(column + p.block, p.block) : nullptr;
+      }
+      const Ahead ahead{next, column + p.block, more && next ? used : 0, tiles, panels};
       if (p.pack || columns < p.block)
-        Block<W, true>{p, first, last, column, columns, panels, sums, ahead}.run();
+        Block<W, true>{p, rows, at, first, last, columns, panels, sums, ahead}.run();
       else
-        Block<W, false>{p, first, last, column, columns, panels, sums, ahead}.run();
+        Block<W, false>{p, rows, at, first, last, columns, panels, sums, ahead}.run();
       if (also)
-        weighted_sum_block(p.isa, also->out, p.rows, p.S, also->weights, 0.0, column, columns);
+        weighted_sum_block(p.isa, also->out + (column - at), rows, p.S, also->weights, 0.0, at,
+                           columns);
     }
   }
 };
@@ -249,12 +275,18 @@ bool crowd_few_sets(const std::vector<const float*>& rows) {
   return *std::max_element(occupancy, occupancy + kSets) > std::max<int64_t>(12, average * 3 / 2);
 }
 
+// The rows of a call: in memory, or from a source.
+struct Input {
+  std::vector<const float*> rows;  // [S], or empty
+  const RowSource* source;         // or nullptr
+};
+
 template <int W>
-void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>& scales, int64_t d,
+void gram_tiled(const Input& input, const std::vector<float>& scales, int64_t d,
                 const uint8_t* pairs, double* out, const RowSum* also, Isa isa,
                 const Parallel& parallel) {
   using T = Shape<W>;
-  const auto S = static_cast<int64_t>(rows.size());
+  const auto S = static_cast<int64_t>(scales.size());
   const int64_t strips = ceil_div(S, T::R);
 
   std::vector<int64_t> places(strips * (strips + 1) / 2, -1);
@@ -268,12 +300,12 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
   first_place.push_back(tiles);
   const GramColumns cut(d);
   const bool scaled = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
-  const bool pack = scaled || tiles * T::R > strips * kInPlaceRows || crowd_few_sets(rows);
+  const bool pack = scaled || tiles * T::R > strips * kInPlaceRows || crowd_few_sets(input.rows);
   // The panels of a super-strip take 3/8 of the L2 cache. The rest is for rows of the next block
   // and for the sums of tiles. Larger shares of 512 KB were slower at 512 and 1024 rows.
   const int64_t super = std::max<int64_t>(1, l2_bytes() * 3 / 8 / (T::kPanel * 4));
-  const Problem problem{rows.data(), scales.data(), places.data(), S,   d,
-                        cut.block,   super,         pack,          isa, also};
+  const Problem problem{input.rows.data(), input.source, scales.data(), places.data(), S,   d,
+                        cut.block,         super,        pack,          isa,           also};
 
   const Parallel team = gram_threads<W>(parallel, S, tiles, d);
   const GramMemory<W> memory(tiles, strips, cut.chunks, team.workers);
@@ -285,6 +317,11 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
 
   const Scratch sums_memory(slots * 8), partial_memory(window * slots * 8);
   const Scratch panel_memory(memory.panels * 4);
+  const int64_t staged = input.source ? S * Stage::kStride : 0;  // floats of a worker
+  const Scratch stage_memory(team.workers * staged * 4);
+  std::vector<Stage> stages;
+  for (int64_t w = 0; w < team.workers && input.source; ++w)
+    stages.emplace_back(stage_memory.as<float>() + w * staged, S);
   auto* sums = sums_memory.as<double>();
   std::deque<OrderedSum> totals;  // one for each group of strips
   for (int64_t g = 0; g < groups; ++g)
@@ -297,16 +334,18 @@ void gram_tiled(const std::vector<const float*>& rows, const std::vector<float>&
     double* partial = totals[g].start(c);
     dispatch<ChunkKernel>(isa, &problem, g * group, std::min(strips, (g + 1) * group),
                           c * cut.chunk, std::min(d, (c + 1) * cut.chunk),
+                          input.source ? &stages[worker] : nullptr,
                           panel_memory.as<float>() + worker * strips * T::kPanel, partial);
     totals[g].finish(c);
   });
   unpack<W>(sums, places.data(), pairs, S, out);
 }
 
-void gram_scaled(const std::vector<const float*>& rows, const std::vector<float>& scales, int64_t d,
+void gram_scaled(const Input& input, const std::vector<float>& scales, int64_t d,
                  const uint8_t* pairs, double* out, const RowSum* also, const Parallel& parallel) {
   const Isa isa = current_isa();
-  with_lanes(isa, [&](auto W) { gram_tiled<W>(rows, scales, d, pairs, out, also, isa, parallel); });
+  with_lanes(isa,
+             [&](auto W) { gram_tiled<W>(input, scales, d, pairs, out, also, isa, parallel); });
 }
 
 // The power of two that scales a row's largest magnitude into [1, 2); 1 if no scale helps.
@@ -315,24 +354,46 @@ float power_of_two_scale(float largest) {
   return std::ldexp(1.0f, std::clamp(-std::ilogb(largest), -126, 126));
 }
 
+// abs_max of some rows of a source.
+void source_peaks(const RowSource& source, const std::vector<std::size_t>& chosen, int64_t d,
+                  float* peaks, const Parallel& parallel) {
+  const Scratch memory(parallel.workers * kMaxBlock * 4);
+  const auto count = static_cast<int64_t>(chosen.size());
+  parallel.for_each(count, [&](int64_t task, int worker) {
+    float* row = memory.as<float>() + worker * kMaxBlock;
+    const auto s = static_cast<int64_t>(chosen[task]);
+    peaks[task] = 0.0f;
+    for (int64_t column = 0; column < d && std::isfinite(peaks[task]); column += kMaxBlock) {
+      const int64_t n = std::min(kMaxBlock, d - column);
+      source.read(s, s + 1, column, n, row, kMaxBlock);
+      for (int64_t k = 0; k < n; ++k) {
+        const float x = std::fabs(row[k]);
+        if (!(x <= peaks[task])) peaks[task] = x;  // or NaN
+        if (!std::isfinite(x)) break;
+      }
+    }
+  });
+}
+
 // Squares of elements overflow float32 from about 1e19 and lose bits below about 1e-19. Returns the
 // scales of all rows if that may have happened in some row and scaling helps; else returns nothing.
 // (Rows with a NaN, or with zeros only, are examined too.)
 //   squares   // the squared norm of row i, at i * stride
-std::vector<float> scales_for(const std::vector<const float*>& rows, int64_t d,
-                              const double* squares, int64_t stride, const Parallel& parallel) {
+std::vector<float> scales_for(const Input& input, int64_t S, int64_t d, const double* squares,
+                              int64_t stride, const Parallel& parallel) {
   const double tiny = 1e-34 * static_cast<double>(d);
   std::vector<std::size_t> suspects;
-  std::vector<const float*> suspect_rows;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    const double square = squares[static_cast<int64_t>(i) * stride];
-    if (square >= tiny && std::isfinite(square)) continue;
-    suspects.push_back(i);
-    suspect_rows.push_back(rows[i]);
-  }
+  for (int64_t i = 0; i < S; ++i)
+    if (!(squares[i * stride] >= tiny && std::isfinite(squares[i * stride]))) suspects.push_back(i);
   if (suspects.empty()) return {};
-  std::vector<float> largest(suspects.size()), scales(rows.size(), 1.0f);
-  abs_max(suspect_rows.data(), static_cast<int64_t>(suspects.size()), d, largest.data(), parallel);
+  std::vector<float> largest(suspects.size()), scales(S, 1.0f);
+  if (input.source) {
+    source_peaks(*input.source, suspects, d, largest.data(), parallel);
+  } else {
+    std::vector<const float*> rows;
+    for (const std::size_t i : suspects) rows.push_back(input.rows[i]);
+    abs_max(rows.data(), static_cast<int64_t>(rows.size()), d, largest.data(), parallel);
+  }
   for (std::size_t k = 0; k < suspects.size(); ++k)
     scales[suspects[k]] = power_of_two_scale(largest[k]);
   const bool any = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
@@ -341,13 +402,12 @@ std::vector<float> scales_for(const std::vector<const float*>& rows, int64_t d,
 
 // gram without reordering: neighbours in `rows` share tiles. Only the lower triangle of `pairs` is
 // read.
-void gram_in_order(const std::vector<const float*>& rows, int64_t d, const uint8_t* pairs,
-                   double* result, const RowSum* also, const Parallel& parallel) {
-  const auto S = static_cast<int64_t>(rows.size());
-  gram_scaled(rows, std::vector<float>(S, 1.0f), d, pairs, result, also, parallel);
-  const std::vector<float> scales = scales_for(rows, d, result, S + 1, parallel);
+void gram_in_order(const Input& input, int64_t S, int64_t d, const uint8_t* pairs, double* result,
+                   const RowSum* also, const Parallel& parallel) {
+  gram_scaled(input, std::vector<float>(S, 1.0f), d, pairs, result, also, parallel);
+  const std::vector<float> scales = scales_for(input, S, d, result, S + 1, parallel);
   if (scales.empty()) return;
-  gram_scaled(rows, scales, d, pairs, result, nullptr, parallel);
+  gram_scaled(input, scales, d, pairs, result, nullptr, parallel);
   for (int64_t i = 0; i < S; ++i)
     for (int64_t j = 0; j < S; ++j)
       result[i * S + j] /= static_cast<double>(scales[i]) * static_cast<double>(scales[j]);
@@ -356,18 +416,18 @@ void gram_in_order(const std::vector<const float*>& rows, int64_t d, const uint8
 void gram_of(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
              const RowSum* also, const Parallel& parallel) {
   if (S == 0) return;
-  std::vector<const float*> ordered(rows, rows + S);
+  Input ordered{{rows, rows + S}, nullptr};
   // Reorder the rows so that rows that share pairs are neighbours: then fewer tiles are needed.
   const std::vector<int64_t> order = pairs ? component_order(pairs, S) : std::vector<int64_t>();
   if (std::is_sorted(order.begin(), order.end()))
-    return gram_in_order(ordered, d, pairs, out, also, parallel);
-  for (int64_t i = 0; i < S; ++i) ordered[i] = rows[order[i]];
+    return gram_in_order(ordered, S, d, pairs, out, also, parallel);
+  for (int64_t i = 0; i < S; ++i) ordered.rows[i] = rows[order[i]];
   std::vector<uint8_t> flags(S * S);
   for (int64_t i = 0; i < S; ++i)
     for (int64_t j = 0; j < S; ++j) flags[i * S + j] = pairs[order[i] * S + order[j]];
   const Scratch memory(S * S * int64_t{sizeof(double)});
   auto* result = memory.as<double>();
-  gram_in_order(ordered, d, flags.data(), result, also, parallel);
+  gram_in_order(ordered, S, d, flags.data(), result, also, parallel);
   for (int64_t i = 0; i < S; ++i)
     for (int64_t j = 0; j < S; ++j) out[order[i] * S + order[j]] = result[i * S + j];
 }
@@ -382,10 +442,10 @@ void gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, 
 void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* changed, int64_t C,
                double* out, const Parallel& parallel) {
   if (C == 0) return;
-  const std::vector<const float*> all(rows, rows + S);
+  const Input all{{rows, rows + S}, nullptr};
   std::vector<double> squares(S);
   if (gram_rows_streamed(rows, S, d, changed, C, out, squares.data(), parallel) &&
-      scales_for(all, d, squares.data(), 1, parallel).empty())
+      scales_for(all, S, d, squares.data(), 1, parallel).empty())
     return;
   // The changed rows are placed last, in separate strips. The last strip may be short, and then has
   // fewer products with each of the others. A repeated row fills the strip before them.
@@ -393,17 +453,17 @@ void gram_rows(const float* const* rows, int64_t S, int64_t d, const int64_t* ch
   const int64_t kept = S - C, filled = ceil_div(kept, R) * R, n = filled + C;
   std::vector<int64_t> place(S, -1);  // of row s in `ordered`
   for (int64_t c = 0; c < C; ++c) place[changed[c]] = filled + c;
-  std::vector<const float*> ordered(n, rows[changed[0]]);
+  Input ordered{std::vector<const float*>(n, rows[changed[0]]), nullptr};
   int64_t next = 0;
   for (int64_t s = 0; s < S; ++s) {
     if (place[s] < 0) place[s] = next++;
-    ordered[place[s]] = rows[s];
+    ordered.rows[place[s]] = rows[s];
   }
   std::vector<uint8_t> pairs(n * n, 0);
   std::fill_n(pairs.begin() + filled * n, C * n, 1);
   const Scratch memory(n * n * int64_t{sizeof(double)});
   auto* result = memory.as<double>();
-  gram_in_order(ordered, d, pairs.data(), result, nullptr, parallel);
+  gram_in_order(ordered, n, d, pairs.data(), result, nullptr, parallel);
   for (int64_t c = 0; c < C; ++c)
     for (int64_t s = 0; s < S; ++s) out[c * S + s] = result[(filled + c) * n + place[s]];
 }
@@ -414,6 +474,14 @@ void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* 
   const RowSum also{scaled, sum};
   if (S == 0) std::fill_n(sum, d, 0.0f);
   gram_of(rows, S, d, nullptr, out, &also, parallel);
+}
+
+void gram_and_sum(const RowSource& rows, int64_t S, int64_t d, const double* weights, double* out,
+                  float* sum, const Parallel& parallel) {
+  const ScaledWeights scaled(weights, S);
+  const RowSum also{scaled, sum};
+  if (S == 0) return std::fill(sum, sum + d, 0.0f);
+  gram_in_order(Input{{}, &rows}, S, d, nullptr, out, &also, parallel);
 }
 
 }  // namespace fastagg::cpu
