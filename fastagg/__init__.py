@@ -90,6 +90,7 @@ __all__ = [
     "RoundPlan",
     "RuleName",
     "Scaffold",
+    "Server",
     "Stale",
     "StaleModels",
     "StepReport",
@@ -129,11 +130,14 @@ if TYPE_CHECKING:  # which would take any name for an attribute if they saw __ge
     from fastagg import distributed as distributed
     from fastagg import integrations as integrations
     from fastagg import robust as robust
+    from fastagg.integrations.server import Server
 else:
 
     def __getattr__(name: str) -> object:
         if name in _LAZY:
             return importlib.import_module(f"{__name__}.{name}")
+        if name == "Server":
+            return importlib.import_module(f"{__name__}.integrations.server").Server
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
@@ -19,7 +19,7 @@ from fastagg import checkpoint
 from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
-from fastagg.memory.rows import RowMemory
+from fastagg.memory.rows import RowMemory, sink_of
 from fastagg.modes import MadeInPlainModes, plain_modes, writable
 from fastagg.norm_bound import (
     AdaptiveNorm,
@@ -53,7 +53,7 @@ from fastagg.report import (
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import Clients
-from fastagg.updates.cohort import Cohort, Updates, check_vector, read_cohort
+from fastagg.updates.cohort import Cohort, Updates, check_vector, read_cohort, read_ids
 from fastagg.updates.columns import Columns, segment_columns
 from fastagg.updates.small import ids_tensor, rounded
 
@@ -140,10 +140,14 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """Names of the state whose last dimension is d; other state does not depend on d."""
     norms_known: ClassVar[bool] = False
     """Whether ``_read`` computes the norms of all rows and calls ``_check_squares``."""
+    reads_streams_once: bool = False
+    """Whether a step reads streamed rows once, and checks their norms in this pass."""
     gathers_rows: bool = False
     """Whether small rows may be copied: the rule writes no memory that rows may share."""
     moves_without_clients: bool = False
     """Whether a round without active clients moves the parameters; otherwise it is skipped."""
+    remembers_clients: bool = True
+    """Whether the state has something of single clients."""
     collects_streams: ClassVar[bool] = True
     """Whether ``_receive`` reads streamed rows into S scratch rows (for :func:`fastagg.plan`)."""
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
@@ -268,7 +272,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 if cohort.streamed and not reasons:
                     self._check_readable(cohort)
                 received = self._receive(cohort)
-                if self.max_norm is not None and not self.norms_known and received.ids:
+                known = self.norms_known or (received.streamed and self.reads_streams_once)
+                if self.max_norm is not None and not known and received.ids:
                     squares = self.columns.square_norms(received.rows)
                     self._check_squares(received, squares.tolist())
                 plan = self._plan(received)
@@ -303,6 +308,26 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             self._norms.add()
         self.last_report = report
         self.committed += 1
+
+    @torch.no_grad()
+    def forget(self, clients: Clients) -> None:
+        """Set what the rule remembers of ``clients``, ids as for :meth:`step`, to its first state.
+
+        Use it when the id of a client that has left goes to another one. Nothing else changes, and
+        nothing at all if the ids are wrong (TypeError, ValueError, IndexError).
+        """
+        with self._alone("forget"), plain_modes():
+            ids = read_ids(clients, self.num_clients)
+            if ids:
+                with SignalsDeferred():
+                    self._forget(ids)
+
+    @property
+    def tells_clients_apart(self) -> bool:
+        """Whether results depend on which client sent a row, by memory or by client weights."""
+        weights = getattr(self, "client_weights", None)
+        alike = weights is None or bool((weights == weights[0]).all())
+        return self.remembers_clients or not alike
 
     def _alone(self, call: str) -> AbstractContextManager[object]:
         """Return the lock for a call that changes the state.
@@ -395,6 +420,15 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     def _skip(self) -> Tensor | None:
         """Update the state for a round without active clients; return ``StepReport.friends``."""
         return None
+
+    def _forget(self, ids: list[int]) -> None:
+        """Do what :meth:`forget` says, for S >= 1 ids. Allocates before it writes."""
+        if self.remembers_clients:
+            raise NotImplementedError(f"{self.name} cannot forget clients")
+
+    def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Recompute what depends on the number of clients (:mod:`fastagg.growth`)."""
+        return state
 
     def _check_state(self, state: State) -> None:
         """Check the values of a state before the rule takes it (:mod:`..checkpoint.invariants`).
@@ -517,7 +551,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def _load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         own, given = self._whole_state(), dict(state)
-        _check_names(own, given)
+        invariants.check_names(own, given)
         for name, value in own.items():
             given[name] = invariants.check_form(name, given[name], value)
         for name in own:
@@ -553,7 +587,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def _load_saved(self, saved: checkpoint.Saved, params: Tensor | None) -> None:
         own = self._whole_state()
-        _check_names(own, saved.entries)
+        invariants.check_names(own, saved.entries)
         for name, value in own.items():
             entry = saved.entries[name]
             if saved.dtype(name) != value.dtype or entry.shape != tuple(value.shape):
@@ -571,7 +605,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                     f"{list(saved.params.shape)}"
                 )
             vector = torch.empty(self.num_params, device="cpu", dtype=torch.float32)
-        sinks = {name: _sink(value) for name, value in own.items()}
+        sinks = {name: sink_of(value) for name, value in own.items()}
         saved.read(sinks, None if vector is None else [vector])
         for name, value in own.items():
             invariants.check_finite(name, value)
@@ -764,21 +798,3 @@ def _is(value: object, default: object) -> bool:
     if isinstance(value, Tensor):
         return default is None and bool((value == value.view(-1)[:1]).all())
     return bool(value == default)
-
-
-def _check_names(own: Collection[str], given: Collection[str]) -> None:
-    if set(given) != set(own):
-        raise ValueError(
-            f"state: expected the tensors {sorted(own)}, got {sorted(map(str, given))}"
-        )
-
-
-def _sink(value: Tensor | RowMemory) -> Iterator[Tensor]:
-    """Yield the memory of a tensor or row memory in order, to be filled."""
-    for part in value.rows if isinstance(value, RowMemory) else [value]:
-        if part.device.type == "cpu":
-            yield part
-        else:
-            staging = torch.empty_like(part, device="cpu")
-            yield staging
-            part.copy_(staging)

@@ -48,7 +48,7 @@ def writable(tensor: Tensor) -> Tensor:
 
     A tensor that was made in inference mode can only be changed there, so it gets an alias.
     """
-    if not tensor.is_inference():
+    if not tensor.is_inference() or tensor.is_neg():  # NumPy has no lazy negation; ops refuse it
         return tensor
     if tensor.device.type == "cpu":
         return tensor_of(tensor.numpy())

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import cast
 
@@ -139,10 +139,10 @@ class RecentNorms:
             self._added = {client: min(norm, self._bound) for client, norm in positive.items()}
         return self._bound
 
-    def add(self) -> None:
-        """Add the norms of the present round. Cannot fail."""
+    def add(self, without: Collection[int] = ()) -> None:
+        """Add the norms of the present round, except those of some clients. Cannot fail."""
         window, count = len(self.norms), int(self.count)
-        for client in sorted(self._added):
+        for client in sorted(self._added.keys() - without):
             self.norms[count % window] = self._added[client]
             count += 1
         self.count.fill_(count)

@@ -159,7 +159,7 @@ def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregat
     except (MemoryError, OSError):
         raise
     except Exception as error:
-        _raise_for(saved.path, error, options)
+        raise_for(saved.path, error, options)
 
 
 def check_saved(
@@ -208,7 +208,7 @@ def check_saved(
         cost = rule.cost(Sizes(num_clients, 1, num_params, owned=False), merged)
         norms = norm_bytes(merged.get("max_norm"))
     except Exception as error:
-        _raise_for(path, error, options)
+        raise_for(path, error, options)
     if is_adaptive(merged.get("max_norm")) != is_adaptive(saved.get("max_norm")):
         raise ValueError(
             "max_norm: expected an adaptive one where the file has one, and none where it has not; "
@@ -233,7 +233,7 @@ def check_saved(
     return rule
 
 
-def _raise_for(
+def raise_for(
     path: str | os.PathLike[str], error: Exception, options: Mapping[str, Any]
 ) -> NoReturn:
     """Raise the error of a constructor: as it is if it names one of the caller's ``options``."""

@@ -14,7 +14,7 @@ been stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -241,3 +241,14 @@ class RowMemory:
         if reference is not None:
             one = torch.ones(1, dtype=torch.float32)
             ops.weighted_sum_(row, [reference.vector], one, beta=self.sign)
+
+
+def sink_of(value: Tensor | RowMemory) -> Iterator[Tensor]:
+    """Yield the memory of a tensor or row memory in order, to be filled."""
+    for part in value.rows if isinstance(value, RowMemory) else [value]:
+        if part.device.type == "cpu":
+            yield part
+        else:
+            staging = torch.empty_like(part, device="cpu")
+            yield staging
+            part.copy_(staging)

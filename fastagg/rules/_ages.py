@@ -44,9 +44,13 @@ class RowAges:
 
         Call it before the round is counted.
         """
-        for client in expired:
-            self.last[client] = -1
+        self.forget(expired)
         self.last[clients] = self.rounds
+
+    def forget(self, clients: Sequence[int]) -> None:
+        """Note that ``clients`` count as never active."""
+        for client in clients:
+            self.last[client] = -1
 
 
 def read_max_age(value: object) -> int | None:

@@ -190,6 +190,11 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         )
         return largest <= FLOAT32_LIMIT
 
+    def _forget(self, ids: list[int]) -> None:
+        peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)
+        self.corrections.forget(ids)
+        self._peaks = peaks
+
     def _state(self) -> State:
         return {"corrections": self.corrections}
 

@@ -131,6 +131,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if policy.uses_previous:
             self.previous = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
         self._reused: ReusedRows | None = None
+        self.remembers_clients = reuse
         self.gathers_rows = not (reuse or policy.uses_previous)  # both take rows one by one
         if reuse:
             store = read_store(memory_dtype, memory_folder)
@@ -249,6 +250,12 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if self.ages is not None:
             state["last"] = self.ages.last
         return state
+
+    def _forget(self, ids: list[int]) -> None:
+        if self._reused is not None:
+            self._reused.forget(ids)
+        if self.ages is not None:
+            self.ages.forget(ids)
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)

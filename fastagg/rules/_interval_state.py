@@ -27,9 +27,9 @@ def check_interval_state(state: invariants.State, cutoff: int) -> None:
     invariants.require(
         bool((factors[intervals == 0] == 1.0).all()), "factors", "1 before the first interval"
     )
-    rounds = factors * intervals + waiting  # the intervals of every client fill all rounds
+    rounds = factors * intervals  # the sum of the lengths of the intervals that have ended
     invariants.require(
-        float(rounds.max() - rounds.min()) <= _ROUNDING * float(rounds.max()),
+        bool(((rounds - rounds.round()).abs() <= _ROUNDING * rounds).all()),
         "factors",
-        "intervals and waiting of the same number of rounds for all clients",
+        "intervals of whole rounds",
     )

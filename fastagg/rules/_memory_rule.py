@@ -263,6 +263,16 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         if self.ages is not None:
             self.ages.rounds += 1
 
+    def _forget(self, ids: list[int]) -> None:
+        peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)
+        total = self._total_without(ids)
+        if not bool(peaks.any()):
+            total.zero_()  # no rounding errors remain
+        self.memory.forget(ids)
+        self.total, self._peaks = total, peaks
+        if self.ages is not None:
+            self.ages.forget(ids)
+
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
         if self.ages is not None:
@@ -281,6 +291,12 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
                 rest.sub_(row[begin:end].to(rest.device, torch.float64), alpha=share)
             off = float(rest.abs().max()) * self._largest_norm(state) * max(1.0, self.server_lr)
             invariants.require(off <= _DRIFT, "total", "the weighted sum of the memory rows")
+
+    def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        total = torch.zeros_like(state["total"])
+        for row, share in zip(state["memory"], self._shares.tolist(), strict=True):
+            total.add_(row, alpha=share)
+        return {**state, "total": total}
 
     def _largest_norm(self, state: State) -> float:
         """Return an upper bound of ``_norm`` in steps that follow a state."""

@@ -103,6 +103,14 @@ class ReusedRows:
         num_clients = len(self._gram)
         self._gram = gram[:num_clients, :num_clients]
 
+    def forget(self, clients: Sequence[int]) -> None:
+        """Set the rows of ``clients`` to zero."""
+        known = self._gram.clone()
+        known[clients] = 0.0
+        known[:, clients] = 0.0
+        self.memory.forget(clients)
+        self._gram = known
+
     def recompute(self, columns: Columns) -> None:
         """Recompute the Gram matrix after the memory was replaced."""
         self._gram = columns.gram(self.memory.rows).cpu()

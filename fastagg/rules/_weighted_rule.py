@@ -85,9 +85,20 @@ class WeightedRule(Aggregator[P, R]):
 
 
 class AveragingRule(WeightedRule[P, Reading]):
-    """A weighted rule whose weights do not depend on the rows."""
+    """A weighted rule whose weights do not depend on the rows.
+
+    Streamed rows are read once, also if their norms are limited.
+    """
+
+    reads_streams_once = True
+    remembers_clients = False
 
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> Reading:
-        self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
+        if cohort.streamed:
+            squares = self.columns.sum_and_squares_(self._aggregate, cohort.rows, plan.weights)
+            if self.max_norm is not None:
+                self._check_squares(cohort, squares.tolist())
+        else:
+            self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
         self._check_aggregate(params, cohort, plan.weights)
         return Reading(plan.weights)

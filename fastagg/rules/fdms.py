@@ -104,6 +104,7 @@ class FDMS(SubstitutionRule):
         self.candidates: Tensor | None = None
         if self._threshold is not None:
             self.candidates = bits.ones(self.num_clients, self.num_clients, self.device)
+        self.reads_streams_once = self.candidates is None  # else: sums, then products of some pairs
         self.rounds = torch.zeros((), dtype=torch.int64)
 
     def _plan(self, cohort: Cohort) -> Substitution:
@@ -149,6 +150,16 @@ class FDMS(SubstitutionRule):
     def threshold(self, t: int) -> float:
         """Return Theta_t of round t = 1, 2, ...; infinite without elimination."""
         return math.inf if self._threshold is None else value_at(self._threshold, t)
+
+    def _forget(self, ids: list[int]) -> None:
+        places = torch.tensor(ids, device=self.device)
+        everyone = bits.ones(len(ids), self.num_clients, self.device)
+        for matrix in (self.scores, self.counts):
+            matrix.index_fill_(0, places, 0).index_fill_(1, places, 0)
+        if self.candidates is not None:
+            self.candidates[places] = everyone
+            for client in ids:
+                self.candidates[:, client // 8] |= 1 << client % 8
 
     def _skip(self) -> Tensor:
         friends = torch.full((self.num_clients,), -1, dtype=torch.int64)

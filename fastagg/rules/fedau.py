@@ -55,6 +55,8 @@ class FedAU(AveragingRule[_Counted]):
         waiting: [K] int64, rounds since the last interval ended.
     """
 
+    remembers_clients = True
+
     def __init__(
         self, *, cutoff: int = 50, client_weights: Any = None, **options: Unpack[CommonOptions]
     ) -> None:
@@ -87,6 +89,15 @@ class FedAU(AveragingRule[_Counted]):
     def _skip(self) -> None:
         none = torch.zeros(0, dtype=torch.int64)
         self.factors, self.intervals, self.waiting = self._counted(none)
+
+    def _forget(self, ids: list[int]) -> None:
+        places = torch.tensor(ids)
+        state = (
+            self.factors.index_fill(0, places, 1.0),
+            self.intervals.index_fill(0, places, 0),
+            self.waiting.index_fill(0, places, 0),
+        )
+        self.factors, self.intervals, self.waiting = state
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)

@@ -61,6 +61,7 @@ class MimiC(CorrectionRule):
         if mode not in ("server", "client"):
             raise ValueError(f'mode: expected "server" or "client", got {mode!r}')
         self.mode = mode
+        self.remembers_clients = mode == "server"
         super().__init__(memory_folder=memory_folder, max_age=max_age, **options)
         self.ages: RowAges | None = None
         if self.max_age is not None:
@@ -120,6 +121,12 @@ class MimiC(CorrectionRule):
     def _skip(self) -> None:
         if self.ages is not None:
             self.ages.rounds += 1
+
+    def _forget(self, ids: list[int]) -> None:
+        if self.mode == "server":
+            super()._forget(ids)
+        if self.ages is not None:
+            self.ages.forget(ids)
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)

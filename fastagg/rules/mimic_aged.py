@@ -73,6 +73,11 @@ class MimiCAged(CorrectionRule):
     def _skip(self) -> None:
         self.rounds += 1
 
+    def _forget(self, ids: list[int]) -> None:
+        super()._forget(ids)
+        for client in ids:
+            self.last[client] = -1
+
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
         last, rounds = cast(Tensor, state["last"]), int(cast(Tensor, state["rounds"]))

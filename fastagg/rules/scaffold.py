@@ -178,6 +178,22 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self._peaks = self.columns.abs_max(self.controls.rows).to(torch.float64)
         self._mean_peak = self.columns.abs_max([self.mean_control]).item()
 
+    def _forget(self, ids: list[int]) -> None:
+        peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)
+        mean = self.mean_control.to(torch.float64)
+        for client in ids:
+            mean.sub_(self.controls.rows[client], alpha=1.0 / self.num_clients)
+        rest = mean.to(torch.float32) if bool(peaks.any()) else torch.zeros_like(self.mean_control)
+        mean_peak = self.columns.abs_max([rest]).item()
+        self.controls.forget(ids)
+        self.mean_control, self._peaks, self._mean_peak = rest, peaks, mean_peak
+
+    def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        mean = torch.zeros_like(state["mean_control"], dtype=torch.float64)
+        for row in state["controls"]:
+            mean.add_(row, alpha=1.0 / self.num_clients)
+        return {**state, "mean_control": mean.to(torch.float32)}
+
     def _state(self) -> State:
         return {"controls": self.controls, "mean_control": self.mean_control}
 

@@ -70,6 +70,12 @@ class Stale(MemoryRule):
         for client in cohort.ids:
             seen[client] = True
 
+    def _forget(self, ids: list[int]) -> None:
+        super()._forget(ids)
+        seen = self.seen.numpy()
+        for client in ids:
+            seen[client] = False
+
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
         seen = cast(Tensor, state["seen"])

@@ -135,7 +135,7 @@ def read_cohort(
     check_vector("params", params, num_params, device)
     if params.requires_grad and params.grad_fn is not None and params._base is None:
         _warn_of_a_copy(params)
-    ids = _read_ids(clients, num_clients)
+    ids = read_ids(clients, num_clients)
     buffer = updates if isinstance(updates, UpdateBuffer) else None
     if isinstance(updates, UpdateBuffer):
         _check_buffer(updates, ids, num_params)
@@ -282,7 +282,12 @@ def _bytes_reached(matrix: Tensor) -> int:
     return 4 * (int(matrix.storage_offset()) + (rows - 1) * matrix.stride(0) + columns)
 
 
-def _read_ids(clients: object, num_clients: int) -> list[int]:
+def read_ids(clients: object, num_clients: int) -> list[int]:
+    """Return the argument ``clients`` as distinct ints in [0, K).
+
+    Raises:
+        TypeError, ValueError, IndexError: it is not that.
+    """
     if isinstance(clients, np.ndarray):
         if clients.dtype.kind not in "iu":
             raise TypeError(f"clients: expected integers, got an array of {clients.dtype}")

@@ -17,6 +17,7 @@ they are the same in one process, on any number of ranks, and from a stream.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeGuard, cast
@@ -34,6 +35,8 @@ SCRATCH_BYTES = 64 << 20
 """Budget in bytes for converting rows of another dtype, if no streamed row sets a budget."""
 AROUND_BLOCK = 1 << 16
 """Columns per block, in scratch memory, when a common row is subtracted from all rows."""
+_SHORT = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes of rows that ops of one pass read."""
 MIN_PIECE = 1024
 """Minimum number of columns per piece; the budget must cover this many columns of every row."""
 
@@ -62,6 +65,58 @@ class StreamedRow(ABC):
         Raises:
             ValueError: the columns cannot be read; the message names the client's source.
         """
+
+
+class DifferenceRow(StreamedRow):
+    """A row that is a model minus a base; see :class:`fastagg.updates.differences.Differences`.
+
+    Args:
+        model: tensors on the CPU whose elements, in order, are those of the model, [d] in total.
+        base: [d] float32.
+        budget: see :class:`StreamedRow`.
+
+    Raises:
+        TypeError, ValueError: the model does not have d numbers, or is not contiguous.
+
+    Attributes:
+        parts: the tensors of the model, flat.
+        base: the base.
+    """
+
+    def __init__(self, model: Sequence[Tensor], base: Tensor, budget: int) -> None:
+        self.num_params, self.budget = len(base), budget
+        self.parts = [part.view(-1) for part in model]
+        self.base = base
+        count = sum(part.numel() for part in self.parts)
+        if count != len(base):
+            raise ValueError(f"models: expected {len(base)} numbers, as in the base, got {count}")
+        if not all(part.is_floating_point() for part in self.parts):
+            raise TypeError("models: expected floating-point tensors")
+
+    def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
+        start = 0
+        for part in self.parts:
+            first, last = max(start, begin), min(start + part.numel(), end)
+            if first < last:
+                values, place = (
+                    part[first - start : last - start],
+                    slice(first - begin, last - begin),
+                )
+                torch.sub(values, self.base[first:last], out=scratch[place])
+            start += part.numel()
+        return scratch
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """Return the columns [begin, end) of every part."""
+        ends = [0, *itertools.accumulate(part.numel() for part in self.parts)]
+        return list(itertools.pairwise(ends))
+
+    def fits(self, other: DifferenceRow) -> bool:
+        """Return whether both have the same base, and parts of the same lengths and dtypes."""
+        return self.base is other.base and all(
+            one.numel() == two.numel() and one.dtype == two.dtype
+            for one, two in zip(self.parts, other.parts, strict=True)
+        )
 
 
 AnyRow = Tensor | StreamedRow
@@ -95,6 +150,17 @@ def each_row(rows: AnyRows) -> Sequence[AnyRow]:
 def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
     """Return ``some``, as a :class:`RowList` (known to be in memory) if all ``rows`` are."""
     return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
+
+
+def _differences(rows: AnyRows) -> Sequence[DifferenceRow]:
+    """Return rows that ``ops.difference_sum_`` can read together; none if there are others."""
+    first = None if isinstance(rows, Tensor) else rows[0]
+    if not isinstance(first, DifferenceRow):
+        return []
+    if any(part.dtype not in _SHORT for part in first.parts):
+        return []
+    found = [row for row in rows if isinstance(row, DifferenceRow) and row.fits(first)]
+    return found if len(found) == len(rows) else []
 
 
 class Columns:
@@ -143,6 +209,9 @@ class Columns:
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
     ) -> Tensor:
         """Return :meth:`gram`, and set ``out = weights @ rows`` [d] in the same pass."""
+        differences = _differences(rows)
+        if differences:  # on the CPU, where there is one precision
+            return self._fold(self._difference_grams(out, differences, weights))
         if in_memory(rows) and out.shape[0] <= self.segment:
             return self._fold([_gram_and_sum_(out, rows, weights, precision)])
         return self._fold(
@@ -150,9 +219,48 @@ class Columns:
             for begin, end, (parts,) in self._pieces([rows])
         )
 
+    def _difference_grams(
+        self, out: Tensor, rows: Sequence[DifferenceRow], weights: Tensor
+    ) -> Iterator[Tensor]:
+        parts, base = [part for row in rows for part in row.parts], rows[0].base
+        for begin in range(0, len(base), self.segment):
+            gram = torch.empty(len(rows), len(rows), dtype=torch.float64)
+            here = out[begin : begin + self.segment]
+            ops.difference_gram_and_sum_(here, gram, parts, base, weights, begin)
+            yield gram
+
     def square_norms(self, rows: AnyRows) -> Tensor:
         """Return the diagonal of :meth:`gram`, with its bits: [S] float64 on the CPU, S >= 1."""
         return self._add(_squares(parts) for _, _, (parts,) in self._pieces([rows])).cpu()
+
+    def sum_and_squares_(self, out: Tensor, rows: AnyRows, weights: Tensor) -> Tensor:
+        """Set ``out = weights @ rows`` [d], and return :meth:`square_norms`, in one pass."""
+
+        differences = _differences(rows)
+        if differences:
+            return self._difference_sum_(out, differences, weights)
+
+        def parts() -> Iterator[Tensor]:
+            for begin, end, (piece,) in self._pieces([rows]):
+                ops.weighted_sum_(out[begin:end], piece, weights, beta=0.0)
+                yield _squares(piece)
+
+        return self._add(parts()).cpu()
+
+    def _difference_sum_(
+        self, out: Tensor, rows: Sequence[DifferenceRow], weights: Tensor
+    ) -> Tensor:
+        squares = torch.zeros(len(rows), dtype=torch.float64)
+        found = torch.empty_like(squares)
+        for i, (begin, end) in enumerate(rows[0].bounds()):
+            parts, base = [row.parts[i] for row in rows], rows[0].base[begin:end]
+            ops.difference_sum_(out[begin:end], found, parts, base, weights)
+            squares += found
+        squares = self._add([squares])
+        beyond = (~torch.isfinite(squares)).nonzero().flatten().tolist()
+        if beyond:  # perhaps finite: squares of large numbers leave the range of float32
+            squares[beyond] = self.square_norms([rows[s] for s in beyond])
+        return squares
 
     def abs_max(self, rows: AnyRows) -> Tensor:
         """Return the largest magnitude of each row, :func:`fastagg.ops.abs_max`: [S] on the CPU."""

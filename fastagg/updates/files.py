@@ -42,8 +42,8 @@ class ClientFiles(ColumnSource):
     Args:
         paths: S files, in the order of ``clients``.
         layout: names, shapes and order of the tensors. The tensors in the files may be float32,
-            float16, bfloat16 or float64, independent of the layout's dtypes. Integer tensors that
-            the layout excludes and further names of tied tensors are optional.
+            float16, bfloat16 or float64, independent of the layout's dtypes. Tensors that the
+            layout excludes and further names of tied tensors are optional, and not read.
         base: [n] float32, where n is the number of columns read: the global model, if the files
             hold local models. It is subtracted from each. None if the files hold updates.
         columns: the columns [begin, end) to read, such as those of a rank. None reads all.

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from fastagg.updates.roles import Roles, assign_roles, norm_statistics, read_roles
 
 State = Mapping[str, Tensor]
 
@@ -36,6 +38,14 @@ class FlatLayout:
     ``integers="error"`` refuses a model that has them, ``"exclude"`` leaves them out and lists them
     in ``excluded``. Tied tensors (one tensor under several names) have one place.
 
+    A rule with a memory must not aggregate running statistics as if they were weights: a running
+    variance may become negative. ``roles="auto"`` takes them out of the vector and puts them into
+    another one, [m], whose mean the server takes as it is::
+
+        layout = FlatLayout.from_module(model, roles="auto")
+        row = layout.flatten_statistics(model)  # [m], of one client
+        model.load_state_dict(layout.unflatten_statistics(mean), strict=False)
+
     Make a layout with :meth:`from_module` or :meth:`from_state_dict`.
 
     Attributes:
@@ -43,75 +53,136 @@ class FlatLayout:
         names: names of the tensors in the vector, in order; for tied tensors the first name.
         slots: places of these tensors, in the same order.
         tied: dict from each further name of a tied tensor to its first name.
-        excluded: names of the integer and bool tensors that were left out.
+        excluded: names of the tensors that are not in the vector.
+        num_statistics: m.
+        statistics: places in the vector [m] of the tensors with the role "mean", which are among
+            the excluded ones; empty without ``roles``.
+        roles: dict from all names to roles. It can be the option ``roles`` of a Flower strategy.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], tied: Mapping[str, str], excluded: Sequence[str]
+        self,
+        slots: Sequence[Slot],
+        tied: Mapping[str, str],
+        excluded: Sequence[str],
+        statistics: Sequence[Slot],
+        roles: Mapping[str, str],
     ) -> None:
         self.slots = tuple(slots)
         self.names = tuple(slot.name for slot in slots)
         self.num_params = slots[-1].stop if slots else 0
         self.tied = dict(tied)
         self.excluded = tuple(excluded)
+        self.statistics = tuple(statistics)
+        self.num_statistics = statistics[-1].stop if statistics else 0
+        self.roles = dict(roles)
 
     @classmethod
     def from_module(
-        cls, module: nn.Module, *, integers: str = "error", convert: bool = False
+        cls,
+        module: nn.Module,
+        *,
+        integers: str = "error",
+        convert: bool = False,
+        roles: Roles | None = None,
     ) -> FlatLayout:
-        """Make the layout of a module's state dict; arguments as in :meth:`from_state_dict`."""
-        return cls.from_state_dict(_state_of(module), integers=integers, convert=convert)
+        """Make the layout of a module's state dict; arguments as in :meth:`from_state_dict`.
+
+        With ``roles``, all floating-point buffers of normalisation layers are statistics, whatever
+        their names.
+        """
+        found = norm_statistics(module)
+        return cls._of(_state_of(module), integers, convert, roles, found)
 
     @classmethod
     def from_state_dict(
-        cls, state: State, *, integers: str = "error", convert: bool = False
+        cls,
+        state: State,
+        *,
+        integers: str = "error",
+        convert: bool = False,
+        roles: Roles | None = None,
     ) -> FlatLayout:
         """Make the layout of a state dict.
 
         Args:
             state: dict from names to tensors. The layout keeps no reference to them.
-            integers: "error" or "exclude", see the class.
+            integers: "error" or "exclude", see the class. With ``roles`` they are left out.
             convert: accept floating-point tensors of other dtypes than float32. The vector
                 is float32: bfloat16 and float16 are represented exactly, float64 is rounded.
+            roles: an ordered mapping from patterns of names, as of :mod:`fnmatch`, to the roles
+                "rule" (in the vector [d]), "mean" (in the vector [m]), "server" or "local" (in
+                neither). The first match decides. Names without a match, and all names with "auto",
+                are "server" if the tensor holds integers or bools, "mean" if they end in
+                running_mean or running_var, and else "rule". None: all floating-point tensors are
+                in the vector [d].
 
         Raises:
-            ValueError: there is no floating-point tensor, there are integer tensors and
-                ``integers`` is "error", or two tensors share only a part of their memory.
+            ValueError: there is no floating-point tensor for the vector, there are integer tensors
+                and ``integers`` is "error", two tensors share only a part of their memory, tied
+                tensors have different roles, or a pattern matches no tensor.
             TypeError: a tensor is complex, or is not float32 and ``convert`` is off.
         """
+        return cls._of(state, integers, convert, roles, ())
+
+    @classmethod
+    def _of(
+        cls,
+        state: State,
+        integers: str,
+        convert: bool,
+        roles: Roles | None,
+        known: Collection[str],
+    ) -> FlatLayout:
+        """Make a layout; ``known`` are names of running statistics."""
         if integers not in ("error", "exclude"):
             raise ValueError(f'integers: expected "error" or "exclude", got {integers!r}')
-        slots: list[Slot] = []
+        for name, tensor in state.items():
+            _check_dense(name, tensor)
+            if tensor.is_complex():
+                raise TypeError(f"{name}: complex tensors are not supported")
+        is_float = {name: tensor.is_floating_point() for name, tensor in state.items()}
+        if roles is None:
+            assigned = {name: "rule" if floats else "server" for name, floats in is_float.items()}
+        else:
+            assigned = assign_roles(is_float, read_roles(roles), known)
+        vectors: dict[str, list[Slot]] = {"rule": [], "mean": []}
         tied: dict[str, str] = {}
         excluded: list[str] = []
         first_names: dict[tuple[object, ...], str] = {}
         for name, tensor in state.items():
-            _check_dense(name, tensor)
-            if not tensor.is_floating_point():
-                if tensor.is_complex():
-                    raise TypeError(f"{name}: complex tensors are not supported")
+            role = assigned[name]
+            first = first_names.setdefault(_identity(tensor), name)
+            if assigned[first] != role:
+                raise ValueError(
+                    f"roles: {first} and {name} are one tensor, but have the roles "
+                    f"{assigned[first]!r} and {role!r}"
+                )
+            if role != "rule":
                 excluded.append(name)
+            if role not in vectors:
                 continue
             if tensor.dtype != torch.float32 and not convert:
                 raise TypeError(
                     f"{name}: expected dtype torch.float32, got {tensor.dtype}; convert=True "
                     "converts it to float32"
                 )
-            first = first_names.setdefault(_identity(tensor), name)
-            if first != name:
+            if first != name and role == "rule":
                 tied[name] = first
                 continue
+            slots = vectors[role]
             start = slots[-1].stop if slots else 0
             slots.append(Slot(name, tensor.shape, tensor.dtype, start))
-        if excluded and integers == "error":
+        if excluded and integers == "error" and roles is None:
             raise ValueError(
                 f"expected floating-point tensors, got the integer or bool tensors {excluded}, "
                 'which cannot be averaged; integers="exclude" leaves them out of the vector'
             )
+        slots, statistics = vectors["rule"], vectors["mean"]
         if not slots:
             raise ValueError("the module or state dict has no floating-point tensor to flatten")
         _check_disjoint({slot.name: state[slot.name] for slot in slots})
-        return cls(slots, tied, excluded)
+        return cls(slots, tied, excluded, statistics, assigned)
 
     def flatten(self, source: nn.Module | State, out: Tensor | None = None) -> Tensor:
         """Copy all tensors into one vector.
@@ -129,15 +200,39 @@ class FlatLayout:
                 unchanged.
         """
         state = self._matching_state(source)
-        if out is None:
-            out = torch.empty(
-                self.num_params, device=state[self.names[0]].device, dtype=torch.float32
-            )
-        views = self.unflatten(out)
-        with torch.no_grad():
-            for name in self.names:
-                views[name].copy_(state[name])
-        return out
+        out = self._vector(state, self.num_params) if out is None else out
+        return _copy(state, self.unflatten(out), self.names, out)
+
+    def flatten_statistics(self, source: nn.Module | State, out: Tensor | None = None) -> Tensor:
+        """Copy the statistics, the tensors with the role "mean", into one vector.
+
+        Args:
+            source: as in :meth:`flatten`.
+            out: [m] float32, the vector to write to. None allocates a new one.
+
+        Returns:
+            [m] float32: ``out`` or the new vector.
+
+        Raises:
+            TypeError, ValueError: names, shapes or dtypes do not match the layout. ``out`` is
+                unchanged.
+        """
+        state = self._matching_state(source)
+        out = self._vector(state, self.num_statistics) if out is None else out
+        views = self.unflatten_statistics(out)
+        return _copy(state, views, tuple(views), out)
+
+    def unflatten_statistics(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return views of a vector with the statistics' names and shapes; copies nothing.
+
+        Args:
+            vector: [m] float32, contiguous.
+
+        Returns:
+            Dict from names to float32 views, which ``load_state_dict`` takes with ``strict=False``.
+        """
+        _check_vector(vector, self.num_statistics)
+        return {s.name: vector[s.start : s.stop].view(s.shape) for s in self.statistics}
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Return views of a vector with the tensors' names and shapes; copies nothing.
@@ -149,7 +244,7 @@ class FlatLayout:
             Dict from names to float32 views. Tied names share one view. Excluded tensors are
             missing.
         """
-        self._check_vector(vector)
+        _check_vector(vector, self.num_params)
         views = {s.name: vector[s.start : s.stop].view(s.shape) for s in self.slots}
         return views | {name: views[first] for name, first in self.tied.items()}
 
@@ -180,7 +275,7 @@ class FlatLayout:
         return state | {name: given[name] for name in self.excluded}
 
     def bind(self, module: nn.Module, vector: Tensor) -> None:
-        """Make a module's parameters and floating-point buffers views of ``vector``.
+        """Make a module's tensors that are in the vector views of ``vector``.
 
         The module takes the values of ``vector``. From then on both share memory: an in-place
         optimizer step changes the vector, and writing to the vector changes the module. The
@@ -188,7 +283,7 @@ class FlatLayout:
         not touched.
 
         Args:
-            module: a module with this layout, all of whose floating-point tensors are float32.
+            module: a module with this layout, all of whose tensors in the vector are float32.
             vector: [d] float32, contiguous, on the module's device; for instance a row of an
                 :class:`UpdateBuffer`.
 
@@ -210,6 +305,10 @@ class FlatLayout:
         for name, view in self.unflatten(vector.detach()).items():
             state[name].data = view
 
+    def _vector(self, state: State, size: int) -> Tensor:
+        """Return a new vector on the device of a model."""
+        return torch.empty(size, device=state[self.names[0]].device, dtype=torch.float32)
+
     def _matching_state(self, source: nn.Module | State) -> State:
         """Return the tensors of ``source``, checked to have this layout's names and shapes."""
         state = _state_of(source) if isinstance(source, nn.Module) else source
@@ -219,8 +318,8 @@ class FlatLayout:
                 f"source: expected the tensor names of the layout, got other names: missing "
                 f"{sorted(expected - set(state))}, unknown {sorted(set(state) - expected)}"
             )
-        slots = {slot.name: slot for slot in self.slots}
-        for name in (*self.names, *self.tied):
+        slots = {slot.name: slot for slot in (*self.slots, *self.statistics)}
+        for name in (*slots, *self.tied):
             slot = slots[self.tied.get(name, name)]
             if state[name].shape != slot.shape:
                 raise ValueError(
@@ -230,19 +329,26 @@ class FlatLayout:
                 raise TypeError(f"{name}: expected dtype {slot.dtype}, got {state[name].dtype}")
         return state
 
-    def _check_vector(self, vector: Tensor) -> None:
-        """Check that ``vector`` is [d] float32 and contiguous."""
-        if vector.dtype != torch.float32:
-            raise TypeError(f"vector: expected dtype torch.float32, got {vector.dtype}")
-        if vector.shape != (self.num_params,):
-            raise ValueError(
-                f"vector: expected shape [{self.num_params}], got {list(vector.shape)}"
-            )
-        if not vector.is_contiguous():
-            raise ValueError(f"vector: expected a contiguous tensor, got strides {vector.stride()}")
-
     def __repr__(self) -> str:
         return f"FlatLayout(num_params={self.num_params}, tensors={len(self.slots)})"
+
+
+def _copy(state: State, views: State, names: Sequence[str], out: Tensor) -> Tensor:
+    """Copy tensors into views of ``out``; return ``out``."""
+    with torch.no_grad():
+        for name in names:
+            views[name].copy_(state[name])
+    return out
+
+
+def _check_vector(vector: Tensor, size: int) -> None:
+    """Check that ``vector`` is float32, contiguous and has ``size`` elements."""
+    if vector.dtype != torch.float32:
+        raise TypeError(f"vector: expected dtype torch.float32, got {vector.dtype}")
+    if vector.shape != (size,):
+        raise ValueError(f"vector: expected shape [{size}], got {list(vector.shape)}")
+    if not vector.is_contiguous():
+        raise ValueError(f"vector: expected a contiguous tensor, got strides {vector.stride()}")
 
 
 def _state_of(module: nn.Module) -> State:
