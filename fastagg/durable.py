@@ -30,3 +30,16 @@ def sync(descriptor: int) -> None:
             if error.errno not in _NO_SUCH_COMMAND:
                 raise
     os.fsync(descriptor)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Bring the names of the files in a folder to its drive.
+
+    Raises:
+        OSError: the folder cannot be opened, or writing failed.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -144,34 +144,20 @@ def read_header(descriptor: int, limit: int) -> Header:
         OSError: the file cannot be read.
     """
     size = os.fstat(descriptor).st_size
-    if size < 8:
-        raise TensorFileError(f"the file is truncated: it has {size} bytes")
-    first = _read(descriptor, 8, 0)
-    length = int.from_bytes(first, "little")
-    if length > size - 8:
-        raise TensorFileError(
-            f"the file is truncated, or not a safetensors file: expected a header of {length} "
-            f"bytes, got a file of {size}"
-        )
-    if length > limit:
-        raise TensorFileError(f"expected a header of at most {limit} bytes, got {length}")
-    text = _read(descriptor, length, 8)
-    content = _parse(text)
-    metadata = content.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise TensorFileError("the header is damaged: expected strings as __metadata__")
-    entries = [_entry(name, value, 8 + length) for name, value in content.items()]
-    entries.sort(key=lambda entry: (entry.offset, entry.nbytes))
-    end = 8 + length
-    for entry in entries:
-        if entry.offset != end:
-            raise TensorFileError(
-                f"the header is damaged: {entry.name!r} begins at byte {entry.offset}, not at {end}"
-            )
-        end += entry.nbytes
-    if end != size:
-        raise TensorFileError(f"the file is truncated or damaged: expected {end} bytes, got {size}")
-    return Header(first + text, metadata, {entry.name: entry for entry in entries})
+    return _checked_header(size, limit, lambda count, offset: _read(descriptor, count, offset))
+
+
+def header_of(data: bytes, limit: int) -> Header:
+    """Check the header of a file that is in memory, as :func:`read_header` does.
+
+    Args:
+        data: all bytes of the file.
+        limit: largest size of the header in bytes.
+
+    Raises:
+        TensorFileError: as for :func:`read_header`.
+    """
+    return _checked_header(len(data), limit, lambda count, offset: data[offset : offset + count])
 
 
 def load(path: str | os.PathLike[str], *, limit: int) -> dict[str, Tensor]:
@@ -255,6 +241,38 @@ def _read(descriptor: int, count: int, offset: int) -> bytes:
     return b"".join(parts)
 
 
+def _checked_header(size: int, limit: int, read: Callable[[int, int], bytes]) -> Header:
+    """Check a header; ``read(count, offset)`` returns bytes of the file, which has ``size``."""
+    if size < 8:
+        raise TensorFileError(f"the file is truncated: it has {size} bytes")
+    first = read(8, 0)
+    length = int.from_bytes(first, "little")
+    if length > size - 8:
+        raise TensorFileError(
+            f"the file is truncated, or not a safetensors file: expected a header of {length} "
+            f"bytes, got a file of {size}"
+        )
+    if length > limit:
+        raise TensorFileError(f"expected a header of at most {limit} bytes, got {length}")
+    text = read(length, 8)
+    content = _parse(text)
+    metadata = content.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise TensorFileError("the header is damaged: expected strings as __metadata__")
+    entries = [_entry(name, value, 8 + length) for name, value in content.items()]
+    entries.sort(key=lambda entry: (entry.offset, entry.nbytes))
+    end = 8 + length
+    for entry in entries:
+        if entry.offset != end:
+            raise TensorFileError(
+                f"the header is damaged: {entry.name!r} begins at byte {entry.offset}, not at {end}"
+            )
+        end += entry.nbytes
+    if end != size:
+        raise TensorFileError(f"the file is truncated or damaged: expected {end} bytes, got {size}")
+    return Header(first + text, metadata, {entry.name: entry for entry in entries})
+
+
 def _parse(text: bytes) -> dict[str, Any]:
     try:
         decoded = text.decode("utf-8")
@@ -332,6 +350,27 @@ def save(
         ValueError: the header would be larger than ``limit``.
         OSError: the file cannot be written.
     """
+    text, ordered = _described(tensors, metadata, limit)
+    with open(path, "wb") as file:
+        for part in _parts(text, ordered):
+            note(part)
+            file.write(part)
+    return len(text)
+
+
+def dump(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, limit: int) -> bytes:
+    """Return the bytes that :func:`save` would write.
+
+    Raises:
+        TypeError, ValueError: as for :func:`save`.
+    """
+    return b"".join(_parts(*_described(tensors, metadata, limit)))
+
+
+def _described(
+    tensors: Mapping[str, Tensor | RowsOf], metadata: Mapping[str, str], limit: int
+) -> tuple[bytes, list[Tensor | RowsOf]]:
+    """Return the text of a header, and the tensors in the order of the file."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     offset = 0
@@ -346,11 +385,7 @@ def save(
     text = text.ljust(-(-len(text) // 8) * 8)  # tensors begin at a multiple of 8 bytes
     if len(text) > limit:
         raise ValueError(f"expected a header of at most {limit} bytes, got {len(text)}")
-    with open(path, "wb") as file:
-        for part in _parts(text, (tensor for _, tensor in ordered)):
-            note(part)
-            file.write(part)
-    return len(text)
+    return text, [tensor for _, tensor in ordered]
 
 
 def _parts(text: bytes, tensors: Iterable[Tensor | RowsOf]) -> Iterator[bytes | memoryview]:

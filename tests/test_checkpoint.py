@@ -8,6 +8,7 @@ import json
 import math
 import os
 import resource
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -202,6 +203,19 @@ def test_a_symbolic_link_is_followed(agg: MIFA, tmp_path: Path) -> None:
     assert isinstance(fastagg.load(tmp_path / "disk" / "b"), MIFA)
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe", "loop"])
+def test_only_regular_files_are_replaced(agg: MIFA, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a"
+    make = {"folder": Path.mkdir, "pipe": os.mkfifo, "loop": lambda link: link.symlink_to("a")}
+    make[kind](path)
+    before = os.lstat(path)
+    with pytest.raises(OSError, match="expected a regular file or none") as raised:
+        agg.save(path)
+    assert raised.value.filename == str(path)
+    assert os.path.samestat(os.lstat(path), before)
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
 def test_the_last_files_are_kept(agg: MIFA, tmp_path: Path) -> None:
     contents = []
     for _ in range(5):
@@ -344,6 +358,23 @@ def test_memory_is_not_allocated_for_what_a_header_claims(tmp_path: Path) -> Non
             with pytest.raises(CheckpointError, match=r"bytes for rule|num_clients|client_weights"):
                 fastagg.load(tmp_path / "a", **({"local_work": 1.0} if name == "scaffold" else {}))
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000
+
+
+def test_a_large_header_is_refused_before_it_is_read(agg: MIFA, tmp_path: Path) -> None:
+    options = agg.options() | {"more": [[] for _ in range(1 << 20)]}  # 4 MB of JSON take 100 MB
+    with pytest.raises(ValueError, match="expected a header of at most 1048576 bytes"):
+        checkpoint.write(tmp_path / "a", "mifa", options, agg.live_state())
+    checkpoint.write(
+        tmp_path / "a", "mifa", options, agg.live_state(), limit=checkpoint.LISTS_LIMIT
+    )
+    size = (tmp_path / "a").stat().st_size
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="expected a header of at most 1048576 bytes"):
+            fastagg.load(tmp_path / "a")
+        assert tracemalloc.get_traced_memory()[1] < size / 10
+    finally:
+        tracemalloc.stop()
 
 
 # --- state dicts ------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from __future__ import annotations
 from fastagg.checkpoint.atomic import replace_text
 from fastagg.checkpoint.format import (
     FORMAT,
+    HEADER_LIMIT,
+    LISTS_LIMIT,
     VERSION,
     CheckpointError,
     Saved,
@@ -17,6 +19,8 @@ from fastagg.checkpoint.format import (
 
 __all__ = [
     "FORMAT",
+    "HEADER_LIMIT",
+    "LISTS_LIMIT",
     "VERSION",
     "CheckpointError",
     "Saved",

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import secrets
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fastagg.durable import sync
+from fastagg.durable import sync, sync_folder
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -38,7 +40,8 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
             that it replaced, the newest first.
 
     Raises:
-        OSError: the folder does not exist or is not writable, the disk is full, or a write failed.
+        OSError: the folder does not exist or is not writable, the disk is full, a write failed, or
+            ``target`` is not a regular file: a folder, a device, a pipe or a loop of links.
             The error names ``target``. Older files are unchanged, and no other file is left behind
             unless it cannot be deleted either; the next call does that. If the message says that
             the folder was not synced, the new file is there but may be lost if power fails.
@@ -50,6 +53,7 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
             f"path: expected an existing folder, but {target.parent} does not exist; create it "
             "first"
         )
+    _check_regular(target)
     try:
         _remove_orphans(target)
         partial, descriptor = _create(target)
@@ -69,9 +73,20 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
     except OSError as error:
         raise _naming(target, error, "cannot be written") from error
     try:
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     except OSError as error:
         raise _naming(target, error, "was written, but its folder was not synced") from error
+
+
+def _check_regular(target: Path) -> None:
+    """Refuse to replace a folder, device or pipe: a rename would delete some of them."""
+    try:
+        mode = os.lstat(target).st_mode
+    except OSError:  # there is none, or the next call says what is wrong
+        return
+    if not stat.S_ISREG(mode):
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EEXIST
+        raise OSError(code, "cannot be written: expected a regular file or none", str(target))
 
 
 def _naming(target: Path, error: OSError, what: str) -> OSError:
@@ -167,12 +182,3 @@ def _rotate(target: Path, partial: Path, keep: int) -> None:
     for name in (oldest, link):
         with suppress(OSError):  # the next call deletes it
             name.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        sync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,8 +35,11 @@ VERSION = 3
 """Version 3 added the digest and the parameters. Version 2, which has neither, is still read.
 Version 1 was never released."""
 
-HEADER_LIMIT = 1 << 26
-"""Largest size of a header in bytes."""
+HEADER_LIMIT = 1 << 20
+"""Largest size of a header in bytes. A reader needs up to 30 times as much memory for its JSON."""
+
+LISTS_LIMIT = 1 << 26
+"""The same for files whose options hold lists of clients or of a model's tensors."""
 
 _UNSIGNED = 2
 _STATE = "state."
@@ -74,6 +77,7 @@ def write(
     params: Tensor | None = None,
     key: bytes | None = None,
     keep: int = 1,
+    limit: int = HEADER_LIMIT,
 ) -> None:
     """Write an aggregator to ``path``, replacing an older file atomically.
 
@@ -86,10 +90,11 @@ def write(
         params: [d], the parameters of the model; None: they are not in the file.
         key: secret of at least 16 bytes for an HMAC-SHA256; None: the file gets a SHA-256.
         keep: number of files to keep; see :func:`fastagg.checkpoint.atomic.replace`.
+        limit: largest size of the header in bytes; a reader must accept as much.
 
     Raises:
         OSError: the folder does not exist or is not writable. An older file is unchanged.
-        TypeError, ValueError: ``key`` or ``keep`` is not as described.
+        TypeError, ValueError: ``key`` or ``keep`` is not as described, or the header is too large.
     """
     digest = _digest(key)
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
@@ -109,7 +114,7 @@ def write(
     }
 
     def fill(partial: Path) -> None:
-        tensor_file.save(partial, tensors, header, limit=HEADER_LIMIT, note=digest.update)
+        tensor_file.save(partial, tensors, header, limit=limit, note=digest.update)
         with partial.open("r+b") as file:
             start = file.read(1024).index(_ZEROS.encode())
             file.seek(start)
@@ -119,7 +124,7 @@ def write(
 
 
 def read(
-    path: str | os.PathLike[str], *, key: bytes | None = None
+    path: str | os.PathLike[str], *, key: bytes | None = None, limit: int = HEADER_LIMIT
 ) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
     """Read a file that :func:`write` wrote.
 
@@ -129,7 +134,7 @@ def read(
     Raises:
         FileNotFoundError, CheckpointError: as for :func:`opened`.
     """
-    with plain_modes(), opened(path, key=key) as saved:
+    with plain_modes(), opened(path, key=key, limit=limit) as saved:
         state = {
             name: torch.empty(entry.shape, dtype=saved.dtype(name))
             for name, entry in saved.entries.items()
@@ -148,11 +153,11 @@ class Saved:
         params: dtype, shape and size of the parameters; None if they are not in the file.
     """
 
-    def __init__(self, path: Path, descriptor: int, key: bytes | None) -> None:
+    def __init__(self, path: Path, descriptor: int, key: bytes | None, limit: int) -> None:
         self.path = path
         self._descriptor = descriptor
         self._identity = tensor_file.identity(descriptor)
-        self._header = header = tensor_file.read_header(descriptor, HEADER_LIMIT)
+        self._header = header = tensor_file.read_header(descriptor, limit)
         version = _check_header(path, header.metadata)
         self._expected, self._digest = _start(path, header, version, key)
         metadata = header.metadata
@@ -287,12 +292,15 @@ def _columns(out: Tensor, entry: Entry, part: slice) -> Iterator[Tensor]:
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], *, key: bytes | None = None) -> Iterator[Saved]:
+def opened(
+    path: str | os.PathLike[str], *, key: bytes | None = None, limit: int = HEADER_LIMIT
+) -> Iterator[Saved]:
     """Open a file that :func:`write` wrote.
 
     Args:
         path: the file.
         key: the key that was given to :func:`write`; None: the file must not be signed.
+        limit: largest size of the header in bytes.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -305,7 +313,7 @@ def opened(path: str | os.PathLike[str], *, key: bytes | None = None) -> Iterato
         raise FileNotFoundError(f"path: there is no checkpoint {target}")
     with tensor_file.opened(target) as descriptor:
         try:
-            saved = Saved(target, descriptor, key)
+            saved = Saved(target, descriptor, key, limit)
         except CheckpointError:
             raise
         except TensorFileError as error:

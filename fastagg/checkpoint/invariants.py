@@ -7,7 +7,7 @@ expected and what came.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ MOST_ROUNDS = 1 << 62
 
 _BLOCK = 256  # rows
 _PART = 1 << 22  # numbers
+
+
+def check_names(own: Collection[str], given: Collection[str]) -> None:
+    """Raise ValueError if a state has other names than that of the rule."""
+    if set(given) != set(own):
+        raise ValueError(
+            f"state: expected the tensors {sorted(own)}, got {sorted(map(str, given))}"
+        )
 
 
 def check_form(name: str, value: object, own: Tensor | RowMemory) -> Tensor:

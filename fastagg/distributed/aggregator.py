@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +15,14 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator
+from fastagg.checkpoint import CheckpointError
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
-from fastagg.registry import RuleName, check_saved
+from fastagg.registry import RuleName, check_saved, raise_for
 from fastagg.report import StepReport
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Updates, read_cohort
@@ -206,7 +208,8 @@ class ShardedAggregator:
     ) -> None:
         """Write a checkpoint: one file per rank and a manifest. All ranks must call it.
 
-        A crash at any moment leaves either the previous checkpoint or the new one.
+        A crash at any moment leaves either the previous checkpoint or the new one. A step of
+        another thread is waited for; all ranks must make their calls in the same order.
 
         Args:
             folder: a folder on a file system that all ranks share; created if it does not exist.
@@ -227,21 +230,24 @@ class ShardedAggregator:
                         f"{name}: expected a last dimension of {self.num_own}, "
                         f"got {[*tensor.shape]}"
                     )
-        state = self.local.live_state()
-        split = {name: state.pop(name) for name in sorted(self.local.column_state & set(state))}
-        if self._ranks.rank > 0:
-            state.clear()  # equal on all ranks, so only rank 0 writes it
-        manifest = storage.Manifest(
-            rule=self.local.name,
-            num_params=self.num_params,
-            segment=self.segment,
-            bounds=self.bounds,
-            generation=storage.new_generation(self._ranks),
-            split=list(split),
-            columns=sorted(columns),
-            notes=dict(notes or {}),
-        )
-        storage.write(folder, manifest, self.local.options(), state | split, columns, self._ranks)
+        with self.local._lock.checked("save"):
+            state = self.local.live_state()
+            split = {name: state.pop(name) for name in sorted(self.local.column_state & set(state))}
+            if self._ranks.rank > 0:
+                state.clear()  # equal on all ranks, so only rank 0 writes it
+            manifest = storage.Manifest(
+                rule=self.local.name,
+                num_params=self.num_params,
+                segment=self.segment,
+                bounds=self.bounds,
+                generation=storage.new_generation(self._ranks),
+                split=list(split),
+                columns=sorted(columns),
+                notes=dict(notes or {}),
+            )
+            storage.write(
+                folder, manifest, self.local.options(), state | split, columns, self._ranks
+            )
 
     @classmethod
     def load(
@@ -264,7 +270,9 @@ class ShardedAggregator:
             The aggregator, this rank's part of the further tensors, and the notes.
 
         Raises:
-            FileNotFoundError, ValueError: this rank found no checkpoint, or a damaged one.
+            FileNotFoundError: this rank found no checkpoint.
+            CheckpointError: a ValueError. The checkpoint is damaged, or holds no possible state.
+            TypeError, ValueError: one of ``options`` is wrong, or there are too many ranks.
             RankError: another rank could not load it.
         """
         ranks = Ranks(group)
@@ -287,8 +295,12 @@ class ShardedAggregator:
             error = found
         ranks.agree("reading the checkpoint", manifest, error)
         assert manifest is not None
-        saved |= options
-        agg = cls(manifest.rule, group=group, segment=manifest.segment, **saved)
+        shard_bounds(manifest.num_params, ranks.size, manifest.segment)  # raises for many ranks
+        first = Path(folder) / manifest.file(0)  # it holds the options
+        try:
+            agg = cls(manifest.rule, group=group, segment=manifest.segment, **{**saved, **options})
+        except (TypeError, ValueError) as failure:
+            raise_for(first, failure, options)
         state: Mapping[str, Tensor] = {}
         further: dict[str, Tensor] = {}
         try:
@@ -296,8 +308,11 @@ class ShardedAggregator:
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         ranks.agree("reading the checkpoint", error=error)
-        with ranks.succeeding_together("loading the state"):
-            agg.local.load_state_dict(state)
+        try:
+            with ranks.succeeding_together("loading the state"):
+                agg.local.load_state_dict(state)
+        except (TypeError, ValueError) as failure:
+            raise CheckpointError(folder, failure) from failure
         return Loaded(agg, further, manifest.notes)
 
     def __repr__(self) -> str:

@@ -34,7 +34,6 @@ VERSION = 2
 _UNSIGNED = 1  # the version before, without a digest
 MANIFEST = "manifest.json"
 _FURTHER = "columns."  # prefix of further tensors in a file
-_LIMIT = 1 << 24  # bytes of a manifest
 _GENERATION = re.compile(r"[0-9a-f]{16}")
 _FILE = re.compile(r"[0-9a-f]{16}-\d{5,}-of-\d{5,}\.safetensors")  # names from Manifest.file
 
@@ -105,7 +104,13 @@ def write(
             _check_shared(target, manifest)
             header = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
             header["sha256"] = _digest(header)
-            checkpoint.replace_text(target / MANIFEST, json.dumps(header, indent=1))
+            text = json.dumps(header, indent=1)
+            if len(text) > checkpoint.HEADER_LIMIT:
+                raise ValueError(
+                    f"notes: expected a manifest of at most {checkpoint.HEADER_LIMIT} bytes, got "
+                    f"{len(text)}"
+                )
+            checkpoint.replace_text(target / MANIFEST, text)
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
     ranks.agree("writing the manifest", error=error)
@@ -160,9 +165,9 @@ def describe(folder: str | os.PathLike[str]) -> Described:
         raise FileNotFoundError(f"folder: there is no checkpoint {path}")
     try:
         with path.open("rb") as file:
-            text = file.read(_LIMIT + 1)
-        if len(text) > _LIMIT:
-            raise TensorFileError(f"expected at most {_LIMIT} bytes")
+            text = file.read(checkpoint.HEADER_LIMIT + 1)
+        if len(text) > checkpoint.HEADER_LIMIT:
+            raise TensorFileError(f"expected at most {checkpoint.HEADER_LIMIT} bytes")
         header = parse_json(text.decode("utf-8"))
     except ValueError as error:
         raise CheckpointError(path, f"damaged: {error}") from error

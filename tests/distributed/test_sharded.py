@@ -197,6 +197,26 @@ def test_a_manifest_of_an_older_version_loads_with_a_warning(checkpoint: Path) -
         storage.describe(checkpoint)
 
 
+def test_a_large_manifest_is_refused(checkpoint: Path) -> None:
+    from fastagg.distributed import storage
+
+    def agree(*_: object, error: Exception | None = None) -> None:
+        if error is not None:
+            raise error
+
+    old = storage.describe(checkpoint).manifest
+    agg = fastagg.make("mifa", num_clients=2, num_params=5)
+    notes = {"history": [0.5] * 200_000}
+    new = dataclasses.replace(old, bounds=[(0, 5)], generation="1" * 16, notes=notes)
+    ranks: Any = types.SimpleNamespace(rank=0, agree=agree)
+    with pytest.raises(ValueError, match="notes: expected a manifest of at most 1048576 bytes"):
+        storage.write(checkpoint, new, agg.options(), agg.state_dict(), {}, ranks)
+    assert storage.describe(checkpoint).manifest == old
+    (checkpoint / storage.MANIFEST).write_text(" " * (1 << 20) + "{}")
+    with pytest.raises(ValueError, match="damaged: expected at most 1048576 bytes"):
+        storage.describe(checkpoint)
+
+
 def test_saving_removes_its_own_old_files_only(checkpoint: Path) -> None:
     from fastagg.distributed import storage
 

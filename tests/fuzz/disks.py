@@ -27,6 +27,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from typing import Any
 import torch
 
 import fastagg
+from fastagg.distributed import storage
 from tests.fuzz.faults import Fault, Faults, build, start, why_not
 
 CALLS = {"io": Fault.ONE_CALL, "full": Fault.DISK_FULL, "read-only": Fault.READ_ONLY}
@@ -105,6 +107,35 @@ class First(Checkpoint):
         pass
 
 
+class Sharded(Writer):
+    """``ShardedAggregator.save`` on one rank, over an older checkpoint."""
+
+    def prepare(self, folder: Path) -> None:
+        self._write(folder, "0" * 16, rounds=1)
+
+    def attempt(self, folder: Path) -> None:
+        self._write(folder, "1" * 16, rounds=9)
+
+    def files(self, folder: Path) -> Files:
+        """Return the manifest and the file that it names; the next save deletes others."""
+        manifest = storage.describe(folder).manifest
+        names = [storage.MANIFEST, manifest.file(0)]
+        return {name: (folder / name).read_bytes() for name in names}
+
+    def leftover(self, before: Files, now: Files) -> set[str]:
+        return set()
+
+    def _write(self, folder: Path, generation: str, rounds: int) -> None:
+        agg, split = _aggregator(rounds), ["memory", "total"]
+        manifest = storage.Manifest("stale", D, D, [(0, D)], generation, split, [], {})
+        ranks: Any = types.SimpleNamespace(rank=0, agree=self._agree)
+        storage.write(folder, manifest, agg.options(), agg.live_state(), {}, ranks)
+
+    def _agree(self, *_: object, error: Exception | None = None) -> None:
+        if error is not None:
+            raise error
+
+
 class Text(Writer):
     """Results of the simulation: CSV and JSON files."""
 
@@ -159,13 +190,56 @@ class Rows(Writer):
             raise
 
 
+class Run(Writer):
+    """The last rounds of a job of the simulation: rows of CSV files, checkpoints, results."""
+
+    def prepare(self, folder: Path) -> None:
+        self._folder(folder).prepare()
+        self._go_on(folder, stop=True)
+
+    def attempt(self, folder: Path) -> None:
+        self._go_on(folder, stop=False)
+
+    def files(self, folder: Path) -> Files:
+        done = (folder / "done.json").exists()
+        names = ["job.json", *(["metrics.csv", "done.json"] if done else [])]
+        return {name: (folder / name).read_bytes() for name in names}
+
+    def leftover(self, before: Files, now: Files) -> set[str]:
+        return set()
+
+    def _folder(self, folder: Path) -> Any:
+        from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
+        from fastagg_sim.job_folder import JobFolder
+
+        task = Task(
+            dataset="digits",
+            partition="clustered",
+            model="logistic",
+            training=LocalTraining(batch_size=10, local_epochs=1),
+            rounds=3,
+            num_clients=10,
+            partition_options={"samples_per_client": 10},
+        )
+        dropouts = (Dropout("exact", {"alpha": 0.5}),)
+        config = Config("run", task, (Method("fedavg", "fedavg"),), dropouts, seeds=(0,))
+        return JobFolder(folder, config.jobs()[0])
+
+    def _go_on(self, folder: Path, *, stop: bool) -> None:
+        from fastagg_sim.runner import run_job
+
+        run_job(self._folder(folder), lambda done, accuracy: None, lambda: stop, 0.0)
+
+
 WRITERS: dict[str, type[Writer]] = {
     "save": Checkpoint,
     "save, first": First,
     "save, keep=3": Kept,
+    "sharded": Sharded,
     "memory rows": Rows,
     "text": Text,
     "figure": Figure,
+    "run": Run,
 }
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import fastagg
+from benchmarks.machine import describe
 from tests.rules.conftest import CONFIGURATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,7 @@ class Run:
     resident_first, resident_last: bytes after the first and the last tenth of the steps.
     open_first, open_last: open descriptors, then.
     us_first, us_last: microseconds of the processor per step of the first and the last tenth.
+    commit: of the tree that ran.
     """
 
     rule: str
@@ -53,6 +55,7 @@ class Run:
     open_last: int
     us_first: float
     us_last: float
+    commit: str
 
     def problems(self) -> list[str]:
         found = []
@@ -100,6 +103,7 @@ def measure(name: str, options: dict[str, Any], steps: int) -> Run:
         opened[-1],
         round(min(times[:tenth]), 2),
         round(min(times[-tenth:]), 2),
+        describe()["commit"],
     )
 
 
@@ -118,14 +122,12 @@ def configurations() -> dict[str, dict[str, Any]]:
 
 def write(folder: Path, runs: list[Run], command: str) -> list[Path]:
     """Write long_runs.csv and long_runs.md."""
-    from benchmarks.machine import describe
-
     table, page = folder / "long_runs.csv", folder / "long_runs.md"
     with table.open("w", newline="") as file:
         rows = csv.DictWriter(file, [field.name for field in fields(Run)], lineterminator="\n")
         rows.writeheader()
-        rows.writerows(asdict(run) for run in runs)
-    machine = ", ".join(f"{key} {value}" for key, value in describe().items())
+        rows.writerows(asdict(run) for run in sorted(runs, key=lambda run: run.rule))
+    machine = ", ".join(f"{k} {value}" for k, value in describe().items() if k != "commit")
     lines = [
         "# Long runs",
         "",
@@ -135,25 +137,44 @@ def write(folder: Path, runs: list[Run], command: str) -> list[Path]:
         "",
         f"Machine: {machine}.",
         "",
-        "| rule | steps | resident MB | descriptors | µs a step | flat |",
-        "|---|---:|---:|---:|---:|---|",
+        "| rule | steps | resident MB | descriptors | µs a step | flat | commit |",
+        "|---|---:|---:|---:|---:|---|---|",
     ]
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.rule):
         megabytes = f"{run.resident_first / 1e6:.1f} → {run.resident_last / 1e6:.1f}"
         flat = "; ".join(run.problems()) or "yes"
         lines.append(
             f"| `{run.rule}` | {run.steps:,} | {megabytes} | {run.open_first} → {run.open_last} | "
-            f"{run.us_first:.1f} → {run.us_last:.1f} | {flat} |"
+            f"{run.us_first:.1f} → {run.us_last:.1f} | {flat} | {run.commit} |"
         )
     page.write_text("\n".join(lines) + "\n")
     return [table, page]
+
+
+def read(folder: Path, steps: int) -> list[Run]:
+    """Return the runs of ``steps`` steps in long_runs.csv; none if it does not exist."""
+    table = folder / "long_runs.csv"
+    if not table.exists():
+        return []
+    with table.open(newline="") as file:
+        kinds = {"rule": str, "us_first": float, "us_last": float, "commit": str}
+        rows = [
+            Run(**{name: kinds.get(name, int)(value) for name, value in row.items()})
+            for row in csv.DictReader(file)
+        ]
+    return [run for run in rows if run.steps == steps]
 
 
 def parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(description=__doc__)
     command.add_argument("--steps", type=int, default=100_000, help="steps of each rule")
     command.add_argument("--only", help="one rule")
-    command.add_argument("--out", type=Path, help="folder for long_runs.csv and long_runs.md")
+    command.add_argument(
+        "--out",
+        type=Path,
+        help="folder for long_runs.csv and long_runs.md; rules that are there, with as many steps, "
+        "are not run again",
+    )
     command.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     return command
 
@@ -164,8 +185,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.here:
         print(json.dumps(asdict(measure(options.only, known[options.only], options.steps))))
         return 0
-    runs = []
+    runs = read(options.out, options.steps) if options.out else []
+    finished = {run.rule for run in runs}
     for name in [options.only] if options.only else known:
+        if name in finished:
+            continue
         command = [sys.executable, "-m", "tests.fuzz.long", "--here"]
         command += [f"--only={name}", f"--steps={options.steps}"]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
@@ -174,6 +198,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{run.rule}: {'; '.join(run.problems()) or 'flat'}  {run}", flush=True)
         if options.out:
             write(options.out, runs, f'make fuzz-long ARGS="--steps {options.steps}"')
+    if finished and options.out:
+        write(options.out, runs, f'make fuzz-long ARGS="--steps {options.steps}"')
     wrong = sum(bool(run.problems()) for run in runs)
     print(f"{len(runs)} rules, {options.steps} steps of each: {wrong} not flat")
     return 1 if wrong else 0

@@ -44,6 +44,8 @@ def _dtype(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:
 
 
 def _viewed_dtype(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Tensor:
+    if t.is_nested or t.is_quantized or t.layout != torch.strided:
+        return t  # torch crashes when it reads such a view
     same_size = {1: torch.bool, 2: torch.float16, 4: torch.int32, 8: torch.int64}
     return t.view(same_size.get(t.element_size(), torch.complex128))
 
@@ -216,6 +218,8 @@ def _protect(array: np.ndarray) -> None:
 
 
 def _object(t: Tensor, draw: random.Random, others: Sequence[Tensor]) -> Any:
+    if t._is_zerotensor():
+        return None  # torch crashes when it converts one to a list
     return draw.choice(
         [
             None,

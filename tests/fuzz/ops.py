@@ -53,8 +53,9 @@ CHOICES = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 5]
 # Errors of torch that say what is wrong: of its argument parser, its autograd, and no memory.
 DOCUMENTED = re.compile(
     r"Expected a value of type|expected at most|missing value for argument|"
-    r"leaf Variable that requires grad|a view of a leaf Variable|Overflow when unpacking|"
-    r"can't allocate memory|ZeroTensors are immutable|"
+    r"leaf Variable that requires grad|a view of a leaf Variable|A view was created in|"
+    r"is a view and is being modified inplace|"
+    r"Overflow when unpacking|can't allocate memory|ZeroTensors are immutable|"
     r"Cannot set version_counter for inference tensor|Inplace update to inference tensor|"
     r"There were no tensor arguments|Unable to cast .* to Tensor|Could not|is not a sequence|"
     r"on undefined tensor",
@@ -132,7 +133,7 @@ def raw_arguments(op: str, given: dict[str, Any]) -> list[Any]:
 
 def mutated(case: Case, given: dict[str, Any], changed: set[str]) -> dict[str, Any]:
     """Apply the mutations of a case to copies of valid arguments."""
-    given, cut = copy.deepcopy(given), set[str]()
+    given, cut, protected = copy.deepcopy(given), set[str](), False
     lists = {name for name, value in given.items() if isinstance(value, list | tuple)}
     for name, kind, seed in case["mutations"]:
         if name in cut:
@@ -145,7 +146,12 @@ def mutated(case: Case, given: dict[str, Any], changed: set[str]) -> dict[str, A
         others = [t for v in near for t in tensors_in(v) if plain(t)]
         if kind == "read_only" and name in changed:
             continue
-        if kind == "resized" and isinstance(value, list | tuple) and name not in lists:
+        if kind == "aliased" and name in changed and protected:
+            continue  # every write of torch's to such memory ends the process, too
+        protected = protected or kind == "read_only"
+        listed = isinstance(value, list | tuple)
+        flat = listed and all(isinstance(item, Tensor) for item in value)
+        if kind == "resized" and listed and not (flat and name in lists):
             continue  # torch itself prints the items, which share the storage
         if any(huge(t) for t in tensors_in(value)):
             continue  # a variant of a huge view would take its memory

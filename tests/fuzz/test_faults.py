@@ -16,8 +16,13 @@ pytestmark = [
 
 @pytest.mark.parametrize("kind", ["io", "full", "read-only"])
 def test_disks_that_fail(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    writers = ["save", "save, first", "save, keep=3", "memory rows", "text"]
+    writers = ["save", "save, first", "save, keep=3", "sharded", "memory rows", "text"]
     code = disks.main(["--kinds", kind, "--writers", *writers])
+    assert code == 0, capsys.readouterr().out
+
+
+def test_runs_of_the_simulation_on_a_disk_that_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    code = disks.main(["--kinds", "full", "--writers", "run", "--every", "6"])
     assert code == 0, capsys.readouterr().out
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -27,9 +29,9 @@ def test_every_rule_has_a_long_run() -> None:
 
 
 def test_a_run_that_grows_is_reported() -> None:
-    flat = long.Run("x", 10, 10**8, 10**8, 4, 4, 10.0, 11.0)
+    flat = long.Run("x", 10, 10**8, 10**8, 4, 4, 10.0, 11.0, "abc")
     assert flat.problems() == []
-    grown = long.Run("x", 10, 10**8, 2 * 10**8, 4, 5, 10.0, 16.0)
+    grown = long.Run("x", 10, 10**8, 2 * 10**8, 4, 5, 10.0, 16.0, "abc")
     assert len(grown.problems()) == 3
 
 
@@ -80,3 +82,18 @@ def test_rounds_near_the_end_of_int64(tmp_path: object) -> None:
         for key in ends:
             assert (agg.state_dict()[key] >= 0).all(), f"{name}: {key} overflowed"
     assert tried >= 3
+
+
+def test_finished_rules_are_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--only", "fedavg", "--steps", "300", "--out", str(tmp_path)]
+    long.main(arguments)
+    assert "fedavg: " in capsys.readouterr().out
+    table = (tmp_path / "long_runs.csv").read_text()
+    long.main(arguments)
+    said = capsys.readouterr().out
+    assert said.startswith("1 rules, 300 steps of each: ")
+    assert (tmp_path / "long_runs.csv").read_text() == table
+    long.main([*arguments[:3], "200", *arguments[4:]])  # another number of steps
+    assert "fedavg: " in capsys.readouterr().out

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of one rank: forged ones are refused by one error, and a save waits for a step."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fastagg import CheckpointError, checkpoint
+from fastagg.distributed import ShardedAggregator, storage
+
+K, D = 4, 7
+
+
+@pytest.fixture(autouse=True)
+def _one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{tmp_path}/store",
+        rank=0,
+        world_size=1,
+        timeout=timedelta(seconds=60),
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "match"),
+    [
+        ({"server_lr": "x"}, {}, "options: server_lr: expected a number"),
+        ({"empty_rounds": []}, {}, "options: empty_rounds"),
+        ({"nonfinite": 5}, {}, "options: nonfinite"),
+        ({"more": 1}, {}, "options: expected some of"),
+        ({"memory_folder": "/tmp"}, {}, "options: expected some of"),
+        ({}, {"total": torch.full((D,), 1e300, dtype=torch.float64)}, r"state\['total'\]"),
+        ({}, {"total": torch.full((D,), math.nan, dtype=torch.float64)}, r"state\['total'\]"),
+        ({}, {"total": torch.zeros(D, dtype=torch.int64)}, r"state\['total'\]: expected dtype"),
+        ({}, {"total": torch.zeros(2 * D)}, "total: expected 7 columns"),
+        ({}, {"total": torch.zeros(2 * D, dtype=torch.float64)}, "state: expected"),
+    ],
+)
+def test_a_forged_file_is_refused(
+    options: dict[str, Any], state: dict[str, torch.Tensor], match: str, tmp_path: Path
+) -> None:
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    agg.step(torch.zeros(D), torch.randn(2, D), [0, 2])
+    folder = tmp_path / "checkpoint"
+    agg.save(folder)
+    file = folder / storage.describe(folder).manifest.file(0)
+    rule, saved, tensors = checkpoint.read(file)
+    checkpoint.write(file, rule, saved | options, tensors | state)
+    with pytest.raises(CheckpointError, match=match) as raised:
+        ShardedAggregator.load(folder)
+    assert str(raised.value).startswith(str(folder))
+
+
+def test_an_error_in_an_option_of_the_caller_stays_what_it_is(tmp_path: Path) -> None:
+    ShardedAggregator("mifa", num_clients=K, num_params=D).save(tmp_path / "checkpoint")
+    with pytest.raises(TypeError, match="server_lr: expected a number"):
+        ShardedAggregator.load(tmp_path / "checkpoint", server_lr="x")
+
+
+def test_a_save_waits_for_a_step_of_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    entered, leave, real = threading.Event(), threading.Event(), agg.local._commit
+
+    def slow(*arguments: Any) -> None:
+        entered.set()
+        leave.wait(60.0)
+        real(*arguments)
+
+    monkeypatch.setattr(agg.local, "_commit", slow)
+    step = threading.Thread(target=agg.step, args=(torch.zeros(D), torch.ones(2, D), [0, 2]))
+    step.start()
+    assert entered.wait(60.0)
+    save = threading.Thread(target=agg.save, args=(tmp_path / "checkpoint",))
+    save.start()
+    save.join(0.2)
+    assert save.is_alive() and not (tmp_path / "checkpoint").exists()
+    leave.set()
+    step.join()
+    save.join()
+    found = ShardedAggregator.load(tmp_path / "checkpoint").aggregator.state_dict()
+    assert torch.equal(found["memory"][0], torch.ones(D))
