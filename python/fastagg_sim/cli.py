@@ -189,8 +189,8 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     failed = sum(claim.verdict == "fails" for claim in claims)
     undecided = sum(claim.verdict == "undecided" for claim in claims)
     console.print(
-        f"{len(claims) - failed - undecided} claims hold in these results, {failed} fail, "
-        f"{undecided} are undecided"
+        f"claims in these results: {len(claims) - failed - undecided} hold, {failed} fail, "
+        f"{undecided} undecided"
     )
     if options.quick:
         console.print("--quick ran a reduced experiment; the claims are about the full one")

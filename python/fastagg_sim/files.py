@@ -10,14 +10,15 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from fastagg.durable import sync
+from fastagg.durable import sync, sync_folder
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace the contents of `path` by `content` (text in UTF-8) atomically.
 
     A concurrent reader sees the complete old or the complete new contents. If writing fails, the
-    old contents are unchanged, and the OSError names `path`.
+    old contents are unchanged, and the OSError names `path`. If its message says that the folder
+    was not synced, the new contents are there but may be lost if power fails.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = path.with_name(path.name + ".tmp")
@@ -32,16 +33,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             with suppress(OSError):
                 temporary.unlink()
             raise
+    with naming(path, "was written, but its folder was not synced"):
+        sync_folder(path.parent)
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let errors of writing within this context be OSErrors that name `path`."""
+def naming(path: Path, problem: str = "cannot be written") -> Iterator[None]:
+    """Let errors of writing within this context be OSErrors that name `path` and the problem."""
     try:
         yield
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from error
+        raise OSError(error.errno, f"{problem}: {error.strerror}", str(path)) from error
     except SafetensorError as error:  # it does not say which file
-        raise OSError(f"{path}: cannot be written: {error}") from error
+        raise OSError(f"{path}: {problem}: {error}") from error

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import fastagg
-from fastagg.durable import sync
+from fastagg.durable import sync, sync_folder
 from fastagg_sim.config import ConfigError, Job, job_from_dict, to_json
 from fastagg_sim.files import naming, write_atomically
 from fastagg_sim.simulation import RoundRecord, Simulation
@@ -63,8 +63,10 @@ class _Rows:
 
     def append(self, record: RoundRecord) -> None:
         cells = [_cell(getattr(record, name)) for name in self._columns]
+        row = (self._prefix + ",".join(cells) + "\n").encode("utf-8")
         with naming(self._path):
-            self._file.write((self._prefix + ",".join(cells) + "\n").encode("utf-8"))
+            while row:  # a disk that becomes full takes a part, and refuses only the next write
+                row = row[self._file.write(row) :]
 
     def sync(self) -> None:
         with naming(self._path):
@@ -128,7 +130,7 @@ class JobFolder:
         """Save a checkpoint of `simulation`.
 
         The CSV files are flushed to disk first, so that they always contain every round of the
-        checkpoint.
+        checkpoint. An older checkpoint is deleted when the new one is on the disk.
         """
         for file in self._files:
             file.sync()
@@ -144,8 +146,12 @@ class JobFolder:
             try:
                 temporary.mkdir(parents=True)
                 simulation.save(temporary)
+                for written in temporary.iterdir():
+                    _sync_file(written)
+                sync_folder(temporary)
                 old = [entry for entry in folder.iterdir() if entry != temporary]
                 os.replace(temporary, target)
+                sync_folder(folder)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
@@ -190,6 +196,11 @@ class JobFolder:
             cells = [_cell(scores[k][i]) if counts[k][i] else "" for i in clients]
             lines.append(",".join([str(k), group, *cells]))
         write_atomically(self.path / "scores.csv", "\n".join(lines) + "\n")
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        sync(file.fileno())
 
 
 def check_same(old: dict[str, object], new: dict[str, object], file: Path) -> None:

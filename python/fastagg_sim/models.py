@@ -4,7 +4,9 @@
 All models map a batch [n, *in_shape] to logits [n, num_classes], to be trained with cross entropy.
 None has batch normalisation; only vgg11 has dropout layers.
 
-To add a model, write a function `(in_shape, num_classes) -> nn.Module` and add it to MODELS.
+To add a model, write a function `(in_shape, num_classes) -> nn.Module` and add it to MODELS. If
+it has running statistics, the rule does not aggregate them: the server's are the mean of those of
+the active clients.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from fastagg_sim.dropout import DropoutProcess, make_dropout
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, partition
 from fastagg_sim.seeds import derive, generator
+from fastagg_sim.statistics import RunningStatistics
 
 _HEADER_LIMIT = 1 << 24  # bytes of the header of a file of a checkpoint
 
@@ -105,8 +106,9 @@ class Simulation:
             in_shape=tuple(dataset.train_x.shape[1:]),
             seed=job.seed,
         ).to(device)
-        layout = FlatLayout.from_module(model)
+        layout = FlatLayout.from_module(model, roles="auto")
         self._model = model
+        self._statistics = RunningStatistics(model, layout)
         self._layout = layout
         self.params = layout.flatten(model)  # [d]
         self._buffer = UpdateBuffer(task.num_clients, layout.num_params, device)
@@ -182,6 +184,7 @@ class Simulation:
             self._norms[index] = self._row_norms(clients)
         started_step = now(self.device)
         report = self._step(active)
+        self._statistics.average(self.aggregator, report.active.tolist())
         aggregated = now(self.device)
         self.next_round += 1
         self._uploads += len(clients) * (1 if scaffold is None else scaffold.uploads_per_client)
@@ -225,10 +228,12 @@ class Simulation:
         if self._batched is not None:
             self._batched.train(work, self.params, index)
         else:
-            for one in work:
+            for client, one in zip(clients, work, strict=True):
+                self._statistics.put()
                 self._trainer.train(
                     one.row, self.params, one.data, index, one.generator, one.control, one.velocity
                 )
+                self._statistics.take(client)
         for client, velocity in velocities.items():
             self._store_momentum(client, velocity)
 
@@ -302,6 +307,7 @@ class Simulation:
         if self.next_round % self.job.task.eval_every and not self.done:
             return None, None, None
         self._layout.bind(self._model, self.params)
+        self._statistics.put()
         logits = None
         if self._batched is not None:
             logits = self._batched.logits(self.params, self._test[0].shape[1:])
@@ -326,6 +332,9 @@ class Simulation:
         """Write the complete state that later rounds depend on to `folder`, an empty folder."""
         save_file({"params": self.params}, folder / "params.safetensors")
         self.aggregator.save(folder / "aggregator.safetensors")
+        if self._statistics:
+            values = {"statistics": self._statistics.values}
+            save_file(values, folder / "statistics.safetensors")
         if self._mimic:
             corrections = {str(k): client.correction for k, client in enumerate(self._mimic)}
             save_file(corrections, folder / "corrections.safetensors")
@@ -349,6 +358,10 @@ class Simulation:
             raise ConfigError(f"{folder / 'state.json'}: damaged: {error!r}") from error
         aggregator = fastagg.load(folder / "aggregator.safetensors", device=str(self.device))
         params = self._read(folder / "params.safetensors", ["params"])["params"]
+        statistics = self._statistics.values
+        if self._statistics:
+            path = folder / "statistics.safetensors"
+            statistics = self._read(path, ["statistics"], statistics)["statistics"]
         corrections: dict[str, Tensor] = {}
         if self._mimic:
             clients = [str(k) for k in range(len(self._mimic))]
@@ -357,6 +370,7 @@ class Simulation:
         if (folder / "momentum.safetensors").exists():
             momentum = self._read(folder / "momentum.safetensors", None)
         self.params = params
+        self._statistics.values = statistics
         self.aggregator = aggregator
         for k, client in enumerate(self._mimic or ()):
             client.correction = corrections[str(k)]
@@ -368,11 +382,15 @@ class Simulation:
         for index in range(self.next_round):
             self._active(index)
 
-    def _read(self, path: Path, names: list[str] | None) -> dict[str, Tensor]:
-        """Read vectors of the model's size. Files are not mapped: others may change them.
+    def _read(
+        self, path: Path, names: list[str] | None, like: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Read vectors of a model. Files are not mapped: others may change them.
 
         names: of the vectors; None: any client ids.
+        like: a vector of their size; None: the parameters.
         """
+        shape = (self.params if like is None else like).shape
         try:
             found = tensor_file.load(path, limit=_HEADER_LIMIT)
         except ValueError as error:
@@ -381,9 +399,9 @@ class Simulation:
         if wrong:
             raise ConfigError(f"{path}: expected {names or 'client ids'}, got {sorted(found)[:10]}")
         for name, vector in found.items():
-            if vector.shape != self.params.shape or vector.dtype != torch.float32:
+            if vector.shape != shape or vector.dtype != torch.float32:
                 raise ConfigError(
-                    f"{path}: expected {name} of shape {tuple(self.params.shape)} float32 for this "
+                    f"{path}: expected {name} of shape {tuple(shape)} float32 for this "
                     f"job, got {tuple(vector.shape)} {vector.dtype}"
                 )
         return {name: vector.to(self.device) for name, vector in found.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,28 @@ def test_rows_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     lines = (tmp_path / "metrics.csv").read_text().splitlines(keepends=True)
     assert "".join(lines[:2]) == expected
     assert len(lines) == 5 and all(line.count(",") == lines[0].count(",") for line in lines)
+
+
+def test_a_disk_that_takes_a_part_of_a_row_ends_the_run(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "job", config(rounds=2).jobs()[0])
+    folder.prepare()
+    run_job(folder, lambda done, accuracy: None, lambda: True)  # one round and a checkpoint
+    whole = JobFolder(tmp_path / "whole", config(rounds=2).jobs()[0])
+    whole.prepare()
+    run_job(whole, lambda done, accuracy: None, lambda: False)
+    metrics = folder.path / "metrics.csv"
+
+    def fill_the_disk(done: int, accuracy: float | None) -> None:
+        if done == 1:  # the folder is open; the next row, which is the last one, does not fit
+            resource.setrlimit(resource.RLIMIT_FSIZE, (metrics.stat().st_size + 9, -1))
+
+    try:
+        with pytest.raises(OSError, match=r"cannot be written.*metrics\.csv"):
+            run_job(folder, fill_the_disk, lambda: False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+    run_job(folder, lambda done, accuracy: None, lambda: False)
+    assert metrics.read_bytes() == (whole.path / "metrics.csv").read_bytes()
 
 
 def test_metrics_shorter_than_the_checkpoint_are_an_error(tmp_path: Path) -> None:
