@@ -57,7 +57,10 @@ def main() -> None:
         resume_from=options.checkpoint if options.resume else None,
     )
     strategy.log = RoundLog(options.out)
-    done = checkpoint.read(options.checkpoint)[1]["rounds"] if options.resume else 0
+    done = 0
+    if options.resume:
+        _, content, _ = checkpoint.read(options.checkpoint, limit=checkpoint.LISTS_LIMIT)
+        done = content["rounds"]
     start_server(
         server_address=options.address,
         strategy=strategy,

@@ -26,8 +26,9 @@ from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
 
-from fastagg_flower import rounds, task
+from fastagg_flower import faults, rounds, task
 
+from fastagg import Server
 from fastagg_sim.config import Dropout
 from fastagg_sim.dropout.trace import write_trace
 from fastagg_sim.simulation import Simulation
@@ -302,6 +303,14 @@ def main() -> int:
         help="the signals of --stop-after, in turn; default: SIGTERM",
     )
     options = parser.parse_args()
+    try:  # before any process starts
+        Simulation(task.job(options.rule, options.clients, options.rounds))
+        Server(options.rule, task.model(), num_clients=options.clients)
+        outside = [place for place in faults.parse(options.faults) if place[1] >= options.clients]
+        if outside:
+            raise ValueError(f"--faults: there are {options.clients} clients, got {outside}")
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
     folder = options.folder or Path(tempfile.mkdtemp(prefix="fastagg-flower-"))
     folder.mkdir(parents=True, exist_ok=True)
     out = (folder / "rounds.jsonl").resolve()

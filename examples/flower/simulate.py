@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import logging
 import os
 from pathlib import Path
@@ -98,6 +99,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="folder for accuracy.csv and accuracy.png")
     options = parser.parse_args()
+    if importlib.util.find_spec("ray") is None:
+        parser.error("Flower's simulation engine is not installed: pip install 'flwr[simulation]'")
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # no tracebacks of absent clients

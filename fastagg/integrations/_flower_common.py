@@ -6,11 +6,44 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from fastagg.integrations._report import RoundReport
+from fastagg.integrations._report import Answer, RoundReport
+from fastagg.integrations._server import AggregationServer
+from fastagg.integrations._wire import Arrays
 
 _LOG = logging.getLogger("flwr")
+IdFn = Callable[[Any, dict[str, Any]], int]
+"""(node id, metrics of its answer) -> client id."""
+
 _PAUSE = 1.0  # seconds from one look at the connected nodes to the next
+
+
+def id_source(ids: object) -> str:
+    """Return the source of ids (:class:`ClientIds`) for the option ``ids`` of a strategy.
+
+    Raises:
+        ValueError: it is neither "partition" nor "node" nor a function.
+    """
+    if callable(ids):
+        return "trusted"
+    if ids not in ("partition", "node"):
+        raise ValueError(f'ids: expected "partition", "node" or a function, got {ids!r}')
+    return str(ids)
+
+
+def answer_with_id(
+    sender: str, arrays: Arrays, function: IdFn, node: int | str, metrics: dict[str, Any]
+) -> Answer:
+    """Return an answer with the id that ``function`` returns, or why there is none."""
+    try:
+        client = function(node, metrics)
+    except Exception as error:  # metrics come from the client, and may lack what it reads
+        return Answer(sender, {}, problem=f"ids: the function raised {error!r}")
+    if isinstance(client, bool) or not isinstance(client, int):
+        return Answer(sender, {}, problem=f"ids: expected an int of the function, got {client!r}")
+    return Answer(sender, arrays, client)
 
 
 def wait_for_nodes(connected: Callable[[], Iterable[int]], least: int, timeout: float) -> list[int]:
@@ -51,10 +84,23 @@ def log_report(report: RoundReport) -> None:
     for line in report.lines():
         _LOG.info("\t%s", line)
     if report.checkpoint_error is not None:
-        _LOG.error(
-            "\tthe checkpoint was not written, the next round tries again: %s",
-            report.checkpoint_error,
-        )
+        _log_checkpoint_error(report.checkpoint_error)
+
+
+def settle_round(server: AggregationServer, report: RoundReport | None) -> RoundReport | None:
+    """End the server's round, whose model is now that of the next one; return its report.
+
+    A checkpoint that could not be written is an error in the log and in the report.
+    """
+    error = server.settle_round()
+    if error is not None:
+        _log_checkpoint_error(error)
+        report = None if report is None else replace(report, checkpoint_error=error)
+    return report
+
+
+def _log_checkpoint_error(error: str) -> None:
+    _LOG.error("\tthe checkpoint was not written, the next round tries again: %s", error)
 
 
 def log_changes(changes: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
@@ -14,10 +15,19 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
 
 from fastagg.aggregator import Aggregator
-from fastagg.integrations._flower_common import log_changes, log_report, warn_of_missing
+from fastagg.integrations._flower_common import (
+    IdFn,
+    answer_with_id,
+    id_source,
+    log_changes,
+    log_report,
+    settle_round,
+    warn_of_missing,
+)
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.options import read_positive
+from fastagg.updates.roles import Roles
 
 _LOG = logging.getLogger("flwr")
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
@@ -45,6 +55,13 @@ class FastAggLegacyStrategy(FedAvg):
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next.
         checkpoint_keep, node_timeout, min_answers, max_empty_rounds: as in the other API.
+        ids, release_after: as in the other API; nodes are named by their ``cid``.
+        roles: as in the other API. Arrays have no names here: patterns match the names of
+            ``names``. Clients answer with all arrays, or with all but "local" ones, in the order of
+            the model.
+        names: the names of all arrays of the model, in order, such as ``[*module.state_dict()]``.
+            None: arrays are named by position, "0", "1", ...; then running statistics are not
+            recognised.
         resume_from: checkpoint from which to continue.
         rule_options: options of the rule, if it is given by name, such as ``max_norm``.
         **options: options of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
@@ -70,15 +87,21 @@ class FastAggLegacyStrategy(FedAvg):
         node_timeout: float = 600.0,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
+        ids: str | IdFn = "partition",
+        release_after: int | None = 0,
+        roles: Roles = "auto",
+        names: Sequence[str] | None = None,
         resume_from: str | os.PathLike[str] | None = None,
         rule_options: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.partition_key = partition_key
+        self._id_fn = ids if callable(ids) else None
         self.seed = seed
         self.node_timeout = read_positive("node_timeout", node_timeout)
         self.resume_from = resume_from
+        self.names = None if names is None else [*names]
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
@@ -87,6 +110,9 @@ class FastAggLegacyStrategy(FedAvg):
             checkpoint_keep=checkpoint_keep,
             min_answers=min_answers,
             max_empty_rounds=max_empty_rounds,
+            ids=id_source(ids),
+            release_after=release_after,
+            roles=roles,
             **(rule_options or {}),
         )
         self.last_report: RoundReport | None = None
@@ -105,6 +131,11 @@ class FastAggLegacyStrategy(FedAvg):
         if self.resume_from is None:
             return super().initialize_parameters(client_manager)
         log_changes(self.server.resume(self.resume_from))
+        if self.names not in (None, self.server.names()):
+            raise ValueError(
+                f"names: expected those of the checkpoint, {self.server.names()[:10]}, got "
+                f"{self.names}"
+            )
         _LOG.info("resuming after round %d", self.server.rounds)
         return self._model()
 
@@ -112,14 +143,12 @@ class FastAggLegacyStrategy(FedAvg):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Return the instructions of a round; store the model and the clients that are asked."""
-        if self._sent is None or parameters is not self._sent:
-            self.server.set_model(_arrays(parameters))
-            self._sent = None
+        self._settle(parameters)
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
         proxies = self._wait(client_manager, self.min_fit_clients)
         count, _ = self.num_fit_clients(len(proxies))
         asked = self.server.sample(list(proxies), count, self.seed)
-        self.server.open_round(asked)
+        self.server.open_round(asked, list(proxies))
         fit_ins = FitIns(self._model(), config)
         return [(proxies[cid], fit_ins) for cid in asked]
 
@@ -127,6 +156,7 @@ class FastAggLegacyStrategy(FedAvg):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return the evaluation instructions of a round, for clients drawn as in training."""
+        self._settle(parameters)
         if self.fraction_evaluate == 0.0:
             return []
         chosen = self.on_evaluate_config_fn
@@ -149,7 +179,7 @@ class FastAggLegacyStrategy(FedAvg):
             _LOG.info("\tnothing is aggregated: clients failed, and accept_failures is False")
             results = []
         answers = [self._read(proxy.cid, result) for proxy, result in results]
-        report = self.server.close_round(answers)
+        report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
         metrics: dict[str, Scalar] = {}
@@ -163,6 +193,20 @@ class FastAggLegacyStrategy(FedAvg):
             return None, metrics
         self._sent = None
         return self._model(), metrics
+
+    def evaluate(
+        self, server_round: int, parameters: Parameters
+    ) -> tuple[float, dict[str, Scalar]] | None:
+        """Evaluate the model on the server; write the checkpoint of the round before, if due."""
+        self._settle(parameters)
+        return super().evaluate(server_round, parameters)
+
+    def _settle(self, parameters: Parameters) -> None:
+        """Make ``parameters`` the model, and end the round before, if that is not done yet."""
+        if self._sent is None or parameters is not self._sent:
+            self.server.set_model(self._arrays(parameters))
+            self._sent = None
+        self.last_report = settle_round(self.server, self.last_report)
 
     def _wait(self, client_manager: ClientManager, least: int) -> dict[str, ClientProxy]:
         """Wait for clients, at most ``node_timeout`` seconds; return those that are connected."""
@@ -185,13 +229,27 @@ class FastAggLegacyStrategy(FedAvg):
         if result.num_examples < 0:
             problem = f"num_examples: expected at least 0, got {result.num_examples}"
             return Answer(cid, {}, problem=problem)
-        partition = (result.metrics or {}).get(self.partition_key)
-        return Answer(cid, _arrays(result.parameters), partition)
+        arrays, metrics = self._arrays(result.parameters), result.metrics or {}
+        if self._id_fn is not None:
+            return answer_with_id(cid, arrays, self._id_fn, cid, dict(metrics))
+        return Answer(cid, arrays, metrics.get(self.partition_key))
 
+    def _arrays(self, parameters: Parameters) -> dict[str, bytes]:
+        """Return the tensors by name; they have none in this API.
 
-def _arrays(parameters: Parameters) -> dict[str, bytes]:
-    """Return the tensors by position; they have no names in this API."""
-    return {str(index): tensor for index, tensor in enumerate(parameters.tensors)}
+        Raises:
+            ValueError: this is the first model, and there are not as many arrays as names.
+        """
+        count = len(parameters.tensors)
+        if self.server.has_model:
+            return dict(zip(self.server.names(count), parameters.tensors, strict=True))
+        names = [str(index) for index in range(count)] if self.names is None else self.names
+        if len(names) != count or len({*names}) != count:
+            raise ValueError(
+                f"names: expected a different one for each of the {count} arrays of the model, got "
+                f"{len(names)}: {names[:10]}"
+            )
+        return dict(zip(names, parameters.tensors, strict=True))
 
 
 def _reason(failure: Failure) -> str:

@@ -23,11 +23,20 @@ from flwr.serverapp.strategy import FedAvg, Result
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from fastagg.aggregator import Aggregator
-from fastagg.integrations._flower_common import log_changes, log_report, wait_for_nodes
+from fastagg.integrations._flower_common import (
+    IdFn,
+    answer_with_id,
+    id_source,
+    log_changes,
+    log_report,
+    settle_round,
+    wait_for_nodes,
+)
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.options import read_positive
+from fastagg.updates.roles import Roles
 
 _LOG = logging.getLogger("flwr")
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
@@ -40,20 +49,24 @@ class FastAggStrategy(FedAvg):
 
     Clients need one change: they should report their partition in the training metrics, as
     ``"partition-id": context.node_config["partition-id"]``, so that rules with a memory recognize
-    them. A client that does not report it is known by its node id, which changes with every run.
+    them. A client that does not report it is known by its node id, which changes with every
+    connection unless SuperNodes are authenticated. A partition belongs to the first node that
+    reports it, until this node has left.
 
     A client that was asked and did not answer is absent, whatever the reason: it crashed, was late,
     or answered with an error. An answer is rejected and logged if it has wrong names, shapes or
     dtypes, NaN, or no finite ``num-examples``, if it comes from a node that was not asked, or if
-    two nodes claim its partition. The round continues without it. If no answer is left, the model
-    does not change.
+    it claims the partition of another node. The round continues without it. If no answer is left,
+    the model does not change.
 
     Each metric is averaged, with the weights ``num-examples``, over the clients that sent a finite
     number for it; the log names the others. Updates are weighted by the rule:
     equally, unless it has the option ``client_weights`` [K].
 
-    Integer and bool arrays keep the server's values, dtype and shape. The server computes in
-    float32 on the CPU.
+    Integer and bool arrays keep the server's values, dtype and shape. Running statistics of
+    normalisation layers, which are found by their names, become the mean of those of the active
+    clients; an answer is rejected if they are too far away, or a variance is negative. The option
+    ``roles`` says otherwise, by patterns of names. The server computes in float32 on the CPU.
 
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
@@ -72,6 +85,20 @@ class FastAggStrategy(FedAvg):
         min_answers: a round with fewer usable answers does not change the model.
         max_empty_rounds: number of rounds in a row without an active client after which the run
             ends with an error.
+        ids: where client ids come from. "partition": from the clients' metrics; a node that reports
+            none is assigned an id. "node": every node is assigned one. Or a function of node id and
+            metrics that returns an int in [0, K), for instance from a list of the nodes' keys.
+        release_after: an id goes to another node when its own has not been connected for more than
+            this number of rounds; 0: when it is not connected in this round. None: never, for
+            authenticated SuperNodes, whose node ids are stable.
+        roles: an ordered mapping from names of arrays, or patterns as of :mod:`fnmatch`, to roles;
+            the first match decides. "rule": the rule aggregates the array. "mean": the mean of the
+            active clients' values, with the rule's ``client_weights``. "server": the server's
+            values stay and are sent; answers may lack the array. "local": clients keep their own;
+            the server does not send the array, and answers may lack it. Without a match, and with
+            "auto": "server" for integers and bools, "mean" for names that end in running_mean or
+            running_var, "rule" for the rest. For a module whose statistics have other names:
+            ``roles=fastagg.FlatLayout.from_module(module, roles="auto").roles``.
         **rule_options: options of the rule, if it is given by name: ``server_lr``,
             ``client_weights``, ``max_norm`` (a longer update is rejected), ...
 
@@ -106,6 +133,9 @@ class FastAggStrategy(FedAvg):
         node_timeout: float = 600.0,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
+        ids: str | IdFn = "partition",
+        release_after: int | None = 0,
+        roles: Roles = "auto",
         **rule_options: Any,
     ) -> None:
         super().__init__(
@@ -124,6 +154,7 @@ class FastAggStrategy(FedAvg):
         self._train_metrics_fn = train_metrics_aggr_fn
         self._evaluate_metrics_fn = evaluate_metrics_aggr_fn
         self.partition_key = partition_key
+        self._id_fn = ids if callable(ids) else None
         self.seed = seed
         self.node_timeout = read_positive("node_timeout", node_timeout)
         self.server = AggregationServer(
@@ -134,6 +165,9 @@ class FastAggStrategy(FedAvg):
             checkpoint_keep=checkpoint_keep,
             min_answers=min_answers,
             max_empty_rounds=max_empty_rounds,
+            ids=id_source(ids),
+            release_after=release_after,
+            roles=roles,
             **rule_options,
         )
         self.last_report: RoundReport | None = None
@@ -154,22 +188,26 @@ class FastAggStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the training messages of a round; store the model and the nodes that are asked."""
-        self._take(arrays)
+        self._settle(arrays)
         if self.fraction_train == 0.0:
             self.server.open_round(None)
             return []
-        asked = self._draw("train", grid, self.fraction_train, self.min_train_nodes)
-        self.server.open_round(asked)
+        asked, connected = self._draw("train", grid, self.fraction_train, self.min_train_nodes)
+        self.server.open_round(asked, connected)
         config["server-round"] = server_round
         return self._messages(MessageType.TRAIN, self._model(), config, asked)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the evaluation messages of a round, for nodes drawn as in training."""
+        """Return the evaluation messages of a round, for nodes drawn as in training.
+
+        A checkpoint that is due is written here: ``arrays`` is the model after all wrappers.
+        """
+        self._settle(arrays)
         if self.fraction_evaluate == 0.0:
             return []
-        asked = self._draw("evaluate", grid, self.fraction_evaluate, self.min_evaluate_nodes)
+        asked, _ = self._draw("evaluate", grid, self.fraction_evaluate, self.min_evaluate_nodes)
         config["server-round"] = server_round
         return self._messages(MessageType.EVALUATE, arrays, config, asked)
 
@@ -179,10 +217,11 @@ class FastAggStrategy(FedAvg):
         """Return the new model, None if it did not change, and the metrics of active clients."""
         valid = self._log_errors("aggregate_train", replies)
         answers = [self._read(message) for message in valid]
-        report = self.server.close_round(answers)
+        report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
         metrics = self._metrics(valid, report.ids, self._train_metrics_fn)
+        self.server.history.add("train", report.round, metrics)
         if not report.moved:
             return None, metrics
         self._record = None
@@ -199,7 +238,9 @@ class FastAggStrategy(FedAvg):
             for message in messages
             if weight_problem(message.content.metric_records, self.weighted_by_key) is None
         }
-        return self._metrics(messages, ids, self._evaluate_metrics_fn)
+        metrics = self._metrics(messages, ids, self._evaluate_metrics_fn)
+        self.server.history.add("evaluate", self.server.rounds, metrics)
+        return metrics
 
     def start(
         self,
@@ -221,11 +262,13 @@ class FastAggStrategy(FedAvg):
 
         Args:
             grid ... evaluate_fn: as in Flower.
-            initial_arrays: the first model; not needed with ``resume_from``.
+            initial_arrays: the first model, with all arrays; not needed with ``resume_from``.
+                Models that the run sends and returns lack "local" arrays.
             resume_from: checkpoint of a run with the same rule, options and number of clients;
-                ``server_lr`` and ``max_norm`` may be others. The run continues with the next round,
-                up to round ``num_rounds``; the result holds metrics of these rounds only. With the
-                same answers the final model is bit-identical to that of a run without interruption.
+                ``server_lr`` and ``max_norm`` may be others, ``num_clients`` larger. The run
+                continues with the next round, up to round ``num_rounds``. If the last round was
+                stopped before its evaluation, that comes first. With the same answers, the final
+                model and all metrics are bit-identical to those of a run without interruption.
 
         Raises:
             RuntimeError: this strategy has already run, or ``max_empty_rounds`` rounds in a row, or
@@ -233,13 +276,9 @@ class FastAggStrategy(FedAvg):
             ValueError: neither ``initial_arrays`` nor ``resume_from`` is given, or the checkpoint
                 is from another run.
         """
-        if self.server.rounds:
-            raise RuntimeError(
-                "this strategy has run already: make a new one, and pass resume_from to continue "
-                "from a checkpoint"
-            )
+        self._check_new()
         if resume_from is not None:
-            log_changes(self.server.resume(resume_from))
+            self.resume(resume_from)
         elif initial_arrays is not None:
             self._take(initial_arrays)
         else:
@@ -249,14 +288,16 @@ class FastAggStrategy(FedAvg):
         _LOG.info("Starting %s strategy:", type(self).__name__)
         log_strategy_start_info(num_rounds, self._model(), train_config, evaluate_config)
         self.summary()
-        result = Result(arrays=self._model())
         started = time.monotonic()
         first = self.server.rounds + 1
-        if evaluate_fn is not None and first == 1:
-            self._evaluate(evaluate_fn, 0, result)
+        result = self._result()
         if self.server.checkpoint_path is not None and not self.server.guard.install():
             _LOG.warning("not in the main thread: SIGINT and SIGTERM will not write a checkpoint")
         try:
+            if first > 1 and not result.evaluate_metrics_clientapp.get(first - 1):
+                self._run_evaluation(first - 1, result, grid, timeout, evaluate_config)
+            if evaluate_fn is not None and first - 1 not in result.evaluate_metrics_serverapp:
+                self._evaluate(evaluate_fn, first - 1, result)
             for server_round in range(first, num_rounds + 1):
                 _LOG.info("[ROUND %s/%s]", server_round, num_rounds)
                 self._run_round(server_round, result, grid, timeout, train_config, evaluate_config)
@@ -267,6 +308,20 @@ class FastAggStrategy(FedAvg):
         finally:
             self.server.guard.uninstall()
         _LOG.info("Strategy execution finished in %.2fs", time.monotonic() - started)
+        _LOG.info("Final results:")
+        for line in str(result).splitlines():
+            _LOG.info("\t%s", line)
+        return result
+
+    def _result(self) -> Result:
+        """Return a result with the model, and the metrics of the rounds before a restart."""
+        result, rounds = Result(arrays=self._model()), self.server.history.rounds
+        for kind, records in (
+            ("train", result.train_metrics_clientapp),
+            ("evaluate", result.evaluate_metrics_clientapp),
+            ("server", result.evaluate_metrics_serverapp),
+        ):
+            records.update({n: MetricRecord(metrics) for n, metrics in rounds[kind].items()})
         return result
 
     def _run_round(
@@ -287,6 +342,16 @@ class FastAggStrategy(FedAvg):
         if metrics is not None:
             _LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[server_round] = metrics
+        self._run_evaluation(server_round, result, grid, timeout, evaluate_config)
+
+    def _run_evaluation(
+        self,
+        server_round: int,
+        result: Result,
+        grid: Grid,
+        timeout: float,
+        evaluate_config: ConfigRecord,
+    ) -> None:
         messages = self.configure_evaluate(server_round, result.arrays, evaluate_config, grid)
         if not messages:
             return
@@ -296,12 +361,39 @@ class FastAggStrategy(FedAvg):
             _LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.evaluate_metrics_clientapp[server_round] = metrics
 
-    @staticmethod
-    def _evaluate(evaluate_fn: EvaluateFn, server_round: int, result: Result) -> None:
+    def _evaluate(self, evaluate_fn: EvaluateFn, server_round: int, result: Result) -> None:
         metrics = evaluate_fn(server_round, result.arrays)
         _LOG.info("Global evaluation: %s", metrics)
+        self.server.history.add("server", server_round, metrics)
         if metrics is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
+
+    def _settle(self, arrays: ArrayRecord) -> None:
+        """Make ``arrays`` the server's model, and end the round before, if that is not done yet."""
+        self._take(arrays)
+        self.last_report = settle_round(self.server, self.last_report)
+
+    def resume(self, path: str | os.PathLike[str]) -> ArrayRecord:
+        """Load a checkpoint and return its model, for a wrapper that runs the rounds.
+
+        ``start(resume_from=path)`` does this itself. A strategy within a wrapper, such as Flower's
+        for differential privacy, is resumed before: ``wrapper.start(grid, strategy.resume(path),
+        num_rounds=remaining)``. The wrapper counts rounds from 1.
+
+        Raises:
+            RuntimeError, FileNotFoundError, ValueError: as for :meth:`start`.
+        """
+        self._check_new()
+        log_changes(self.server.resume(path))
+        self._record = None
+        return self._model()
+
+    def _check_new(self) -> None:
+        if self.server.rounds:
+            raise RuntimeError(
+                "this strategy has run already: make a new one, and pass resume_from to continue "
+                "from a checkpoint"
+            )
 
     def _take(self, arrays: ArrayRecord) -> None:
         """Make ``arrays`` the server's model, unless they are the record of :meth:`_model`."""
@@ -322,14 +414,17 @@ class FastAggStrategy(FedAvg):
                 self._record[name] = Array(dtype=dtype, shape=shape, stype=_NUMPY, data=data)
         return self._record
 
-    def _draw(self, purpose: str, grid: Grid, fraction: float, least: int) -> list[str]:
-        """Wait for nodes, at most ``node_timeout`` seconds; draw from those that are connected."""
+    def _draw(
+        self, purpose: str, grid: Grid, fraction: float, least: int
+    ) -> tuple[list[str], list[str]]:
+        """Wait for nodes, at most ``node_timeout`` seconds; return drawn and connected ones."""
         enough = max(self.min_available_nodes, least)
-        nodes = wait_for_nodes(grid.get_node_ids, enough, self.node_timeout)
+        found = wait_for_nodes(grid.get_node_ids, enough, self.node_timeout)
+        nodes = [str(node) for node in found]
         count = max(int(len(nodes) * fraction), least)
-        asked = self.server.sample([str(node) for node in nodes], count, self.seed, purpose)
+        asked = self.server.sample(nodes, count, self.seed, purpose)
         _LOG.info("configure_%s: Sampled %s nodes (out of %s)", purpose, len(asked), len(nodes))
-        return asked
+        return asked, nodes
 
     def _messages(
         self, message_type: str, arrays: ArrayRecord, config: ConfigRecord, nodes: list[str]
@@ -355,6 +450,8 @@ class FastAggStrategy(FedAvg):
         if wrong:
             return Answer(sender, {}, problem=f"arrays {wrong[:5]}: expected stype {_NUMPY}")
         data = {name: array.data for name, array in arrays.items()}
+        if self._id_fn is not None:
+            return answer_with_id(sender, data, self._id_fn, int(sender), dict(metrics))
         return Answer(sender, data, metrics.get(self.partition_key))
 
     def _metrics(

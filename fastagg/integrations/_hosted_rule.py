@@ -10,11 +10,22 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import Aggregator
+from fastagg.checkpoint import CheckpointError
+from fastagg.growth import widened_state
+from fastagg.registry import check_saved
 from fastagg.rules.mimic import MimiC
-from fastagg.rules.scaffold import Scaffold
 
 CHANGEABLE = ("max_norm", "server_lr")
 """Options that a run may change when it resumes: the state means the same with other values."""
+
+
+def refuse_scaffold(rule: str) -> None:
+    """Raise ValueError for the rule that no framework's clients can follow."""
+    if rule == "scaffold":
+        raise ValueError(
+            "rule: 'scaffold' needs clients that ask the server for control variates, which the "
+            "clients of other frameworks do not; choose another rule"
+        )
 
 
 def check_aggregator(
@@ -30,11 +41,7 @@ def check_aggregator(
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what was given.
     """
-    if isinstance(aggregator, Scaffold):
-        raise ValueError(
-            "rule: 'scaffold' needs clients that ask the server for control variates, which the "
-            "clients of other frameworks do not; choose another rule"
-        )
+    refuse_scaffold(aggregator.name)
     if isinstance(aggregator, MimiC) and aggregator.mode == "client":
         raise ValueError(
             "rule: 'mimic' with mode 'client' needs clients that keep corrections and receive the "
@@ -85,6 +92,72 @@ def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
+def check_fields(path: object, content: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    """Check names and types of what a checkpoint holds beside tensors.
+
+    Args:
+        path: of the checkpoint, for messages.
+        content: values by name.
+        kinds: expected types by name.
+
+    Raises:
+        CheckpointError: a value is missing, or has another type.
+    """
+    for name, kind in kinds.items():
+        value = content.get(name)
+        if type(value) is not kind:
+            raise CheckpointError(
+                path, f"{name}: expected {kind.__name__}, got {type(value).__name__}"
+            )
+
+
+def check_sizes(
+    path: str,
+    rule: str,
+    num_clients: int,
+    num_params: int,
+    content: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+) -> None:
+    """Check that the state in a checkpoint has the sizes of a rule, before that rule is made.
+
+    Args:
+        path: of the checkpoint, for messages.
+        rule: name of the run's rule.
+        num_clients: K of the run.
+        num_params: d of the model in the checkpoint.
+        content, state: as returned by :func:`pack_rule`.
+
+    Raises:
+        CheckpointError: the checkpoint has another rule, or options or a state of other sizes.
+    """
+    check_fields(path, content, {"rule": str, "rule_options": dict})
+    _check_name(path, rule, content)
+    saved = {**content["rule_options"], **under("option.", state)}
+    before = saved.get("num_clients")
+    if type(before) is not int or not 0 < before <= num_clients:
+        raise CheckpointError(
+            path,
+            f"rule_options: num_clients was {before!r}, expected at most {num_clients}; it may "
+            "only grow, because clients keep their ids",
+        )
+    if type(saved.get("num_params")) is not int or saved["num_params"] != num_params:
+        raise CheckpointError(
+            path, f"rule_options: num_params was {saved.get('num_params')!r}, expected {num_params}"
+        )
+    state_bytes = sum(value.nbytes for value in under("rule.", state).values())
+    check_saved(path, rule, saved, {}, state_bytes)
+
+
+def _check_name(path: str, rule: str, content: Mapping[str, Any]) -> None:
+    if content["rule"] != rule:
+        raise CheckpointError(
+            path,
+            f"expected a checkpoint of rule {rule!r}, which this run has, got one of rule "
+            f"{content['rule']!r}",
+        )
+
+
 def check_rule(
     path: str, aggregator: Aggregator, content: Mapping[str, Any], state: Mapping[str, Tensor]
 ) -> list[str]:
@@ -101,13 +174,10 @@ def check_rule(
     Raises:
         ValueError: the checkpoint has another rule or other options.
     """
-    if content["rule"] != aggregator.name:
-        raise ValueError(
-            f"{path}: expected a checkpoint of rule {aggregator.name!r}, which this run has, got "
-            f"one of rule {content['rule']!r}"
-        )
+    _check_name(path, aggregator.name, content)
     own = aggregator.options()
     saved = {**content["rule_options"], **under("option.", state)}
+    notes = _accept_more_clients(own, saved)
     differing = {
         name: f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"
         for name in sorted({*own, *saved})
@@ -119,7 +189,27 @@ def check_rule(
             f"{path}: expected a checkpoint of a run with the same options, but "
             f"{'; '.join(refused)}; only {' and '.join(CHANGEABLE)} may change"
         )
-    return list(differing.values())
+    return notes + list(differing.values())
+
+
+def _accept_more_clients(own: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+    """Accept a larger number of clients, if the weights of those of before are the same.
+
+    ``saved`` gets the values of ``own`` where the difference is accepted.
+
+    Returns:
+        What was accepted, as text.
+    """
+    before, now = saved["num_clients"], own["num_clients"]
+    if before >= now:
+        return []
+    saved["num_clients"] = now
+    weights, old = own.get("client_weights"), saved.get("client_weights")
+    if isinstance(weights, Tensor) and isinstance(old, Tensor):
+        both_equal = len(old.unique()) == len(weights.unique()) == 1
+        if both_equal or _equal(weights[:before], old):
+            saved["client_weights"] = weights
+    return [f"num_clients was {before}, is {now}"]
 
 
 def load_rule(
@@ -132,7 +222,11 @@ def load_rule(
     wanted, before = aggregator.max_norm, aggregator.state_dict()
     try:
         aggregator.max_norm = content["rule_options"].get("max_norm", wanted)
-        aggregator.load_state_dict(under("rule.", state))
+        given = under("rule.", state)
+        own_clients = content["rule_options"].get("num_clients", aggregator.num_clients)
+        if own_clients < aggregator.num_clients:
+            given = widened_state(aggregator, given, own_clients)
+        aggregator.load_state_dict(given)
     except BaseException:
         aggregator.max_norm = wanted
         aggregator.load_state_dict(before)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from fastagg.integrations._wire import Arrays
+from fastagg.integrations._wire import Received
 from fastagg.report import StepReport
 
 _LISTED = 20  # at most this many clients are listed in a line of text
@@ -18,15 +18,18 @@ class Answer:
 
     Attributes:
         sender: the framework's name of the client.
-        arrays: the client's weights: .npy bytes by name.
+        arrays: the client's weights: .npy bytes or arrays by name. They must not change before the
+            round is closed.
         partition: the partition id that the client reported, None if it reported none.
         problem: why the answer cannot be used; None if no problem was found yet.
+        is_update: whether the arrays of the rule are an update, and not weights.
     """
 
     sender: str
-    arrays: Arrays
+    arrays: Received
     partition: object | None = None
     problem: str | None = None
+    is_update: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class RoundReport:
         rejected: senders whose answer was not used, each with the reason.
         friends: absent clients, each with the active client whose update is the substitute.
         ids: senders of the active clients, each with its id.
+        reassigned: ids whose sender has left: the old and the new sender.
+        forgotten: ids of which the rule forgot what it remembered: another client has them now.
+        ignored: senders of answers that were not of this round, each with the reason: late ones,
+            second ones, and those of clients that were not asked. :class:`fastagg.Server` alone
+            fills it.
         step: the rule's report; None if the rule refused the step.
         error: why the rule refused the step, None if it did not.
         checkpoint_error: why the checkpoint that was due could not be written; None if it was.
@@ -55,6 +63,9 @@ class RoundReport:
     step: StepReport | None = None
     error: str | None = None
     checkpoint_error: str | None = None
+    reassigned: dict[int, tuple[str, str]] = field(default_factory=dict)
+    forgotten: tuple[int, ...] = ()
+    ignored: dict[str, str] = field(default_factory=dict)
 
     @property
     def moved(self) -> bool:
@@ -71,7 +82,12 @@ class RoundReport:
         if self.friends:
             stands = [f"{friend} for {client}" for client, friend in sorted(self.friends.items())]
             lines.append(f"stood in: {listed(stands)}")
+        for client, (old, new) in sorted(self.reassigned.items()):
+            lines.append(f"client {client}: {old} has left, it is {new} now")
+        if self.forgotten:
+            lines.append(f"the rule forgot what it remembered of: {listed(self.forgotten)}")
         lines += [f"rejected {sender}: {why}" for sender, why in sorted(self.rejected.items())]
+        lines += [f"ignored {sender}: {why}" for sender, why in sorted(self.ignored.items())]
         if self.error is not None:
             lines.append(f"the model stays as it was: {self.error}")
         elif not self.moved:

@@ -11,33 +11,45 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
+from fastagg.checkpoint import CheckpointError
+from fastagg.checkpoint.invariants import MOST_ROUNDS
+from fastagg.integrations._history import MetricHistory
 from fastagg.integrations._hosted_rule import (
     check_aggregator,
+    check_fields,
     check_rule,
+    check_sizes,
     load_rule,
     pack_rule,
+    refuse_scaffold,
     under,
 )
 from fastagg.integrations._ids import ClientIds, by_number
+from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._signals import SignalGuard
+from fastagg.integrations._statistics import Statistics, client_weights
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.making import make
+from fastagg.norm_bound import read_max_norm
 from fastagg.options import read_count, read_size
 from fastagg.registry import RuleName
 from fastagg.report import StepReport
+from fastagg.updates.roles import Roles, read_roles
+
+T = TypeVar("T")
 
 _KIND = "integrations.server"  # in the place of a rule's name in an aggregator's checkpoint
 
@@ -62,6 +74,9 @@ class AggregationServer:
         min_answers: with fewer usable answers, a round does not change the model.
         max_empty_rounds: number of rounds in a row without an active client after which
             :meth:`close_round` raises an error.
+        ids, release_after: where client ids come from, and when they may go to others; see
+            :class:`fastagg.integrations._ids.ClientIds`.
+        roles: patterns of names of arrays and their roles, see :mod:`fastagg.updates.roles`.
         **options: options of the rule, if it is given by name.
 
     Attributes:
@@ -69,6 +84,7 @@ class AggregationServer:
         empty_rounds: number of rounds without an active client since the last one with one, in this
             process.
         ids: ids of the clients.
+        history: metrics of the rounds, for the checkpoint.
         guard: saves on SIGINT and SIGTERM while it is installed.
 
     Raises:
@@ -86,15 +102,20 @@ class AggregationServer:
         checkpoint_keep: int = 2,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
+        ids: str = "partition",
+        release_after: int | None = 0,
+        roles: Roles = "auto",
         **options: Any,
     ) -> None:
         self._rule = rule
         self._options = options
         if isinstance(rule, Aggregator):
             self.num_clients = check_aggregator(rule, num_clients, options)
+            self._lasting = rule.tells_clients_apart
         elif isinstance(rule, str):
             self.num_clients = read_size("num_clients", num_clients)
-            self._make(num_params=1)  # raises for wrong options now, not in the first round
+            # Raises for wrong options now, not in the first round.
+            self._lasting = self._make(num_params=1).tells_clients_apart
         else:
             raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
         if checkpoint_path is not None and not Path(checkpoint_path).absolute().parent.is_dir():
@@ -104,12 +125,16 @@ class AggregationServer:
         self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
         self.min_answers = read_count("min_answers", min_answers, least=0)
         self.max_empty_rounds = read_size("max_empty_rounds", max_empty_rounds)
+        self.roles = read_roles(roles)
         self.rounds = 0
         self.empty_rounds = 0
-        self.ids = ClientIds(self.num_clients)
+        self._id_options: dict[str, Any] = {"source": ids, "release_after": release_after}
+        self.ids = self._new_ids()
+        self.history = MetricHistory()
         self.guard = SignalGuard(self.save_if_due)
         self._saved_rounds: int | None = None
         self._overdue = False  # whether the last checkpoint could not be written
+        self._settled = True  # whether the model is that which is sent next
         self._sent: set[str] = set()
         self._trains = True
         self._layout: WireLayout | None = None
@@ -117,6 +142,7 @@ class AggregationServer:
         self._params = torch.zeros(0, dtype=torch.float32)  # [d]
         self._aggregator: Aggregator | None = rule if isinstance(rule, Aggregator) else None
         self._rows: RowPool | None = None
+        self._statistics: Statistics | None = None
 
     @property
     def rule_name(self) -> str:
@@ -142,6 +168,15 @@ class AggregationServer:
             raise RuntimeError("there is no aggregator yet: call set_model or resume first")
         return self._aggregator
 
+    @property
+    def layout(self) -> WireLayout:
+        """The arrays of the model.
+
+        Raises:
+            RuntimeError: there is no model yet.
+        """
+        return self._model()
+
     def held(self) -> AbstractContextManager[None]:
         """Delay the guard's signals within this context; nothing is saved until it ends."""
         return self.guard.held()
@@ -153,14 +188,19 @@ class AggregationServer:
             arrays: the model: .npy bytes by name.
 
         Raises:
-            WireError: an array cannot be read or holds NaN or Inf, or names, shapes or dtypes
-                differ from those of the previous model.
-            ValueError: the aggregator is for another number of parameters.
+            WireError: an array cannot be read or holds NaN or Inf, a variance is negative, or
+                names, shapes or dtypes differ from those of the previous model.
+            ValueError: the aggregator is for another number of parameters, or a pattern of
+                ``roles`` matches no array.
         """
-        layout = WireLayout.of(arrays)
-        if self._layout is not None and layout != self._layout:
-            raise WireError(f"arrays: expected the model of the run, {self._layout}, got {layout}")
-        params = layout.flatten(arrays)
+        layout = self._layout or WireLayout.of(arrays, self.roles)
+        statistics = self._statistics or Statistics(layout, self.num_clients)
+        try:
+            params, values = layout.flatten(arrays), statistics.flatten(arrays)
+        except WireError as error:
+            if self._layout is None:
+                raise
+            raise WireError(f"arrays: expected the model of the run: {error}") from error
         aggregator = self._aggregator or self._make(layout.num_params)
         if aggregator.num_params != layout.num_params:
             raise ValueError(
@@ -169,26 +209,46 @@ class AggregationServer:
             )
         if self.checkpoint_path is not None:
             aggregator.options()  # raises for options that cannot be saved now, not after a round
-        carried = layout.carried(arrays)
+        carried = self._carried | layout.carried(arrays)
         with self.held():
             self._layout, self._params, self._carried = layout, params, carried
+            self._statistics, statistics.values = statistics, values
             self._aggregator = aggregator
 
     def arrays(self) -> dict[str, bytes]:
-        """Return the global model: .npy bytes by name, with the first model's dtypes and shapes."""
-        return self._model().unflatten(self._params, self._carried)
+        """Return the global model: .npy bytes by name, with the first model's dtypes and shapes.
+
+        Arrays with the role "local" are missing.
+        """
+        return self._model().unflatten(self._params, self._running().values, self._carried)
 
     def array_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return a dict from the names of :meth:`arrays` to NumPy's dtype name and the shape."""
-        return {slot.name: (slot.dtype, slot.shape) for slot in self._model().slots}
+        return {slot.name: (slot.dtype, slot.shape) for slot in self._model().sent}
+
+    def names(self, count: int | None = None) -> list[str]:
+        """Return the names of arrays that a framework sends without names, in the model's order.
+
+        Args:
+            count: their number. As many as :meth:`arrays` returns are those; else they are taken
+                for the first arrays of the whole model, and what exceeds it is named by position.
+                None: all arrays of the model.
+        """
+        layout = self._model()
+        if count == len(layout.sent):
+            return [slot.name for slot in layout.sent]
+        names = [slot.name for slot in layout.slots]
+        return names if count is None else [*names, *map(str, range(len(names), count))][:count]
 
     def sample(
         self, candidates: Iterable[str], count: int, seed: int, purpose: str = "train"
     ) -> list[str]:
         """Draw the clients for the next round, as a function of seed, round and candidates.
 
-        Candidates are ordered by id before the draw, so it does not change if the framework gives
-        them new names after a restart. Candidates without an id come last, ordered by name.
+        Candidates are ordered by id before the draw, so names do not matter for those whose id is
+        known. Candidates without a known id come last, ordered by name: after a restart in which
+        all nodes get new names, other clients may be drawn, because which client a node is shows
+        only in its first answer.
 
         Args:
             candidates: senders to draw from.
@@ -206,44 +266,70 @@ class AggregationServer:
         rng = random.Random(f"fastagg/{seed}/{self.rounds}{stream}")
         return rng.sample(order, min(count, len(order)))
 
-    def open_round(self, senders: Iterable[str] | None) -> None:
-        """Begin a round in which ``senders`` are asked; None: a round without training."""
+    def open_round(
+        self, senders: Iterable[str] | None, connected: Iterable[str] | None = None
+    ) -> None:
+        """Begin a round.
+
+        Args:
+            senders: those that are asked; None: the round is without training.
+            connected: those that are connected now; None: nobody has left.
+        """
         self._trains = senders is not None
         self._sent = set(senders or ())
+        self.ids.open_round(self.rounds + 1, None if connected is None else set(connected))
 
-    def close_round(self, answers: Sequence[Answer]) -> RoundReport:
+    def close_round(self, answers: Sequence[Answer], *, settled: bool = True) -> RoundReport:
         """Aggregate the answers, given in any order, and write a checkpoint if one is due.
 
         Answers that cannot be used are reported and have no other effect. If the rule refuses the
         step (too few rows for a robust rule, numbers beyond the range of float32), or there are
         fewer than ``min_answers``, the model does not change and the report has the reason.
 
+        Args:
+            answers: of the clients that were asked, and perhaps of others.
+            settled: whether the new model is sent as it is. If somebody may still change it (add
+                noise), pass False; no checkpoint is written until :meth:`settle_round`.
+
         Raises:
             RuntimeError: this is the last of ``max_empty_rounds`` rounds in a row without an active
-                client. The round is finished, and its checkpoint is written.
+                client. The round is finished. Its checkpoint is written, unless the model moved
+                and the round is not settled.
         """
         layout = self._model()
         with self.held():
             rejected = {a.sender: a.problem for a in answers if a.problem is not None}
             usable = self._asked_once(answers, rejected)
             reported = {a.sender: a.partition for a in usable}
-            ids, refused = self.ids.resolve(reported)
-            rejected |= refused
-            rows = self._row_pool(layout)
+            found = self.ids.resolve(reported)
+            ids = found.ids
+            rejected |= found.refused
+            received = ReceivedModels(layout, self._params, self._row_pool(layout))
+            statistics = self._running()
+            statistics.begin(self.aggregator.max_norm)
             for answer in [a for a in usable if a.sender in ids]:
                 try:
-                    layout.subtract(answer.arrays, self._params, rows.row(ids[answer.sender]))
+                    received.add(ids[answer.sender], answer.arrays, answer.is_update)
+                    statistics.read(answer.arrays, ids[answer.sender])
                 except WireError as error:
                     rejected[answer.sender] = str(error)
                     del ids[answer.sender]
-            step, error_text = self._step(rows, sorted(ids.values()))
-            rows.release()
+            far = statistics.far(sorted(ids.values()))
+            for sender in [sender for sender, client in ids.items() if client in far]:
+                rejected[sender] = far[ids.pop(sender)]
+            forgotten = sorted(found.fresh.intersection(ids.values()))
+            self.aggregator.forget(forgotten)
+            step, error_text = self._step(received, sorted(ids.values()))
             if step is not None:
                 for sender, client in list(ids.items()):
                     if client in step.reasons:
                         rejected[sender] = f"update of client {client}: {step.reasons[client]}"
                         del ids[sender]
-            self.ids.remember(ids, reported)
+                statistics.average(
+                    step.active.tolist(), client_weights(self.aggregator), step.reasons
+                )
+            self.ids.remember(found, reported)
+            reassigned = {k: pair for k, pair in found.reassigned.items() if pair[1] in ids}
             silent = self._sent - {a.sender for a in answers}
             self.rounds += 1
             asked, self._sent = len(self._sent), set()
@@ -256,11 +342,32 @@ class AggregationServer:
                 ids=ids if error_text is None else {},
                 step=step,
                 error=error_text,
+                reassigned=reassigned,
+                forgotten=tuple(forgotten),
             )
-            if self._overdue or self.rounds % self.checkpoint_every == 0:
-                report = replace(report, checkpoint_error=self._try_to_save())
+            self._settled = settled or not report.moved
+            if self._settled:
+                report = replace(report, checkpoint_error=self._end_round())
             self._count_empty(report, asked)
         return report
+
+    def settle_round(self) -> str | None:
+        """Write the checkpoint of the last round, if it is due and the round was not settled.
+
+        Before, :meth:`set_model` must have got the model, if somebody has changed it.
+
+        Returns:
+            Why the checkpoint could not be written, None if it was, or none was due.
+        """
+        if self._settled:
+            return None
+        with self.held():
+            self._settled = True
+            return self._end_round()
+
+    def _end_round(self) -> str | None:
+        due = self._overdue or self.rounds % self.checkpoint_every == 0
+        return self._try_to_save() if due else None
 
     def check_not_empty(self, since: int) -> None:
         """Check that a run had an active client.
@@ -292,12 +399,14 @@ class AggregationServer:
         )
 
     def save_if_due(self) -> None:
-        """Write a checkpoint if rounds were finished since the last one.
+        """Write a checkpoint if rounds were finished since the last one, and the last is settled.
 
         Raises:
             OSError: it could not be written.
         """
         if self.checkpoint_path is None or not self.has_model or self._saved_rounds == self.rounds:
+            return
+        if not self._settled:  # a model without the noise, say, must never be sent
             return
         self.save(self.checkpoint_path)
         self._saved_rounds = self.rounds
@@ -322,6 +431,9 @@ class AggregationServer:
         layout, aggregator = self._model(), self.aggregator
         rule, state = pack_rule(aggregator)
         state["params"] = self._params
+        state["history"] = self.history.to_tensor()
+        for name, value in self._running().state(aggregator.max_norm).items():
+            state[f"statistics.{name}"] = value
         for name, data in self._carried.items():
             state[f"carried.{name}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         content = {
@@ -330,12 +442,14 @@ class AggregationServer:
             "ids": self.ids.to_json(),
             "layout": layout.to_json(),
         }
-        checkpoint.write(path, _KIND, content, state, keep=self.checkpoint_keep)
+        limit = checkpoint.LISTS_LIMIT
+        checkpoint.write(path, _KIND, content, state, keep=self.checkpoint_keep, limit=limit)
 
     def resume(self, path: str | os.PathLike[str]) -> list[str]:
         """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.
 
-        The rule's ``server_lr`` and ``max_norm`` may be others than before.
+        The rule's ``server_lr`` and ``max_norm`` may be others than before. ``num_clients`` may be
+        larger: new ids follow the old ones.
 
         Returns:
             The options that are others than before, as text.
@@ -343,30 +457,50 @@ class AggregationServer:
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: the file is damaged or not a server's checkpoint, or has another rule, other
-                options or another number of clients. The server is unchanged.
+                options, other roles of arrays or more clients. The server is unchanged.
         """
-        kind, content, state = checkpoint.read(path)
+        kind, content, state = checkpoint.read(path, limit=checkpoint.LISTS_LIMIT)
         if kind != _KIND:
             raise ValueError(f"{path}: expected the checkpoint of a server, got one of {kind!r}")
-        layout = WireLayout.from_json(content["layout"])
-        params = state["params"]
-        if params.shape != (layout.num_params,):
-            raise ValueError(
-                f"{path}: expected {layout.num_params} parameters, got shape {[*params.shape]}"
+        check_fields(path, content, {"rounds": int, "ids": dict, "layout": list})
+        try:
+            if not 0 <= content["rounds"] <= MOST_ROUNDS:
+                raise ValueError(f"rounds: expected a number >= 0, got {content['rounds']}")
+            layout = WireLayout.from_json(content["layout"])
+            layout.check_roles(self.roles)
+            if self._layout is not None and layout != self._layout:
+                raise ValueError(f"layout: expected the arrays of {self._layout}, got {layout}")
+            params, carried = _read_model(layout, state)
+            check_sizes(
+                str(path), self.rule_name, self.num_clients, layout.num_params, content, state
             )
-        aggregator = self._aggregator or self._make(layout.num_params)
-        changed = check_rule(str(path), aggregator, content, state)
-        ids = ClientIds.from_json(self.num_clients, content["ids"])
-        carried = {
-            name: value.numpy().tobytes() for name, value in under("carried.", state).items()
-        }
-        load_rule(aggregator, content, state)
+            ids = self._new_ids()
+            ids.load_json(content["ids"])
+            aggregator = self._aggregator or self._make(layout.num_params)
+            changed = check_rule(str(path), aggregator, content, state)
+            history = MetricHistory()
+            if "history" in state:  # an older file has none
+                history = MetricHistory.from_tensor(state["history"])
+            statistics = Statistics(layout, self.num_clients)
+            saved = read_max_norm(content["rule_options"].get("max_norm"))
+            statistics.load(under("statistics.", state), saved, aggregator.max_norm)
+            load_rule(aggregator, content, state)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(path, error) from error
+        self._statistics = statistics
+        self.history = history
         self._layout, self._params, self._carried = layout, params, carried
         self._aggregator, self.ids = aggregator, ids
-        self.rounds = self._saved_rounds = int(content["rounds"])
+        self.rounds = self._saved_rounds = content["rounds"]
         return changed
 
+    def _new_ids(self) -> ClientIds:
+        return ClientIds(self.num_clients, lasting=self._lasting, **self._id_options)
+
     def _make(self, num_params: int) -> Aggregator:
+        refuse_scaffold(str(self.rule_name))
         """Make the rule that was given by name."""
         options = {"nonfinite": "drop", **self._options}
         aggregator = make(
@@ -376,16 +510,17 @@ class AggregationServer:
         return aggregator
 
     def _model(self) -> WireLayout:
-        """Return the layout of the model.
+        """Return the layout of the model; RuntimeError if there is no model yet."""
+        return _there(self._layout)
 
-        Raises:
-            RuntimeError: there is no model yet.
-        """
-        if self._layout is None:
-            raise RuntimeError("there is no model yet: call set_model or resume first")
-        return self._layout
+    def _running(self) -> Statistics:
+        """Return the statistics of the model; RuntimeError if there is no model yet."""
+        return _there(self._statistics)
 
-    def _row_pool(self, layout: WireLayout) -> RowPool:
+    def _row_pool(self, layout: WireLayout) -> RowPool | None:
+        """Return the rows for updates; None for a rule that needs no rows."""
+        if self.aggregator.reads_streams_once:
+            return None
         if self._rows is None:
             self._rows = RowPool(self.num_clients, layout.num_params, self.aggregator.device)
         return self._rows
@@ -406,11 +541,53 @@ class AggregationServer:
                 usable.append(answer)
         return usable
 
-    def _step(self, rows: RowPool, clients: list[int]) -> tuple[StepReport | None, str | None]:
+    def _step(
+        self, received: ReceivedModels, clients: list[int]
+    ) -> tuple[StepReport | None, str | None]:
         """Run a step; return the rule's report, or None and why there was no step."""
         if len(clients) < self.min_answers:
             return None, f"min_answers: expected at least {self.min_answers}, got {len(clients)}"
         try:
-            return self.aggregator.step(self._params, rows, clients), None
+            if not clients:
+                return self.aggregator.step(self._params, [], []), None
+            return self.aggregator.step(self._params, received.updates(clients), clients), None
         except ValueError as error:  # parameters and state are as before
             return None, str(error)
+        finally:
+            if self._rows is not None:
+                self._rows.release()
+
+
+def _there(value: T | None) -> T:
+    if value is None:
+        raise RuntimeError("there is no model yet: call set_model or resume first")
+    return value
+
+
+def _read_model(layout: WireLayout, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, bytes]]:
+    """Return the parameters in a checkpoint, and the arrays that are not among them.
+
+    Raises:
+        ValueError: they are not those of a model of this layout, or not finite.
+    """
+    known = ("params", "statistics.", "history", "carried.", "option.", "rule.")
+    unknown = [name for name in state if not name.startswith(known)]
+    params = state.get("params")
+    if params is None or unknown:
+        raise ValueError(f"expected tensors {[*known]}, got {sorted(state)}")
+    if params.shape != (layout.num_params,) or params.dtype != torch.float32:
+        raise ValueError(
+            f"params: expected [{layout.num_params}] float32, got {[*params.shape]} {params.dtype}"
+        )
+    carried = {name: value.numpy().tobytes() for name, value in under("carried.", state).items()}
+    expected = {slot.name for slot in layout.slots if slot.role == "server"}
+    if carried.keys() != expected:
+        raise ValueError(f"carried: expected the arrays {sorted(expected)}, got {sorted(carried)}")
+    statistics = state.get("statistics.values", torch.zeros(0, dtype=torch.float32))
+    if statistics.shape != (layout.num_statistics,) or statistics.dtype != torch.float32:
+        raise ValueError(
+            f"statistics: expected [{layout.num_statistics}] float32, got "
+            f"{[*statistics.shape]} {statistics.dtype}"
+        )
+    layout.flatten(layout.unflatten(params, statistics, carried))
+    return params, carried

@@ -9,6 +9,7 @@ they were found equal to those that the server expects.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import math
 import re
@@ -21,14 +22,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg.options import LARGEST_ROW
+from fastagg.updates.roles import ROLES, Roles, assign_roles, is_variance, read_roles
+
 Arrays = Mapping[str, bytes]
 """Names -> the bytes of a .npy file."""
 
-_FLOATS = ("float16", "float32", "float64")
-# Version of the .npy format -> struct format of the field that holds the length of the header.
-_LENGTHS = {b"\x01\x00": "<H", b"\x02\x00": "<I", b"\x03\x00": "<I"}
+Received = Mapping[str, bytes | np.ndarray[Any, Any]]
+"""An answer: names -> the bytes of a .npy file, or an array in the memory of this process."""
+
+_FLOATS = ("float16", "float32", "float64")  # the narrowest first
+# Version of the .npy format -> the field that holds the length of the header.
+_LENGTHS = {
+    b"\x01\x00": struct.Struct("<H"),
+    b"\x02\x00": struct.Struct("<I"),
+    b"\x03\x00": struct.Struct("<I"),
+}
 _NUMBERS = re.compile(r"[<>|=]?[biufc][0-9]{1,2}")  # dtypes of bools and numbers
 _MAX_HEADER = 10_000  # bytes; the header of an array of numbers has about a hundred
+_MOST_SIZE = 1 << 48  # of a dimension
 
 
 class WireError(ValueError):
@@ -43,13 +55,15 @@ class WireSlot:
         name: name of the array on the wire.
         shape: shape of the array.
         dtype: NumPy's name of its dtype, in native byte order.
-        start: first column of the array in the flat vector; None for arrays of integers and bools,
-            which are not in the vector.
+        role: what the server does with it, see :mod:`fastagg.updates.roles`.
+        start: first column of the array in the flat vector of its role, "rule" or "mean"; None for
+            other roles.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    role: str
     start: int | None
 
     @property
@@ -58,48 +72,65 @@ class WireSlot:
 
 
 class WireLayout:
-    """The arrays of a model, and their places in the flat float32 vector [d].
+    """The arrays of a model, their roles, and their places in two flat float32 vectors.
 
-    Arrays of float16, float32 and float64 are placed one after another, in the order of the model.
-    The server computes in float32: float16 is represented exactly, float64 is rounded. Arrays of
-    integers and bools cannot be averaged: the server sends its own unchanged, and those of clients
-    are checked and then ignored.
+    Arrays with the role "rule" are placed one after another in the vector [d], those with the role
+    "mean" in the vector of statistics [m], both in the order of the model. The server computes in
+    float32: float16 is represented exactly, float64 is rounded.
+
+    Answers of clients may have narrower floats than the model. They may lack arrays with the roles
+    "server" and "local", which the server does not use. Those with the role "server" are checked
+    if they come, "local" ones are not read.
 
     Attributes:
         slots: the arrays, in order.
+        sent: the arrays that the server sends: all but "local" ones.
         num_params: d.
+        num_statistics: m.
     """
 
     def __init__(self, slots: Sequence[WireSlot]) -> None:
         self.slots = tuple(slots)
-        self.num_params = sum(slot.size for slot in slots if slot.start is not None)
+        self.sent = tuple(slot for slot in slots if slot.role != "local")
+        self._vectors = {
+            role: tuple(slot for slot in slots if slot.role == role) for role in ("rule", "mean")
+        }
+        self.num_params, self.num_statistics = (
+            sum(slot.size for slot in placed) for placed in self._vectors.values()
+        )
 
     @classmethod
-    def of(cls, arrays: Arrays) -> WireLayout:
+    def of(cls, arrays: Arrays, roles: Roles = "auto") -> WireLayout:
         """Make the layout of a model.
+
+        Args:
+            arrays: the model.
+            roles: patterns of names and their roles, see :mod:`fastagg.updates.roles`.
 
         Raises:
             WireError: an array cannot be read or has an unsupported dtype, or the model has no
-                array of floats.
+                array of floats for the rule.
+            TypeError, ValueError: ``roles`` is not as described, or a pattern matches no array.
         """
-        slots = []
-        start = 0
+        kinds: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, data in arrays.items():
             dtype, shape, _, _ = _read_header(name, data)
-            kind = dtype.newbyteorder("=").name
+            kind = _kind(dtype)
             if kind not in _FLOATS and dtype.kind not in "biu":
                 raise WireError(f"array {name!r}: expected floats, integers or bools, got {kind}")
-            is_float = kind in _FLOATS
-            slots.append(WireSlot(name, shape, kind, start if is_float else None))
-            start += slots[-1].size if is_float else 0
-        if start == 0:
+            kinds[name] = shape, kind
+        is_float = {name: kind in _FLOATS for name, (_, kind) in kinds.items()}
+        assigned = assign_roles(is_float, read_roles(roles))
+        layout = cls(_placed([(name, *kinds[name], assigned[name]) for name in kinds]))
+        if layout.num_params == 0:
             raise WireError(
-                f"arrays: expected at least one array of {', '.join(_FLOATS)}, got {list(arrays)}"
+                f"arrays: expected at least one array of {', '.join(_FLOATS)} with the role "
+                f"'rule', got {assigned}"
             )
-        return cls(slots)
+        return layout
 
     def flatten(self, arrays: Arrays) -> Tensor:
-        """Convert a model to one vector, [d] float32.
+        """Convert a model to one vector, [d] float32; statistics are left out.
 
         Raises:
             WireError: the model does not have this layout, or holds NaN or Inf.
@@ -110,53 +141,121 @@ class WireLayout:
             raise WireError("arrays: expected finite values, got NaN or Inf (as float32)")
         return vector
 
-    def subtract(self, arrays: Arrays, params: Tensor, row: Tensor) -> None:
-        """Compute ``row = arrays - params``, a client's update from its weights, in one pass.
-
-        Args:
-            arrays: a model of this layout, with any values; not changed.
-            params: [d] float32, contiguous: the model that the client started from.
-            row: [d] float32, contiguous; overwritten, in part also if a WireError is raised.
+    def check(self, arrays: Received) -> None:
+        """Check all of an answer but its values.
 
         Raises:
             WireError: names, shapes, dtypes or lengths differ from those of the layout.
         """
         self._check_names(arrays)
-        start, out = params.numpy(), row.numpy()
-        for slot in self.slots:
-            values = _values(slot, arrays[slot.name])
-            if slot.start is None:
-                continue
+        for slot in self.sent:
+            if slot.name in arrays:
+                _values(slot, arrays[slot.name])
+
+    def subtract(self, arrays: Received, params: Tensor | None, row: Tensor) -> None:
+        """Compute ``row = arrays - params``, a client's update from its weights, in one pass.
+
+        Args:
+            arrays: a model of this layout, with any values; not changed.
+            params: [d] float32, contiguous: the model that the client started from. None: the
+                arrays are an update already, and are copied.
+            row: [d] float32, contiguous; overwritten, in part also if a WireError is raised.
+
+        Raises:
+            WireError: names, shapes, dtypes or lengths differ from those of the layout.
+        """
+        self.subtract_values(self.values(arrays), params, row)
+
+    def subtract_values(
+        self, models: Sequence[np.ndarray[Any, Any]], params: Tensor | None, row: Tensor
+    ) -> None:
+        """Do what :meth:`subtract` does, for the result of :meth:`values`."""
+        start = None if params is None else params.numpy()
+        out = row.numpy()
+        for slot, values in zip(self._vectors["rule"], models, strict=True):
+            assert slot.start is not None  # the slot is in a vector
             place = slice(slot.start, slot.start + slot.size)
+            target = out[place].reshape(slot.shape)
             with np.errstate(all="ignore"):  # the rule handles NaN and Inf
-                np.subtract(
-                    values,
-                    start[place].reshape(slot.shape),
-                    out=out[place].reshape(slot.shape),
-                    casting="same_kind",
+                if start is None:
+                    np.copyto(target, values, casting="same_kind")
+                else:
+                    before = start[place].reshape(slot.shape)
+                    np.subtract(values, before, out=target, casting="same_kind")
+
+    def values(self, arrays: Received) -> list[np.ndarray[Any, Any]]:
+        """Check a model, and return views of its arrays with the role "rule", in order.
+
+        Raises:
+            WireError: names, shapes, dtypes or lengths differ from those of the layout.
+        """
+        self._check_names(arrays)
+        found = {}
+        for slot in self.sent:
+            if slot.role != "mean" and slot.name in arrays:
+                found[slot.name] = _values(slot, arrays[slot.name])
+        return [found[slot.name] for slot in self._vectors["rule"]]
+
+    def copy_statistics(self, arrays: Received, row: Tensor) -> None:
+        """Copy a model's statistics, the arrays with the role "mean", to a vector.
+
+        Args:
+            arrays: a model with the names of this layout; not changed.
+            row: [m] float32, contiguous; overwritten, in part also if a WireError is raised.
+
+        Raises:
+            WireError: shapes, dtypes or lengths differ from those of the layout, or there are NaN,
+                Inf, numbers near the end of float32, or negative variances.
+        """
+        out = row.numpy()
+        for slot in self._vectors["mean"]:
+            values = _values(slot, arrays[slot.name])
+            assert slot.start is not None  # the slot is in a vector
+            place = out[slot.start : slot.start + slot.size].reshape(slot.shape)
+            with np.errstate(all="ignore"):  # what overflows is refused below
+                np.copyto(place, values, casting="same_kind")
+            # One comparison for NaN, Inf and numbers whose mean could overflow.
+            if not (np.abs(place) <= LARGEST_ROW).all():
+                raise WireError(
+                    f"array {slot.name!r}: expected finite statistics of at most "
+                    f"{LARGEST_ROW:.0e}, got {np.abs(place).max():.6g}"
+                )
+            if is_variance(slot.name) and (place < 0.0).any():
+                raise WireError(
+                    f"array {slot.name!r}: expected variances >= 0, got {place.min():.6g}"
                 )
 
-    def carried(self, arrays: Arrays) -> dict[str, bytes]:
-        """Return the arrays that are not in the vector, unchanged."""
-        return {slot.name: arrays[slot.name] for slot in self.slots if slot.start is None}
+    def variances(self, statistics: Tensor) -> dict[str, Tensor]:
+        """Return views of the parts of statistics [m] that must not be negative, by name."""
+        return {
+            slot.name: statistics[slot.start : slot.start + slot.size]
+            for slot in self._vectors["mean"]
+            if slot.start is not None and is_variance(slot.name) and slot.size
+        }
 
-    def unflatten(self, params: Tensor, carried: Arrays) -> dict[str, bytes]:
-        """Convert a vector to a model to send, with the dtypes and shapes of this layout.
+    def carried(self, arrays: Arrays) -> dict[str, bytes]:
+        """Return the arrays with the role "server" that ``arrays`` has, unchanged."""
+        names = [slot.name for slot in self.slots if slot.role == "server"]
+        return {name: arrays[name] for name in names if name in arrays}
+
+    def unflatten(self, params: Tensor, statistics: Tensor, carried: Arrays) -> dict[str, bytes]:
+        """Convert vectors to a model to send, with the dtypes and shapes of this layout.
 
         Args:
             params: [d] float32, contiguous, finite.
-            carried: the arrays that are not in the vector, from :meth:`carried`.
+            statistics: [m] float32, contiguous, finite.
+            carried: the arrays with the role "server", from :meth:`carried`.
 
         Raises:
             WireError: a value is too large for float16.
         """
-        vector = params.numpy()
+        vectors = {"rule": params.numpy(), "mean": statistics.numpy()}
         arrays = {}
-        for slot in self.slots:
+        for slot in self.sent:
             if slot.start is None:
                 arrays[slot.name] = carried[slot.name]
                 continue
-            part = vector[slot.start : slot.start + slot.size]
+            part = vectors[slot.role][slot.start : slot.start + slot.size]
             with np.errstate(over="ignore"):
                 values = part.astype(slot.dtype, copy=False)
             if slot.dtype == "float16" and not np.isfinite(values).all():
@@ -164,31 +263,58 @@ class WireLayout:
                     f"array {slot.name!r}: expected values in the range of float16, got larger "
                     "ones; use a float32 model"
                 )
-            arrays[slot.name] = _header(slot) + values.tobytes()
+            arrays[slot.name] = npy_header(slot.dtype, slot.shape) + values.tobytes()
         return arrays
 
     def to_json(self) -> list[list[Any]]:
         """Return the layout as values that JSON represents, for :meth:`from_json`."""
-        return [[slot.name, list(slot.shape), slot.dtype] for slot in self.slots]
+        return [[slot.name, list(slot.shape), slot.dtype, slot.role] for slot in self.slots]
 
     @classmethod
-    def from_json(cls, listed: Sequence[Sequence[Any]]) -> WireLayout:
-        """Make the layout that :meth:`to_json` returned."""
-        slots = []
-        start = 0
-        for name, shape, dtype in listed:
-            is_float = dtype in _FLOATS
-            slots.append(WireSlot(name, tuple(shape), dtype, start if is_float else None))
-            start += slots[-1].size if is_float else 0
-        return cls(slots)
+    def from_json(cls, listed: object) -> WireLayout:
+        """Make the layout that :meth:`to_json` returned.
 
-    def _check_names(self, arrays: Arrays) -> None:
-        """Check that the arrays have the names of the layout."""
-        expected = {slot.name for slot in self.slots}
-        if set(arrays) != expected:
-            missing, unknown = sorted(expected - set(arrays)), sorted(set(arrays) - expected)
+        A layout without roles, of an older version, has all floats for the rule.
+
+        Raises:
+            WireError: ``listed`` is not from :meth:`to_json`.
+        """
+        if not isinstance(listed, list) or not all(map(_is_slot, listed)):
+            raise WireError("layout: expected a list of names, shapes, dtypes and roles")
+        if len({slot[0] for slot in listed}) != len(listed):
+            raise WireError("layout: expected distinct names")
+        arrays = []
+        for name, shape, dtype, *role in listed:
+            before = "rule" if dtype in _FLOATS else "server"
+            arrays.append((name, tuple(shape), dtype, role[0] if role else before))
+        return cls(_placed(arrays))
+
+    def check_roles(self, roles: Roles) -> None:
+        """Check that the arrays have the roles that they would have with the option ``roles``.
+
+        Raises:
+            TypeError, ValueError: ``roles`` is not as described, a pattern matches no array, or the
+                roles differ.
+        """
+        is_float = {slot.name: slot.dtype in _FLOATS for slot in self.slots}
+        wanted = assign_roles(is_float, read_roles(roles))
+        differing = [slot for slot in self.slots if slot.role != wanted[slot.name]]
+        if differing:
+            listed = [f"{s.name!r} was {s.role!r}, is {wanted[s.name]!r}" for s in differing[:5]]
+            raise ValueError(
+                f"roles: expected those of the run before, but {'; '.join(listed)}"
+                f"{' ...' if len(differing) > 5 else ''}; to go on as before, pass roles with "
+                "patterns that give the former roles first"
+            )
+
+    def _check_names(self, arrays: Received) -> None:
+        """Check that the arrays are of the layout, and none is missing that the server uses."""
+        known = {slot.name for slot in self.slots}
+        needed = {slot.name for placed in self._vectors.values() for slot in placed}
+        missing, unknown = sorted(needed - set(arrays)), sorted(set(arrays) - known)
+        if missing or unknown:
             raise WireError(
-                f"arrays: expected the {len(expected)} arrays of the model, got {len(arrays)}: "
+                f"arrays: expected the {len(known)} arrays of the model, got {len(arrays)}: "
                 f"missing {missing[:5]}, unknown {unknown[:5]}"
             )
 
@@ -202,22 +328,58 @@ class WireLayout:
         return f"WireLayout(num_params={self.num_params}, arrays={len(self.slots)})"
 
 
+def _is_slot(value: object) -> bool:
+    """Return whether a value from JSON is a name, a shape, a dtype and perhaps a role."""
+    if not isinstance(value, list) or len(value) not in (3, 4):
+        return False
+    name, shape, dtype, *role = value
+    return (
+        isinstance(name, str)
+        and isinstance(shape, list)
+        and all(type(size) is int and 0 <= size <= _MOST_SIZE for size in shape)
+        and isinstance(dtype, str)
+        and all(one in (ROLES if dtype in _FLOATS else ("server", "local")) for one in role)
+    )
+
+
+def _placed(arrays: Sequence[tuple[str, tuple[int, ...], str, str]]) -> list[WireSlot]:
+    """Return arrays (name, shape, dtype, role) with their places in the vectors."""
+    ends = {"rule": 0, "mean": 0}
+    slots = []
+    for name, shape, dtype, role in arrays:
+        slots.append(WireSlot(name, shape, dtype, role, ends.get(role)))
+        if role in ends:
+            ends[role] += slots[-1].size
+    return slots
+
+
 def _read_header(name: str, data: object) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Return dtype, shape, whether the order is Fortran's, and the byte where the values begin."""
     if not isinstance(data, bytes):
         raise WireError(f"array {name!r}: expected bytes, got {type(data).__name__}")
     try:
         text, end = _header_text(data)
-        fields = ast.literal_eval(text)
-        descr, fortran, shape = (fields[key] for key in ("descr", "fortran_order", "shape"))
-        if not isinstance(descr, str) or not _NUMBERS.fullmatch(descr):  # a list means records
-            raise ValueError(f"the dtype {descr!r}, which is not one of plain numbers")
-        dtype = np.dtype(descr)
+        return *_parsed(text), end
     except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
         raise WireError(f"array {name!r}: expected a .npy header, got {error}") from error
+
+
+@functools.lru_cache(maxsize=1024)  # all clients send the same few headers
+def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Return dtype, shape and order in the dict of a header; raises if it is not one."""
+    fields = ast.literal_eval(text)
+    descr, fortran, shape = (fields[key] for key in ("descr", "fortran_order", "shape"))
+    if not isinstance(descr, str) or not _NUMBERS.fullmatch(descr):  # a list means records
+        raise ValueError(f"the dtype {descr!r}, which is not one of plain numbers")
     if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise WireError(f"array {name!r}: expected a .npy header, got the shape {shape!r}")
-    return dtype, shape, bool(fortran), end
+        raise ValueError(f"the shape {shape!r}")
+    return np.dtype(descr), shape, bool(fortran)
+
+
+@functools.lru_cache(maxsize=64)  # NumPy makes the name anew each time
+def _kind(dtype: np.dtype[Any]) -> str:
+    """Return NumPy's name of a dtype in native byte order."""
+    return str(dtype.newbyteorder("=").name)
 
 
 def _header_text(data: bytes) -> tuple[str, int]:
@@ -228,7 +390,7 @@ def _header_text(data: bytes) -> tuple[str, int]:
     """
     if data[:6] != b"\x93NUMPY" or data[6:8] not in _LENGTHS:
         raise ValueError(f"the first bytes {data[:8]!r}")
-    length = struct.Struct(_LENGTHS[data[6:8]])
+    length = _LENGTHS[data[6:8]]
     start = 8 + length.size
     if len(data) < start:
         raise ValueError(f"only {len(data)} bytes")
@@ -240,14 +402,12 @@ def _header_text(data: bytes) -> tuple[str, int]:
 
 def _values(slot: WireSlot, data: object) -> np.ndarray[Any, Any]:
     """Return the values of an array as a view of ``data``, checked to match the slot."""
+    if isinstance(data, np.ndarray):
+        _check_kind(slot, data.shape, data.dtype)
+        return data
     dtype, shape, fortran, offset = _read_header(slot.name, data)
     assert isinstance(data, bytes)  # _read_header checked it
-    if shape != slot.shape:
-        raise WireError(
-            f"array {slot.name!r}: expected shape {list(slot.shape)}, got {list(shape)}"
-        )
-    if dtype.newbyteorder("=").name != slot.dtype:
-        raise WireError(f"array {slot.name!r}: expected dtype {slot.dtype}, got {dtype}")
+    _check_kind(slot, shape, dtype)
     expected = slot.size * dtype.itemsize
     if len(data) - offset != expected:
         raise WireError(
@@ -260,10 +420,26 @@ def _values(slot: WireSlot, data: object) -> np.ndarray[Any, Any]:
     return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
 
 
-def _header(slot: WireSlot) -> bytes:
-    """Return the header of a .npy file with the slot's dtype and shape."""
+def _fits(kind: str, wanted: str) -> bool:
+    """Return whether values of a dtype may come in the place of another: narrower floats may."""
+    if kind not in _FLOATS or wanted not in _FLOATS:
+        return kind == wanted
+    return _FLOATS.index(kind) <= _FLOATS.index(wanted)
+
+
+def _check_kind(slot: WireSlot, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if shape != slot.shape:
+        raise WireError(
+            f"array {slot.name!r}: expected shape {list(slot.shape)}, got {list(shape)}"
+        )
+    if not _fits(_kind(dtype), slot.dtype):
+        raise WireError(f"array {slot.name!r}: expected dtype {slot.dtype}, got {dtype}")
+
+
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the header of a .npy file of this dtype, by NumPy's name, and this shape."""
     stream = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(np.dtype(slot.dtype))
-    fields = {"descr": descr, "fortran_order": False, "shape": slot.shape}
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    fields = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, fields)
     return stream.getvalue()

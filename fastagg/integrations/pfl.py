@@ -30,11 +30,14 @@ from pfl.stats import MappedVectorStatistics  # noqa: E402
 
 from fastagg import checkpoint  # noqa: E402
 from fastagg.aggregator import Aggregator  # noqa: E402
+from fastagg.checkpoint import CheckpointError  # noqa: E402
 from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_aggregator,
+    check_fields,
     check_rule,
+    check_sizes,
+    load_rule,
     pack_rule,
-    under,
 )
 from fastagg.integrations._ids import ClientIds  # noqa: E402
 from fastagg.integrations._row_pool import RowPool  # noqa: E402
@@ -128,13 +131,13 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         """Return the rule's aggregate in the place of the sum, with weight 1."""
         pool, aggregator = self._pool(), self._rule_of_run()
         reported = dict.fromkeys(self._users)
-        ids, refused = self._ids.resolve(reported)
-        if refused:
-            raise ValueError(f"user_context: {refused}")
-        clients = [ids[user] for user in self._users]
+        found = self._ids.resolve(reported)
+        if found.refused:
+            raise ValueError(f"user_context: {found.refused}")
+        clients = [found.ids[user] for user in self._users]
         total = torch.zeros(aggregator.num_params, dtype=torch.float32)
         report = aggregator.step(total, pool.rows(range(len(clients))), clients)
-        self._ids.remember(ids, reported)
+        self._ids.remember(found, reported)
         self._users = []
         pool.release()
         self.last_report = report
@@ -152,7 +155,8 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         aggregator = self._rule_of_run()
         rule, state = pack_rule(aggregator)
         content = {**rule, "ids": self._ids.to_json(), "shapes": self._shapes}
-        checkpoint.write(os.path.join(dir_path, _FILE), _KIND, content, state)
+        path = os.path.join(dir_path, _FILE)
+        checkpoint.write(path, _KIND, content, state, limit=checkpoint.LISTS_LIMIT)
 
     def load(self, dir_path: str) -> None:
         """Continue from what :meth:`save` wrote, with the same rule and options.
@@ -163,14 +167,23 @@ class FastAggPostprocessor(Postprocessor, Saveable):
                 is unchanged.
         """
         path = os.path.join(dir_path, _FILE)
-        kind, content, state = checkpoint.read(path)
+        kind, content, state = checkpoint.read(path, limit=checkpoint.LISTS_LIMIT)
         if kind != _KIND:
             raise ValueError(f"{path}: expected a checkpoint of {_KIND!r}, got one of {kind!r}")
-        size = sum(math.prod(shape) for shape in content["shapes"].values())
-        aggregator = make(self._rule, num_params=size, **self._options)
-        check_rule(path, aggregator, content, state)
-        ids = ClientIds.from_json(aggregator.num_clients, content["ids"])
-        aggregator.load_state_dict(under("rule.", state))
+        check_fields(path, content, {"ids": dict, "shapes": dict})
+        num_clients = self._options["num_clients"]
+        try:
+            size = sum(math.prod(_read_shape(shape)) for shape in content["shapes"].values())
+            check_sizes(path, self._rule, num_clients, size, content, state)
+            ids = ClientIds(num_clients)
+            ids.load_json(content["ids"])
+            aggregator = make(self._rule, num_params=size, **self._options)
+            check_rule(path, aggregator, content, state)
+            load_rule(aggregator, content, state)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(path, error) from error
         self._set_shapes(content["shapes"])
         self._aggregator, self._ids = aggregator, ids
 
@@ -196,3 +209,14 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         sizes = [math.prod(shape) for shape in self._shapes.values()]
         parts = zip(self._shapes.items(), vector.split(sizes), strict=True)
         return {name: part.view(shape) for (name, shape), part in parts}
+
+
+def _read_shape(value: object) -> list[int]:
+    """Return a shape from a checkpoint.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        raise ValueError(f"shapes: expected lists of sizes, got {str(value)[:200]}")
+    return value

@@ -38,6 +38,7 @@ from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.server import Server
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
 
 from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
 
@@ -241,6 +242,59 @@ def test_an_id_claimed_by_two_nodes_is_given_to_neither() -> None:
     assert set(used.last_report.rejected) == {str(NODES[3]), str(NODES[4])}
 
 
+def test_a_node_cannot_claim_the_partition_of_an_absent_one() -> None:
+    faults = {2: {4: "silence", 3: "impostor"}}
+    used = strategy("mifa", max_norm=None)
+    used.start(NodesGrid(scripted(faults)), initial(), num_rounds=2)
+    assert used.last_report is not None
+    assert used.last_report.active == (0, 1, 2)
+    assert used.last_report.rejected == {
+        str(NODES[3]): f"partition id: {NODES[3]} is client 3, and claims to be client 4"
+    }
+    honest = strategy("mifa", max_norm=None)
+    honest.start(NodesGrid(scripted({2: {4: "silence", 3: "silence"}})), initial(), num_rounds=2)
+    assert torch.equal(used.server.params, honest.server.params)
+    rows = [one.server.aggregator.state_dict()["memory"] for one in (used, honest)]
+    assert torch.equal(*rows)
+
+
+def test_a_function_decides_who_is_who() -> None:
+    def who(node: int, metrics: dict[str, Any]) -> int:
+        assert metrics["num-examples"] >= 10
+        return {NODES[k]: (k + 1) % K for k in range(4)}[node]  # NODES[4] is not in the list
+
+    used = strategy("mifa", ids=who)
+    used.start(NodesGrid(scripted({})), initial(), num_rounds=1)
+    assert used.last_report is not None
+    assert used.last_report.ids == {str(NODES[k]): k + 1 for k in range(4)}
+    (problem,) = used.last_report.rejected.values()
+    assert problem == f"ids: the function raised KeyError({NODES[4]})"
+    for wrong in (None, True, 1.0, "1"):
+        used = strategy("mifa", ids=lambda node, metrics, wrong=wrong: wrong, max_empty_rounds=9)
+        with pytest.raises(RuntimeError, match="no client was active"):
+            used.start(NodesGrid(scripted({})), initial(), num_rounds=1)
+        assert used.last_report is not None
+        assert f"got {wrong!r}" in used.last_report.rejected[str(NODES[0])]
+    with pytest.raises(ValueError, match="ids: expected"):
+        strategy("mifa", ids="key")
+
+
+def test_nodes_that_reconnect_without_a_report_stay_active() -> None:
+    def answer(content: RecordDict, round: int, client: int) -> RecordDict:
+        return reply(content, round, client, report=False)
+
+    class Reconnecting(NodesGrid):
+        def get_node_ids(self) -> Iterable[int]:
+            self.nodes = [node + 1 for node in self.nodes]
+            return list(self.nodes)
+
+    used = strategy("fdms")
+    used.start(Reconnecting(answer), initial(), num_rounds=4)
+    assert used.last_report is not None
+    assert used.last_report.active == tuple(range(K))
+    assert used.last_report.forgotten == tuple(range(K))
+
+
 def test_clients_without_a_report_are_identified_by_their_node() -> None:
     def answer(content: RecordDict, round: int, client: int) -> RecordDict:
         return reply(content, round, client, report=False)
@@ -264,7 +318,7 @@ def test_resuming_is_bit_identical_with_other_nodes(rule: str, tmp_path: Path) -
     again = strategy(rule, checkpoint_path=path)
     result = again.start(grid, num_rounds=6, resume_from=path)
     assert torch.equal(again.server.params, whole.server.params)
-    assert set(result.train_metrics_clientapp) == {4, 5, 6}
+    assert set(result.train_metrics_clientapp) == {1, 2, 3, 4, 5, 6}
     for name, array in whole_result.arrays.items():
         assert result.arrays[name].data == array.data
     # resuming at the end: no round remains
@@ -301,7 +355,7 @@ def test_an_interrupt_writes_a_last_checkpoint(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     again, whole = strategy("mifa"), strategy("mifa")
     result = again.start(NodesGrid(scripted({})), num_rounds=5, resume_from=path)
-    assert set(result.train_metrics_clientapp) == {3, 4, 5}
+    assert set(result.train_metrics_clientapp) == {1, 2, 3, 4, 5}
     whole.start(NodesGrid(scripted({})), initial(), num_rounds=5)
     assert torch.equal(again.server.params, whole.server.params)
 
@@ -426,6 +480,101 @@ def test_a_run_without_an_active_client_is_an_error(rounds: int, tmp_path: Path)
         used.start(NodesGrid(scripted(faults)), initial(), num_rounds=rounds)
     assert used.server.rounds == min(rounds, 4)
     assert path.exists()
+
+
+def test_metrics_survive_a_restart(tmp_path: Path, logged: list[str]) -> None:
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return MetricRecord({"mean": float(arrays["w"].numpy().mean()), "parts": [round, 2]})
+
+    def run(rounds: int, **options: Any) -> dict[str, dict[int, dict[str, Any]]]:
+        used = strategy("mifa", fraction_evaluate=1.0, checkpoint_path=path)
+        start = {k: options.pop(k) for k in ("resume_from",) if k in options} or {
+            "initial_arrays": initial()
+        }
+        result = used.start(
+            NodesGrid(scripted({2: {1: "silence"}})),
+            num_rounds=rounds,
+            evaluate_fn=evaluate,
+            **start,
+        )
+        return {
+            "train": {n: dict(m) for n, m in result.train_metrics_clientapp.items()},
+            "evaluate": {n: dict(m) for n, m in result.evaluate_metrics_clientapp.items()},
+            "server": {n: dict(m) for n, m in result.evaluate_metrics_serverapp.items()},
+        }
+
+    path = tmp_path / "run"
+    whole = run(5)
+    assert [*map(len, whole.values())] == [5, 5, 6]
+    run(3)
+    logged.clear()
+    assert run(5, resume_from=path) == whole  # with the evaluation of round 3, which comes first
+    assert sum("Final results" in line for line in logged) == 1
+    summary = logged[logged.index("Final results:") :]
+    for number in range(1, 6):  # of all rounds, in all three tables but the server's round 0
+        assert sum(f"{number}: {{" in line for line in summary) == 3, summary
+
+
+class AddsNoise(Strategy):
+    """A wrapper as Flower's for differential privacy: it changes the model after aggregation."""
+
+    def __init__(self, strategy: FastAggStrategy) -> None:
+        self.strategy = strategy
+
+    def configure_train(self, *arguments: Any) -> Iterable[Message]:
+        return self.strategy.configure_train(*arguments)
+
+    def configure_evaluate(self, *arguments: Any) -> Iterable[Message]:
+        return self.strategy.configure_evaluate(*arguments)
+
+    def aggregate_evaluate(self, *arguments: Any) -> MetricRecord | None:
+        return self.strategy.aggregate_evaluate(*arguments)
+
+    def summary(self) -> None:
+        self.strategy.summary()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        if arrays is None:
+            return None, metrics
+        noised = {name: array.numpy() for name, array in arrays.items()}
+        noised["w"] = noised["w"] + np.float32(server_round)
+        return ArrayRecord({name: Array(np.asarray(v)) for name, v in noised.items()}), metrics
+
+
+def test_the_checkpoint_has_the_model_that_a_wrapper_made(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    used = strategy("mifa", checkpoint_path=path)
+    result = AddsNoise(used).start(NodesGrid(scripted({})), initial(), num_rounds=2)
+    again = strategy("mifa")
+    arrays = again.resume(path)
+    assert {k: v.data for k, v in arrays.items()} == {k: v.data for k, v in result.arrays.items()}
+    AddsNoise(again).start(NodesGrid(scripted({})), arrays, num_rounds=1)
+    assert again.server.rounds == 3
+    with pytest.raises(RuntimeError, match="has run already"):
+        again.resume(path)
+
+
+def test_a_legacy_checkpoint_has_the_model_that_a_wrapper_made(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    used = FastAggLegacyStrategy("mifa", num_clients=K, checkpoint_path=path)
+    sent = Parameters([npy(v) for v in first_model().values()], "numpy.ndarray")
+    manager = SimpleClientManager()
+    for k in range(K):
+        manager.register(Proxy(str(k), k, {}))
+    used.on_fit_config_fn = lambda number: {"round": number}
+    (asked, *_), results = used.configure_fit(1, sent, manager), []
+    for proxy, ins in [asked]:
+        results.append((proxy, proxy.fit(ins, None, None)))
+    made, _ = used.aggregate_fit(1, results, [])
+    assert made is not None and not path.exists()
+    noised = Parameters([npy(np.load(io.BytesIO(t)) + 1) for t in made.tensors], "numpy.ndarray")
+    used.evaluate(1, noised)
+    again = FastAggLegacyStrategy("mifa", num_clients=K, resume_from=path)
+    resumed = again.initialize_parameters(manager)
+    assert resumed is not None and resumed.tensors[0] == noised.tensors[0]
 
 
 # --- the legacy API -------------------------------------------------------------------------

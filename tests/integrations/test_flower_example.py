@@ -27,6 +27,21 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("--rule=scaffold", "'scaffold' needs clients that ask"),
+        ("--clients=2000", "num_groups"),
+        ("--faults=2.7=crash", "there are 4 clients"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_process_starts(arguments: str, error: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "run.py", arguments], cwd=EXAMPLE, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and error in done.stderr
+
+
 def rounds_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 

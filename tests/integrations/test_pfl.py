@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import fastagg
+from fastagg import CheckpointError, checkpoint
 
 pytest.importorskip("pfl", reason="pfl is not installed (make test-flower installs it)")
 
@@ -159,6 +160,31 @@ def test_state_survives_a_restart(tmp_path: Path) -> None:
     assert torch.equal(run(COHORTS[2:], [first]), run(COHORTS[2:], [second]))
     with pytest.raises(ValueError, match="rule 'mimic'"):
         FastAggPostprocessor("mifa", num_clients=USERS).load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"shapes": None}, "shapes: expected dict"),
+        ({"shapes": {"w": 3}}, "shapes: expected lists of sizes"),
+        ({"shapes": {"w": [2**40]}}, "num_params was"),
+        ({"ids": []}, "ids: expected dict"),
+        ({"ids": {"known": {"a": 1, "b": 1}, "given": []}}, "expected distinct ids"),
+        ({"rule_options": []}, "rule_options: expected dict"),
+    ],
+)
+def test_a_forged_checkpoint_is_refused(
+    changes: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    first = FastAggPostprocessor("mimic", num_clients=USERS)
+    run(COHORTS[:2], [first])
+    first.save(str(tmp_path))
+    file = tmp_path / "fastagg.safetensors"
+    kind, content, state = checkpoint.read(file)
+    content = {k: v for k, v in {**content, **changes}.items() if v is not None}
+    checkpoint.write(file, kind, content, state)
+    with pytest.raises(CheckpointError, match=match):
+        FastAggPostprocessor("mimic", num_clients=USERS).load(str(tmp_path))
 
 
 def test_unsupported_arguments_are_refused() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg import checkpoint
+from fastagg import CheckpointError, checkpoint
 from fastagg.integrations._report import Answer
 from fastagg.integrations._server import AggregationServer
 
@@ -329,6 +329,69 @@ def test_a_resumed_run_may_change_rate_and_norm(
     assert torch.equal(again.params, first.params)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_resumed_run_may_have_more_clients(
+    rule: str, tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    first = AggregationServer(rule, num_clients=K, checkpoint_path=path)
+    first.set_model(model)
+    run_round(first, range(K))
+    run_round(first, [1, 2, 3])
+    again = AggregationServer(rule, num_clients=K + 2)
+    assert again.resume(path) == [f"num_clients was {K}, is {K + 2}"]
+    assert torch.equal(again.params, first.params)
+    assert again.ids.known == first.ids.known
+    new = [f"n{K}", f"n{K + 1}"]
+    again.open_round([*again.ids.known, *new])
+    sent = again.arrays()
+    report = again.close_round([Answer(s, trained(sent, 3, k), k) for k, s in enumerate(new, K)])
+    assert report.active == (K, K + 1) or report.error is not None  # too few rows for some rules
+    few = AggregationServer(rule, num_clients=K - 1)
+    with pytest.raises(ValueError, match=f"num_clients was {K}, expected at most {K - 1}"):
+        few.resume(path)
+    assert not few.has_model
+
+
+def test_more_clients_need_the_weights_of_before(tmp_path: Path, model: dict[str, bytes]) -> None:
+    path = tmp_path / "run"
+    weights = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    first = AggregationServer("stale", num_clients=K, checkpoint_path=path, client_weights=weights)
+    first.set_model(model)
+    run_round(first, range(K))
+    again = AggregationServer("stale", num_clients=K + 1, client_weights=[*weights, 9.0])
+    assert again.resume(path) == [f"num_clients was {K}, is {K + 1}"]
+    for other in ([9.0, *weights], None):
+        again = AggregationServer("stale", num_clients=K + 1, client_weights=other)
+        with pytest.raises(ValueError, match="client_weights was"):
+            again.resume(path)
+
+
+def test_a_checkpoint_waits_for_the_model_that_is_sent(
+    tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("mifa", num_clients=K, checkpoint_path=path)
+    server.set_model(model)
+    sent = server.arrays()
+    server.open_round(["n0", "n1"])
+    server.close_round([Answer(f"n{k}", trained(sent, 1, k), k) for k in (0, 1)], settled=False)
+    server.save_if_due()  # as on a signal
+    assert not path.exists()
+    noised = dict(server.arrays())
+    noised["b"] = pack(np.load(io.BytesIO(noised["b"])) + np.float32(0.5))
+    server.set_model(noised)
+    assert server.settle_round() is None
+    assert server.settle_round() is None  # it is settled
+    again = AggregationServer("mifa", num_clients=K)
+    again.resume(path)
+    assert again.arrays() == noised
+    server.checkpoint_path = tmp_path / "missing" / "run"
+    server.open_round(["n0"])
+    server.close_round([Answer("n0", trained(noised, 2, 0), 0)], settled=False)
+    assert "missing" in str(server.settle_round())
+
+
 def test_a_checkpoint_that_does_not_load_leaves_the_rule(
     tmp_path: Path, model: dict[str, bytes]
 ) -> None:
@@ -337,7 +400,7 @@ def test_a_checkpoint_that_does_not_load_leaves_the_rule(
     server.set_model(model)
     run_round(server, range(K))
     _, content, state = checkpoint.read(path)
-    state["rule.seen"] = torch.zeros(K + 1, dtype=torch.bool)
+    state["rule.seen"] = state.pop("rule.total")
     checkpoint.write(path, "integrations.server", content, state)
     other = AggregationServer("mifa", num_clients=K)
     other.set_model(model)
@@ -350,6 +413,70 @@ def test_a_checkpoint_that_does_not_load_leaves_the_rule(
     assert before.keys() == after.keys()
     for name, value in before.items():
         assert torch.equal(after[name], value)
+
+
+SHAPE = ["w", [4, 5], "float32"]
+FORGED: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
+    "no rounds": ({"rounds": None}, {}, "rounds: expected int"),
+    "text as rounds": ({"rounds": "3"}, {}, "rounds: expected int"),
+    "a negative round": ({"rounds": -1}, {}, "rounds: expected a number >= 0"),
+    "far too many rounds": ({"rounds": 10**30}, {}, "rounds: expected a number >= 0"),
+    "no layout": ({"layout": None}, {}, "layout: expected list"),
+    "numbers as layout": ({"layout": [1, 2]}, {}, "layout: expected a list of names"),
+    "half a slot": ({"layout": [["w", [4, 5]]]}, {}, "layout: expected a list of names"),
+    "a negative shape": ({"layout": [["w", [-24], "float32"]]}, {}, "layout: expected a list"),
+    "an array twice": ({"layout": [SHAPE, SHAPE]}, {}, "layout: expected distinct names"),
+    "another layout": ({"layout": [SHAPE]}, {}, r"params: expected \[20\] float32, got \[24\]"),
+    "no ids": ({"ids": []}, {}, "ids: expected dict"),
+    "flags as ids": (
+        {"ids": {"known": {"n0": True}, "given": []}},
+        {},
+        "expected a map of clients",
+    ),
+    "one id for two": ({"ids": {"known": {"a": 1, "b": 1}, "given": []}}, {}, "distinct ids"),
+    "lists as senders": ({"ids": {"known": {}, "given": [[]]}}, {}, "expected a map of clients"),
+    "no rule": ({"rule": ["mifa"]}, {}, "rule: expected str"),
+    "no options": ({"rule_options": [1]}, {}, "rule_options: expected dict"),
+    "other sizes": ({"rule_options": {"num_clients": 10**9}}, {}, "num_clients was 1000000000"),
+    "no model": ({}, {"params": None}, "expected tensors"),
+    "another tensor": ({}, {"more": torch.zeros(1)}, "expected tensors"),
+    "params of float64": ({}, {"params": torch.zeros(24, dtype=torch.float64)}, "float64"),
+    "NaN": ({}, {"params": torch.full((24,), math.nan)}, "expected finite values"),
+    "no array": ({}, {"carried.n": None}, r"carried: expected the arrays \['n'\]"),
+    "no npy": ({}, {"carried.n": torch.zeros(9, dtype=torch.uint8)}, "array 'n'"),
+    "a state of another size": ({}, {"rule.total": torch.zeros(9)}, "state: expected 768 bytes"),
+    "a state of another dtype": ({}, {"rule.total": torch.zeros(48)}, r"state\['total'\]"),
+}
+
+
+@pytest.mark.parametrize("which", FORGED)
+def test_a_forged_checkpoint_is_refused_and_changes_nothing(
+    which: str, tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("mifa", num_clients=K, max_norm=None, checkpoint_path=path)
+    server.set_model(model)
+    run_round(server, range(K))
+    _, content, state = checkpoint.read(path)
+    changes, tensors, match = FORGED[which]
+    if which == "other sizes":
+        changes = {"rule_options": {**content["rule_options"], **changes["rule_options"]}}
+    content = {**content, **changes}
+    state = {k: v for k, v in {**state, **tensors}.items() if v is not None}
+    checkpoint.write(path, "integrations.server", content, state)
+    with pytest.raises(CheckpointError, match=match) as raised:
+        AggregationServer("mifa", num_clients=K, max_norm=None).resume(path)
+    assert str(raised.value).startswith(str(path))
+
+    server.checkpoint_path = None
+    run_round(server, [0, 1])
+    before, arrays, ids = server.aggregator.state_dict(), server.arrays(), server.ids.to_json()
+    with pytest.raises(CheckpointError):
+        server.resume(path)
+    assert server.rounds == 2
+    assert server.ids.to_json() == ids
+    assert server.arrays() == arrays
+    assert all(torch.equal(v, before[k]) for k, v in server.aggregator.state_dict().items())
 
 
 def test_a_checkpoint_that_cannot_be_written_is_reported_and_tried_again(
@@ -432,7 +559,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, model: dict[s
     for other, message in [
         (AggregationServer("mifa", num_clients=K), "rule 'centered-clip'"),
         (AggregationServer("centered-clip", num_clients=K, tau=3.0), "tau was 'inf', is 3.0"),
-        (AggregationServer("centered-clip", num_clients=K + 1, tau="inf"), "num_clients"),
+        (AggregationServer("centered-clip", num_clients=K - 1, tau="inf"), "num_clients"),
     ]:
         with pytest.raises(ValueError, match=message):
             other.resume(path)

@@ -48,10 +48,23 @@ def test_the_layout_of_a_model(model: dict[str, bytes]) -> None:
     assert WireLayout.from_json(layout.to_json()) == layout
 
 
+def test_arrays_in_memory_are_read_in_place(model: dict[str, bytes]) -> None:
+    layout = WireLayout.of(model)
+    arrays = {name: np.load(io.BytesIO(data)) for name, data in model.items()}
+    found = layout.values(arrays)
+    assert all(any(values is array for array in arrays.values()) for values in found)
+    for values, expected in zip(found, layout.values(model), strict=True):
+        np.testing.assert_array_equal(values, expected)
+    with pytest.raises(WireError, match="'scale': expected shape"):
+        layout.values({**arrays, "scale": np.zeros(2, np.float32)})
+    with pytest.raises(WireError, match="'scale': expected dtype float32, got object"):
+        layout.values({**arrays, "scale": np.array(None)})
+
+
 def test_a_round_trip_keeps_names_dtypes_and_shapes(model: dict[str, bytes]) -> None:
     layout = WireLayout.of(model)
     params = layout.flatten(model)
-    back = layout.unflatten(params, layout.carried(model))
+    back = layout.unflatten(params, torch.zeros(0), layout.carried(model))
     assert list(back) == list(model)
     for name, data in model.items():
         expected, got = (np.load(io.BytesIO(d), allow_pickle=False) for d in (data, back[name]))
@@ -182,4 +195,4 @@ def test_a_model_must_be_finite_in_float32(value: float, npy: Npy) -> None:
 def test_a_model_that_outgrew_its_float16(npy: Npy) -> None:
     layout = WireLayout.of({"w": npy([1.0, 2.0], np.float16)})
     with pytest.raises(WireError, match=r"'w'.*float16"):
-        layout.unflatten(torch.tensor([1.0, 1e6]), {})
+        layout.unflatten(torch.tensor([1.0, 1e6]), torch.zeros(0), {})

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every fenced block of every page and every command named in a sentence works.
 
-test_docs.py and test_flower_page.py run Python blocks; this module checks that there are no others.
+test_docs.py and the tests of the frameworks' pages (test_flower_page.py, test_flgo_page.py,
+test_nvflare_page.py, test_pfl_page.py) run Python blocks; this module checks that there are no
+others.
 Cheap commands are run (``fastagg-sim list``, ``python -m fastagg``). Others stop before their first
 expensive step: ``make`` prints what it would do; ``fastagg-sim`` parses, builds every
 configuration, partition, model, rule and dropout process, and stops before the jobs; scripts and
@@ -25,6 +27,7 @@ GENERATED = ("results/", "benchmarks/results/")  # tables of runs; they have no 
 RUN_BY_TESTS = {"README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))}
 # Placeholders in a command of a sentence.
 PLACEHOLDERS = {"NAME": "fdms-fig1-mnist", "RATE": "0.05"}
+EXECUTED = {"docs/flower_start.md"}  # from the first line to the last, by a gate of .ci/run
 HISTORY = {"CHANGELOG.md"}  # its sentences may name removed commands
 
 
@@ -125,7 +128,7 @@ def check_blocks(blocks: Sequence[Block], shell: Shell) -> int:
     """
     count = 0
     for number, block in enumerate(blocks):
-        if block.language == "python" and block.page in RUN_BY_TESTS:
+        if block.page in EXECUTED or (block.language == "python" and block.page in RUN_BY_TESTS):
             continue
         if block.language == "text":
             check_files(block)
@@ -142,6 +145,12 @@ def check_blocks(blocks: Sequence[Block], shell: Shell) -> int:
             raise Wrong(f"{block}: there is no command")
         count += commands
     return count
+
+
+def test_executed_pages_are_executed() -> None:
+    assert "{ make test-start ||" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(f".ci/run_page.py {page} " in text for page in EXECUTED)
 
 
 @pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python on every page runs as printed, links lead somewhere, and no page or name is missing.
 
-test_flower_page.py tests docs/flower.md, whose blocks are parts of programs. test_code_blocks.py
-tests all other blocks and checks that there is no Python elsewhere.
+test_flower_page.py tests docs/flower.md, whose blocks are parts of programs. test_flgo_page.py,
+test_nvflare_page.py and test_pfl_page.py test pages that need frameworks.
+test_code_blocks.py tests all other blocks and checks that there is no Python elsewhere.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tests.pages.commands import pages
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-PARTS_OF_PROGRAMS = {"flower.md"}
-PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in PARTS_OF_PROGRAMS)
+OF_FRAMEWORKS = {"flower.md", "flgo.md", "nvflare.md", "pfl.md"}
+PAGES = sorted(page for page in DOCS.glob("*.md") if page.name not in OF_FRAMEWORKS)
 PAGES.append(ROOT / "README.md")
 PAGES_WITH_CODE = [page for page in PAGES if BLOCK.search(page.read_text(encoding="utf-8"))]
 
@@ -83,7 +84,7 @@ def test_the_reference_has_nothing_under_two_names() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     names = []
     for name, options in re.findall(r"^::: ([\w.]+)\n((?: +.*\n)*)", text, re.MULTILINE):
-        if name.startswith("fastagg.integrations."):  # needs Flower or pfl-research
+        if name.startswith("fastagg.integrations."):  # needs the framework
             continue
         names.append(name)
         found = pkgutil.resolve_name(name)

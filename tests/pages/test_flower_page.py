@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import csv
 import importlib
+import io
 import re
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import fastagg
 from fastagg import robust
 from fastagg_sim.config import Dropout
 from fastagg_sim.simulation import Simulation
@@ -36,9 +38,21 @@ def test_every_callable_is_named() -> None:
 
 
 def test_all_blocks_are_python() -> None:
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     for block in BLOCKS:
         ast.parse(block)
+
+
+@pytest.mark.flower
+def test_the_table_names_every_strategy_of_flower() -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+    from flwr.serverapp import strategy
+
+    table = TEXT.split("## What Flower's strategies can do that these cannot")[1].split("\n## ")[0]
+    named = set(re.findall(r"`([A-Z]\w+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.M))))
+    assert named == set(strategy.__all__) - {"Result", "Strategy"}
+    assert {"krum", "multi-krum", "fedavg"} <= set(fastagg.available())
+    assert {"Median", "TrMean"} <= set(robust.__all__)
 
 
 @pytest.mark.flower
@@ -49,6 +63,8 @@ def test_the_strategies_are_made_as_printed() -> None:
     names = {"FastAggLegacyStrategy": FastAggLegacyStrategy, "FastAggStrategy": FastAggStrategy}
     (legacy,) = [block for block in BLOCKS if block.startswith("strategy = FastAggLegacy")]
     exec(compile(legacy, "docs/flower.md", "exec"), names)
+    (partial,) = [block for block in BLOCKS if "roles=" in block]
+    exec(compile(partial, "docs/flower.md", "exec"), names)
     (block,) = [block for block in BLOCKS if "ServerApp" in block]
     (call,) = [
         node
@@ -57,6 +73,28 @@ def test_the_strategies_are_made_as_printed() -> None:
     ]
     used = eval(ast.unparse(call), names)
     assert used.server.num_clients == 20
+
+
+@pytest.mark.flower
+def test_a_wrapper_is_resumed_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+    from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping as Wrapper
+
+    from fastagg.integrations._server import AggregationServer
+    from fastagg.integrations.flower import FastAggStrategy
+
+    server = AggregationServer("mifa", num_clients=20)
+    stream = io.BytesIO()
+    np.save(stream, np.ones(3, np.float32))
+    server.set_model({"w": stream.getvalue()})
+    server.save(tmp_path / "run.safetensors")
+    monkeypatch.chdir(tmp_path)
+    started: list[object] = []
+    monkeypatch.setattr(Wrapper, "start", lambda self, *args, **kwargs: started.append(args[1]))
+    (block,) = [block for block in BLOCKS if "strategy.resume" in block]
+    names = {"FastAggStrategy": FastAggStrategy, "grid": None}
+    exec(compile(block, "docs/flower.md", "exec"), names | {Wrapper.__name__: Wrapper})
+    assert started[0]["w"].numpy().tolist() == [1.0, 1.0, 1.0]  # type: ignore[index]
 
 
 @pytest.mark.flower
@@ -74,19 +112,6 @@ def test_the_app_and_the_metrics_are_made_as_printed() -> None:
     names["context"] = SimpleNamespace(node_config={"partition-id": 3})
     exec(compile(block, "docs/flower.md", "exec"), names)
     assert names["metrics"] == MetricRecord({"num-examples": 64, "partition-id": 3})
-
-
-@pytest.mark.flower
-def test_the_postprocessor_is_made_as_printed() -> None:
-    pytest.importorskip("pfl", reason="pfl is not installed (make test-flower installs it)")
-    from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.postprocessor.base import Postprocessor
-
-    (block,) = [block for block in BLOCKS if "FastAggPostprocessor" in block]
-    clipping = Postprocessor()
-    names = {"SimulatedBackend": SimulatedBackend, "train": None, "val": None, "clipping": clipping}
-    exec(compile(block, "docs/flower.md", "exec"), names)
-    assert isinstance(names["backend"], SimulatedBackend)
 
 
 RESULTS = ROOT / "examples" / "flower" / "results" / "accuracy.csv"

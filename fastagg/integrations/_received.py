@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models that clients sent in a round, and their updates: weights minus the global model.
+
+A rule that reads updates once reads the bytes that the framework has received, and nothing that is
+as large as the updates is written. For other rules updates are written into rows, by all threads;
+rules with a memory take ownership of such rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg.integrations._row_pool import RowPool
+from fastagg.integrations._wire import Received, WireLayout
+from fastagg.ops.memory import tensor_of
+from fastagg.updates.differences import Differences
+
+_SMALL = 1 << 18  # numbers of a round that one thread subtracts as fast as several
+
+Values = Sequence[np.ndarray[Any, Any]]
+"""The arrays of a client's model that the rule aggregates: :meth:`WireLayout.values`."""
+
+
+class ReceivedModels:
+    """The models of the clients of one round.
+
+    Args:
+        layout: of the model.
+        params: [d] float32, contiguous: the model that the clients started from.
+        pool: rows for rules that need them; None: updates are not written.
+    """
+
+    def __init__(self, layout: WireLayout, params: Tensor, pool: RowPool | None) -> None:
+        self._layout, self._params, self._pool = layout, params, pool
+        self._values: dict[int, Values] = {}
+        self._differences: set[int] = set()  # clients that sent updates
+
+    def add(self, client: int, arrays: Received, is_update: bool = False) -> None:
+        """Check the model of a client, or its update, and keep a reference to its bytes.
+
+        Raises:
+            WireError: names, shapes, dtypes or lengths differ from those of the layout.
+        """
+        self._values[client] = self._layout.values(arrays)
+        if is_update:
+            self._differences.add(client)
+
+    def updates(self, clients: Sequence[int]) -> RowPool | Differences:
+        """Return the updates of ``clients``, whose models were added."""
+        if self._pool is None:
+            models = [[_tensor(part) for part in self._values[client]] for client in clients]
+            bases = [self._base(client) for client in clients]
+            if any(base is None for base in bases):
+                zeros = torch.zeros_like(self._params)
+                return Differences(models, [zeros if base is None else base for base in bases])
+            return Differences(models, self._params)
+        jobs = [(self._values[k], self._base(k), self._pool.row(k)) for k in clients]
+        workers = min(torch.get_num_threads(), len(jobs))
+        if workers < 2 or len(jobs) * self._layout.num_params < _SMALL:
+            for job in jobs:
+                self._subtract(job)
+        else:  # NumPy releases the lock of the interpreter
+            with ThreadPoolExecutor(workers) as threads:
+                list(threads.map(self._subtract, jobs))
+        return self._pool
+
+    def _base(self, client: int) -> Tensor | None:
+        """Return what is subtracted from what a client sent; None: nothing, it is an update."""
+        return None if client in self._differences else self._params
+
+    def _subtract(self, job: tuple[Values, Tensor | None, Tensor]) -> None:
+        values, base, row = job
+        self._layout.subtract_values(values, base, row)
+
+
+def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
+    """Return the numbers of an array, flat, as a tensor that must not be written; copies nothing.
+
+    Only arrays in Fortran's order, at odd addresses, or of another byte order are copied.
+    """
+    flat = values.reshape(-1)
+    if not (flat.flags.aligned and flat.dtype.isnative):
+        flat = flat.astype(flat.dtype.newbyteorder("="))
+    return tensor_of(flat, writable=False)

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running statistics of a server's model: means of what the active clients sent.
+
+A client sends values, not differences, and the server's values become their mean over the active
+clients of the round. So a mean of variances is never negative, whatever the rule remembers. One
+client could still move the mean as far as it likes. Therefore the distance of its statistics from
+the server's is limited as the norm of its update is: by a multiple of the running median.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fastagg.checkpoint import invariants
+from fastagg.integrations._row_pool import RowPool
+from fastagg.integrations._wire import Arrays, Received, WireLayout
+from fastagg.norm_bound import AdaptiveNorm, MaxNorm, RecentNorms, check_norms
+from fastagg.updates.statistics import mean_
+
+
+class Statistics:
+    """The statistics of a model and those that clients sent in this round.
+
+    In each round, call :meth:`begin`, :meth:`read` for each answer, :meth:`far`, and, if the
+    rule's step was taken, :meth:`average`. Without :meth:`average` the round has no effect.
+
+    Args:
+        layout: the arrays; it may have no statistics.
+        num_clients: K.
+
+    Attributes:
+        values: [m] float32, the server's statistics.
+    """
+
+    def __init__(self, layout: WireLayout, num_clients: int) -> None:
+        self._layout = layout
+        self.values = torch.zeros(layout.num_statistics, dtype=torch.float32)
+        self._next = torch.zeros_like(self.values)
+        self._rows = RowPool(num_clients, max(1, layout.num_statistics))
+        self._norms: RecentNorms | None = None
+
+    def flatten(self, arrays: Arrays) -> Tensor:
+        """Return the statistics of a model, [m] float32.
+
+        Raises:
+            WireError: an array does not match, or its values are not valid.
+        """
+        vector = torch.zeros_like(self.values)
+        self._layout.copy_statistics(arrays, vector)
+        return vector
+
+    def begin(self, max_norm: MaxNorm) -> None:
+        """Begin a round, in which the rule has this limit of norms.
+
+        The limit of distances is always adaptive, because ``max_norm`` is in units of the updates;
+        with None there is none. Options of an adaptive ``max_norm`` hold for distances, too.
+        """
+        self._rows.release()
+        self._follow(max_norm)
+        if self._norms is not None:
+            self._norms.begin()
+
+    def read(self, arrays: Received, client: int) -> None:
+        """Copy the statistics that a client sent.
+
+        Raises:
+            WireError: an array does not match, or its values are not valid.
+        """
+        if len(self.values):
+            self._layout.copy_statistics(arrays, self._rows.row(client))
+
+    def far(self, clients: Sequence[int]) -> dict[int, str]:
+        """Return the clients whose statistics are too far from the server's, each with the reason.
+
+        Args:
+            clients: all clients of this round whose statistics were read.
+        """
+        if self._norms is None or len(self.values) == 0:
+            return {}
+        own = self.values.double()
+        distances = {
+            client: float(torch.linalg.vector_norm(self._rows.row(client).double() - own))
+            for client in clients
+        }
+        bound = self._norms.bound(distances)
+        return {
+            client: f"statistics of client {client}: {distance:.6g} from the server's, but the "
+            f"adaptive limit is {bound:.6g}"
+            for client, distance in distances.items()
+            if distance > bound
+        }
+
+    def average(
+        self, active: Sequence[int], weights: Tensor | None, rejected: Collection[int] = ()
+    ) -> None:
+        """Make the mean of the active clients' statistics the server's.
+
+        Args:
+            active: ids, ascending; with none, nothing changes.
+            weights: [K] float64, >= 0; None: equal ones. If those of all active clients are zero,
+                the server's statistics do not change.
+            rejected: clients that the rule's step has rejected.
+        """
+        if len(self.values) == 0 or not active:
+            return
+        if self._norms is not None:
+            self._norms.add(without=rejected)
+        if mean_(self._next, self._rows.rows(active), active, weights):
+            self.values, self._next = self._next, self.values
+
+    def state(self, max_norm: MaxNorm) -> dict[str, Tensor]:
+        """Return what a checkpoint stores, not copied; nothing if there are no statistics."""
+        if len(self.values) == 0:
+            return {}
+        self._follow(max_norm)
+        norms = {} if self._norms is None else self._norms.state()
+        return {"values": self.values, **norms}
+
+    def load(self, state: Mapping[str, Tensor], saved: MaxNorm, wanted: MaxNorm) -> None:
+        """Take what :meth:`state` returned. Known distances are kept if the limit is the same.
+
+        Args:
+            state: the tensors.
+            saved: the rule's ``max_norm`` when they were saved.
+            wanted: the present one.
+
+        Raises:
+            TypeError, ValueError: no rounds lead to this state. It is not taken.
+        """
+        if len(self.values) == 0:
+            return
+        before = _options(saved)
+        norms = None if before is None else RecentNorms(before)
+        own = {"values": self.values, **({} if norms is None else norms.state())}
+        if state.keys() != own.keys():
+            raise ValueError(f"statistics: expected {sorted(own)}, got {sorted(state)}")
+        checked = {name: invariants.check_form(name, state[name], own[name]) for name in own}
+        for name, tensor in checked.items():
+            invariants.check_finite(name, tensor)
+        for name, part in self._layout.variances(checked["values"]).items():
+            invariants.check_range(name, part, 0.0, math.inf)
+        if norms is not None:
+            check_norms(checked)
+            norms.norms.copy_(checked["norms"])
+            norms.count.copy_(checked["norm_count"])
+        self.values.copy_(checked["values"])
+        self._norms = norms if before == _options(wanted) else None
+
+    def _follow(self, max_norm: MaxNorm) -> None:
+        """Limit distances as the rule's ``max_norm`` says; keep what is known if it is the same."""
+        options = _options(max_norm)
+        if options is None:
+            self._norms = None
+        elif self._norms is None or self._norms.options != options:
+            self._norms = RecentNorms(options)
+
+
+def client_weights(rule: object) -> Tensor | None:
+    """Return the client weights of a rule, [K] float64; None if it has none."""
+    return cast("Tensor | None", getattr(rule, "client_weights", None))
+
+
+def _options(max_norm: MaxNorm) -> AdaptiveNorm | None:
+    return AdaptiveNorm() if isinstance(max_norm, float) else max_norm

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion of tensors, and of safetensors files in memory, to and from arrays on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import tensor_file
+from fastagg.integrations._wire import Arrays, WireError, WireLayout, npy_header
+from fastagg.tensor_file import DTYPES
+
+_NUMPY = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in DTYPES.values()
+    if dtype != torch.bfloat16  # NumPy has none
+}
+_TORCH = {name: dtype for dtype, name in _NUMPY.items()}
+
+
+def pack(tensors: Mapping[str, Tensor], layout: WireLayout | None = None) -> dict[str, bytes]:
+    """Return tensors as arrays on the wire; the values are copied.
+
+    Args:
+        tensors: name -> tensor.
+        layout: of the model whose answer this is. bfloat16 tensors become float32, if the model has
+            at least float32 there.
+
+    Raises:
+        WireError: a value is no dense tensor with a dtype that NumPy has.
+    """
+    arrays = {}
+    widened = _widened_names(layout)
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise WireError(f"array {name!r}: expected a tensor, got {type(tensor).__name__}")
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise WireError(f"array {name!r}: expected a dense tensor with values")
+        if tensor.dtype == torch.bfloat16 and name in widened:
+            tensor = tensor.float()
+        header = npy_header(_numpy_name(name, tensor.dtype), tuple(tensor.shape))
+        values = tensor.detach().cpu().resolve_neg().contiguous()
+        arrays[name] = b"".join((header, tensor_file.bytes_of(values)))
+    return arrays
+
+
+def unpack(layout: WireLayout, arrays: Arrays) -> dict[str, Tensor]:
+    """Return arrays of a model as tensors of their own, in the order of the layout."""
+    tensors = {}
+    for slot in layout.sent:
+        values = torch.empty(slot.shape, dtype=_TORCH[slot.dtype], device="cpu")
+        data = arrays[slot.name]
+        if values.nbytes:
+            tensor_file.bytes_of(values)[:] = memoryview(data)[len(data) - values.nbytes :]
+        tensors[slot.name] = values
+    return tensors
+
+
+def to_safetensors(tensors: Mapping[str, Tensor], layout: WireLayout) -> bytes:
+    """Return a model as the bytes of a safetensors file."""
+    return tensor_file.dump(tensors, {}, limit=header_limit(layout))
+
+
+def from_safetensors(data: bytes, layout: WireLayout) -> dict[str, bytes]:
+    """Return the tensors in a safetensors file as arrays on the wire, bfloat16 as in :func:`pack`.
+
+    Sizes are compared with those of the model before anything is parsed or copied.
+
+    Args:
+        data: the bytes of the file, from anybody.
+        layout: the model of which the tensors are said to be.
+
+    Raises:
+        TensorFileError, WireError: the file is not valid, or larger than any answer.
+    """
+    if len(data) > answer_limit(layout):
+        raise WireError(f"expected at most {answer_limit(layout)} bytes, got {len(data)}")
+    header = tensor_file.header_of(data, header_limit(layout))
+    view, arrays = memoryview(data), {}
+    widened = _widened_names(layout)
+    for name, entry in header.entries.items():
+        dtype, values = entry.dtype, view[entry.offset : entry.offset + entry.nbytes]
+        if dtype == torch.bfloat16 and name in widened:
+            # A bfloat16 is the upper half of a float32.
+            wide = np.frombuffer(values, "<u2").astype("<u4") << 16
+            dtype, values = torch.float32, wide.data.cast("B")
+        arrays[name] = b"".join((npy_header(_numpy_name(name, dtype), entry.shape), values))
+    return arrays
+
+
+def header_limit(layout: WireLayout) -> int:
+    """Return the largest size in bytes of the header of a safetensors file with a model."""
+    # A character of a name takes up to 12 bytes of JSON. A line of metadata fits, too.
+    return (1 << 16) + sum(512 + 12 * len(slot.name) for slot in layout.slots)
+
+
+def answer_limit(layout: WireLayout) -> int:
+    """Return the largest size in bytes of a safetensors file with a model."""
+    values = sum(slot.size * _TORCH[slot.dtype].itemsize for slot in layout.slots)
+    return 8 + header_limit(layout) + values
+
+
+def _widened_names(layout: WireLayout | None) -> set[str]:
+    """Return the names of arrays for which bfloat16 values become float32."""
+    slots = () if layout is None else layout.slots
+    return {slot.name for slot in slots if slot.dtype in ("float32", "float64")}
+
+
+def _numpy_name(name: str, dtype: torch.dtype) -> str:
+    if dtype not in _NUMPY:
+        raise WireError(f"array {name!r}: expected one of {[*_NUMPY.values()]}, got {dtype}")
+    return _NUMPY[dtype]

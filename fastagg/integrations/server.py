@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of a server without a framework: rounds with deadlines, answers from many threads.
+
+:class:`Server` is for a transport of one's own. Rounds open and close here; what a round does with
+its answers is in :mod:`fastagg.integrations._server`, which the Flower strategies use, too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fastagg.aggregator import Aggregator
+from fastagg.integrations import _tensors
+from fastagg.integrations._report import Answer, RoundReport
+from fastagg.integrations._server import AggregationServer
+from fastagg.integrations._wire import Arrays, WireError
+from fastagg.options import read_positive
+from fastagg.tensor_file import TensorFileError
+from fastagg.updates.layout import FlatLayout
+from fastagg.updates.roles import Roles
+
+_ANSWERS = ("weights", "updates")
+_IDS = {"number": "trusted", "name": "node"}  # -> the source of AggregationServer
+_MOST_IGNORED = 1000  # senders of ignored answers in a report
+
+Client = int | str
+
+
+class Task(NamedTuple):
+    """What a client needs in a round.
+
+    Attributes:
+        round: number of the round, from 1.
+        key: the round, and a checksum of its model. The client returns it with its answer.
+        model: the global model: the bytes of a safetensors file.
+    """
+
+    round: int
+    key: str
+    model: bytes
+
+
+@dataclass
+class _Round:
+    """An open round.
+
+    Attributes:
+        task: what clients get.
+        asked: senders of whom an answer is expected.
+        deadline: when the round ends, on the monotonic clock.
+        answers: the answers so far, by sender.
+        ended: whether the answers are being aggregated; no other is taken then.
+    """
+
+    task: Task
+    asked: frozenset[str]
+    deadline: float
+    answers: dict[str, Answer] = field(default_factory=dict)
+    ended: bool = False
+
+
+class Server:
+    """A server's loop without a framework: tensors or safetensors bytes in, and out.
+
+    ::
+
+        server = fastagg.Server("fdms", model, num_clients=20)
+        for _ in range(100):
+            task = server.begin_round()
+            # send task.model and task.key to all clients, and
+            # call server.submit_bytes with each answer
+            report = server.finish_round()
+
+    A round ends when all clients that were asked have answered, or ``round_seconds`` after its
+    beginning. Clients without a usable answer are absent. All methods may be called from any
+    thread; :meth:`submit` and :meth:`task` do not wait for an aggregation.
+
+    A client has one answer per round, and the first counts. An answer that cannot be used changes
+    neither model nor rule. The server does not know who calls: the transport must authenticate
+    clients.
+
+    Args:
+        rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
+        initial_model: the first global model, a module or a state dict. Its values are copied.
+            Running statistics of a module are found by the types of layers, those of a state dict
+            by their names.
+        num_clients: K; may be left out if ``rule`` is an aggregator.
+        round_seconds: seconds from the beginning of a round to its end, at most.
+        min_answers: a round with fewer usable answers does not change the model.
+        answers: what clients send: "weights", their trained model, or "updates", its difference
+            from the model of the round. Running statistics are sent as they are in both cases.
+        ids: "number": clients are ints in [0, K). "name": clients are strings; each is assigned an
+            id at its first answer, which it keeps. More than K names are refused.
+        checkpoint_path: file for checkpoints; its folder must exist. None writes none. See
+            :meth:`resume`. One that cannot be written is named in the report, and tried again after
+            the next round.
+        checkpoint_every: number of rounds from one checkpoint to the next.
+        checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
+            ".1", ".2", ... after its name.
+        max_empty_rounds: number of rounds in a row without an active client after which
+            :meth:`finish_round` raises an error.
+        roles: patterns of names of arrays and their roles: "rule", "mean", "server" or "local", as
+            for :class:`FlatLayout`. A "local" array is not sent.
+        **options: options of the rule, if it is given by name.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what was given.
+        FileNotFoundError: there is no folder for ``checkpoint_path``.
+    """
+
+    def __init__(
+        self,
+        rule: str | Aggregator,
+        initial_model: nn.Module | Mapping[str, Tensor],
+        *,
+        num_clients: int | None = None,
+        round_seconds: float = 600.0,
+        min_answers: int = 0,
+        answers: str = "weights",
+        ids: str = "number",
+        checkpoint_path: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1,
+        checkpoint_keep: int = 2,
+        max_empty_rounds: int = 10,
+        roles: Roles = "auto",
+        **options: Any,
+    ) -> None:
+        self.round_seconds = read_positive("round_seconds", round_seconds)
+        if answers not in _ANSWERS:
+            raise ValueError(f"answers: expected one of {_ANSWERS}, got {answers!r}")
+        if ids not in _IDS:
+            raise ValueError(f"ids: expected one of {[*_IDS]}, got {ids!r}")
+        self._sends_updates = answers == "updates"
+        self._numbered = ids == "number"
+        state = initial_model
+        if isinstance(initial_model, nn.Module):
+            roles = FlatLayout.from_module(initial_model, roles=roles, convert=True).roles
+            state = initial_model.state_dict()
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"initial_model: expected a module or a state dict, got "
+                f"{type(initial_model).__name__}"
+            )
+        self._core = AggregationServer(
+            rule,
+            num_clients=num_clients,
+            checkpoint_path=checkpoint_path,
+            checkpoint_every=checkpoint_every,
+            checkpoint_keep=checkpoint_keep,
+            min_answers=min_answers,
+            max_empty_rounds=max_empty_rounds,
+            ids=_IDS[ids],
+            release_after=None,
+            roles=roles,
+            **options,
+        )
+        self._core.set_model(_tensors.pack(state))
+        self._layout = self._core.layout
+        self._turn = threading.Lock()  # of whoever uses the model; taken before _changed
+        self._changed = threading.Condition()  # guards what follows
+        self._round: _Round | None = None
+        self._closed = False
+        self._ignored: dict[str, str] = {}
+        self._last_report: RoundReport | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return self._core.num_clients
+
+    @property
+    def rounds(self) -> int:
+        """Number of finished rounds, those before a restart included."""
+        return self._core.rounds
+
+    @property
+    def last_report(self) -> RoundReport | None:
+        """The report of the last round of this process."""
+        return self._last_report
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
+    def answer_limit(self) -> int:
+        """The largest size in bytes of an answer for :meth:`submit_bytes`.
+
+        A transport should not receive more.
+        """
+        return _tensors.answer_limit(self._layout)
+
+    def model(self) -> dict[str, Tensor]:
+        """Return a copy of the global model, without arrays with the role "local".
+
+        Waits while answers are aggregated.
+        """
+        with self._turn:
+            return _tensors.unpack(self._layout, self._core.arrays())
+
+    def model_bytes(self) -> bytes:
+        """Return the global model as the bytes of a safetensors file; see :meth:`model`."""
+        with self._turn:
+            return self._bytes()
+
+    def resume(self, path: str | os.PathLike[str]) -> list[str]:
+        """Continue from a checkpoint; with the same answers, later rounds are bit-identical.
+
+        ``server_lr`` and ``max_norm`` may be others than before, and ``num_clients`` larger.
+
+        Returns:
+            The options that are others than before, as text.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file is damaged, or has another rule, other options, another model or
+                more clients. The server is unchanged.
+            RuntimeError: a round is open, or the server is closed.
+        """
+        with self._turn:
+            self._check_idle("resume")
+            return self._core.resume(path)
+
+    def begin_round(self, clients: Iterable[Client] | None = None) -> Task:
+        """Begin a round: from now on, answers of ``clients`` are taken.
+
+        Args:
+            clients: those that are asked. None: all, which needs ``ids="number"``.
+
+        Returns:
+            What to send to the clients. :meth:`task` returns the same to those that ask for it.
+
+        Raises:
+            TypeError, ValueError: ``clients`` are not clients, or repeat one.
+            RuntimeError: a round is open, or the server is closed.
+        """
+        if clients is None:
+            if not self._numbered:
+                raise ValueError('clients: expected names, because of ids="name"; got None')
+            clients = range(self.num_clients)
+        senders = [self._sender(client) for client in clients]
+        if len(set(senders)) < len(senders):
+            raise ValueError(f"clients: expected different ones, got {senders}")
+        for sender in senders:
+            if self._numbered and not 0 <= int(sender) < self.num_clients:
+                raise ValueError(f"clients: expected ids in [0, {self.num_clients}), got {sender}")
+        with self._turn:
+            self._check_idle("begin_round")
+            model, number = self._bytes(), self._core.rounds + 1
+            task = Task(number, f"{number}-{zlib.crc32(model):08x}", model)
+            with self._changed:
+                if self._closed:
+                    raise RuntimeError("begin_round: the server is closed")
+                self._core.open_round(senders)
+                deadline = time.monotonic() + self.round_seconds
+                self._round = _Round(task, frozenset(senders), deadline)
+        return task
+
+    def task(self, client: Client) -> Task | None:
+        """Return what a client must do now; None: nothing.
+
+        A client has a task from the beginning of a round until it has answered, or the round has
+        ended.
+        """
+        sender = self._sender(client)
+        with self._changed:
+            current = self._round
+            if current is None or self._refusal(current, sender, None) is not None:
+                return None
+            return current.task
+
+    def submit(
+        self, client: Client, tensors: Mapping[str, Tensor], key: str | None = None
+    ) -> str | None:
+        """Take the answer of a client for the open round.
+
+        Args:
+            client: who answers, as the transport has made sure.
+            tensors: its weights, or its update. They are copied. Arrays with the roles "server" and
+                "local" may be missing.
+            key: :attr:`Task.key` of the round for which the answer is; None: the open one.
+
+        Returns:
+            None if the answer was taken, or why it was not. The values are read when the round
+            ends: NaN, or an update that is too long, is in the report.
+        """
+        return self._submit(client, key, lambda: _tensors.pack(tensors, self._layout))
+
+    def submit_bytes(self, client: Client, data: bytes, key: str | None = None) -> str | None:
+        """Take the answer of a client, as the bytes of a safetensors file; see :meth:`submit`.
+
+        Sizes are checked before anything is copied, and nothing is unpickled.
+        """
+        return self._submit(client, key, lambda: _tensors.from_safetensors(data, self._layout))
+
+    def finish_round(self) -> RoundReport:
+        """Wait until all clients have answered, or the deadline; aggregate, and write a checkpoint.
+
+        If this raises another error than those below (MemoryError, say), model and rule are
+        unchanged, and the round may be begun again.
+
+        Returns:
+            The report: who was active, who was absent, which answers were rejected, and why.
+
+        Raises:
+            RuntimeError: no round is open, it was aborted while this waited, or this is the last of
+                ``max_empty_rounds`` rounds in a row without an active client.
+        """
+        with self._changed:
+            current = self._round
+            if current is None or current.ended:
+                raise RuntimeError("finish_round: no round is open; call begin_round first")
+            self._changed.wait_for(
+                lambda: self._round is not current or len(current.answers) == len(current.asked),
+                max(0.0, current.deadline - time.monotonic()),
+            )
+            if self._round is not current or current.ended:
+                raise RuntimeError(
+                    f"finish_round: round {current.task.round} was aborted, or is finished by "
+                    "another thread"
+                )
+            current.ended = True
+        try:
+            with self._turn:
+                report = self._aggregate([*current.answers.values()])
+        finally:
+            with self._changed:
+                self._round = None
+                ignored, self._ignored = self._ignored, {}
+        if self._numbered:
+            report = replace(report, absent={sender: int(sender) for sender in report.absent})
+        self._last_report = replace(report, ignored=ignored)
+        return self._last_report
+
+    def run_round(self, clients: Iterable[Client] | None = None) -> RoundReport:
+        """Call :meth:`begin_round` and :meth:`finish_round`, for clients that ask for tasks."""
+        self.begin_round(clients)
+        return self.finish_round()
+
+    def abort_round(self) -> None:
+        """Discard the open round with its answers, if there is one; it may be begun again.
+
+        A thread that waits in :meth:`finish_round` gets a RuntimeError. A round whose answers are
+        being aggregated is not aborted.
+        """
+        with self._changed:
+            if self._round is not None and not self._round.ended:
+                self._round = None
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Abort the open round, take no more answers, and write a checkpoint if one is missing.
+
+        Raises:
+            OSError: the checkpoint could not be written.
+        """
+        with self._changed:
+            self._closed = True
+        self.abort_round()
+        with self._turn:
+            self._core.save_if_due()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _sender(self, client: Client) -> str:
+        """Return the name of a client, which is its id in decimal digits if clients are numbers."""
+        kind = int if self._numbered else str
+        if not isinstance(client, kind) or isinstance(client, bool):
+            raise TypeError(f"client: expected {kind.__name__}, got {type(client).__name__}")
+        return str(client)
+
+    def _check_idle(self, call: str) -> None:
+        with self._changed:
+            if self._closed:
+                raise RuntimeError(f"{call}: the server is closed")
+            if self._round is not None:
+                raise RuntimeError(
+                    f"{call}: round {self._round.task.round} is open; call finish_round or "
+                    "abort_round first"
+                )
+
+    def _bytes(self) -> bytes:
+        tensors = _tensors.unpack(self._layout, self._core.arrays())
+        return _tensors.to_safetensors(tensors, self._layout)
+
+    def _aggregate(self, answers: list[Answer]) -> RoundReport:
+        """Close the round; Ctrl-C in the main thread waits until it has happened completely."""
+        guard = self._core.guard
+        guard.install()
+        try:
+            return self._core.close_round(answers)
+        finally:
+            guard.uninstall()
+
+    def _submit(self, client: Client, key: str | None, read: Callable[[], Arrays]) -> str | None:
+        """Take an answer, if it is of the open round; ``read`` makes it, outside of the lock."""
+        sender = self._sender(client)
+        with self._changed:
+            current = self._round
+            reason = self._refusal(current, sender, key)
+        if reason is None:
+            assert current is not None  # otherwise there is a reason
+            answer = Answer(
+                sender, {}, client if self._numbered else None, is_update=self._sends_updates
+            )
+            try:
+                arrays = read()
+                self._layout.check(arrays)
+                answer = replace(answer, arrays=arrays)
+            except (WireError, TensorFileError) as error:
+                answer = replace(answer, problem=str(error))
+            with self._changed:
+                reason = self._refusal(current, sender, key)
+                if reason is None:
+                    current.answers[sender] = answer
+                    self._changed.notify_all()
+                    return answer.problem
+        with self._changed:
+            if sender in self._ignored or len(self._ignored) < _MOST_IGNORED:
+                self._ignored[sender] = reason
+        return reason
+
+    def _refusal(self, current: _Round | None, sender: str, key: str | None) -> str | None:
+        """Return why an answer is not one for the round ``current``; None: it is one."""
+        if self._closed:
+            return "the server is closed"
+        if current is None:
+            return "late: no round is open"
+        task = current.task
+        if key is not None and key != task.key:
+            return f"expected an answer for the model {task.key}, got one for {key[:40]!r}"
+        if self._round is not current or current.ended or time.monotonic() > current.deadline:
+            return f"late: round {task.round} has ended"
+        if sender not in current.asked:
+            return f"was not asked in round {task.round}"
+        if sender in current.answers:
+            return f"has answered in round {task.round} already"
+        return None
