@@ -29,6 +29,7 @@ from benchmarks import (
     accuracy,
     attacks,
     busy,
+    flower_cost,
     highway,
     ops,
     options,
@@ -57,6 +58,7 @@ SUBCOMMANDS = {
     "small": "time steps on small models with one thread: ops, Python, and eager code",
     "abi": "time an op through interfaces that would serve every version of PyTorch",
     "highway": "compare two kernels with the same ones written with Google Highway",
+    "flower": "measure what servers with Flower's strategies and with fastagg's spend on a round",
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "attacks": "let clients lie under every rule, and measure what defences change",
@@ -88,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
             abi.add_options(sub)
         elif name == "highway":
             highway.add_options(sub)
+        elif name == "flower":
+            flower_cost.add_options(sub)
         elif name == "regress":
             regress.add_options(sub)
         elif name == "accuracy":
@@ -135,6 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         abi.run(namespace, console)
     elif namespace.command == "highway":
         highway.run(namespace, console)
+    elif namespace.command == "flower":
+        flower_cost.run(namespace, console)
     elif namespace.command == "regress":
         sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":

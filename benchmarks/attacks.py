@@ -563,8 +563,12 @@ def markdown(rows: Sequence[Result], rounds: int) -> str:
             if not any(run[0] == "accuracy" for run in runs):
                 lines.append("Not run.")
                 continue
-            seeds = len({run[5] for run in runs if run[0] == "accuracy"})
-            lines += [f"Means of up to {seeds} seeds, after {rounds} rounds.", ""]
+            seeds: dict[str, set[object]] = {}
+            for _, _, attack, _, _, seed in (run for run in runs if run[0] == "accuracy"):
+                seeds.setdefault(str(attack), set()).add(seed)
+            counts = sorted({len(found) for found in seeds.values()})
+            number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+            lines += [f"Means of {number} seeds, after {rounds} rounds.", ""]
             lines.append(f"| rule | {' | '.join(ATTACKS)} |")
             lines.append(f"| --- |{' --- |' * len(ATTACKS)}")
             for label in labels:
@@ -618,22 +622,44 @@ def accuracy_table(results: Results, fraction: float) -> list[str]:
     """Return the table of docs/security.md: accuracy in percent on both tasks."""
     lines = [f"| rule | {' | '.join(ATTACKS)} |", f"| --- |{' --- |' * len(ATTACKS)}"]
     for label in SHOWN:
-        cells = []
-        for attack in ATTACKS:
-            pair = []
-            for task in TASKS:
-                part = 0.0 if attack == "none" else fraction
-                values = results.over("accuracy", task, attack, part, label, "accuracy").values()
-                pair.append(f"{100 * statistics.fmean(values):.0f}" if values else "?")
-            cells.append(" / ".join(pair))
+        cells = [
+            _percent(results, attack, 0.0 if attack == "none" else fraction, label)
+            for attack in ATTACKS
+        ]
         lines.append(f"| `{label}` | {' | '.join(cells)} |")
     return lines
+
+
+SHOWN_FOR_FRACTIONS = ("fedavg", "fedavg, max_norm", "mifa, max_norm", "centered-clip", "nnm")
+"""Rules in the table of docs/security.md that has all fractions of attackers."""
+
+
+def fraction_table(results: Results) -> list[str]:
+    """Return the table of docs/security.md over the fraction of attackers."""
+    fractions = " | ".join(f"{100 * fraction:.0f} %" for fraction in FRACTIONS)
+    lines = [f"| rule | attack | {fractions} |", f"| --- | --- |{' --- |' * len(FRACTIONS)}"]
+    for label in SHOWN_FOR_FRACTIONS:
+        for attack in ("poison once", "sybils", "scaled", "sign-flipped"):
+            cells = [_percent(results, attack, part, label) for part in FRACTIONS]
+            lines.append(f"| `{label}` | {attack} | {' | '.join(cells)} |")
+    return lines
+
+
+def _percent(results: Results, attack: str, part: float, label: str) -> str:
+    """Return the accuracy in percent on both tasks."""
+    found = [results.over("accuracy", t, attack, part, label, "accuracy").values() for t in TASKS]
+    return " / ".join(
+        f"{100 * statistics.fmean(values):.0f}" if values else "?" for values in found
+    )
 
 
 def page(rows: Sequence[Result]) -> str:
     """Return the tables that docs/security.md shows."""
     results = Results(rows)
-    tables = (hijack_table(results), poison_table(results), accuracy_table(results, 0.2))
+    tables = (
+        *(hijack_table(results), poison_table(results)),
+        *(accuracy_table(results, 0.2), fraction_table(results)),
+    )
     return "\n\n".join("\n".join(table) for table in tables)
 
 
@@ -651,7 +677,7 @@ def write(folder: Path, rows: Sequence[Result], rounds: int) -> None:
         "# Clients that lie\n\n`python -m benchmarks attacks`. "
         f"K = {K}, S = {S}, softmax regression with {D} parameters, {STEPS} local steps; "
         f"max_share = {SHARE}, max_age = {AGE}. Robust rules know the expected number of "
-        "attackers. Attacks:\n\n"
+        "attackers, in the runs without attackers that of 20 %. Attacks:\n\n"
         f"{attacks}\n\n{markdown(rows, rounds)}\n"
     )
     (folder / "attacks.md").write_text(text, encoding="utf-8")
@@ -744,6 +770,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
             rows += fresh
             if fresh and options.out:
                 write(options.out, rows, rounds)
+        if options.out:
+            write(options.out, rows, rounds)
         console.print(markdown(rows, rounds).partition("## Accuracy")[0], markup=False)
         if not options.quick:
             console.print(f"Tables of docs/security.md:\n\n{page(rows)}", markup=False)
