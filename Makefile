@@ -31,7 +31,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: test-faults fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
-.PHONY: wheel test-packages matrix compile-macos macos-environment
+.PHONY: wheel test-packages test-start matrix compile-macos macos-environment
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -44,7 +44,7 @@ PARALLEL := -n auto --maxprocesses=8 --dist worksteal
 PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
 BENCHMARKS := $(wildcard tests/test_benchmark*.py) tests/cuda/test_gpu_benchmark.py
-FAULTS := tests/fuzz tests/sim/test_killed_runs.py
+FAULTS := tests/fuzz tests/sim/test_killed_runs.py tests/integrations/test_http_example.py
 test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (4 minutes)
 	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS) $(FAULTS)) $(ARGS)
 
@@ -64,7 +64,7 @@ test-emulator: build-dev  ## run the CUDA kernels on the CPU and check their mem
 	$(PY) -m pytest -q $(PARALLEL) $(EMULATOR) $(ARGS)
 
 # Each call is made once, in one of many processes that may die; ARGS="--calls 20000" makes fewer.
-test-faults: build-dev  ## short runs of all fuzzers, and simulations that are killed and resumed
+test-faults: build-dev  ## short runs of all fuzzers, and simulations and servers that are killed and resumed
 	$(PY) -m pytest -q $(PARALLEL) $(FAULTS) $(ARGS)
 
 fuzz: build-dev  ## call every op and rule with hostile arguments, 10^6 times
@@ -88,10 +88,10 @@ fuzz-memory: build-dev  ## let memory run out at every allocation of a step, of 
 fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and time per step must stay flat
 	$(PY) -m tests.fuzz.long $(ARGS)
 
-# Flower and pfl-research need other versions of packages that the tools use, so they get a separate
-# environment. It takes everything else from $(VENV).
+# Flower, pfl-research and NVFlare need other versions of packages that the tools use, so they get a
+# separate environment. It takes everything else from $(VENV).
 FRAMEWORKS := $(VENV)/frameworks
-test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower and pfl-research in a separate environment, run the tests that need them
+test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research and NVFlare in a separate environment, run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest -q -m flower $(ARGS)
 
 flower-environment: $(FRAMEWORKS)/.stamp
@@ -205,6 +205,11 @@ wheel: build $(VENV)/.stamp-wheel  ## dist/: the source distribution, and a whee
 test-packages: wheel  ## install what is in dist/ with pip and uv in empty environments, and test it there
 	CXXFLAGS="$(CXXFLAGS) $(WHEEL_CXXFLAGS)" .ci/test_packages.sh $(VENV) '$(TORCH)'
 
+# The page makes an environment of its own, with the wheel that `make wheel` left in dist/.
+test-start:  ## execute docs/flower_start.md as it is written, in an empty folder; first make wheel
+	PIP_FIND_LINKS="$$PIP_FIND_LINKS $(abspath dist)" FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
+	  $(PY) .ci/run_page.py docs/flower_start.md $$(mktemp -d)/page --expect '^finished$$' --times 2
+
 matrix: wheel  ## build and test for each Python and PyTorch that the index has: a table in benchmarks/results
 	.ci/matrix.py --uv $(abspath $(VENV))/bin/uv $(ARGS)
 
@@ -272,11 +277,15 @@ $(VENV)/.stamp-wheel: pyproject.toml $(VENV)/.stamp-torch | $(VENV)/.stamp-build
 	$(PIP) install --quiet 'fastagg[wheel]'
 	@touch $@
 
+# FLGO without its dependencies: they have torchvision, whose usual build no CPU build of PyTorch can import, and
+# pynvml, which warns in every process. FLGO needs neither for its tests.
 $(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev
 	$(PY) -m venv --clear $(FRAMEWORKS)
 	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth"
-	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet 'fastagg[flower,pfl]'
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet 'fastagg[flower,pfl,nvflare]'
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet networkx prettytable requests tqdm ujson
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps 'flgo>=0.4.4,<0.5'
 	@touch $@
 
 $(ARM)/.stamp: tests/arm/environment.sh | $(VENV)/.stamp-dev

@@ -57,6 +57,7 @@ def test_submodules_are_imported_at_first_use() -> None:
         "assert fastagg.robust.Krum(f=1)(torch.ones(4, 2)).tolist() == [1.0, 1.0]\n"
         "assert fastagg.distributed.__name__ == 'fastagg.distributed'\n"
         "assert fastagg.integrations.__name__ == 'fastagg.integrations'\n"
+        "assert fastagg.Server.__module__ == 'fastagg.integrations.server'\n"
         "assert not hasattr(fastagg, 'robusts')\n"
     )
     done = python("-c", script)

@@ -30,7 +30,7 @@ LAYERS = [
     {"fastagg.registry"},
     {"fastagg.making"},
     {"fastagg.rules"},
-    {"fastagg.robust", "fastagg.distributed", "fastagg.planning"},
+    {"fastagg.robust", "fastagg.distributed", "fastagg.planning", "fastagg.growth"},
     {"fastagg.integrations", "fastagg_sim"},
     {"fastagg_sim.experiments"},
     # Entry points: they import everything below them, and nothing below may import them.
