@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fastagg's rules in NVIDIA FLARE: an aggregator for the workflow ScatterAndGather.
+"""fastagg's rules in NVIDIA FLARE: an aggregator for its recipes and for ScatterAndGather.
 
 NVFlare's own aggregator adds up what arrives and knows nothing about clients that are absent.
 :class:`FastAggAggregator` collects the answers of a round and gives them to a rule of fastagg, with
 the global model and the same client ids in every round. What a round does with its answers is in
 :mod:`fastagg.integrations._server`. It needs NVFlare: ``pip install 'fastagg[nvflare]'``.
+
+Recipes use the controller FedAvg. It tells its aggregator neither the model nor whom it asked; both
+are in the event that NVFlare fires when a client fetches its task.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -28,10 +32,11 @@ from nvflare.apis.event_type import EventType  # noqa: E402
 from nvflare.apis.fl_constant import ReservedKey, ReturnCode, ServerCommandKey  # noqa: E402
 from nvflare.apis.fl_context import FLContext  # noqa: E402
 from nvflare.apis.shareable import Shareable  # noqa: E402
-from nvflare.app_common.abstract.fl_model import FLModel  # noqa: E402
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType  # noqa: E402
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey  # noqa: E402
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator  # noqa: E402
 from nvflare.app_common.app_constant import AppConstants  # noqa: E402
+from nvflare.app_common.app_event_type import AppEventType  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
 from fastagg.integrations._report import Answer, RoundReport  # noqa: E402
@@ -39,18 +44,35 @@ from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.integrations._wire import WireError, WireLayout, npy_header  # noqa: E402
 from fastagg.updates.roles import Roles  # noqa: E402
 
+if TYPE_CHECKING:
+    from nvflare.job_config.api import FedJob
+    from nvflare.recipe.spec import Recipe
+
 _KINDS = (DataKind.WEIGHTS.value, DataKind.WEIGHT_DIFF.value)
+_PARAMS_TYPES = {_KINDS[0]: ParamsType.FULL, _KINDS[1]: ParamsType.DIFF}
 _LONGEST = 500  # characters of a message, which may have names that a client chose
 
 
+def leave_out_of_job(job: Recipe | FedJob) -> None:
+    """Tell a recipe or a job that fastagg is installed on the server.
+
+    Otherwise NVFlare copies the Python files of fastagg into the job, without its kernels.
+
+    Args:
+        job: of which the aggregator is a part.
+    """
+    # A recipe has no public way to its job.
+    getattr(job, "_job", job).set_app_packages(["fastagg"])
+
+
 class FastAggAggregator(ModelAggregator):
-    """Aggregates with a rule of fastagg in NVFlare's ScatterAndGather.
+    """Aggregates with a rule of fastagg, in NVFlare's recipes for FedAvg and in ScatterAndGather.
 
     A client is known by the name that NVFlare has authenticated. It keeps its id in the whole run
     and, with a checkpoint, in later ones. A client without a usable answer is absent.
 
-    The job API stores the arguments as JSON, so they are plain values, and has to be told that
-    fastagg is installed on the server: ``job.set_app_packages(["fastagg"])``.
+    The job API stores the arguments as JSON, so they are plain values. Call
+    :func:`leave_out_of_job` before the recipe or the job runs.
 
     Args:
         rule: the name of a rule. Not "scaffold", nor "mimic" with ``mode="client"``: their clients
@@ -132,6 +154,9 @@ class FastAggAggregator(ModelAggregator):
         )
         self._lock = threading.Lock()  # answers come in several threads; guards what follows
         self._answers: dict[str, Answer] = {}
+        self._metrics: dict[str, Mapping[str, Any]] = {}  # of the answers, in recipes
+        self._task: Shareable | None = None  # what the controller FedAvg sends in this round
+        self._fetched: set[str] = set()  # the clients that have fetched it
         self._ended: object = None  # the round that was aggregated and not reset yet
         self._resumed = False  # whether the next round is the first after a checkpoint
         self.last_report: RoundReport | None = None
@@ -139,9 +164,15 @@ class FastAggAggregator(ModelAggregator):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Open the checkpoint when the job starts; write one that is due when it ends.
 
-        A checkpoint that cannot be used, or has no folder, ends the job.
+        A checkpoint that cannot be used, or has no folder, ends the job. When a client fetches its
+        task, remember the client and the model.
         """
         super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.BEFORE_TRAIN_TASK:
+            peer = fl_ctx.get_peer_context()
+            with self._lock:
+                self._task = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+                self._fetched |= set() if peer is None else {peer.get_identity_name()}
         if event_type not in (EventType.START_RUN, EventType.END_RUN):
             return
         try:
@@ -184,39 +215,59 @@ class FastAggAggregator(ModelAggregator):
         """
         with self._lock:
             base = _global_model(fl_ctx)
-            self._set_base(base, fl_ctx)
-            answers = [self._with_statistics(answer, base) for answer in self._answers.values()]
-            self._answers, self._ended = {}, fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
-            self._core.open_round(self._asked(fl_ctx) | {answer.sender for answer in answers})
-            report = self._core.close_round(answers)
-            self.last_report = report
-            data = self._result(base, report.moved)
+            self._ended = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
+            report, data = self._close(base, self._asked(fl_ctx), fl_ctx)
         self._log(report, fl_ctx)
         return DXO(DataKind(self.expected_data_kind), data=data).to_shareable()
 
     def reset(self, fl_ctx: FLContext) -> None:
         """Begin another round: forget the answers that came after the last one was aggregated."""
-        with self._lock:
-            self._answers, self._ended = {}, None
+        self.reset_stats()
 
-    def reset_stats(self) -> NoReturn:
-        """Refuse to run in the controller FedAvg, and thus in NVFlare's recipes.
+    def reset_stats(self) -> None:
+        """Begin another round, in recipes; the same as :meth:`reset`."""
+        with self._lock:
+            self._answers, self._metrics, self._ended = {}, {}, None
+            self._task, self._fetched = None, set()
+
+    def accept_model(self, model: FLModel) -> None:
+        """Take the answer of a client in a recipe; its arrays are copied.
+
+        Args:
+            model: as the controller FedAvg gives it, with the client's name in
+                ``meta["client_name"]``.
 
         Raises:
-            RuntimeError: always, before the first round.
+            ValueError: the answer does not count, for one of the reasons of :meth:`accept`. The
+                controller writes it to the log.
         """
-        raise RuntimeError(
-            "FastAggAggregator: NVFlare's FedAvg, the controller of its recipes, tells an "
-            "aggregator neither the model nor the clients; use the controller ScatterAndGather"
-        )
+        sender = (model.meta or {}).get("client_name")
+        if not isinstance(sender, str) or not sender:
+            raise ValueError(f"meta: expected the client's name, got {sender!r:.100}")
+        with self._lock:
+            if not self._core.has_model:
+                self._set_base(self._task_model(), self.fl_ctx)
+            self._store(sender, lambda: self._read_model(model))
+            self._metrics[sender] = model.metrics or {}
 
-    def accept_model(self, model: FLModel) -> NoReturn:
-        """Refuse to run in the controller FedAvg; see :meth:`reset_stats`."""
-        self.reset_stats()
+    def aggregate_model(self) -> FLModel:
+        """Run the rule's step in a recipe; see :meth:`aggregate`.
 
-    def aggregate_model(self) -> NoReturn:
-        """Refuse to run in the controller FedAvg; see :meth:`reset_stats`."""
-        self.reset_stats()
+        Returns:
+            The new model or its differences, with the mean of each metric over the active clients
+            that sent a finite number for it.
+
+        Raises:
+            RuntimeError: this is the last of ``max_empty_rounds`` rounds without an active client,
+                or no client has fetched the model in this round.
+            ValueError: the model cannot be aggregated.
+        """
+        with self._lock:
+            base = self._task_model()
+            report, data = self._close(base, set(self._places or self._fetched), self.fl_ctx)
+            metrics = _mean_metrics([self._metrics[name] for name in sorted(report.ids)])
+        self._log(report, self.fl_ctx)
+        return FLModel(_PARAMS_TYPES[self.expected_data_kind], data, metrics=metrics)
 
     def _start(self, fl_ctx: FLContext) -> None:
         """Continue from the checkpoint, and let later rounds replace it only if that worked."""
@@ -254,14 +305,23 @@ class FastAggAggregator(ModelAggregator):
             raise ValueError(f"{sender}: expected an answer for round {current}, got {sent!r}")
         if sent == self._ended:
             raise ValueError(f"{sender}: late: round {current} has ended")
-        if sender in self._answers:
-            raise ValueError(f"{sender}: has answered in round {current} already")
-        if self._places is not None and sender not in self._places:
-            raise ValueError(f"{sender}: expected one of the names in clients")
         if not self._core.has_model:
             self._set_base(_global_model(fl_ctx), fl_ctx)
+        self._store(sender, lambda: self._read(shareable))
+
+    def _store(self, sender: str, read: Callable[[], dict[str, bytes]]) -> None:
+        """Store the first answer of a client in a round; ValueError if it does not count.
+
+        Args:
+            sender: the client's name, which NVFlare has authenticated.
+            read: returns the arrays; an exception says what is wrong with them.
+        """
+        if sender in self._answers:
+            raise ValueError(f"{sender}: has answered in this round already")
+        if self._places is not None and sender not in self._places:
+            raise ValueError(f"{sender}: expected one of the names in clients")
         try:
-            arrays = self._read(shareable)
+            arrays = read()
         except Exception as error:
             self._answers[sender] = Answer(sender, {}, problem=_text(error))
             raise ValueError(f"{sender}: {_text(error)}") from error
@@ -279,9 +339,51 @@ class FastAggAggregator(ModelAggregator):
             raise ValueError(
                 f"expected_data_kind: expected {self.expected_data_kind}, got {dxo.data_kind!r}"
             )
-        arrays = _pack(dxo.data, self._core.layout)
+        return self._checked(dxo.data)
+
+    def _read_model(self, model: FLModel) -> dict[str, bytes]:
+        """Return the arrays in an answer of a recipe's client; an exception says what is wrong."""
+        if model.params_type != _PARAMS_TYPES[self.expected_data_kind]:
+            raise ValueError(
+                f"expected_data_kind: expected {self.expected_data_kind}, got params_type "
+                f"{model.params_type}"
+            )
+        return self._checked(model.params)
+
+    def _checked(self, values: object) -> dict[str, bytes]:
+        arrays = _pack(values, self._core.layout)
         self._core.layout.check(arrays)
         return arrays
+
+    def _task_model(self) -> Mapping[str, Any]:
+        """Return the model that the controller FedAvg has sent in this round.
+
+        Raises:
+            RuntimeError: no client has fetched it.
+        """
+        if self._task is None:
+            raise RuntimeError(
+                "FastAggAggregator: no client has fetched the model of this round; the controller "
+                "must fire the event BEFORE_TRAIN_TASK, as FedAvg does"
+            )
+        return _weights(from_shareable(self._task).data)
+
+    def _close(
+        self, base: Mapping[str, Any], asked: set[str], fl_ctx: FLContext
+    ) -> tuple[RoundReport, dict[str, Any]]:
+        """Run the rule on the answers; return the report, and the new model or its differences.
+
+        Args:
+            base: the model that the clients started from.
+            asked: names of the clients that were asked.
+            fl_ctx: for the log.
+        """
+        self._set_base(base, fl_ctx)
+        answers = [self._with_statistics(answer, base) for answer in self._answers.values()]
+        self._answers = {}
+        self._core.open_round(asked | {answer.sender for answer in answers})
+        self.last_report = self._core.close_round(answers)
+        return self.last_report, self._result(base, self.last_report.moved)
 
     def _set_base(self, base: Mapping[str, Any], fl_ctx: FLContext) -> None:
         """Make the model of the round the server's."""
@@ -369,13 +471,37 @@ def _global_model(fl_ctx: FLContext) -> Mapping[str, Any]:
         ValueError: there is none.
     """
     model = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
-    weights = model.get(ModelLearnableKey.WEIGHTS) if isinstance(model, ModelLearnable) else None
-    if not isinstance(weights, Mapping) or not weights:
+    return _weights(
+        model.get(ModelLearnableKey.WEIGHTS) if isinstance(model, ModelLearnable) else model
+    )
+
+
+def _weights(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not value:
         raise ValueError(
-            f"{AppConstants.GLOBAL_MODEL}: expected a model with weights in the context, got "
-            f"{type(model).__name__}; the workflow needs a persistor that loads a model"
+            f"{AppConstants.GLOBAL_MODEL}: expected a model with weights, got "
+            f"{type(value).__name__}; the job needs a persistor that loads a model"
         )
-    return weights
+    return value
+
+
+def _mean_metrics(sent: list[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Return the mean of each metric over the clients that sent a finite number for it."""
+    values: dict[str, list[float]] = {}
+    for metrics in sent:
+        for name, value in metrics.items():
+            if isinstance(name, str) and _is_finite(value):
+                values.setdefault(name, []).append(float(value))
+    return {name: math.fsum(v) / len(v) for name, v in values.items()} or None
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond the range of a float
+        return False
 
 
 def _pack(values: object, layout: WireLayout | None) -> dict[str, bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter for NVIDIA FLARE: by direct calls, and in a job that NVFlare's simulator runs.
+"""The adapter for NVIDIA FLARE: by direct calls, and in jobs that NVFlare's simulator runs.
 
 tests/pages/test_nvflare_page.py runs another job, with ``fdms`` and clients that are executors.
 """
@@ -27,19 +27,20 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReservedKey, ReturnCode, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
-from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.aggregators.intime_accumulate_model_aggregator import (
     InTimeAccumulateWeightedAggregator,
 )
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.shareablegenerators.full_model_shareable_generator import (
     FullModelShareableGenerator,
 )
 from nvflare.job_config.api import FedJob
 
-from fastagg.integrations.nvflare import FastAggAggregator
+from fastagg.integrations.nvflare import FastAggAggregator, leave_out_of_job
 from tests.scripts import run_script
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -550,7 +551,7 @@ def test_the_job_api_stores_the_arguments(tmp_path: Path) -> None:
         "roles": {"*.head": "server", "*": "rule"},
     }
     job = FedJob(name="stored", min_clients=1)
-    job.set_app_packages(["fastagg"])
+    leave_out_of_job(job)
     job.to_server(FastAggAggregator(**arguments), id="aggregator")
     job.export_job(str(tmp_path))
     files = [*(tmp_path / "stored").rglob("config_fed_server.json")]
@@ -561,17 +562,108 @@ def test_the_job_api_stores_the_arguments(tmp_path: Path) -> None:
     assert not [*(tmp_path / "stored").rglob("*.py")]  # fastagg is not copied into the job
 
 
-def test_the_controller_of_the_recipes_is_refused() -> None:
-    aggregator = FastAggAggregator("mifa", K)
-    # Another kind of aggregator would be replaced by NVFlare's own, with a warning only.
-    assert isinstance(aggregator, ModelAggregator)
-    for call in (
-        aggregator.reset_stats,
-        aggregator.aggregate_model,
-        lambda: aggregator.accept_model(FLModel(params={})),
-    ):
-        with pytest.raises(RuntimeError, match="ScatterAndGather"):
-            call()
+# --- the controller of recipes ------------------------------------------------------------------
+
+
+def fetch(aggregator: FastAggAggregator, model: object, *names: str) -> None:
+    """Fire the events of a round in which clients fetch their tasks."""
+    aggregator.reset_stats()
+    for name in names:
+        fl_ctx, peer = FLContext(), FLContext()
+        peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
+        fl_ctx.set_peer_context(peer)
+        task = DXO("WEIGHTS", data=model).to_shareable()
+        fl_ctx.set_prop(AppConstants.TRAIN_SHAREABLE, task, private=True, sticky=False)
+        aggregator.handle_event(AppEventType.BEFORE_TRAIN_TASK, fl_ctx)
+
+
+def fl_model(name: object, params: object, **options: Any) -> FLModel:
+    """Return the answer of a client as the controller FedAvg passes it on."""
+    return FLModel(params=params, meta={"client_name": name}, **options)
+
+
+@pytest.mark.parametrize("kind", [ParamsType.FULL, ParamsType.DIFF])
+def test_a_recipe_has_the_bits_of_a_loop(kind: ParamsType) -> None:
+    data_kind = "WEIGHTS" if kind == ParamsType.FULL else "WEIGHT_DIFF"
+    aggregator, model = Aggregator("mifa", K, expected_data_kind=data_kind), first_model()
+    assert isinstance(aggregator, ModelAggregator)  # NVFlare would replace another one by its own
+    expected = by_hand("mifa")
+    for number, clients in enumerate(ROUNDS):
+        fetch(aggregator, model, *[f"site-{client}" for client in range(K)])
+        for client in clients:
+            data = trained(model, number, client)
+            if kind == ParamsType.DIFF:
+                data = {name: data[name] - model[name] for name in data}
+            answer = fl_model(f"site-{client}", data, params_type=kind, metrics={"m": client})
+            aggregator.accept_model(answer)
+        result = aggregator.aggregate_model()
+        assert result.params_type == kind and result.metrics == {"m": np.mean(clients)}
+        if kind == ParamsType.FULL:
+            model = result.params
+        else:
+            model = {name: model[name] + result.params[name] for name in model}
+        assert aggregator.last_report is not None and aggregator.last_report.error is None
+        assert aggregator.last_report.active == tuple(sorted(clients))
+        assert {*aggregator.last_report.absent.values()} == {*range(K)} - {*clients}
+    for name in model:
+        np.testing.assert_allclose(
+            model[name], expected[name], rtol=0, atol=0 if kind == ParamsType.FULL else 4e-6
+        )
+
+
+def test_bad_answers_in_a_recipe_change_nothing() -> None:
+    model = first_model()
+    plain = FastAggAggregator("mimic", K)
+    after = run_round(plain, model, 0, [0, 1])
+    for data in BAD.values():
+        aggregator = Aggregator("mimic", K)
+        fetch(aggregator, model, "site-0", "site-1", "evil")
+        if data is not None:
+            with pytest.raises(ValueError, match=r"^evil: "):
+                aggregator.accept_model(fl_model("evil", data))
+        for client in (0, 1):
+            aggregator.accept_model(fl_model(f"site-{client}", trained(model, 0, client)))
+        assert same(aggregator.aggregate_model().params, after)
+    with pytest.raises(ValueError, match="already"):
+        aggregator.accept_model(fl_model("site-0", model))
+        aggregator.accept_model(fl_model("site-0", model))
+    for name in (None, "", 3):
+        with pytest.raises(ValueError, match="client's name"):
+            aggregator.accept_model(fl_model(name, model))
+    with pytest.raises(ValueError, match="params_type"):
+        aggregator.accept_model(fl_model("site-3", model, params_type=ParamsType.DIFF))
+
+
+def test_metrics_that_are_no_finite_numbers_are_left_out() -> None:
+    aggregator, model = Aggregator("fedavg", K), first_model()
+    sent: list[dict[Any, Any] | None] = [
+        {"a": 1, "b": np.float32(2.0), "c": "x", 5: 1.0},
+        {"a": float("nan"), "b": 4.0, "c": [1.0]},
+        {"a": 10**400, "b": True, "c": 1j},
+        None,
+    ]
+    fetch(aggregator, model, *[f"site-{client}" for client in range(K)])
+    for client, metrics in enumerate(sent):
+        aggregator.accept_model(fl_model(f"site-{client}", model, metrics=metrics))
+    assert aggregator.aggregate_model().metrics == {"a": 1.0, "b": 3.0}
+
+
+def test_rounds_of_a_recipe_without_answers() -> None:
+    model = first_model()
+    for kind in ("WEIGHTS", "WEIGHT_DIFF"):
+        aggregator = Aggregator("fedavg", K, expected_data_kind=kind, max_empty_rounds=2)
+        fetch(aggregator, model)
+        with pytest.raises(RuntimeError, match="no client has fetched"):
+            aggregator.aggregate_model()
+        fetch(aggregator, model, "site-0")
+        result = aggregator.aggregate_model()
+        assert same(result.params, model if kind == "WEIGHTS" else {}) and result.metrics is None
+        fetch(aggregator, model, "site-0")
+        with pytest.raises(RuntimeError, match="max_empty_rounds"):
+            aggregator.aggregate_model()
+    fetch(aggregator, {}, "site-0")
+    with pytest.raises(ValueError, match="expected a model with weights"):
+        aggregator.aggregate_model()
 
 
 # --- a job --------------------------------------------------------------------------------------
@@ -616,10 +708,10 @@ from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.script_runner import FrameworkType, ScriptRunner
 
-from fastagg.integrations.nvflare import FastAggAggregator
+from fastagg.integrations.nvflare import FastAggAggregator, leave_out_of_job
 
 job = FedJob(name="three", min_clients=3)
-job.set_app_packages(["fastagg"])
+leave_out_of_job(job)
 job.to_server(FullModelShareableGenerator(), id="shareable_generator")
 for name, aggregator, first, rounds in [
     ("mifa", FastAggAggregator("mifa", 3, rule_options={"client_weights": [1, 2, 4]}), 0, 3),
@@ -644,6 +736,18 @@ raise SystemExit(job.simulator_run("run", n_clients=3, threads=3))
 """
 
 
+def loop_of_clients(rule: str, rounds: dict[int, list[int]], **options: Any) -> np.ndarray:
+    """Return the model after a loop with the clients that are active in each round."""
+    names: dict[str, Any] = {"__name__": "client", "flare": None}
+    exec(CLIENT.replace("import nvflare.client as flare", ""), names)
+    agg = fastagg.make(rule, num_clients=3, num_params=9, **options)
+    params = torch.arange(1.0, 10.0)  # the first model of NPModelPersistor
+    for number, active in rounds.items():
+        models = [names["train"](params.numpy(), client + 1, number) for client in active]
+        agg.step(params, [torch.from_numpy(m) - params for m in models], active)
+    return params.view(3, 3).numpy()
+
+
 @pytest.mark.slow
 def test_a_job_has_the_bits_of_a_loop(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT, encoding="utf-8")
@@ -651,21 +755,44 @@ def test_a_job_has_the_bits_of_a_loop(tmp_path: Path) -> None:
     models = tmp_path / "run" / "server" / "simulate_job" / "models"
     found = {name: np.load(models / f"{name}.npy") for name in ("mifa", "fedavg", "theirs")}
 
-    names: dict[str, Any] = {"__name__": "client", "flare": None}
-    exec(CLIENT.replace("import nvflare.client as flare", ""), names)
-
-    def loop(rule: str, rounds: dict[int, list[int]], **options: Any) -> np.ndarray:
-        agg = fastagg.make(rule, num_clients=3, num_params=9, **options)
-        params = torch.arange(1.0, 10.0)  # the first model of NPModelPersistor
-        for number, active in rounds.items():
-            models = [names["train"](params.numpy(), client + 1, number) for client in active]
-            agg.step(params, [torch.from_numpy(m) - params for m in models], active)
-        return params.view(3, 3).numpy()
-
     rounds = {0: [0, 1, 2], 1: [0, 2], 2: [0, 1, 2]}
-    assert np.array_equal(found["mifa"], loop("mifa", rounds, client_weights=[1, 2, 4]))
-    assert np.array_equal(found["fedavg"], loop("fedavg", {4: [0, 1, 2]}))
+    assert np.array_equal(found["mifa"], loop_of_clients("mifa", rounds, client_weights=[1, 2, 4]))
+    assert np.array_equal(found["fedavg"], loop_of_clients("fedavg", {4: [0, 1, 2]}))
     # NVFlare averages models in float32 in the order of arrival, fastagg updates in float64.
     np.testing.assert_allclose(found["theirs"], found["fedavg"], rtol=1e-5)
     log = (tmp_path / "run" / "server" / "log.txt").read_text(encoding="utf-8")
     assert "rejected site-2: array" in log and "round 2: 2 active: 0, 2" in log
+
+
+# The shape of NVFlare's hello-world: a recipe, and clients that use the Client API.
+RECIPE = """
+import numpy as np
+from nvflare.app_common.np.recipes.fedavg import NumpyFedAvgRecipe
+from nvflare.recipe import SimEnv
+
+from fastagg.integrations.nvflare import FastAggAggregator, leave_out_of_job
+
+recipe = NumpyFedAvgRecipe(
+    name="hello",
+    model=np.arange(1.0, 10.0, dtype=np.float32).reshape(3, 3).tolist(),
+    min_clients=3,
+    num_rounds=3,
+    train_script="client.py",
+    aggregator=FastAggAggregator("RULE", num_clients=3),
+)
+leave_out_of_job(recipe)
+run = recipe.execute(SimEnv(num_clients=3, num_threads=3, workspace_root="run"))
+print("status:", run.get_status())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["fdms", "mifa"])
+def test_a_recipe_runs_in_the_simulator(rule: str, tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(CLIENT, encoding="utf-8")
+    run_script(RECIPE.replace("RULE", rule), tmp_path, name="job.py")
+    (found,) = (tmp_path / "run").rglob("models/server.npy")
+    rounds = {0: [0, 1, 2], 1: [0, 2], 2: [0, 1, 2]}  # site-2 sends nothing in round 1
+    assert np.array_equal(np.load(found), loop_of_clients(rule, rounds))
+    (log,) = (tmp_path / "run").rglob("server/**/log.txt")
+    assert "absent: client 1 (site-2)" in log.read_text(encoding="utf-8")
