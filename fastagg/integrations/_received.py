@@ -10,21 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg.integrations._row_pool import RowPool
-from fastagg.integrations._wire import Received, WireLayout
+from fastagg.integrations._wire import Received, Values, WireLayout
 from fastagg.ops.memory import tensor_of
 from fastagg.updates.differences import Differences
 
 _SMALL = 1 << 18  # numbers of a round that one thread subtracts as fast as several
-
-Values = Sequence[np.ndarray[Any, Any]]
-"""The arrays of a client's model that the rule aggregates: :meth:`WireLayout.values`."""
 
 
 class ReceivedModels:
@@ -38,7 +33,7 @@ class ReceivedModels:
 
     def __init__(self, layout: WireLayout, params: Tensor, pool: RowPool | None) -> None:
         self._layout, self._params, self._pool = layout, params, pool
-        self._values: dict[int, Values] = {}
+        self._values: dict[int, Sequence[Values]] = {}  # of :meth:`WireLayout.values`
         self._differences: set[int] = set()  # clients that sent updates
 
     def add(self, client: int, arrays: Received, is_update: bool = False) -> None:
@@ -74,16 +69,18 @@ class ReceivedModels:
         """Return what is subtracted from what a client sent; None: nothing, it is an update."""
         return None if client in self._differences else self._params
 
-    def _subtract(self, job: tuple[Values, Tensor | None, Tensor]) -> None:
+    def _subtract(self, job: tuple[Sequence[Values], Tensor | None, Tensor]) -> None:
         values, base, row = job
         self._layout.subtract_values(values, base, row)
 
 
-def _tensor(values: np.ndarray[Any, Any]) -> Tensor:
+def _tensor(values: Values) -> Tensor:
     """Return the numbers of an array, flat, as a tensor that must not be written; copies nothing.
 
     Only arrays in Fortran's order, at odd addresses, or of another byte order are copied.
     """
+    if isinstance(values, Tensor):
+        return values.view(-1)
     flat = values.reshape(-1)
     if not (flat.flags.aligned and flat.dtype.isnative):
         flat = flat.astype(flat.dtype.newbyteorder("="))

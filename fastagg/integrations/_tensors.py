@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg import tensor_file
-from fastagg.integrations._wire import Arrays, WireError, WireLayout, npy_header
+from fastagg.integrations._wire import Arrays, Values, WireError, WireLayout, npy_header
 from fastagg.tensor_file import DTYPES
 
 _NUMPY = {
@@ -21,30 +20,52 @@ _NUMPY = {
 _TORCH = {name: dtype for dtype, name in _NUMPY.items()}
 
 
-def pack(tensors: Mapping[str, Tensor], layout: WireLayout | None = None) -> dict[str, bytes]:
-    """Return tensors as arrays on the wire; the values are copied.
+def pack(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Return the tensors of a model as arrays on the wire; the values are copied.
 
     Args:
         tensors: name -> tensor.
-        layout: of the model whose answer this is. bfloat16 tensors become float32, if the model has
-            at least float32 there.
 
     Raises:
         WireError: a value is no dense tensor with a dtype that NumPy has.
     """
-    arrays = {}
-    widened = _widened_names(layout)
+    return {name: _pack(name, tensor) for name, tensor in _dense(tensors).items()}
+
+
+def pack_answer(tensors: Mapping[str, Tensor]) -> dict[str, bytes | Values]:
+    """Return the tensors of an answer as arrays on the wire; the values are copied.
+
+    bfloat16 tensors stay tensors; see :func:`pack` for the others.
+    """
+    return {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        if tensor.dtype == torch.bfloat16
+        else _pack(name, tensor)
+        for name, tensor in _dense(tensors).items()
+    }
+
+
+def _dense(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, without gradients.
+
+    Raises:
+        WireError: a value is no dense tensor.
+    """
+    found = {}
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise WireError(f"array {name!r}: expected a tensor, got {type(tensor).__name__}")
         if tensor.layout != torch.strided or tensor.is_meta:
             raise WireError(f"array {name!r}: expected a dense tensor with values")
-        if tensor.dtype == torch.bfloat16 and name in widened:
-            tensor = tensor.float()
-        header = npy_header(_numpy_name(name, tensor.dtype), tuple(tensor.shape))
-        values = tensor.detach().cpu().resolve_neg().contiguous()
-        arrays[name] = b"".join((header, tensor_file.bytes_of(values)))
-    return arrays
+        found[name] = tensor.detach().cpu()
+    return found
+
+
+def _pack(name: str, tensor: Tensor) -> bytes:
+    """Return a tensor on the CPU as the bytes of a .npy file."""
+    header = npy_header(_numpy_name(name, tensor.dtype), tuple(tensor.shape))
+    values = tensor.resolve_neg().contiguous()
+    return b"".join((header, tensor_file.bytes_of(values)))
 
 
 def unpack(layout: WireLayout, arrays: Arrays) -> dict[str, Tensor]:
@@ -64,8 +85,8 @@ def to_safetensors(tensors: Mapping[str, Tensor], layout: WireLayout) -> bytes:
     return tensor_file.dump(tensors, {}, limit=header_limit(layout))
 
 
-def from_safetensors(data: bytes, layout: WireLayout) -> dict[str, bytes]:
-    """Return the tensors in a safetensors file as arrays on the wire, bfloat16 as in :func:`pack`.
+def from_safetensors(data: bytes, layout: WireLayout) -> dict[str, bytes | Values]:
+    """Return the tensors in a safetensors file as arrays on the wire, like :func:`pack_answer`.
 
     Sizes are compared with those of the model before anything is parsed or copied.
 
@@ -79,15 +100,18 @@ def from_safetensors(data: bytes, layout: WireLayout) -> dict[str, bytes]:
     if len(data) > answer_limit(layout):
         raise WireError(f"expected at most {answer_limit(layout)} bytes, got {len(data)}")
     header = tensor_file.header_of(data, header_limit(layout))
-    view, arrays = memoryview(data), {}
-    widened = _widened_names(layout)
+    view = memoryview(data)
+    arrays: dict[str, bytes | Values] = {}
     for name, entry in header.entries.items():
-        dtype, values = entry.dtype, view[entry.offset : entry.offset + entry.nbytes]
-        if dtype == torch.bfloat16 and name in widened:
-            # A bfloat16 is the upper half of a float32.
-            wide = np.frombuffer(values, "<u2").astype("<u4") << 16
-            dtype, values = torch.float32, wide.data.cast("B")
-        arrays[name] = b"".join((npy_header(_numpy_name(name, dtype), entry.shape), values))
+        values = view[entry.offset : entry.offset + entry.nbytes]
+        if entry.dtype == torch.bfloat16:
+            tensor = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
+            tensor_file.bytes_of(tensor)[:] = values
+            arrays[name] = tensor
+        else:
+            arrays[name] = b"".join(
+                (npy_header(_numpy_name(name, entry.dtype), entry.shape), values)
+            )
     return arrays
 
 
@@ -101,12 +125,6 @@ def answer_limit(layout: WireLayout) -> int:
     """Return the largest size in bytes of a safetensors file with a model."""
     values = sum(slot.size * _TORCH[slot.dtype].itemsize for slot in layout.slots)
     return 8 + header_limit(layout) + values
-
-
-def _widened_names(layout: WireLayout | None) -> set[str]:
-    """Return the names of arrays for which bfloat16 values become float32."""
-    slots = () if layout is None else layout.slots
-    return {slot.name for slot in slots if slot.dtype in ("float32", "float64")}
 
 
 def _numpy_name(name: str, dtype: torch.dtype) -> str:

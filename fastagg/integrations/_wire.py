@@ -28,10 +28,14 @@ from fastagg.updates.roles import ROLES, Roles, assign_roles, is_variance, read_
 Arrays = Mapping[str, bytes]
 """Names -> the bytes of a .npy file."""
 
-Received = Mapping[str, bytes | np.ndarray[Any, Any]]
+Values = np.ndarray[Any, Any] | Tensor
+"""An array of an answer; a contiguous tensor on the CPU if it has bfloat16, which NumPy lacks."""
+
+Received = Mapping[str, bytes | Values]
 """An answer: names -> the bytes of a .npy file, or an array in the memory of this process."""
 
 _FLOATS = ("float16", "float32", "float64")  # the narrowest first
+_HOLD_BFLOAT16 = ("float32", "float64")  # floats that represent each bfloat16 exactly
 # Version of the .npy format -> the field that holds the length of the header.
 _LENGTHS = {
     b"\x01\x00": struct.Struct("<H"),
@@ -78,9 +82,9 @@ class WireLayout:
     "mean" in the vector of statistics [m], both in the order of the model. The server computes in
     float32: float16 is represented exactly, float64 is rounded.
 
-    Answers of clients may have narrower floats than the model. They may lack arrays with the roles
-    "server" and "local", which the server does not use. Those with the role "server" are checked
-    if they come, "local" ones are not read.
+    Answers of clients may have narrower floats than the model, also bfloat16. They may lack arrays
+    with the roles "server" and "local", which the server does not use. Those with the role "server"
+    are checked if they come, "local" ones are not read.
 
     Attributes:
         slots: the arrays, in order.
@@ -166,15 +170,19 @@ class WireLayout:
         """
         self.subtract_values(self.values(arrays), params, row)
 
-    def subtract_values(
-        self, models: Sequence[np.ndarray[Any, Any]], params: Tensor | None, row: Tensor
-    ) -> None:
+    def subtract_values(self, models: Sequence[Values], params: Tensor | None, row: Tensor) -> None:
         """Do what :meth:`subtract` does, for the result of :meth:`values`."""
         start = None if params is None else params.numpy()
         out = row.numpy()
         for slot, values in zip(self._vectors["rule"], models, strict=True):
             assert slot.start is not None  # the slot is in a vector
             place = slice(slot.start, slot.start + slot.size)
+            if isinstance(values, Tensor):
+                if params is None:
+                    row[place] = values.view(-1)
+                else:
+                    torch.sub(values.view(-1), params[place], out=row[place])
+                continue
             target = out[place].reshape(slot.shape)
             with np.errstate(all="ignore"):  # the rule handles NaN and Inf
                 if start is None:
@@ -183,7 +191,7 @@ class WireLayout:
                     before = start[place].reshape(slot.shape)
                     np.subtract(values, before, out=target, casting="same_kind")
 
-    def values(self, arrays: Received) -> list[np.ndarray[Any, Any]]:
+    def values(self, arrays: Received) -> list[Values]:
         """Check a model, and return views of its arrays with the role "rule", in order.
 
         Raises:
@@ -210,6 +218,8 @@ class WireLayout:
         out = row.numpy()
         for slot in self._vectors["mean"]:
             values = _values(slot, arrays[slot.name])
+            if isinstance(values, Tensor):
+                values = values.float().numpy()
             assert slot.start is not None  # the slot is in a vector
             place = out[slot.start : slot.start + slot.size].reshape(slot.shape)
             with np.errstate(all="ignore"):  # what overflows is refused below
@@ -400,14 +410,17 @@ def _header_text(data: bytes) -> tuple[str, int]:
     return data[start : start + size].decode("latin1"), start + size
 
 
-def _values(slot: WireSlot, data: object) -> np.ndarray[Any, Any]:
+def _values(slot: WireSlot, data: object) -> Values:
     """Return the values of an array as a view of ``data``, checked to match the slot."""
+    if isinstance(data, Tensor):
+        _check_kind(slot, tuple(data.shape), str(data.dtype).removeprefix("torch."))
+        return data
     if isinstance(data, np.ndarray):
-        _check_kind(slot, data.shape, data.dtype)
+        _check_kind(slot, data.shape, _kind(data.dtype))
         return data
     dtype, shape, fortran, offset = _read_header(slot.name, data)
     assert isinstance(data, bytes)  # _read_header checked it
-    _check_kind(slot, shape, dtype)
+    _check_kind(slot, shape, _kind(dtype))
     expected = slot.size * dtype.itemsize
     if len(data) - offset != expected:
         raise WireError(
@@ -422,18 +435,20 @@ def _values(slot: WireSlot, data: object) -> np.ndarray[Any, Any]:
 
 def _fits(kind: str, wanted: str) -> bool:
     """Return whether values of a dtype may come in the place of another: narrower floats may."""
+    if kind == "bfloat16":
+        return wanted in _HOLD_BFLOAT16
     if kind not in _FLOATS or wanted not in _FLOATS:
         return kind == wanted
     return _FLOATS.index(kind) <= _FLOATS.index(wanted)
 
 
-def _check_kind(slot: WireSlot, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+def _check_kind(slot: WireSlot, shape: tuple[int, ...], kind: str) -> None:
     if shape != slot.shape:
         raise WireError(
             f"array {slot.name!r}: expected shape {list(slot.shape)}, got {list(shape)}"
         )
-    if not _fits(_kind(dtype), slot.dtype):
-        raise WireError(f"array {slot.name!r}: expected dtype {slot.dtype}, got {dtype}")
+    if not _fits(kind, slot.dtype):
+        raise WireError(f"array {slot.name!r}: expected dtype {slot.dtype}, got {kind}")
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:

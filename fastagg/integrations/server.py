@@ -21,7 +21,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.integrations import _tensors
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
-from fastagg.integrations._wire import Arrays, WireError
+from fastagg.integrations._wire import Received, WireError
 from fastagg.options import read_positive
 from fastagg.tensor_file import TensorFileError
 from fastagg.updates.layout import FlatLayout
@@ -293,7 +293,7 @@ class Server:
             None if the answer was taken, or why it was not. The values are read when the round
             ends: NaN, or an update that is too long, is in the report.
         """
-        return self._submit(client, key, lambda: _tensors.pack(tensors, self._layout))
+        return self._submit(client, key, lambda: _tensors.pack_answer(tensors))
 
     def submit_bytes(self, client: Client, data: bytes, key: str | None = None) -> str | None:
         """Take the answer of a client, as the bytes of a safetensors file; see :meth:`submit`.
@@ -405,7 +405,7 @@ class Server:
         finally:
             guard.uninstall()
 
-    def _submit(self, client: Client, key: str | None, read: Callable[[], Arrays]) -> str | None:
+    def _submit(self, client: Client, key: str | None, read: Callable[[], Received]) -> str | None:
         """Take an answer, if it is of the open round; ``read`` makes it, outside of the lock."""
         sender = self._sender(client)
         with self._changed:
