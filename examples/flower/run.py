@@ -4,7 +4,8 @@
     python run.py --api message --faults "2.0=crash 3.1=late 3.2=error 4.3=nan"
 
 starts Flower's SuperLink and one SuperNode per client, runs the app in this folder, and restarts
-clients that have died. ``--api legacy`` does the same with gRPC streams between
+clients that have died. With ``--authenticate`` they use TLS, and a SuperNode proves by a key who it
+is, so it is the same node after a restart. ``--api legacy`` does the same with gRPC streams between
 ``legacy_server.py`` and ``legacy_client.py``. ``--stop-after`` stops the server by a signal, upon
 which it writes its only checkpoint, and starts another server that resumes from it. At the end
 fastagg's own simulation computes the same rounds from the list of active clients alone; the models
@@ -26,6 +27,7 @@ from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
 
+import security
 from fastagg_flower import faults, rounds, task
 
 from fastagg import Server
@@ -184,28 +186,47 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
     address = f"127.0.0.1:{port}"
     home = federation.folder / "flwr"
     home.mkdir()
+    keys: list[security.Key] = []
+    if options.authenticate:
+        certificate, private = security.make_certificate(home)
+        keys = [security.make_key(home, f"client{client}") for client in range(options.clients)]
+        connection = f'root-certificates = "{certificate}"'
+        node_security = [f"--root-certificates={certificate}"]
+        link_security = [f"--ssl-certfile={certificate}", f"--ssl-keyfile={private}"]
+        link_security += [f"--ssl-ca-certfile={certificate}", "--enable-supernode-auth"]
+    else:
+        connection = "insecure = true"
+        link_security = node_security = ["--insecure"]
     (home / "config.toml").write_text(
         '[superlink]\ndefault = "loopback"\n\n'
-        f'[superlink.loopback]\naddress = "{address}"\ninsecure = true\n'
+        f'[superlink.loopback]\naddress = "{address}"\n{connection}\n'
     )
     deadline = time.monotonic() + options.deadline
     superlink = federation.start(
         "superlink",
         command("flower-superlink"),
-        "--insecure",
+        *link_security,
         f"--port={port}",
         "--disable-runtime-dependency-installation",
     )
+    wait_for_port(port, superlink, deadline)
+    register = [command("flwr"), "supernode", "register"]
+    registrations = [
+        federation.start(f"register{client}", *register, str(key.public), "loopback")
+        for client, key in enumerate(keys)
+    ]
+    for registration in registrations:  # the SuperLink knows the keys before the SuperNodes come
+        federation.supervise(registration, deadline)
     for client, own in enumerate(ports):
         federation.start(
             f"client{client}",
             command("flower-supernode"),
-            "--insecure",
+            *node_security,
+            *([f"--auth-supernode-private-key={keys[client].private}"] if keys else []),
             f"--superlink={address}",
             f"--port={own}",
             f"--node-config=partition-id={client}",
         )
-    wait_for_port(port, superlink, deadline)
     config = {
         "rule": f"'{options.rule}'",
         "rounds": options.rounds,
@@ -213,6 +234,7 @@ def run_message(federation: Federation, options: argparse.Namespace, out: Path) 
         "timeout": options.timeout,
         "faults": f"'{options.faults}'",
         "out": f"'{out}'",
+        "authenticated": str(options.authenticate).lower(),
     }
     if options.stop_after:
         config["checkpoint"] = f"'{federation.folder / 'checkpoint'}'"
@@ -272,6 +294,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--api", choices=("message", "legacy"), default="message")
+    parser.add_argument(
+        "--authenticate",
+        action="store_true",
+        help="TLS, and a key for each SuperNode (message API only)",
+    )
     parser.add_argument("--rule", default="fdms")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
@@ -309,6 +336,8 @@ def main() -> int:
         outside = [place for place in faults.parse(options.faults) if place[1] >= options.clients]
         if outside:
             raise ValueError(f"--faults: there are {options.clients} clients, got {outside}")
+        if options.authenticate and options.api != "message":
+            raise ValueError("--authenticate: expected --api message, got legacy")
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     folder = options.folder or Path(tempfile.mkdtemp(prefix="fastagg-flower-"))

@@ -29,5 +29,6 @@ def train(message: Message, context: Context) -> Message:
     names = message.content["arrays"].keys()
     record = ArrayRecord({n: Array(a) for n, a in zip(names, arrays, strict=True)})
     # The server identifies this client by its partition, in this run and after a restart.
-    metrics = MetricRecord({"num-examples": samples, "partition-id": partition})
+    reported = faults.claimed(str(config["faults"]), server_round, partition)
+    metrics = MetricRecord({"num-examples": samples, "partition-id": reported})
     return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)

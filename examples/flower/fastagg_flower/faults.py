@@ -2,8 +2,10 @@
 """Faults of clients, as ROUND.CLIENT=KIND: with ``2.0=crash 3.1=late`` client 0 crashes in round 2,
 and client 1 is late in round 3.
 
-crash: the client is killed, with its process group and its SuperNode.  late: the answer comes after
-the timeout.  error: the client raises an exception.  nan: all weights are NaN.
+crash: the client is killed, with its process group and its SuperNode.  leave: the same, but its
+SuperNode is told to end, and signs off.  late: the answer comes after the timeout.  error: the
+client raises an exception.  nan: all weights are NaN.  claim: the client says that it is the client
+after it (message API only).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 
 import numpy as np
 
-KINDS = ("crash", "late", "error", "nan")
+KINDS = ("crash", "leave", "late", "error", "nan", "claim")
 
 
 def parse(text: str) -> dict[tuple[int, int], str]:
@@ -40,6 +42,9 @@ def inject(
     kind = parse(text).get((server_round, client))
     if kind == "crash":
         os.killpg(0, signal.SIGKILL)
+    if kind == "leave":
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(timeout)
     if kind == "late":
         time.sleep(timeout + 2.0)
     if kind == "error":
@@ -47,3 +52,8 @@ def inject(
     if kind == "nan":
         return [np.full_like(value, math.nan) for value in weights]
     return weights
+
+
+def claimed(text: str, server_round: int, client: int) -> int:
+    """Return the partition that a client reports as its own in a round."""
+    return client + (parse(text).get((server_round, client)) == "claim")

@@ -30,6 +30,7 @@ class RoundLog:
         line = {
             "round": report.round,
             "active": report.active,
+            "nodes": report.ids,
             "absent": report.absent,
             "rejected": report.rejected,
             "friends": report.friends,

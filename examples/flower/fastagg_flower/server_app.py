@@ -40,6 +40,8 @@ def main(grid: Grid, context: Context) -> None:
         min_available_nodes=clients,
         checkpoint_path=checkpoint,
         checkpoint_every=int(config["checkpoint-every"]),
+        # Without keys, a SuperNode that starts again is another node for Flower.
+        release_after=None if config["authenticated"] else 0,
     )
     strategy.log = RoundLog(Path(str(config["out"]) or "rounds.jsonl"))
     net = task.model()
