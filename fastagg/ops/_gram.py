@@ -105,8 +105,8 @@ def gram_and_sum_(
 
 @op(
     example=lambda f, x: f(
-        x.params, x.gram, [part for row in x.updates for part in row.split(6)], x.memory[0],
-        x.weights,
+        x.params, x.gram, [p for row in x.updates for p in row.split(-(-row.numel() // 3))],
+        x.memory[0], x.weights,
     ),
     cuda_bound=_CUDA,  # there, this op calls gram_and_sum_
 )  # fmt: skip

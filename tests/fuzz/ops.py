@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import importlib
 import inspect
 import json
 import mmap
@@ -425,6 +426,7 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--replay", type=Path, help="run the cases of this corpus instead")
     options = command.parse_args(arguments)
     torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # some cases use it, each process would import it
     results, kinds = Counter[str](), Counter[str]()
     begin = time.perf_counter()
     cases = [] if options.replay is None else read_corpus(options.replay)
