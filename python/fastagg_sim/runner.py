@@ -145,8 +145,7 @@ class _Pool:
         self._context: SpawnContext | ForkServerContext
         if "forkserver" in multiprocessing.get_all_start_methods():
             self._context = multiprocessing.get_context("forkserver")
-            # The data set digits needs sklearn.datasets, which takes most of a second to import.
-            self._context.set_forkserver_preload(["fastagg_sim.simulation", "sklearn.datasets"])
+            self._context.set_forkserver_preload(["fastagg_sim.simulation"])
         else:
             self._context = multiprocessing.get_context("spawn")
         self._queue = list(queue)

@@ -152,10 +152,10 @@ def mutated(case: Case, given: dict[str, Any], changed: set[str]) -> dict[str, A
         protected = protected or kind == "read_only"
         listed = isinstance(value, list | tuple)
         flat = listed and all(isinstance(item, Tensor) for item in value)
-        if kind == "resized" and listed and not (flat and name in lists):
-            continue  # torch itself prints the items, which share the storage
-        if any(huge(t) for t in tensors_in(value)):
-            continue  # a variant of a huge view would take its memory
+        if kind in ("resized", "huge") and listed and not (flat and name in lists):
+            continue  # torch itself prints the items: those that share the storage, or all of them
+        if any(huge(t) or t.is_nested or t.is_quantized for t in tensors_in(value)):
+            continue  # a variant of a huge view would take its memory; torch dies making the others
         try:
             if isinstance(value, Tensor):
                 given[name] = TENSORS[kind](value, draw, others)

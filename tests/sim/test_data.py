@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +21,7 @@ from fastagg_sim.data import (
     Dataset,
     DatasetInfo,
     cache_path,
+    digits,
     load,
     load_images,
 )
@@ -255,3 +259,21 @@ def test_the_settings_of_paper_000_fit(real: Dataset, num_clients: int, samples:
     for indices in split.clients:
         counts = real.train_y[indices].bincount(minlength=10)
         assert sorted(counts.tolist())[-3:] == [0, samples // 2, samples // 2]
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of scikit-learn is read without importing it; where it is missing, by its reader."""
+    code = (
+        "import sys; from fastagg_sim.data.digits import load_digits;"
+        "load_digits(None, 0); print('sklearn' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    read = digits.load_digits(None, 0)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    theirs = digits.load_digits(None, 0)
+    assert read.train_x.shape == (1442, 1, 8, 8) and torch.equal(read.train_x, theirs.train_x)
+    assert torch.equal(read.train_y, theirs.train_y)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(DataNotFoundError, match="pip install scikit-learn"):
+        digits.load_digits(None, 0)
