@@ -92,7 +92,7 @@ fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and 
 # separate environment. It takes everything else from $(VENV).
 FRAMEWORKS := $(VENV)/frameworks
 test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research and NVFlare in a separate environment, run the tests that need them
-	$(FRAMEWORKS)/bin/python -m pytest -q -m flower $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) -m flower $(ARGS)
 
 flower-environment: $(FRAMEWORKS)/.stamp
 

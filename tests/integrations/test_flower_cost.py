@@ -16,10 +16,10 @@ pytestmark = pytest.mark.flower
 
 
 def test_every_strategy_is_measured(tmp_path: Path) -> None:
-    main(["flower", "--sizes", "6x2000", "8x1e3", "--repeats", "2", "--out", str(tmp_path)])
+    main(["flower", "--sizes", "6x2e3", "--repeats", "2", "--out", str(tmp_path)])
     (page,) = tmp_path.rglob("flower.md")
     text = page.read_text()
-    assert "## 6 replies of 2,000 parameters" in text and "## 8 replies of 1,000" in text
+    assert "## 6 replies of 2,000 parameters" in text
     names = re.findall(r"^\| ((?:Flower's|fastagg:)[^|]+?) \|", text, re.MULTILINE)
-    assert len(names) == 2 * 9
+    assert len(names) == 9
     assert names[0] == "Flower's FedAvg"
