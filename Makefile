@@ -31,7 +31,7 @@ CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*
 .PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: test-faults fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
-.PHONY: wheel test-packages test-start matrix compile-macos macos-environment
+.PHONY: sanitize-build wheel test-packages test-start matrix compile-macos macos-environment
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -92,7 +92,7 @@ fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and 
 # separate environment. It takes everything else from $(VENV).
 FRAMEWORKS := $(VENV)/frameworks
 test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research and NVFlare in a separate environment, run the tests that need them
-	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) -m flower $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) -m flower tests/integrations tests/pages $(ARGS)
 
 flower-environment: $(FRAMEWORKS)/.stamp
 
@@ -165,13 +165,14 @@ emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kern
 # Leak detection is off: Python and PyTorch leave much memory allocated on purpose. torch.compile,
 # which test_registration.py runs, starts a compiler that fails with the preloaded libraries.
 SANITIZED := build/sanitize/tree
-# Few random examples, and no slow tests, are enough here, since `make test` checks the results.
-sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer, the threads under ThreadSanitizer
-	@mkdir -p build/sanitize
-	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp -o build/sanitize/pool_race
-	build/sanitize/pool_race
+sanitize-build: build-dev
 	FASTAGG_WITHOUT_AVX512=$$(grep -qs avx512bw /proc/cpuinfo && echo 0 || echo 1) \
 	  FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
+
+# Few random examples, and no slow tests, are enough here, since `make test` checks the results.
+sanitize: sanitize-build  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer, the threads under ThreadSanitizer
+	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp -o build/sanitize/pool_race
+	build/sanitize/pool_race
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) HYPOTHESIS_PROFILE=quick \
 	  $(PY) -m pytest -q $(PARALLEL) -m "not slow" -o pythonpath=$(SANITIZED) tests/ops \
@@ -181,11 +182,11 @@ sanitize: build-dev  ## run the op tests under AddressSanitizer and UndefinedBeh
 	  PYTHONPATH=$(SANITIZED):. $(PY) tests/fuzz/ops.py --calls 2000
 
 # The kernels alone, without Python and PyTorch: seconds instead of an hour. Each row is a separate
-# heap allocation.
+# heap allocation. Valgrind cannot run AVX-512.
 MEMCHECK := build/memcheck/memcheck
 $(MEMCHECK): tests/ops/memcheck.cpp $(wildcard csrc/kernels/*.h csrc/kernels/cpu/*)
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Wno-psabi -pthread $(filter %.cpp,$^) -o $@
+	$(CXX) -std=c++17 -O2 -g -Wall -Wextra -Wno-psabi -DFASTAGG_WITHOUT_AVX512 -pthread $(filter %.cpp,$^) -o $@
 
 valgrind: $(MEMCHECK)  ## run the kernels under valgrind, which must be installed
 	$(MEMCHECK)
