@@ -18,15 +18,16 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower"
 
 
 def test_an_id_belongs_to_a_key(tmp_path: Path) -> None:
-    """Client 3 leaves in round 2, and client 2 claims to be client 3; then client 3 returns.
+    """Client 2 leaves in round 2, and client 1 claims to be client 2; then client 2 returns.
 
     The claim is rejected, though nobody else has that id in this round, and what the rule remembers
-    of client 3 stands in for it. In round 3 client 3 has the node id and the client id of before.
+    of client 2 stands in for it. In round 3 client 2 has the node id and the client id of before.
     """
     done = subprocess.run(
         [
             *(sys.executable, "run.py", "--authenticate", "--rule=mifa", "--rounds=3"),
-            *("--timeout=300", "--deadline=600", "--faults=2.3=leave 2.2=claim"),
+            *("--clients=3", "--timeout=300", "--deadline=600"),
+            "--faults=2.2=leave 2.1=claim",
             f"--folder={tmp_path}",
         ],
         cwd=EXAMPLE,
@@ -38,11 +39,11 @@ def test_an_id_belongs_to_a_key(tmp_path: Path) -> None:
     text = (tmp_path / "rounds.jsonl").read_text(encoding="utf-8")
     first, second, third = map(json.loads, text.splitlines())
     nodes = {client: node for node, client in first["nodes"].items()}
-    assert sorted(nodes) == first["active"] == [0, 1, 2, 3]
-    assert second["active"] == [0, 1]
-    assert second["absent"] == {nodes[3]: 3}
+    assert sorted(nodes) == first["active"] == [0, 1, 2]
+    assert second["active"] == [0]
+    assert second["absent"] == {nodes[2]: 2}
     (claim,) = second["rejected"].items()
-    assert claim[0] == nodes[2] and "is client 2, and claims to be client 3" in claim[1]
+    assert claim[0] == nodes[1] and "is client 1, and claims to be client 2" in claim[1]
     assert third["nodes"] == first["nodes"]  # the keys say so, not the reports
     assert third["rejected"] == {}
 
