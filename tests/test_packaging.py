@@ -153,6 +153,7 @@ def test_the_import_checks_the_torch() -> None:
     assert f"built for torch {torch.__version__}, and torch 1.0.0 is installed" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wish", ["auto", "1"])
 def test_nvcc_alone_is_no_toolkit(wish: str, tmp_path: Path) -> None:
     """Some packages install nvcc without the headers of the runtime."""

@@ -74,6 +74,7 @@ def test_opcheck(name: str) -> None:
         check_registration(operator, args)
 
 
+@pytest.mark.slow
 def test_opcheck_of_lists_that_mix_rows_and_matrices() -> None:
     x = ExampleData.random(K, S, D)
     mixed = [x.updates[0], x.updates[1:]]
