@@ -169,8 +169,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="replies and parameters; default: %(default)s, which need 10 GB of memory",
     )  # fmt: skip
     parser.add_argument(
-        "--only", nargs="+", metavar="NAME", default=[*PEERS, *RULES], help="some strategies"
-    )
+        "--only", nargs="+", metavar="NAME", choices=[*PEERS, *RULES], default=[*PEERS, *RULES],
+        help="some strategies; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write flower.md")
 
 
