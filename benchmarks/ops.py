@@ -15,6 +15,7 @@ from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update, mimic
 from benchmarks.operands import normal, zeros
 from benchmarks.options import Case, Options
+from benchmarks.sketches import sketch
 from benchmarks.work import CHANGED, GROUPS
 from fastagg import _C, ops
 
@@ -27,6 +28,7 @@ SOME_SHAPES = [(100, 62_006), (100, 1_000_000), (1000, 100_000)]
 LIST_SHAPES = [(100, 1_000_000)]
 PAIR_SHAPES = [(1000, 100_000)]
 CLIENTS = 10_000  # half of them active
+SKETCH_SHAPES = [(20, 1_000_000), (100, 1_000_000), (1000, 100_000)]
 ROW_SHAPES = [(20, 1_000_000), (100, 1_000_000), (256, 400_000)]
 
 # With more rows, the chunked product takes as long as X @ X.T, and ssyrk at most half as long.
@@ -51,6 +53,7 @@ def cases(options: Options) -> list[Case]:
         *(Case("gram of a list", S, options.width(d), gram_of_list) for S, d in LIST_SHAPES),
         *(Case("gram of groups", S, d, gram_of_groups) for S, d in pair_shapes),
         *(Case("gram of all pairs", S, d, gram_of_all_pairs) for S, d in pair_shapes),
+        *(Case("sketch_", S, options.width(d), sketch) for S, d in SKETCH_SHAPES),
         *(Case(op, K // 2, K, make) for op, make in pair_ops.MAKERS.items()),
         *(Case("weighted_sum_", S, d, _with(weighted_sum, with_compile)) for S, d in rows),
         *(Case("mimic_", S, d, _with(mimic, with_compile)) for S, d in rows),

@@ -61,6 +61,7 @@ TARGETS = [
     Target("gram of all pairs", _GROUPS, "fastagg, dense", 1 / 1.03),
     Target("weighted_sum_", _ROWS, "torch.addmv", 1.5),
     Target("weighted_sum_", _ROWS[1:], "ceiling", 95),
+    Target("sketch_", ((100, M), (1000, 100_000)), "ceiling", 85),
     Target("mimic_", _ROWS, "careful", 2.1),
     Target("mimic_", _ROWS, "compiled", 1.8),
     Target("memory_update_", _ROWS, "careful", 2.5),

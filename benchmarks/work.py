@@ -11,6 +11,7 @@ gram                    4 S d                        S (S + 1) d          read
 gram of groups          4 S d                        S (S / 10 + 1) d     read
 gram_rows               4 S d                        4 S d                read
 gram_and_sum_           4 S d + 8 d                  S (S + 3) d          read
+sketch_                 4 S d                        4 S d                read
 select_friends          6 S K + S K / 8              S K                  read
 eliminate_              12 S K + S K / 2             2 S K                read
 update_scores_          20 S S                       3 S S                read
@@ -77,6 +78,10 @@ def gram_rows(S: int, d: int) -> Work:
     return Work(4 * S * d, 2 * CHANGED * S * d, "read")
 
 
+def sketch(S: int, d: int) -> Work:
+    return Work(4 * S * d, 4 * S * d, "read")
+
+
 def weighted_sum(S: int, d: int) -> Work:
     return Work(4 * S * d + 8 * d, 2 * S * d, "read")
 
@@ -120,6 +125,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "gram of groups": gram_of_groups,
     "gram of all pairs": gram,
     "gram_rows": gram_rows,
+    "sketch_": sketch,
     "gram_and_sum_": gram_and_sum,
     "select_friends": select_friends,
     "eliminate_": eliminate,

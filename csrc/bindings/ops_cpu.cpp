@@ -19,11 +19,13 @@
 #include "../kernels/pair_gram.h"
 #include "../kernels/scaffold.h"
 #include "../kernels/scores.h"
+#include "../kernels/sketch.h"
 #include "../kernels/weighted_sum.h"
 #include "changed_memory.h"
 #include "check_differences.h"
 #include "check_models.h"
 #include "check_rows.h"
+#include "check_sketch.h"
 #include "checks.h"
 
 namespace fastagg {
@@ -76,6 +78,18 @@ at::Tensor abs_max(at::TensorList tensors) {
   cpu::abs_max(pointers<const float>(rows.addresses).data(), rows.size(), rows.d,
                out.mutable_data_ptr<float>(), threads());
   return out;
+}
+
+void sketch_(const at::Tensor& out, const at::Tensor& squares, at::TensorList tensors, int64_t seed,
+             int64_t begin) {
+  const Rows rows = check_sketch(out, squares, tensors, begin);
+  const at::Tensor sums = out.to(at::kDouble);  // out itself, or a copy
+  with_element(rows.dtype, [&](auto element) {
+    const auto x = pointers<const decltype(element)>(rows.addresses);
+    cpu::sketch(sums.mutable_data_ptr<double>(), squares.mutable_data_ptr<double>(), x.data(),
+                rows.size(), rows.d, out.size(1), static_cast<uint64_t>(seed), begin, threads());
+  });
+  if (!sums.is_same(out)) out.copy_(sums);
 }
 
 template <void (*kScores)(const double*, int64_t, double*, const cpu::Parallel&)>

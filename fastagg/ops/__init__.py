@@ -43,13 +43,14 @@ Devices:
 
 from __future__ import annotations
 
-from fastagg.ops import _gram, _robust, _rows, _scores
+from fastagg.ops import _gram, _robust, _rows, _scores, _sketch
 from fastagg.ops._dispatch import devices as devices
 from fastagg.ops._dispatch import gram_scratch as gram_scratch
 from fastagg.ops._gram import *  # noqa: F403
 from fastagg.ops._robust import *  # noqa: F403
 from fastagg.ops._rows import *  # noqa: F403
 from fastagg.ops._scores import *  # noqa: F403
+from fastagg.ops._sketch import *  # noqa: F403
 from fastagg.ops.row_lists import Rows
 
 __all__ = ["Rows"]
@@ -57,3 +58,4 @@ __all__ += _gram.__all__
 __all__ += _robust.__all__
 __all__ += _rows.__all__
 __all__ += _scores.__all__
+__all__ += _sketch.__all__

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -564,6 +565,37 @@ def abs_max(rows: Rows) -> Tensor:
     if x.numel() == 0:
         return torch.zeros(len(x), dtype=torch.float32)
     return x.amax(dim=1).to(torch.float32)
+
+
+def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0) -> Tensor:
+    """Add the sketches [S, k] and the squared norms [S] of S rows, in place.
+
+    Args and results are those of :func:`fastagg.ops.sketch_`.
+    """
+    x, k = _float64(rows), out.shape[1]
+    columns = begin + np.arange(x.shape[1], dtype=np.int64)
+    blocks = columns // k
+    first = blocks * (1 + 8 * -(-k // 512))  # the number of a block's first output
+    turns = (_split_mix(seed, first) >> np.uint64(32)).astype(np.int64) * k >> 32
+    buckets = (columns % k + turns) % k
+    lanes = buckets % 16
+    outputs = _split_mix(seed, first + 1 + buckets // 512 * 8 + lanes // 2)
+    places = lanes % 2 * 32 + 31 - buckets % 512 // 16  # the bit of the sign
+    signs = 1.0 - 2.0 * (outputs >> places.astype(np.uint64) & np.uint64(1)).astype(np.float64)
+    sums = torch.zeros(len(x), k, dtype=torch.float64)
+    sums.index_add_(1, torch.from_numpy(buckets), x * torch.from_numpy(signs))
+    squares += x.square().sum(dim=1)
+    return out.add_(sums)
+
+
+def _split_mix(seed: int, numbers: np.ndarray) -> np.ndarray:
+    """Return the outputs ``numbers`` of the generator SplitMix64: int64 -> uint64."""
+    z = np.uint64(seed % 2**64) + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
+    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return z ^ z >> np.uint64(31)
 
 
 # --- computations of the robust rules on a Gram matrix ------------------------------------------

@@ -24,6 +24,7 @@
 #include "../../csrc/kernels/mimic.h"
 #include "../../csrc/kernels/pair_gram.h"
 #include "../../csrc/kernels/scores.h"
+#include "../../csrc/kernels/sketch.h"
 #include "../../csrc/kernels/weighted_sum.h"
 
 using namespace fastagg;
@@ -121,6 +122,23 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
     float peak = 0.0f;
     for (int64_t k = 0; k < d; ++k) peak = std::max(peak, std::abs(x[s][k]));
     expect(peaks[s], peak, 0.0, "abs_max");
+  }
+
+  constexpr int64_t kBuckets = 64;
+  const std::unique_ptr<double[]> sketches(new double[S * kBuckets]()), squares(new double[S]());
+  for (int64_t begin = 0; begin < d; begin += 1000) {  // also from the middle of a block
+    std::vector<const float*> parts(S);
+    for (int64_t s = 0; s < S; ++s) parts[s] = x[s] + begin;
+    cpu::sketch(sketches.get(), squares.get(), parts.data(), S, std::min<int64_t>(1000, d - begin),
+                kBuckets, 7, begin, parallel);
+  }
+  for (int64_t s = 0; s < S; ++s) {
+    double square = 0.0, total_square = 0.0;
+    for (int64_t k = 0; k < d; ++k) square += double{x[s][k]} * x[s][k];
+    for (int64_t q = 0; q < kBuckets; ++q)
+      total_square += sketches[s * kBuckets + q] * sketches[s * kBuckets + q];
+    expect(squares[s], square, static_cast<double>(d), "squares of sketch");
+    if (d <= kBuckets) expect(total_square, square, static_cast<double>(d), "sketch of one block");
   }
 
   std::vector<double> sum(d), old(d), total(d);
