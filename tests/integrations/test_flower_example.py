@@ -108,20 +108,20 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
     """The run gives the same bits as a simulation with the cohorts that the log names.
 
     Rounds end by a timeout, which a correct client can miss on a busy machine; so the cohorts are
-    read from the log. It is longer than Flower takes to notice that a SuperNode has crashed: two
-    heartbeats, 60 s. Only then a new SuperNode gets the id.
+    read from the log. Flower takes 60 s, two heartbeats, to notice that a SuperNode has crashed. Only
+    then a new SuperNode gets the id: in round 3, or in round 4 if the crash came late in round 2.
     """
     output = run(
         "run.py",
         "--api=message",
-        "--rounds=3",
+        "--rounds=4",
         "--timeout=70",
         "--faults=1.0=error 1.1=nan 2.2=late 2.3=crash",
         f"--folder={tmp_path}",
     )
-    assert output.count("the simulation's bits") == 3
+    assert output.count("the simulation's bits") == 4
     assert "NOT" not in output
-    first, second, third = rounds_of(tmp_path)
+    first, second, third, fourth = rounds_of(tmp_path)
     assert not {0, 1} & set(first["active"])
     assert not {2, 3} & set(second["active"])
     if first["active"] != [2, 3] or second["active"] != [0, 1]:
@@ -130,7 +130,7 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
     assert "update of client 1: NaN or Inf" in why
     assert "client 0: injected error" in (tmp_path / "run.log").read_text()
     assert sorted(second["absent"].values()) == [2, 3]
-    assert 3 in third["active"]  # another SuperNode, the same client
+    assert 3 in third["active"] + fourth["active"]  # another SuperNode, the same client
 
 
 def test_superlink_server_stopped_by_either_signal_and_resumed(tmp_path: Path) -> None:
