@@ -33,7 +33,7 @@ FASTAGG_OP(gram_rows,       yes, no,  yes,
            "(Tensor[] updates, Tensor changed, str precision='highest') -> Tensor")
 FASTAGG_OP(abs_max,         yes, yes, no,
            "(Tensor[] rows) -> Tensor")
-FASTAGG_OP(sketch_,         yes, no,  no,
+FASTAGG_OP(sketch_,         yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) squares, Tensor[] rows, int seed, int begin=0) -> ()")
 
 // Scores and friends: policy on [S, S] and [K, K].

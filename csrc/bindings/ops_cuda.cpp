@@ -13,6 +13,7 @@
 
 #include <cmath>
 
+#include "check_sketch.h"
 #include "cuda_launch.h"
 
 namespace fastagg {
@@ -70,6 +71,26 @@ at::Tensor abs_max(at::TensorList tensors) {
                              out.mutable_data_ptr<float>(), width.value(), on.stream()),
                "abs_max", "rows [", S, ", ", rows.d, "]");
   return out;
+}
+
+void sketch_(const at::Tensor& out, const at::Tensor& squares, at::TensorList tensors, int64_t seed,
+             int64_t begin) {
+  const OnDevice on(out, "out");
+  const Rows rows = check_sketch(out, squares, tensors, begin);
+  const int64_t S = rows.size(), d = rows.d, k = out.size(1);
+  const at::Tensor sums = out.to(at::kDouble);  // out itself, or a copy
+  Tables tables;
+  const int64_t rows_at = tables.add(rows.addresses);
+  tables.upload(on);
+  const at::Tensor workspace = on.empty({cuda::sketch_workspace(S, d, k, begin)}, at::kByte);
+  with_element(rows.dtype, [&](auto element) {
+    using T = decltype(element);
+    check_launch(cuda::sketch(sums.mutable_data_ptr<double>(), squares.mutable_data_ptr<double>(),
+                              tables.at<const T*>(rows_at), S, d, k, static_cast<uint64_t>(seed),
+                              begin, workspace.mutable_data_ptr(), on.stream()),
+                 "sketch_", "rows [", S, ", ", d, "]");
+  });
+  if (!sums.is_same(out)) out.copy_(sums);
 }
 
 template <cudaError_t (*kScores)(const double*, int64_t, double*, cudaStream_t)>

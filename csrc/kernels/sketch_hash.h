@@ -38,6 +38,12 @@ FASTAGG_HD constexpr uint64_t first_output(uint64_t b, int64_t k) {
   return b * static_cast<uint64_t>(1 + kUnitOutputs * sketch_units(k));
 }
 
+// Word w of a unit of block b.
+FASTAGG_HD constexpr uint32_t sign_word(uint64_t seed, uint64_t b, int64_t k, int64_t unit, int w) {
+  const uint64_t output = 1 + unit * kUnitOutputs + w / 2;
+  return static_cast<uint32_t>(split_mix(seed, first_output(b, k) + output) >> (w % 2 * 32));
+}
+
 // r(b), in [0, k).
 FASTAGG_HD constexpr int64_t rotation(uint64_t seed, uint64_t b, int64_t k) {
   // The upper 32 bits suffice, since k <= 2^14.

@@ -19,6 +19,7 @@
 #include "gram_layout.h"
 #include "pair_math.h"
 #include "row_layout.h"
+#include "sketch_layout.h"
 
 using namespace fastagg::cuda;
 
@@ -421,6 +422,32 @@ void ranking() {
   EXPECT(far_below(1.0f, 0.5f, 0.5) && !far_below(1.0f, 0.75f, 0.5));
 }
 
+void sketches() {
+  for (int64_t k : {64, 512, 4096}) {
+    std::set<int64_t> buckets;
+    for (int64_t unit = 0; unit < fastagg::sketch_units(k); ++unit)
+      for (int thread = 0; thread < kSketchThreads; ++thread)
+        for (int j = 0; j < kOwnBuckets; ++j) {
+          const int64_t q = bucket_of(unit, thread, j);
+          EXPECT(q % fastagg::kUnitWords == thread % fastagg::kUnitWords);
+          if (q < k) EXPECT(buckets.insert(q).second);
+        }
+    EXPECT(static_cast<int64_t>(buckets.size()) == k);
+    for (int64_t begin : {0LL, 5LL, 65'535LL, 65'536LL, 1'000'001LL})
+      for (int64_t d : {1LL, 64LL, 70'000LL, 1'000'000LL, 50'000'000LL}) {
+        const SketchParts parts = sketch_parts(begin, d, k);
+        EXPECT(parts.count <= 258);
+        int64_t next = begin / k;
+        for (int64_t part = 0; part < parts.count; ++part) {
+          EXPECT(parts.part_begin(part) == next && parts.part_end(part) > next);
+          next = parts.part_end(part);
+        }
+        EXPECT((next - 1) * k < begin + d && next * k >= begin + d);
+        EXPECT(sketch_rows(parts, k, 7) >= 1 && sketch_rows(parts, k, 7) <= 7);
+      }
+  }
+}
+
 void scores() {
   EXPECT(cosine_score(2.0, 4.0, 1.0, false) == 1.0);
   EXPECT(cosine_score(-2.5, 4.0, 1.0, false) == 0.0);  // beyond -1 by rounding
@@ -449,6 +476,7 @@ int main(int count, char** arguments) {
       {"widths", widths},
       {"ranking", ranking},
       {"scores", scores},
+      {"sketches", sketches},
   };
   if (count != 2) {
     for (const auto& [name, check] : checks) std::printf("%s\n", name.c_str());

@@ -27,6 +27,7 @@ CHECKS = [
     "widths",
     "ranking",
     "scores",
+    "sketches",
 ]
 
 

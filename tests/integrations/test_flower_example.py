@@ -108,8 +108,9 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
     """The run gives the same bits as a simulation with the cohorts that the log names.
 
     Rounds end by a timeout, which a correct client can miss on a busy machine; so the cohorts are
-    read from the log. Flower takes 60 s, two heartbeats, to notice that a SuperNode has crashed. Only
-    then a new SuperNode gets the id: in round 3, or in round 4 if the crash came late in round 2.
+    read from the log. Flower takes 60 s, two heartbeats, to notice that a SuperNode has crashed.
+    Only then a new SuperNode gets the id: in round 3, or in round 4 if the crash came late in
+    round 2.
     """
     output = run(
         "run.py",

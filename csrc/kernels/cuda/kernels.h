@@ -33,6 +33,14 @@ cudaError_t store_words(const uint64_t* words, int64_t n, uint64_t* out, cudaStr
 cudaError_t abs_max(const float* const* rows, int64_t S, int64_t d, float* out, int width,
                     cudaStream_t stream);
 
+// The size of the `workspace` of sketch, in bytes.
+int64_t sketch_workspace(int64_t S, int64_t d, int64_t k, int64_t begin);
+
+// Sums of parts of 2^16 columns are added in order.
+template <class T>  // float, Bfloat16 or Half
+cudaError_t sketch(double* out, double* squares, const T* const* rows, int64_t S, int64_t d,
+                   int64_t k, uint64_t seed, int64_t begin, void* workspace, cudaStream_t stream);
+
 template <class T>  // float, Bfloat16 or Half
 cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
                          const double* weights, double beta, const uint8_t* when, int width,
