@@ -27,12 +27,11 @@ def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0)
         out[s, bucket(j)] += sign(j) * rows[s][j - begin]    for j in [begin, begin + d)
 
     Bucket and sign are a pure function of ``seed``, j and k. So sketches with one seed can be
-    added and compared: for rows x and y, the product of their sketches is an unbiased estimate of
-    their product, and of cosines::
+    added and compared: for rows x and y, the product of their sketches has, over all seeds::
 
-        E[sketch(x) @ sketch(y)]   = x @ y
-        Var[sketch(x) @ sketch(y)] = sum over i != j of P(i, j) (x_i^2 y_j^2 + x_i y_i x_j y_j)
-                                  <= (|x|^2 |y|^2 + (x @ y)^2) / k
+        mean      x @ y
+        variance  sum over i != j of P(i, j) (x_i^2 y_j^2 + x_i y_i x_j y_j)
+                  <= (|x|^2 |y|^2 + (x @ y)^2) / k
 
     P(i, j) is the probability that columns i and j share a bucket: 0 if both are in one of the
     blocks of k columns [0, k), [k, 2 k), ..., and 1/k otherwise.
