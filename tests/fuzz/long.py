@@ -185,6 +185,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.here:
         print(json.dumps(asdict(measure(options.only, known[options.only], options.steps))))
         return 0
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
     runs = read(options.out, options.steps) if options.out else []
     finished = {run.rule for run in runs}
     for name in [options.only] if options.only else known:
