@@ -26,8 +26,8 @@ def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0)
 
         out[s, bucket(j)] += sign(j) * rows[s][j - begin]    for j in [begin, begin + d)
 
-    Bucket and sign are a pure function of ``seed``, j and k. So sketches with one seed can be
-    added and compared: for rows x and y, the product of their sketches has, over all seeds::
+    Bucket and sign depend on ``seed``, j and k alone. So sketches with one seed can be added and
+    compared: for rows x and y, and a random seed, the inner product of their sketches has::
 
         mean      x @ y
         variance  sum over i != j of P(i, j) (x_i^2 y_j^2 + x_i y_i x_j y_j)
