@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison of ``sketch_`` with other random projections, and with ``gram``."""
+"""The comparison of ``sketch_`` with other random projections, and with ``gram``.
+
+``sketch_and_sum_`` computes more in its pass: the weighted sum of the rows as well.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ def sketch(S: int, d: int) -> Comparison:
     signs = torch.randint(2, (d,), generator=g).mul_(2).sub_(1).float()
     dense = torch.randn(d, DENSE_BUCKETS, generator=g).div_(DENSE_BUCKETS**0.5)
     few = torch.empty(S, DENSE_BUCKETS)
+    total, weights = torch.empty(d), torch.full((S,), 1 / S)
     components = min(BUCKETS, d)  # d is small in a dry run
     sparse = SparseRandomProjection(components, random_state=0).fit(np.zeros((1, d), np.float32))
 
@@ -35,6 +39,11 @@ def sketch(S: int, d: int) -> Comparison:
         sums.zero_()
         squares.zero_()
         return ops.sketch_(sums, squares, x, 5)
+
+    def with_sum() -> Tensor:
+        sums.zero_()
+        squares.zero_()
+        return ops.sketch_and_sum_(total, sums, squares, x, weights, 5)
 
     def by_index_add() -> Tensor:  # row by row: no temporary of S d
         out.zero_()
@@ -44,6 +53,7 @@ def sketch(S: int, d: int) -> Comparison:
 
     contenders = [
         Contender("fastagg", ours, "ours"),
+        Contender("fastagg, sketch_and_sum_", with_sum, "variant"),
         Contender("fastagg, gram", lambda: ops.gram(x), "variant"),
         Contender("torch index_add_", by_index_add),
         Contender(f"torch X @ P, k = {DENSE_BUCKETS}", lambda: torch.mm(x, dense, out=few)),

@@ -17,9 +17,11 @@ from benchmarks.memory_ops import memory_update as memory_op
 from benchmarks.memory_ops import mimic as mimic_op
 from benchmarks.operands import normal, zeros
 from benchmarks.options import Case, Options
+from benchmarks.sketches import BUCKETS
 
 SHAPES = [(20, 1_000_000), (100, 1_000_000), (500, 200_000)]  # S of K = 2 S, d
 ROBUST_SHAPES = [(100, 1_000_000), (500, 200_000)]
+SKETCH_SHAPES = [(100, 1_000_000), (1000, 1_000_000)]  # S of K = 2 S, d
 NNM_SHAPES = [(20, 1_000_000), *ROBUST_SHAPES]  # ByzFL only runs the first; others need 36 GB
 
 
@@ -29,6 +31,7 @@ def cases(options: Options) -> list[Case]:
     robust_shapes = [(S, options.width(d)) for S, d in ROBUST_SHAPES]
     return [
         *(Case("step fdms", S, d, fdms) for S, d in shapes),
+        *(Case("step fdms, sketch", S, options.width(d), sketched) for S, d in SKETCH_SHAPES),
         *(Case("step fedavg", S, d, fedavg) for S, d in shapes),
         *(Case("step mimic", S, d, mimic) for S, d in shapes),
         *(Case("step mimic-aged", S, d, mimic_aged) for S, d in shapes),
@@ -141,6 +144,29 @@ def fdms(S: int, d: int) -> Comparison:
         Contender("naive eager", lambda: naive.naive_step(all_rows, clients), "naive", repeats=3),
     ]
     return Comparison("step fdms", S, d, contenders, (updates,), K)
+
+
+def sketched(S: int, d: int) -> Comparison:
+    """Similarities from sketches, against exact ones."""
+    K = 2 * S
+    clients = half_of(K)
+    updates = normal(S, d).add_(torch.randn(d)).mul_(1e-3)
+    state = FdmsState(K, S, d)
+    rules = [fastagg.make("fdms", num_clients=K, num_params=d, sketch=k) for k in (BUCKETS, None)]
+    for rule in rules:
+        state.give_to(rule)
+    params = [state.params.clone() for _ in rules]
+
+    def step(which: int) -> Tensor:
+        rules[which].step(params[which], updates, clients)
+        return params[which]
+
+    contenders = [
+        Contender("fastagg", lambda: step(0), "ours"),
+        Contender("fastagg, exact", lambda: step(1), "variant", repeats=9),
+        Contender("careful eager", lambda: state.careful_step(updates, clients), repeats=9),
+    ]
+    return Comparison("step fdms, sketch", S, d, contenders, (updates,), K)
 
 
 def fedavg(S: int, d: int) -> Comparison:

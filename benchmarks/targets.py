@@ -77,6 +77,8 @@ TARGETS = [
         for rule in ("mifa", "stale", "fedvarp", "mimic", "mimic-aged")
     ),
     Target("step fdms", _STEPS, "careful", 3.0),
+    Target("step fdms, sketch", ((100, M),), "fastagg, exact", 2.0),
+    Target("step fdms, sketch", ((1000, M),), "fastagg, exact", 15.0),
     Target("step geometric-median", _ROBUST, "ByzFL GeometricMedian, T = 8", 10.0),
     Target("step multi-krum", _ROBUST, "ByzFL", 10.0),
     Target("step multi-krum", _ROBUST, "Flower", 10.0),

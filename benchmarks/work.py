@@ -20,6 +20,7 @@ mimic_                  12 S d + 8 d                 3 S d + 2 d          update
 memory_update_          12 S d + 24 d                3 S d + 3 d          update
 step of fedavg          as weighted_sum_
 step of fdms            as gram_and_sum_
+step of fdms, sketch    4 S d + 8 d                  6 S d                read
 steps of mimic, mimic-aged  as mimic_
 steps of mifa, stale    as memory_update_
 step of fedvarp         12 S d + 48 d                3 S d + 6 d          update
@@ -114,6 +115,10 @@ def gram_and_sum(S: int, d: int) -> Work:
     return Work(4 * S * d + 8 * d, S * (S + 3) * d, "read")
 
 
+def sketched_step(S: int, d: int) -> Work:
+    return Work(4 * S * d + 8 * d, 6 * S * d, "read")
+
+
 def two_reads(S: int, d: int) -> Work:
     """The Gram matrix of the rows, then a weighted sum of them."""
     return Work(8 * S * d + 8 * d, S * (S + 3) * d, "read")
@@ -135,6 +140,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "memory_update_": memory_update,
     "step fedavg": weighted_sum,
     "step fdms": gram_and_sum,
+    "step fdms, sketch": sketched_step,
     "step mimic": mimic,
     "step mimic-aged": mimic,
     "step mifa": memory_update,

@@ -123,11 +123,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             the rows once more.
 
     Attributes:
-        columns: applies ops to rows; :mod:`fastagg.distributed` replaces it if the columns are
-            spread over processes.
+        columns: applies ops to rows; :mod:`fastagg.distributed` replaces it by one for its shards.
         committed: number of steps of this object that have taken effect, skipped rounds included.
-            It changes together with parameters and state, also if a signal handler then raises an
-            exception out of :meth:`step`.
+            It changes with parameters and state, even if a signal handler then raises an exception.
         last_report: the report of the last of these steps; None before the first one.
 
     Raises:
@@ -152,6 +150,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """Whether ``_receive`` reads streamed rows into S scratch rows (for :func:`fastagg.plan`)."""
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
     """Names of constructor arguments that :meth:`options` leaves out."""
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Options of other rules that this one cannot have, with the reasons."""
 
     def __init__(
         self,

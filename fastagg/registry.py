@@ -67,7 +67,7 @@ def find(name: str, options: list[str]) -> type[Aggregator]:
     known = option_names(rule)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        hints = [_hint(option, known) for option in unknown]
+        hints = [_reason(rule, option) or _hint(option, known) for option in unknown]
         raise TypeError(
             f"rule {name!r} has no option(s) {unknown}; it has {known}.{''.join(hints)}"
         )
@@ -82,6 +82,11 @@ _OTHER_NAMES = {
     **dict.fromkeys(["weights", "num_samples"], "client_weights"),
 }
 """Names that papers and other libraries give to options."""
+
+
+def _reason(rule: type[Aggregator], option: str) -> str:
+    """Return why the rule cannot have an option of other rules; empty if that is not known."""
+    return f" {option}: {rule.refused[option]}." if option in rule.refused else ""
 
 
 def _hint(option: str, known: list[str]) -> str:

@@ -38,6 +38,8 @@ def after_rounds(name: str, owned: bool, options: dict[str, Any], rounds: int) -
     [
         *((name, REQUIRED.get(name, {})) for name in fastagg.available()),
         ("fdms", {"elimination": "theorem2"}),
+        ("fdms", {"sketch": 64}),
+        ("krum", {"sketch": 64}),
         ("geometric-median", {"reuse": True, "client_weights": [1.0] * K}),
         ("centered-clip", {"reuse": True}),
         ("bucketing", {"rule": "centered-clip"}),
@@ -119,6 +121,20 @@ def test_the_formulas() -> None:
     assert of("centered-clip", reuse=True, owned=True)[1] == reused - 8 * sd
     pairs = 6 * 100 * 90 + 52 * 10 * 10
     assert of("fdms") == (4 * d + 1600, 4 * sd + 24 * d + pairs, 13 * sd)  # rows are read once
+    sketches = 10 * 64  # S k
+    scratch, moved, flops = of("fdms", sketch=64)
+    assert scratch == 4 * d + 1600 + 20 * sketches
+    assert moved == 4 * sd + 24 * d + pairs + 40 * sketches
+    assert flops == 6 * sd + 11 * sketches
+    assert of("fdms", sketch=64, elimination="theorem2")[1:] == (
+        of("fdms", elimination="theorem2")[1] - 4 * sd + 40 * sketches,
+        flops,
+    )
+    assert of("multi-krum", sketch=64) == (
+        4 * d + 6400 + 24 * sketches,
+        8 * sd + 24 * d + 40 * sketches,
+        flops,
+    )
 
 
 @pytest.mark.parametrize("name", fastagg.available())
@@ -236,6 +252,22 @@ def test_time_is_that_of_bytes_and_flops() -> None:
     assert plan.seconds == pytest.approx((40e6 + 24e6) / 1e10 + 20e6 / 1e11)
     lines = [re.split(r"\s{2,}", line.strip()) for line in str(plan).splitlines()[-2:]]
     assert lines == [["total memory", "48 MB"], ["time per round", "6.6 ms"]]
+
+
+def test_a_plan_says_when_sketches_pay() -> None:
+    sizes = {"num_clients": 2000, "num_params": 10**6, "rates": RATES}
+    many = fastagg.plan("fdms", num_active=1000, **sizes)
+    sketched = fastagg.plan("fdms", num_active=1000, sketch=1024, **sizes)
+    assert many.sketched_seconds == sketched.seconds and sketched.sketched_seconds is None
+    assert many.seconds is not None and sketched.seconds is not None
+    assert 10 * sketched.seconds < many.seconds  # S(S + 3)d flops against 6Sd
+    name, seconds = re.split(r"\s{2,}", str(many).splitlines()[-1].strip())
+    assert name == "sketch=1024" and seconds.endswith("s")
+    few = fastagg.plan("fdms", num_active=3, **sizes)  # S(S + 3)d are as few
+    assert few.sketched_seconds is None and "sketch" not in str(few)
+    assert fastagg.plan("krum", num_active=1000, **sizes).sketched_seconds is not None
+    assert fastagg.plan("krum", num_active=100, reuse=True, **sizes).sketched_seconds is None
+    assert fastagg.plan("nnm", num_active=1000, **sizes).sketched_seconds is None
 
 
 def test_time_of_a_device_is_measured() -> None:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of sketch_, for all devices.
+// The arguments of sketch_ and sketch_and_sum_, for all devices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +30,22 @@ inline Rows check_sketch(const at::Tensor& out, const at::Tensor& squares, at::T
   TORCH_CHECK_VALUE(begin >= 0 && begin <= kLimit, "begin: expected a column in [0, 2^62], got ",
                     begin);
   ChangedMemory changed;
+  changed.add(out, "out");
+  changed.add(squares, "squares");
+  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
+  return rows;
+}
+
+// Checks the arguments of sketch_and_sum_, apart from the weights, and returns the rows.
+inline Rows check_sketch_and_sum(const at::Tensor& sum, const at::Tensor& out,
+                                 const at::Tensor& squares, at::TensorList tensors, int64_t begin) {
+  const Rows rows = check_sketch(out, squares, tensors, begin);
+  check_tensor(out, "out", at::kDouble, {kAny, kAny});
+  const int64_t d = rows.size() == 0 ? sum.numel() : rows.d;
+  check_tensor(sum, "sum", at::kFloat, {d});
+  check_same_device(sum, "sum", out.device());
+  ChangedMemory changed;
+  changed.add(sum, "sum");
   changed.add(out, "out");
   changed.add(squares, "squares");
   changed.check_rows(rows.addresses, rows.row_bytes(), "rows");

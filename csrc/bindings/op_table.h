@@ -71,6 +71,9 @@ FASTAGG_OP(difference_sum_, yes, no,  yes,
 FASTAGG_OP(gram_and_sum_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights, "
            "str precision='highest') -> ()")
+FASTAGG_OP(sketch_and_sum_, yes, yes, no,
+           "(Tensor(a!) sum, Tensor(b!) out, Tensor(c!) squares, Tensor[] rows, Tensor weights, "
+           "int seed, int begin=0) -> ()")
 FASTAGG_OP(difference_gram_and_sum_, yes, no, yes,
            "(Tensor(a!) out, Tensor(b!) gram, Tensor[] models, Tensor base, Tensor weights, "
            "int begin) -> ()")

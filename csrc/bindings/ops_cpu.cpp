@@ -201,6 +201,19 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
                     gram.mutable_data_ptr<double>(), out.mutable_data_ptr<float>(), threads());
 }
 
+void sketch_and_sum_(const at::Tensor& sum, const at::Tensor& out, const at::Tensor& squares,
+                     at::TensorList tensors, const at::Tensor& weights, int64_t seed,
+                     int64_t begin) {
+  const Rows rows = check_sketch_and_sum(sum, out, squares, tensors, begin);
+  const std::vector<double> w = check_weights(weights, rows.size(), out.device());
+  with_element(rows.dtype, [&](auto element) {
+    const auto x = pointers<const decltype(element)>(rows.addresses);
+    cpu::sketch_and_sum(out.mutable_data_ptr<double>(), squares.mutable_data_ptr<double>(),
+                        sum.mutable_data_ptr<float>(), x.data(), rows.size(), sum.numel(), w.data(),
+                        out.size(1), static_cast<uint64_t>(seed), begin, threads());
+  });
+}
+
 void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList models,
                               const at::Tensor& base, const at::Tensor& weights, int64_t begin) {
   check_dense(weights, "weights");

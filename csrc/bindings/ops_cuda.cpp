@@ -243,6 +243,21 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   launch.run(on, nullptr, gram);
 }
 
+// Two passes over the rows, as gram_and_sum_. sketch_ fails only before its first kernel.
+void sketch_and_sum_(const at::Tensor& sum, const at::Tensor& out, const at::Tensor& squares,
+                     at::TensorList tensors, const at::Tensor& weights, int64_t seed,
+                     int64_t begin) {
+  const Rows rows = check_sketch_and_sum(sum, out, squares, tensors, begin);
+  check_weight_shape(weights, rows.size());
+  ChangedMemory changed;
+  changed.add(sum, "sum");
+  changed.add(out, "out");
+  changed.add(squares, "squares");
+  changed.check(weights, "weights");
+  weighted_sum_(sum, tensors, weights, 0.0, std::nullopt);
+  sketch_(out, squares, tensors, seed, begin);
+}
+
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,
             const at::Tensor& clients, double lr) {
   const OnDevice on(params, "params");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sketch: a sparse Johnson-Lindenstrauss transform of rows, with one nonzero for each column.
+// sketch_and_sum: the same, and the weighted sum of the rows.
 #pragma once
 
 #include <cstdint>
@@ -23,5 +24,14 @@ namespace fastagg::cpu {
 template <class T>  // float, Bfloat16 or Half
 void sketch(double* out, double* squares, const T* const* rows, int64_t S, int64_t d, int64_t k,
             uint64_t seed, int64_t begin, const Parallel& parallel);
+
+// sketch, and sum = sum_s weights[s] * rows[s], with the bits of `sketch` and of `weighted_sum`.
+// Rows are read from memory once, unless there are more threads than groups of 8 rows.
+//   sum       // [d]; its old content is not read
+//   weights   // [S]
+template <class T>  // float, Bfloat16 or Half
+void sketch_and_sum(double* out, double* squares, float* sum, const T* const* rows, int64_t S,
+                    int64_t d, const double* weights, int64_t k, uint64_t seed, int64_t begin,
+                    const Parallel& parallel);
 
 }  // namespace fastagg::cpu

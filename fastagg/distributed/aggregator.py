@@ -114,7 +114,7 @@ class ShardedAggregator:
             self.local: Aggregator = make(
                 RuleName(rule), num_clients=num_clients, num_params=self.num_own, **options
             )
-        self.local.columns = ShardedColumns(self.segment, self._ranks)
+        self.local.columns = ShardedColumns(self.segment, self.begin, self._ranks)
 
     @property
     def server_lr(self) -> float:

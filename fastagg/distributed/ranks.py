@@ -218,12 +218,13 @@ class ShardedColumns(Columns):
 
     Args:
         segment: columns of a segment.
+        first: number of this rank's first column.
         ranks: the ranks over which the columns are spread.
     """
 
-    def __init__(self, segment: int, ranks: Ranks) -> None:
+    def __init__(self, segment: int, first: int, ranks: Ranks) -> None:
         super().__init__(segment)
-        self._ranks = ranks
+        self.first, self._ranks = first, ranks
 
     def _add(self, parts: Iterable[Tensor]) -> Tensor:
         return self._ranks.add_in_order(list(parts))

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastagg.ops._dispatch import compiled, mark_changed, op
 from fastagg.ops.row_lists import Rows, row_list
 
-__all__ = ["sketch_"]
+__all__ = ["sketch_", "sketch_and_sum_"]
 
 
 @op(
@@ -54,3 +54,43 @@ def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0)
     compiled.sketch_(out, squares, row_list(rows, "rows"), seed, begin)
     mark_changed(out, squares)
     return out
+
+
+@op(
+    example=lambda f, x: f(
+        x.params.clone(),
+        x.gram.new_zeros(len(x.updates), 64),
+        x.weights.clone(),
+        x.updates,
+        x.weights,
+        7,
+    )
+)
+def sketch_and_sum_(
+    sum: Tensor,
+    out: Tensor,
+    squares: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    seed: int,
+    begin: int = 0,
+) -> Tensor:
+    """Add the sketches and squared norms of rows, and set ``sum = weights @ rows``, in place.
+
+    Rows are read from memory once (on a GPU twice). The results have the bits of :func:`sketch_`
+    and of :func:`weighted_sum_` with ``beta=0``.
+
+    Args:
+        sum: float32 [d]; changed in place. Its old content is not read.
+        out: float64 [S, k]; changed in place. k is a power of two from 64 to 16384.
+        squares: float64 [S]; changed in place.
+        rows: S rows of d float32 or short. None may share memory with what is changed.
+        weights: float32 or float64 [S]; rounded as in :func:`weighted_sum_`.
+        seed, begin: see :func:`sketch_`.
+
+    Returns:
+        ``sum``.
+    """
+    compiled.sketch_and_sum_(sum, out, squares, row_list(rows, "rows"), weights, seed, begin)
+    mark_changed(sum, out, squares)
+    return sum

@@ -588,6 +588,20 @@ def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0)
     return out.add_(sums)
 
 
+def sketch_and_sum_(
+    sum: Tensor,
+    out: Tensor,
+    squares: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    seed: int,
+    begin: int = 0,
+) -> Tensor:
+    """Compute :func:`sketch_`, and ``sum = weights @ rows`` [d], in place."""
+    sketch_(out, squares, rows, seed, begin)
+    return weighted_sum_(sum, rows, weights, beta=0.0)
+
+
 def _split_mix(seed: int, numbers: np.ndarray) -> np.ndarray:
     """Return the outputs ``numbers`` of the generator SplitMix64: int64 -> uint64."""
     z = np.uint64(seed % 2**64) + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(

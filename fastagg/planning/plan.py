@@ -14,12 +14,14 @@ from fastagg.aggregator import Aggregator
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.stores import element_bytes
 from fastagg.norm_bound import norm_bytes, resolve_max_norm
-from fastagg.options import read_size
+from fastagg.options import option_names, read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
 from fastagg.updates.columns import MIN_PIECE, segment_columns
 
 _UNITS = ("", "k", "M", "G", "T", "P")
+_BUCKETS = 1024  # of the sketches that a plan compares with exact similarities
+_WORTHWHILE = 0.8  # of the time without them
 _MESSAGE = 512  # bytes of a message in which a rank reports success or an error
 _MESSAGES = 5  # per round: for the arguments, three results over all columns, and the report
 
@@ -46,6 +48,8 @@ class RoundPlan:
             with the present number of threads; 0 on a GPU. Between steps, the process keeps at most
             128 MB of kernel scratch.
         seconds: estimated time of a round; None if neither ``device`` nor ``rates`` was given.
+        sketched_seconds: the same with ``sketch=1024``, if the rule has this option, it was not
+            given, and it saves at least a fifth of the time; otherwise None.
     """
 
     rule: str
@@ -63,6 +67,7 @@ class RoundPlan:
     wire_bytes: int = 0
     seconds: float | None = None
     kernel_bytes: int = 0
+    sketched_seconds: float | None = None
 
     def __str__(self) -> str:
         form = "rows exchanged" if self.owned else "rows copied or only read"
@@ -84,6 +89,8 @@ class RoundPlan:
             memory = self.state_bytes + self.scratch_bytes + self.kernel_bytes + self.update_bytes
             rows.append(("total memory", memory, "B"))
             rows.append(("time per round", self.seconds, "s"))
+        if self.sketched_seconds is not None:
+            rows.append((f"  sketch={_BUCKETS}", self.sketched_seconds, "s"))
         lines = [
             f"{self.rule}: K = {self.num_clients:,}, S = {self.num_active:,}, "
             f"d = {self.num_params:,}, {form}"
@@ -118,6 +125,7 @@ def plan(
     fdms          6K^2 + 8           4Sd + 24d + 6K(K - S) + 52S^2     S(S + 3)d
       eliminating + K ceil(K/8)      + 4Sd + 6K^2 + 6S^2
                                      + (3K - S) ceil(K/8)
+      sketch=k    as without         + 40Sk; eliminating without 4Sd   6Sd + S(S + 1)k
     mifa          4Kd + 8d           12Sd + 36d; owned 8Sd + 36d       3Sd + 3d
     stale         4Kd + 8d + K       as mifa                           3Sd + 3d
     stale-models  4Kd + 8d + K (**)  12Sd + 36d; owned 8Sd + 52d       4Sd + 3d (**)
@@ -129,6 +137,7 @@ def plan(
     fedau         24K                as fedavg                         2Sd
     fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms
     robust rules  0                  8Sd + 24d                         S(S + 3)d
+      sketch=k    8                  + 40Sk                            6Sd + S(S + 1)k
     with reuse    4Kd                8Kd + 8Sd + 24d; owned 8Kd + 24d  see below
     ============  =================  ================================  =============
 
@@ -144,6 +153,7 @@ def plan(
     (**) With ``owned``, as (*), but at most K - S + 1 vectors, and Sd more flops.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
+    With sketches, it is 20Sk more, or 24Sk for the robust rules that have them.
     Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic and mimic-aged
     12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S spare
     rows, 4Sd, into which a step writes the new memory rows.
@@ -183,6 +193,21 @@ def plan(
         TypeError: the rule has no such option, or a size is not an int.
     """
     rule = find(name, list(options))
+    if rates is None and device is not None:
+        rates = measure(device)
+    sketched = None
+    if rates is not None and "sketch" in option_names(rule) and not options.get("sketch"):
+        sketched = _sketched_seconds(
+            name,
+            rates,
+            num_clients=num_clients,
+            num_active=num_active,
+            num_params=num_params,
+            owned=owned,
+            ranks=ranks,
+            budget=budget,
+            **options,
+        )
     K, S = read_size("num_clients", num_clients), read_size("num_active", num_active)
     d = read_size("num_params", num_params)
     if S > K:
@@ -212,8 +237,9 @@ def plan(
     if ranks > 1:
         wire = 2 * cost.reduced + messages * _MESSAGE * ranks + 8 * (S + 2)
         cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
-    if rates is None and device is not None:
-        rates = measure(device)
+    seconds = None if rates is None else _seconds(cost, wire, ranks, rates)
+    if sketched is not None and seconds is not None and sketched > _WORTHWHILE * seconds:
+        sketched = None
     on_gpu = device is not None and torch.device(device).type != "cpu"
     return RoundPlan(
         name,
@@ -229,8 +255,18 @@ def plan(
         budget,
         updates,
         wire,
-        None if rates is None else _seconds(cost, wire, ranks, rates),
+        seconds,
         0 if on_gpu else _kernel_bytes(rule, sizes, d, options),
+        sketched,
+    )
+
+
+def _sketched_seconds(name: str, rates: Rates, **arguments: Any) -> float | None:
+    """Return the time of a round with sketches, other arguments as for :func:`plan`."""
+    return (
+        None
+        if arguments.get("reuse")
+        else plan(name, rates=rates, **{**arguments, "sketch": _BUCKETS}).seconds
     )
 
 
@@ -241,7 +277,8 @@ def _kernel_bytes(
     if not rule.norms_known:
         return 0
     rows = sizes.K if options.get("reuse", False) else sizes.S
-    return ops.gram_scratch(rows, min(sizes.d, segment_columns(num_params)))
+    columns = options.get("sketch") or min(sizes.d, segment_columns(num_params))
+    return ops.gram_scratch(rows, columns)
 
 
 def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from fastagg.rules._reuse import ReusedRows
 from fastagg.rules.common_row import find_common_row, with_common_row
 from fastagg.rules.gram_policy import Policy
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import AROUND_BLOCK, AnyRows, alike, each_row
+from fastagg.updates.columns import AROUND_BLOCK, AnyRows, Columns, alike, each_row
 from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder", "max_age")
 
-_SQUARES = 8
+SQUARES = 8
 """Estimated number of S x S float64 matrices in a policy at a time; wrapped ones have more."""
 
 
@@ -57,7 +58,7 @@ class GramPlan(Plan):
 class Judged(Reading):
     """The factors of the active clients' rows as ``weights``; the aggregate is in scratch."""
 
-    gram: Tensor  # [n + e, n + e] float64, of all rows
+    gram: Tensor  # [n + e, n + e] float64, of all rows or of their sketches
 
 
 class GramRule(Aggregator[GramPlan, Judged]):
@@ -101,6 +102,12 @@ class GramRule(Aggregator[GramPlan, Judged]):
     column_state = frozenset({"previous", "memory"})
     norms_known = True
     collects_streams = False
+    refused = MappingProxyType(
+        {
+            "sketch": "sketches keep the distances of two rows, but this rule compares rows with "
+            "averages of rows; sketches of all averages of S rows need k of the order of S^2"
+        }
+    )
 
     def __init__(
         self,
@@ -171,10 +178,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
             rows = self._reused.rows(cohort, plan.expired)
         if self.previous is not None:
             rows = alike(rows, [*each_row(rows), self.previous])
-        gram = self._gram(rows, cohort, plan.expired)
-        squares = gram.diagonal().tolist()
-        self._check_squares(cohort, [squares[i] for i in plan.active])
-        factors = self._factors(gram, plan.weights, rows)
+        gram, judged, columns = self._judged(rows, cohort, plan)
+        factors = self._factors(gram, plan.weights, judged, columns)
         self._sum(rows, factors)
         self._check_range(*self._peaks_with(params, [self._aggregate]))
         if self._reused is not None:
@@ -202,39 +207,55 @@ class GramRule(Aggregator[GramPlan, Judged]):
             rows = alike(rows, kept)
         self.columns.weighted_sum_(self._aggregate, rows, factors, beta=0.0)
 
+    def _judged(
+        self, rows: AnyRows, cohort: Cohort, plan: GramPlan
+    ) -> tuple[Tensor, AnyRows, Columns]:
+        """Check the norms of the active clients' rows; return what the policy judges by.
+
+        Returns:
+            A Gram matrix [n + e, n + e] float64, the rows that it is of, and what applies ops to
+            these.
+        """
+        gram = self._gram(rows, cohort, plan.expired)
+        squares = gram.diagonal().tolist()
+        self._check_squares(cohort, [squares[i] for i in plan.active])
+        return gram, rows, self.columns
+
     def _gram(self, rows: AnyRows, cohort: Cohort, expired: list[int]) -> Tensor:
         if self._reused is None:
             return self.columns.gram(rows).cpu()
         return self._reused.gram(rows, cohort.ids, self.columns, expired)
 
-    def _factors(self, gram: Tensor, shares: Tensor, rows: AnyRows) -> Tensor:
+    def _factors(self, gram: Tensor, shares: Tensor, rows: AnyRows, columns: Columns) -> Tensor:
         """Return the factors of all n + e rows.
 
         Args:
             gram: [n + e, n + e] float64, the Gram matrix of the rows.
             shares: [n] float64, shares of the clients; rows of share 0 are left out.
-            rows: n + e rows [d]; read again only if some rows are close.
+            rows: n + e rows, or their sketches; read again only if some rows are close.
+            columns: apply ops to these.
         """
         t = int(self.rounds) if self.policy.uses_round else 0
         if self._equal is not None or 0.0 not in shares.tolist():
-            return self.policy(self._precise(gram, len(shares), rows), shares, t)
+            return self.policy(self._precise(gram, len(shares), rows, columns), shares, t)
         taken = torch.ones(len(gram), dtype=torch.bool)
         taken[: len(shares)] = shares > 0
         used = shares[shares > 0]
         listed = each_row(rows)
         some = alike(rows, [listed[i] for i in taken.nonzero().flatten().tolist()])
         factors = torch.zeros(len(gram), dtype=torch.float64)
-        factors[taken] = self.policy(self._precise(gram[taken][:, taken], len(used), some), used, t)
+        precise = self._precise(gram[taken][:, taken], len(used), some, columns)
+        factors[taken] = self.policy(precise, used, t)
         return factors
 
-    def _precise(self, gram: Tensor, num_rows: int, rows: AnyRows) -> Tensor:
+    def _precise(self, gram: Tensor, num_rows: int, rows: AnyRows, columns: Columns) -> Tensor:
         """Return a Gram matrix for the policy, of the rows minus a common one if that pays."""
         if self.policy.uses_norms:
             return gram
         common = find_common_row(gram, num_rows)
         if common is None:
             return gram
-        return with_common_row(gram, self.columns.gram_around(rows, common).cpu())
+        return with_common_row(gram, columns.gram_around(rows, common).cpu())
 
     def _skip(self) -> None:
         self.rounds += 1
@@ -293,7 +314,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         rounds = 8 if policy.uses_round else 0
         return Cost(
             state=state + rounds + age_bytes(options, sizes.K, counts_rounds=policy.uses_round),
-            scratch=4 * d + 8 * _SQUARES * n * n + 4 * n * min(d, AROUND_BLOCK) + spares,
+            scratch=4 * d + 8 * SQUARES * n * n + 4 * n * min(d, AROUND_BLOCK) + spares,
             moved=8 * n * d + 24 * d + copied,
             flops=2 * products * d + 2 * n * d,
             reduced=4 * n * (n + 1),

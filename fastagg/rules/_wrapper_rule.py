@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastagg.options import read_mapping
 from fastagg.registry import available, find
 from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Around, Policy
 
 if TYPE_CHECKING:
@@ -45,7 +46,13 @@ class WrapperRule(GramRule):
         policy = wrap(inside.policy)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.rule = rule
-        self.rule_options = {k: v for k, v in inside.options().items() if k not in _OWN}
+        without = (*_OWN, *_sketches_of(type(inside)))
+        self.rule_options = {k: v for k, v in inside.options().items() if k not in without}
+
+
+def _sketches_of(rule: type) -> tuple[str, ...]:
+    """Return the options of an inner rule that concern sketches."""
+    return ("sketch", "seed") if issubclass(rule, SketchedGramRule) else ()
 
 
 def _rule_inside(name: str, options: Mapping[str, Any]) -> GramRule:
@@ -59,6 +66,9 @@ def _rule_inside(name: str, options: Mapping[str, Any]) -> GramRule:
     if own:
         raise ValueError(f"rule_options: expected no {own}; pass these to the wrapper rule itself")
     rule = find(name, list(options))
+    sketches = [option for option in options if option in _sketches_of(rule)]
+    if sketches:
+        raise ValueError(f"rule_options: expected no {sketches}: {GramRule.refused['sketch']}")
     if not issubclass(rule, GramRule):
         fitting = [other for other in available() if issubclass(find(other, []), GramRule)]
         raise ValueError(f"rule: expected one of {fitting}, got {name!r}")

@@ -42,8 +42,9 @@ class EnqueuedFDMS:
     replay. Server learning rate and threshold are those of the capture.
 
     Args:
-        aggregator: an FDMS rule with similarity "cosine". A round changes its ``scores``,
-            ``counts`` and ``candidates`` in place; :meth:`settle` changes its ``rounds``.
+        aggregator: an FDMS rule with similarity "cosine" and no sketch. A round changes its
+            ``scores``, ``counts`` and ``candidates`` in place; :meth:`settle` changes its
+            ``rounds``.
         params: [d] float32, contiguous, on the aggregator's device; changed in place.
 
     Raises:
@@ -56,6 +57,11 @@ class EnqueuedFDMS:
         if aggregator.similarity != "cosine":
             raise ValueError(
                 f'aggregator: expected similarity "cosine", got {aggregator.similarity!r}'
+            )
+        if aggregator.sketch is not None:
+            raise ValueError(
+                "aggregator: expected sketch=None, because a CUDA graph would replay one seed, got "
+                f"sketch={aggregator.sketch}"
             )
         if type(aggregator.columns) is not Columns:
             raise ValueError("aggregator: expected all columns in this process, got a shard")

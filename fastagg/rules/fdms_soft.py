@@ -43,6 +43,7 @@ class FDMSSoft(FDMS):
         temperature: > 0, in units of the scores. Large: friends have similar parts. Small: FDMS.
         similarity: "cosine" or "distance".
         precision: "highest" or, with "cosine", "tf32"; see :class:`fastagg.FDMS`.
+        sketch, seed: similarities from random projections; see :class:`fastagg.FDMS`.
         max_share: largest factor of a row, in [1/K, 1]; None: no limit. See :class:`fastagg.FDMS`:
             what a row has no room for is divided among the m best friends that have room.
         client_weights: [K] relative weights, for instance sample counts; None: equal.
@@ -58,6 +59,8 @@ class FDMSSoft(FDMS):
         temperature: float = 0.1,
         similarity: str = "cosine",
         precision: str = "highest",
+        sketch: int | None = None,
+        seed: int = 0,
         max_share: float | None = None,
         client_weights: Any = None,
         **options: Unpack[CommonOptions],
@@ -67,6 +70,8 @@ class FDMSSoft(FDMS):
         super().__init__(
             similarity=similarity,
             precision=precision,
+            sketch=sketch,
+            seed=seed,
             max_share=max_share,
             client_weights=client_weights,
             **options,

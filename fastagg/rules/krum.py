@@ -10,7 +10,8 @@ from torch import Tensor
 from fastagg.ops.memory import tensor_of
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules._gram_rule import ReuseOptions
+from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Policy, check_majority, square_distances
 from fastagg.updates.small import factors_tensor
 
@@ -54,7 +55,7 @@ class KrumPolicy(Policy):
 
 
 @register("krum")
-class Krum(GramRule):
+class Krum(SketchedGramRule):
     """``params += server_lr * u_k``, k the client closest to its n - f - 2 nearest neighbours.
 
     n is the number of active clients, and at most f of them are assumed to be Byzantine (faulty or
@@ -64,6 +65,8 @@ class Krum(GramRule):
 
     Args:
         num_byzantine: f, the largest number of Byzantine clients among the active ones, >= 0.
+        sketch, seed: distances from random projections; see
+            :class:`fastagg.rules._sketched_gram_rule.SketchedGramRule`.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K]; a client of weight 0 is left out. Other values make no difference.
         **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
@@ -76,10 +79,19 @@ class Krum(GramRule):
         self,
         *,
         num_byzantine: int = 0,
+        sketch: int | None = None,
+        seed: int = 0,
         reuse: bool = False,
         client_weights: Any = None,
         **options: Unpack[ReuseOptions],
     ) -> None:
         policy = KrumPolicy(num_byzantine)
-        super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
+        super().__init__(
+            policy,
+            sketch=sketch,
+            seed=seed,
+            reuse=reuse,
+            client_weights=client_weights,
+            **options,
+        )
         self.num_byzantine = policy.num_byzantine

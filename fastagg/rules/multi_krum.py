@@ -11,7 +11,8 @@ from torch import Tensor
 from fastagg.ops.memory import tensor_of
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._gram_rule import GramRule, ReuseOptions
+from fastagg.rules._gram_rule import ReuseOptions
+from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Policy
 from fastagg.rules.krum import krum_scores
 
@@ -37,7 +38,7 @@ class MultiKrumPolicy(Policy):
 
 
 @register("multi-krum")
-class MultiKrum(GramRule):
+class MultiKrum(SketchedGramRule):
     """``params += server_lr * (weighted mean of the updates with the lowest Krum scores)``.
 
     Scores are those of :class:`fastagg.Krum`; the lowest ids win ties (Blanchard et al. 2017).
@@ -45,6 +46,8 @@ class MultiKrum(GramRule):
     Args:
         num_byzantine: f, the largest number of Byzantine clients among the n active ones, >= 0.
         keep: the number of updates in the mean, >= 1; all n if ``keep`` is larger. None: n - f.
+        sketch, seed: distances from random projections; see
+            :class:`fastagg.rules._sketched_gram_rule.SketchedGramRule`.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights in the mean; None: equal.
         **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
@@ -58,11 +61,20 @@ class MultiKrum(GramRule):
         *,
         num_byzantine: int = 0,
         keep: int | None = None,
+        sketch: int | None = None,
+        seed: int = 0,
         reuse: bool = False,
         client_weights: Any = None,
         **options: Unpack[ReuseOptions],
     ) -> None:
         policy = MultiKrumPolicy(num_byzantine, keep)
-        super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
+        super().__init__(
+            policy,
+            sketch=sketch,
+            seed=seed,
+            reuse=reuse,
+            client_weights=client_weights,
+            **options,
+        )
         self.num_byzantine = policy.num_byzantine
         self.keep = policy.keep

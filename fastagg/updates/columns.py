@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Apply ops to rows of any kind: in memory, streamed, of another dtype, or spread over ranks.
 
-Most ops work column by column, so they can run on any part of the columns. Two results need all
-columns: the Gram matrix and the largest magnitudes. Rules call a :class:`Columns` for both kinds.
+Most ops work column by column, so they can run on any part of the columns. Three results need all
+columns: the Gram matrix, sketches and the largest magnitudes. Rules call a :class:`Columns` for
+both kinds.
 This class has all columns in this process. :mod:`fastagg.distributed` has a subclass whose columns
 are spread over ranks. No other code depends on where the columns are.
 
@@ -12,7 +13,8 @@ of another dtype is converted piece by piece.
 **Segments.** A segment has 2^20 columns, or more if d is above 2^28, so that there are at most 256.
 The Gram matrix is the sum of the segments' Gram matrices, in float64 and from left to right; each
 of them is one call of ``ops.gram``. The bits of the result therefore depend on the segments alone:
-they are the same in one process, on any number of ranks, and from a stream.
+they are the same in one process, on any number of ranks, and from a stream. So are those of
+sketches, which are added in the same way.
 """
 
 from __future__ import annotations
@@ -170,7 +172,12 @@ class Columns:
 
     Args:
         segment: number of columns of a segment.
+
+    Attributes:
+        first: number of the first column, 0 if all columns are in this process.
     """
+
+    first = 0
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
@@ -228,6 +235,54 @@ class Columns:
             here = out[begin : begin + self.segment]
             ops.difference_gram_and_sum_(here, gram, parts, base, weights, begin)
             yield gram
+
+    def sketch(
+        self,
+        rows: AnyRows,
+        buckets: int,
+        seed: int,
+        out: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return sketches and squared norms of S >= 1 rows, which are summed over segments.
+
+        With ``out`` and ``weights``, set ``out = weights @ rows`` in the same pass.
+
+        Returns:
+            Sketches [S, buckets] and squared norms [S], both float64; see
+            :func:`fastagg.ops.sketch_`.
+        """
+        size = rows.shape[0] if isinstance(rows, Tensor) else len(rows)
+        sums = self._add(self._sketches(rows, size, buckets, seed, out, weights))
+        return sums[:-size].view(size, buckets), sums[-size:]
+
+    def _sketches(
+        self,
+        rows: AnyRows,
+        size: int,
+        buckets: int,
+        seed: int,
+        out: Tensor | None,
+        weights: Tensor | None,
+    ) -> Iterator[Tensor]:
+        """Yield the sketches of every segment's columns, then their squares: [S (buckets + 1)]."""
+        part: Tensor | None = None
+        for begin, end, (piece,) in self._pieces([rows]):
+            if part is not None and begin % self.segment == 0:
+                yield part
+                part = None
+            if part is None:
+                device = piece.device if isinstance(piece, Tensor) else piece[0].device
+                part = torch.zeros(size * (buckets + 1), dtype=torch.float64, device=device)
+            own = part[:-size].view(size, buckets)
+            first = self.first + begin
+            if out is None or weights is None:
+                ops.sketch_(own, part[-size:], piece, seed, first)
+            else:
+                here = out[begin:end]
+                ops.sketch_and_sum_(here, own, part[-size:], piece, weights, seed, first)
+        assert part is not None  # d >= 1
+        yield part
 
     def square_norms(self, rows: AnyRows) -> Tensor:
         """Return the diagonal of :meth:`gram`, with its bits: [S] float64 on the CPU, S >= 1."""

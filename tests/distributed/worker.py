@@ -34,7 +34,9 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("centered-clip", {"tau": 90.0, "reuse": True}),
     ("fdms", {"max_norm": 100.0}),  # about half of the rows are longer
     ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
+    ("fdms", {"sketch": 256, "elimination": "theorem2", "max_norm": 100.0}),
     ("fdms-soft", {"friends": 2, "max_share": 0.3}),
+    ("fdms-soft", {"sketch": 64, "similarity": "distance"}),
     ("fedau", {"cutoff": 2}),
     ("fedavg", {"client_weights": WEIGHTS}),
     ("fedavg", {"max_norm": {"multiple": 1.001, "window": 4, "warmup": 0}}),
@@ -46,6 +48,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("mimic", {"server_lr": 0.7}),
     ("mimic-aged", {"fading": 0.5}),
     ("multi-krum", {"keep": 2}),
+    ("multi-krum", {"keep": 2, "sketch": 128, "seed": 4}),
     ("nnm", {"num_byzantine": 1, "reuse": True}),
     ("scaffold", {"local_work": 0.5}),
     ("stale", {"max_age": 1}),

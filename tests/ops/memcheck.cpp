@@ -141,6 +141,12 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
     if (d <= kBuckets) expect(total_square, square, static_cast<double>(d), "sketch of one block");
   }
 
+  const std::unique_ptr<float[]> mean_row(new float[d]);  // its old content is not read
+  std::fill_n(sketches.get(), S * kBuckets, 0.0);
+  std::fill_n(squares.get(), S, 0.0);
+  cpu::sketch_and_sum(sketches.get(), squares.get(), mean_row.get(), x.read(), S, d, weights.data(),
+                      kBuckets, 7, 5, parallel);
+
   std::vector<double> sum(d), old(d), total(d);
   for (int64_t k = 0; k < d; ++k)
     for (int64_t s = 0; s < S; ++s) {
@@ -150,6 +156,7 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
   const std::unique_ptr<float[]> out(new float[d]);  // with beta = 0 its content is not read
   cpu::weighted_sum(out.get(), x.read(), S, d, weights.data(), 0.0, parallel);
   for (int64_t k = 0; k < d; ++k) expect(out[k], 0.5 * sum[k], scale, "weighted_sum");
+  for (int64_t k = 0; k < d; ++k) expect(mean_row[k], out[k], 0.0, "sum of sketch_and_sum");
 
   const std::unique_ptr<double[]> mean(new double[d]);
   const std::unique_ptr<float[]> rounded(new float[d]);

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -209,3 +211,62 @@ def test_bad_arguments_change_nothing() -> None:
         ops.sketch_(same[:2], squares, same[1:3], 0)
     assert not out.any()
     assert not squares.any()
+
+
+# --- sketch_and_sum_ ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("S", [1, 2, 3, 7, 8, 9, 31, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_both_in_one_pass_have_the_bits_of_two(S: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(S)
+    for d, k, begin in ((1, 64, 5), (700, 64, 0), (9001, 1024, 3000), (40_000, 256, 4095)):
+        rows = torch.randn(S, d, generator=generator).to(dtype)
+        weights = torch.rand(S, generator=generator, dtype=torch.float64)
+        expected, norms = sketched(rows, k, 5, begin)
+        for threads in (1, 2, 64):
+            old = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            out, squares = torch.zeros(S, k, dtype=F64), torch.zeros(S, dtype=F64)
+            total = torch.full((d,), torch.nan)
+            found = ops.sketch_and_sum_(total, out, squares, list(rows), weights, 5, begin)
+            torch.set_num_threads(old)
+            assert found is total
+            assert torch.equal(out, expected) and torch.equal(squares, norms)
+            summed = ops.weighted_sum_(torch.zeros(d), rows, weights, 0.0)
+            assert torch.equal(total, summed)
+
+
+def test_both_against_the_oracle() -> None:
+    rows, weights = torch.randn(20, 5000), torch.rand(20)
+    results = []
+    for module in (ops, reference):
+        arguments = torch.zeros(5000), torch.zeros(20, 64).double(), torch.zeros(20).double()
+        module.sketch_and_sum_(*arguments, rows, weights, 3, 100)  # type: ignore[attr-defined]
+        results.append(arguments)
+    for ours, right in zip(*results, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-6, atol=1e-5)
+
+
+def test_both_without_rows() -> None:
+    out, squares = torch.zeros(0, 64).double(), torch.zeros(0).double()
+    total = torch.full((5,), torch.nan)
+    ops.sketch_and_sum_(total, out, squares, [], torch.zeros(0), 1)
+    assert total.tolist() == [0.0] * 5
+
+
+def test_wrong_arguments_of_both_change_nothing() -> None:
+    rows, weights = torch.randn(3, 70), torch.rand(3)
+    total, out, squares = torch.ones(70), torch.ones(3, 64).double(), torch.ones(3).double()
+    good: dict[str, Any] = {
+        "sum": total, "out": out, "squares": squares, "rows": rows, "weights": weights, "seed": 1
+    }  # fmt: skip
+    for name, wrong in (
+        ("sum", torch.ones(69)), ("sum", rows[0]), ("sum", total.double()), ("out", out.float()),
+        ("out", torch.ones(3, 96).double()), ("squares", torch.ones(2).double()),
+        ("sum", torch.ones(71)), ("weights", weights[:2]), ("begin", -1),
+    ):  # fmt: skip
+        with pytest.raises((TypeError, ValueError, RuntimeError), match=name):
+            ops.sketch_and_sum_(**{**good, name: wrong})
+    for tensor in (total, out, squares):
+        assert (tensor == 1.0).all()

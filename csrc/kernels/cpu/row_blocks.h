@@ -77,4 +77,29 @@ FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t
   }
 }
 
+// Calls take(k, sum) for k in [0, n), with sum = sum_g weights[g] * rows[g][column + k] in float32.
+// Inside a dispatched kernel, the compiler vectorizes this plain loop for the kernel's instruction
+// set.
+template <int W, int G, class T, class Take>
+FASTAGG_INLINE void sum_group(const T* const* rows, const float* weights, int64_t column, int64_t n,
+                              const Take& take) {
+  const T* row[G];
+  float w[G];
+  for (int g = 0; g < G; ++g) {
+    row[g] = rows[g] + column;
+    w[g] = weights[g];
+  }
+  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    const float* x[G];
+    float room[G][kStep];
+    widen_step(x, row, begin, count, room);
+    FASTAGG_WHOLE_VECTORS
+    for (int64_t k = 0; k < count; ++k) {
+      float sum = w[0] * x[0][k];
+      for (int g = 1; g < G; ++g) sum += w[g] * x[g][k];
+      take(begin + k, sum);
+    }
+  });
+}
+
 }  // namespace fastagg::cpu

@@ -114,6 +114,25 @@ FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
 
+// The floats with these bits as doubles, in two halves. GCC has one instruction for a half of eight
+// floats only from __builtin_convertvector, and for a smaller one only from `load_double`.
+template <int W>
+FASTAGG_INLINE void widen_halves(const Vec<uint32_t, W>& bits, Vec<double, W / 2>* low,
+                                 Vec<double, W / 2>* high) {
+  constexpr int kHalf = W / 2;
+  if constexpr (W == 16) {
+    Vec<float, kHalf> halves[2];
+    std::memcpy(halves, &bits, sizeof bits);
+    *low = __builtin_convertvector(halves[0], Vec<double, kHalf>);
+    *high = __builtin_convertvector(halves[1], Vec<double, kHalf>);
+  } else {
+    float numbers[W];
+    std::memcpy(numbers, &bits, sizeof bits);
+    *low = load_double<kHalf>(numbers);
+    *high = load_double<kHalf>(numbers + kHalf);
+  }
+}
+
 // Calls body(0), ..., body(N - 1) with constants, so that arrays of vectors that are indexed by
 // them stay in registers.
 template <class Body, int... I>

@@ -4,10 +4,14 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "../elements.h"
+#include "../weighted_sum.h"
+#include "row_blocks.h"
 #include "scratch.h"
 #include "simd.h"
+#include "weighted_sum_block.h"
 
 namespace fastagg::cpu {
 namespace {
@@ -15,15 +19,21 @@ namespace {
 // Buckets that are handled together: a cache line of floats, and the words of a unit.
 constexpr int64_t kLanes = kUnitWords;
 
-// Columns ahead of the current ones. The accesses are sequential, but hardware prefetchers stop at
-// the end of a page.
-constexpr int64_t kAhead = 1024;
+// Neighbouring blocks that are added together: their sums are loaded and stored once.
+constexpr int kTogether = 2;
 
-// sums[q] += the number of bucket q, negated if its sign says so, for n buckets from `first` on:
-// the numbers from[0], ..., from[n - 1]. n and `first` are multiples of kLanes.
-template <int W>
-FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* from, int64_t first,
-                                int64_t n, const uint32_t* words) {
+// The rotation and the words of signs of a block.
+struct Hashes {
+  int64_t turn;
+  const uint32_t* words;
+};
+
+// sums[q] += the numbers of bucket q in N blocks, in order, negated if their signs say so, for n
+// buckets from `first` on: from[i][0], ..., from[i][n - 1] in block i. n and `first` are multiples
+// of kLanes. The numbers at a distance of `ahead` are fetched into the cache.
+template <int W, int N>
+FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* const (&from)[N],
+                                int64_t first, int64_t n, const Hashes* blocks, int64_t ahead) {
   constexpr int kParts = kLanes / W, kHalf = W / 2;
   Vec<double, kHalf> square[2 * kParts];
   unroll<2 * kParts>([&](auto i)
@@ -31,26 +41,31 @@ FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* from
   for (int64_t q = first; q < first + n;) {
     const int64_t unit_end = std::min((q / kUnitBuckets + 1) * kUnitBuckets, first + n);
     const auto shift = static_cast<uint32_t>(q % kUnitBuckets / kLanes);
-    Vec<uint32_t, W> signs[kParts];
-    unroll<kParts>([&](auto p) FASTAGG_INLINE_LAMBDA {
-      signs[p] = load<W>(words + q / kUnitBuckets * kUnitWords + p * W) << shift;
+    Vec<uint32_t, W> signs[N][kParts];
+    unroll<N>([&](auto i) FASTAGG_INLINE_LAMBDA {
+      const uint32_t* words = blocks[i].words + q / kUnitBuckets * kUnitWords;
+      unroll<kParts>([&](auto p)
+                         FASTAGG_INLINE_LAMBDA { signs[i][p] = load<W>(words + p * W) << shift; });
     });
     for (; q < unit_end; q += kLanes) {
-      const float* x = from + (q - first);
-      prefetch(x, kAhead);
+      unroll<N>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(from[i] + (q - first), ahead); });
       unroll<kParts>([&](auto p) FASTAGG_INLINE_LAMBDA {
-        Vec<uint32_t, W> bits;
-        std::memcpy(&bits, x + p * W, sizeof bits);
-        bits ^= signs[p] & 0x80000000u;
-        signs[p] += signs[p];
-        float numbers[W];
-        std::memcpy(numbers, &bits, sizeof bits);
-        unroll<2>([&](auto h) FASTAGG_INLINE_LAMBDA {
-          const auto wide = load_double<kHalf>(numbers + h * kHalf);
-          double* sum = sums + q + p * W + h * kHalf;
-          store<kHalf>(sum, load<kHalf>(sum) + wide);
-          square[2 * p + h] += wide * wide;
+        double* sum = sums + q + p * W;
+        Vec<double, kHalf> low = load<kHalf>(sum), high = load<kHalf>(sum + kHalf);
+        unroll<N>([&](auto i) FASTAGG_INLINE_LAMBDA {
+          Vec<uint32_t, W> bits;
+          std::memcpy(&bits, from[i] + (q - first) + p * W, sizeof bits);
+          bits ^= signs[i][p] & 0x80000000u;
+          signs[i][p] += signs[i][p];
+          Vec<double, kHalf> a, b;
+          widen_halves<W>(bits, &a, &b);
+          low += a;
+          high += b;
+          square[2 * p] += a * a;
+          square[2 * p + 1] += b * b;
         });
+        store<kHalf>(sum, low);
+        store<kHalf>(sum + kHalf, high);
       });
     }
   }
@@ -58,56 +73,219 @@ FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* from
                          FASTAGG_INLINE_LAMBDA { store<kHalf>(squares + i * kHalf, square[i]); });
 }
 
-// Adds block b, k columns, to k buckets.
-template <int W>
-FASTAGG_INLINE void add_block(double* sums, double* squares, const float* x, int64_t k,
-                              uint64_t seed, uint64_t b, uint32_t* words) {
-  const uint64_t first = first_output(b, k) + 1;
+// Adds N blocks, k columns each, to k buckets.
+template <int W, int N>
+FASTAGG_INLINE void add_blocks(double* sums, double* squares, const float* const (&x)[N], int64_t k,
+                               const Hashes* blocks, int64_t ahead) {
+  // Columns [0, k - turn) go to the buckets from `turn` on, the others to those from 0 on. The
+  // lanes around `turn` have both the first columns and the last ones: they are put together.
+  float both[N][kLanes];
+  int64_t around[N], cuts[2 * N + 1];
+  for (int i = 0; i < N; ++i) {
+    const int64_t turn = blocks[i].turn, inside = turn % kLanes;
+    around[i] = turn - inside;
+    for (int64_t l = 0; l < kLanes; ++l)
+      both[i][l] = x[i][l < inside ? k - inside + l : l - inside];
+    cuts[2 * i] = around[i];
+    cuts[2 * i + 1] = around[i] + kLanes;
+  }
+  cuts[2 * N] = k;
+  std::sort(cuts, cuts + 2 * N);
+  int64_t q = 0;
+  for (int64_t end : cuts) {
+    if (q == end) continue;
+    const float* from[N];
+    bool apart = false;
+    for (int i = 0; i < N; ++i) {
+      const int64_t turn = blocks[i].turn;
+      from[i] = q == around[i] ? both[i] : x[i] + (q < turn ? k - turn + q : q - turn);
+      apart = apart || q == around[i];
+    }
+    add_buckets<W, N>(sums, squares, from, q, end - q, blocks, apart ? 0 : ahead);
+    q = end;
+  }
+}
+
+// Columns of a row that are read before those of the next row of a group. The hashes of their
+// blocks serve all rows of the group; all that a group needs stays in L2.
+constexpr int64_t kRunColumns = 4096;
+
+// What a worker needs for k buckets: floats of blocks, and the hashes of the blocks of a run.
+class Rooms {
+ public:
+  Rooms(int workers, int64_t k)
+      : words_(kUnitWords * sketch_units(k)),
+        blocks_(ceil_div(kRunColumns, k) + 1),
+        k_(k),
+        bytes_(kTogether * k * int64_t{sizeof(float)} +
+               blocks_ * (int64_t{sizeof(int64_t)} + words_ * int64_t{sizeof(uint32_t)})),
+        memory_(workers * bytes_) {}
+
+  // [blocks] rotations, [blocks, words] words and [kTogether, k] floats
+  int64_t* turns(int worker) const {
+    return reinterpret_cast<int64_t*>(memory_.as<char>() + worker * bytes_);
+  }
+  uint32_t* words(int worker) const { return reinterpret_cast<uint32_t*>(turns(worker) + blocks_); }
+  float* block(int worker) const {
+    return reinterpret_cast<float*>(words(worker) + blocks_ * words_);
+  }
+
+ private:
+  int64_t words_, blocks_, k_, bytes_;
+  Scratch memory_;
+};
+
+void hash_block(uint64_t seed, int64_t b, int64_t k, int64_t* turn, uint32_t* words) {
+  const auto block = static_cast<uint64_t>(b);
+  const uint64_t first = first_output(block, k) + 1;
+  *turn = rotation(seed, block, k);
   for (int64_t i = 0; i < kUnitOutputs * sketch_units(k); ++i) {
     const uint64_t both = split_mix(seed, first + i);
     words[2 * i] = static_cast<uint32_t>(both);
     words[2 * i + 1] = static_cast<uint32_t>(both >> 32);
   }
-  // Columns [0, k - turn) go to the buckets from `turn` on, the others to those from 0 on. The
-  // lanes around `turn` have both the first columns and the last ones.
-  const int64_t turn = rotation(seed, b, k);
-  const int64_t around = turn / kLanes * kLanes, inside = turn - around;
-  int64_t next = turn;  // the first bucket whose lanes are whole
-  if (inside > 0) {
-    float both[kLanes];
-    for (int64_t l = 0; l < kLanes; ++l) both[l] = l < inside ? x[k - inside + l] : x[l - inside];
-    add_buckets<W>(sums, squares, both, around, kLanes, words);
-    next = around + kLanes;
-  }
-  add_buckets<W>(sums, squares, x + (next - turn), next, k - next, words);
-  add_buckets<W>(sums, squares, x + (k - turn), 0, around, words);
 }
 
-// Adds n columns of a row, from column `begin` on.
-struct SketchRow {
-  template <int W, class T>
-  FASTAGG_INLINE static void run(double* sums, double* square, const T* x, int64_t n, int64_t k,
-                                 uint64_t seed, int64_t begin, float* part, uint32_t* words) {
-    double lanes[kLanes] = {};
-    for (int64_t done = 0; done < n;) {
-      const int64_t b = (begin + done) / k, skipped = (begin + done) % k;
-      const int64_t count = std::min(k - skipped, n - done);
-      const T* from = x + done;
-      const float* block = part;
-      if (std::is_same_v<T, float> && count == k) {
-        block = reinterpret_cast<const float*>(from);
-      } else {  // convert it; a part of a block gets zeros for the rest
-        std::fill_n(part, skipped, 0.0f);
-        FASTAGG_WHOLE_VECTORS
-        for (int64_t i = 0; i < count; ++i) part[skipped + i] = widened(from[i]);
-        std::fill(part + skipped + count, part + k, 0.0f);
+// Adds n columns of a group of rows, from `column` on, to their sketches, and their squares to
+// `lanes`. `begin` is the number of the column; at most a run of columns up to the end of a block.
+//   sketches   // [size, k]
+//   lanes      // [size, kLanes]
+template <int W, class T>
+FASTAGG_INLINE void add_run(double* sketches, double* lanes, const T* const* rows, int64_t size,
+                            int64_t column, int64_t n, int64_t k, uint64_t seed, int64_t begin,
+                            int64_t* turns, uint32_t* words, float* part) {
+  const int64_t first = begin / k, last = (begin + n - 1) / k, width = kUnitWords * sketch_units(k);
+  for (int64_t b = first; b <= last; ++b)
+    hash_block(seed, b, k, turns + (b - first), words + (b - first) * width);
+  for (int64_t s = 0; s < size; ++s) {
+    const T* const x = rows[s] + column;
+    // While a run is read, that of the next row is fetched; after the last row, the next run of the
+    // first one.
+    const T* const then = s + 1 < size ? rows[s + 1] + column : rows[0] + column + n;
+    const auto bytes = reinterpret_cast<uintptr_t>(then) - reinterpret_cast<uintptr_t>(x);
+    const auto ahead = static_cast<int64_t>(bytes) / int64_t{sizeof(float)};
+    const auto add = [&](int64_t done, auto together) FASTAGG_INLINE_LAMBDA {
+      constexpr int N = decltype(together)::value;
+      const float* blocks[N];
+      Hashes hashes[N];
+      int64_t taken = 0, distance = ahead;
+      for (int i = 0; i < N; ++i) {
+        const int64_t at = begin + done + taken, skipped = at % k, b = at / k - first;
+        const int64_t count = std::min(k - skipped, n - done - taken);
+        hashes[i] = {turns[b], words + b * width};
+        const T* from = x + done + taken;
+        blocks[i] = reinterpret_cast<const float*>(from);
+        if (!std::is_same_v<T, float> || count < k) {  // convert; the rest of a block is zero
+          float* const converted = part + i * k;
+          std::fill_n(converted, skipped, 0.0f);
+          FASTAGG_WHOLE_VECTORS
+          for (int64_t j = 0; j < count; ++j) converted[skipped + j] = widened(from[j]);
+          std::fill(converted + skipped + count, converted + k, 0.0f);
+          blocks[i] = converted;
+          distance = 0;
+        }
+        taken += count;
       }
-      add_block<W>(sums, lanes, block, k, seed, static_cast<uint64_t>(b), words);
-      done += count;
+      add_blocks<W, N>(sketches + s * k, lanes + s * kLanes, blocks, k, hashes, distance);
+      return taken;
+    };
+    for (int64_t done = 0; done < n;) {
+      const int64_t b = (begin + done) / k;
+      if (b % kTogether == 0 && b + kTogether <= last + 1)
+        done += add(done, std::integral_constant<int, kTogether>());
+      else
+        done += add(done, std::integral_constant<int, 1>());
     }
-    double sum = 0.0;
-    for (double lane : lanes) sum += lane;
-    *square += sum;
+  }
+}
+
+// Calls body(column, n) for the runs of [0, d): up to the next multiple of the width of a run.
+template <class Body>
+FASTAGG_INLINE void for_runs(int64_t d, int64_t k, int64_t begin, const Body& body) {
+  const int64_t width = std::max(kRunColumns, k);
+  for (int64_t column = 0; column < d;) {
+    const int64_t n = std::min(width - (begin + column) % width, d - column);
+    body(column, n);
+    column += n;
+  }
+}
+
+struct SketchRows {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(double* sketches, double* lanes, const T* const* rows,
+                                 int64_t size, int64_t d, int64_t k, uint64_t seed, int64_t begin,
+                                 int64_t* turns, uint32_t* words, float* part) {
+    for_runs(d, k, begin, [&](int64_t column, int64_t n) FASTAGG_INLINE_LAMBDA {
+      add_run<W>(sketches, lanes, rows, size, column, n, k, seed, begin + column, turns, words,
+                 part);
+    });
+  }
+};
+
+double sum_of(const double* lanes) {
+  double sum = 0.0;
+  for (int64_t l = 0; l < kLanes; ++l) sum += lanes[l];
+  return sum;
+}
+
+// Bytes of the sums of all groups, which are added up before the next columns are read.
+constexpr int64_t kGroupSumBytes = int64_t{8} << 20;
+
+// The groups of S rows that weighted_sum adds in float32: [first, first + size).
+struct RowGroup {
+  int64_t first, size;
+};
+
+std::vector<RowGroup> row_groups(int64_t S) {
+  std::vector<RowGroup> groups;
+  for (int64_t first = 0; first < S;) {
+    int64_t size = kGroup;
+    while (size > S - first) size /= 2;
+    groups.push_back({first, size});
+    first += size;
+  }
+  return groups;
+}
+
+// Columns [column, column + n) of a group of rows: adds them to the rows' sketches, and writes
+// their weighted sums to `sums`. `begin` is the number of the rows' first column.
+//   rows      // [size]
+//   sketches  // [size, k]
+//   lanes     // [size, kLanes]
+//   sums      // [n]
+struct SketchGroup {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(double* sketches, double* lanes, float* __restrict sums,
+                                 const T* const* rows, int64_t size, const float* weights,
+                                 int64_t column, int64_t n, int64_t k, uint64_t seed, int64_t begin,
+                                 int64_t* turns, uint32_t* words, float* part) {
+    for_runs(n, k, begin + column, [&](int64_t done, int64_t count) FASTAGG_INLINE_LAMBDA {
+      const int64_t at = column + done;
+      add_run<W>(sketches, lanes, rows, size, at, count, k, seed, begin + at, turns, words, part);
+      float* __restrict const to = sums + done;
+      const auto take = [&](int64_t i, float sum) FASTAGG_INLINE_LAMBDA { to[i] = sum; };
+      if (size == 8) sum_group<W, 8>(rows, weights, at, count, take);
+      if (size == 4) sum_group<W, 4>(rows, weights, at, count, take);
+      if (size == 2) sum_group<W, 2>(rows, weights, at, count, take);
+      if (size == 1) sum_group<W, 1>(rows, weights, at, count, take);
+    });
+  }
+};
+static_assert(kGroup == 8);
+
+// out[i] = factor * sum_g sums[g][i] for i in [0, n), in the order of g.
+struct AddGroups {
+  template <int W>
+  FASTAGG_INLINE static void run(float* __restrict out, const float* sums, int64_t groups,
+                                 int64_t stride, double factor, int64_t n,
+                                 double* __restrict total) {
+    std::fill_n(total, n, 0.0);
+    for (int64_t g = 0; g < groups; ++g) {
+      const float* __restrict from = sums + g * stride;
+      FASTAGG_WHOLE_VECTORS
+      for (int64_t i = 0; i < n; ++i) total[i] += static_cast<double>(from[i]);
+    }
+    for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(factor * total[i]);
   }
 };
 
@@ -118,14 +296,58 @@ void sketch(double* out, double* squares, const T* const* rows, int64_t S, int64
             uint64_t seed, int64_t begin, const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work(S * d * int64_t{sizeof(T)});
-  const int64_t words = kUnitWords * sketch_units(k);
-  const int64_t room = k * int64_t{sizeof(float)} + words * int64_t{sizeof(uint32_t)};
-  const Scratch scratch(team.workers * room);
-  team.for_each(S, [&](int64_t s, int worker) {
-    auto* const part = reinterpret_cast<float*>(scratch.as<char>() + worker * room);
-    auto* const own = reinterpret_cast<uint32_t*>(part + k);
-    dispatch<SketchRow>(isa, out + s * k, squares + s, rows[s], d, k, seed, begin, part, own);
+  const Rooms rooms(team.workers, k);
+  // Rows of a task share hashes, but there should be four tasks for each worker.
+  const int64_t together = std::clamp<int64_t>(S / (4 * team.workers), 1, kGroup);
+  team.for_each(ceil_div(S, together), [&](int64_t task, int worker) {
+    const int64_t first = task * together, size = std::min(together, S - first);
+    double lanes[kGroup * kLanes] = {};
+    dispatch<SketchRows>(isa, out + first * k, &lanes[0], rows + first, size, d, k, seed, begin,
+                         rooms.turns(worker), rooms.words(worker), rooms.block(worker));
+    for (int64_t s = 0; s < size; ++s) squares[first + s] += sum_of(lanes + s * kLanes);
   });
+}
+
+template <class T>
+void sketch_and_sum(double* out, double* squares, float* sum, const T* const* rows, int64_t S,
+                    int64_t d, const double* weights, int64_t k, uint64_t seed, int64_t begin,
+                    const Parallel& parallel) {
+  const Isa isa = current_isa();
+  const Parallel team = parallel.for_work(S * d * int64_t{sizeof(T)});
+  const std::vector<RowGroup> found = row_groups(S);
+  const auto groups = static_cast<int64_t>(found.size());
+  if (groups < team.workers) {  // S rows, or columns, keep more workers busy
+    sketch(out, squares, rows, S, d, k, seed, begin, parallel);
+    weighted_sum(sum, rows, S, d, weights, 0.0, parallel);
+    return;
+  }
+  const ScaledWeights scaled(weights, S);
+  const int64_t run = std::max(kRunColumns, k);
+  const int64_t fitting = kGroupSumBytes / (groups * int64_t{sizeof(float)});
+  const int64_t width = std::clamp(fitting / run, int64_t{1}, ceil_div(d, run) + 1) * run;
+  const Rooms rooms(team.workers, k);
+  const Scratch all_lanes(S * kLanes * int64_t{sizeof(double)});
+  const Scratch of_groups(groups * width * int64_t{sizeof(float)});
+  const Scratch totals(team.workers * kStep * kStep * int64_t{sizeof(double)});
+  auto* const lanes = all_lanes.as<double>();
+  auto* const sums = of_groups.as<float>();
+  std::fill_n(lanes, S * kLanes, 0.0);
+  for (int64_t column = 0; column < d;) {
+    const int64_t n = std::min(width - (begin + column) % width, d - column);
+    team.for_each(groups, [&](int64_t g, int worker) {
+      const auto [first, size] = found[g];
+      dispatch<SketchGroup>(isa, out + first * k, lanes + first * kLanes, sums + g * width,
+                            rows + first, size, scaled.quotients.data() + first, column, n, k, seed,
+                            begin, rooms.turns(worker), rooms.words(worker), rooms.block(worker));
+    });
+    const int64_t columns = std::min(block_columns(n, team.workers), kStep * kStep);
+    for_blocks(n, columns, team, [&](int64_t first, int64_t count, int worker) {
+      dispatch<AddGroups>(isa, sum + column + first, sums + first, groups, width, scaled.factor,
+                          count, totals.as<double>() + worker * kStep * kStep);
+    });
+    column += n;
+  }
+  for (int64_t s = 0; s < S; ++s) squares[s] += sum_of(lanes + s * kLanes);
 }
 
 template void sketch(double*, double*, const float* const*, int64_t, int64_t, int64_t, uint64_t,
@@ -134,5 +356,11 @@ template void sketch(double*, double*, const Bfloat16* const*, int64_t, int64_t,
                      int64_t, const Parallel&);
 template void sketch(double*, double*, const Half* const*, int64_t, int64_t, int64_t, uint64_t,
                      int64_t, const Parallel&);
+template void sketch_and_sum(double*, double*, float*, const float* const*, int64_t, int64_t,
+                             const double*, int64_t, uint64_t, int64_t, const Parallel&);
+template void sketch_and_sum(double*, double*, float*, const Bfloat16* const*, int64_t, int64_t,
+                             const double*, int64_t, uint64_t, int64_t, const Parallel&);
+template void sketch_and_sum(double*, double*, float*, const Half* const*, int64_t, int64_t,
+                             const double*, int64_t, uint64_t, int64_t, const Parallel&);
 
 }  // namespace fastagg::cpu

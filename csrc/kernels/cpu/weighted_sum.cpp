@@ -11,27 +11,12 @@
 namespace fastagg::cpu {
 namespace {
 
-// sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n). Inside a dispatched kernel,
-// the compiler vectorizes this plain loop for the kernel's instruction set.
+// sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n).
 template <int W, int G, class T>
 FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_t column, int64_t n,
                               double* __restrict sums) {
-  const T* row[G];
-  float w[G];
-  for (int g = 0; g < G; ++g) {
-    row[g] = rows[g] + column;
-    w[g] = weights[g];
-  }
-  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    const float* x[G];
-    float room[G][kStep];
-    widen_step(x, row, begin, count, room);
-    FASTAGG_WHOLE_VECTORS
-    for (int64_t k = 0; k < count; ++k) {
-      float sum = w[0] * x[0][k];
-      for (int g = 1; g < G; ++g) sum += w[g] * x[g][k];
-      sums[begin + k] += static_cast<double>(sum);
-    }
+  sum_group<W, G>(rows, weights, column, n, [&](int64_t k, float sum) FASTAGG_INLINE_LAMBDA {
+    sums[k] += static_cast<double>(sum);
   });
 }
 

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The similarities of a round's rows: exact, or from random projections of the rows."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.norm_bound import MaxNorm
+from fastagg.options import FLOAT32_LIMIT, read_count
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.columns import AnyRows, Columns, alike, each_row
+
+_PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
+_NEAR = 1e-5  # much more than the rounding of squares in float32
+_LEAST, _MOST = 64, 16384  # k of ops.sketch_
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """How similar two rows are, and how that is computed.
+
+    Args:
+        kind: "cosine", (cos + 1) / 2, or "distance", -|u_i - u_j|.
+        precision: of the exact Gram matrix on a GPU, "highest" or "tf32".
+        sketch: number k of buckets of the sketches that scores are computed from; None: of the
+            rows themselves.
+        seed: of the sketches.
+
+    Raises:
+        TypeError, ValueError: an option has a wrong type or value, or does not fit another one.
+    """
+
+    kind: str
+    precision: str
+    sketch: int | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in _PRECISIONS:
+            expected = list(_PRECISIONS)
+            raise ValueError(f"similarity: expected one of {expected}, got {self.kind!r}")
+        expected = _PRECISIONS[self.kind]
+        if self.precision not in expected:
+            raise ValueError(
+                f"precision: expected one of {expected} with similarity={self.kind!r}, got "
+                f"{self.precision!r}"
+            )
+        if self.sketch is not None and self.precision != "highest":
+            raise ValueError(
+                f"precision: expected 'highest' with sketch={self.sketch}, whose products are few; "
+                f"got {self.precision!r}"
+            )
+
+    def read(
+        self,
+        columns: Columns,
+        out: Tensor,
+        rows: AnyRows,
+        weights: Tensor,
+        t: int,
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute scores and squared norms of S rows, and set ``out = weights @ rows``, in place.
+
+        Args:
+            columns: apply ops to the rows.
+            out: [d] float32; overwritten.
+            rows: S rows of d numbers.
+            weights: [S] float64.
+            t: number of the round, for the seed of its sketches.
+            wanted: [S, S] bool, symmetric; only these pairs are needed. None: all.
+
+        Returns:
+            Scores [S, S] float64 (at most 1, or at most 0), and squared norms [S] float64, which
+            are exact; scores mean nothing if these are not finite.
+
+        Raises:
+            ValueError: distances leave the range of float32.
+        """
+        if self.sketch is not None:
+            return self._estimate(columns, out, rows, weights, t, wanted)
+        if wanted is None:
+            gram = columns.gram_and_sum_(out, rows, weights, precision=self.precision)
+        else:
+            columns.weighted_sum_(out, rows, weights, beta=0.0)
+            gram = columns.gram(rows, pairs=wanted, precision=self.precision)
+        return self._scores(gram), gram.diagonal()
+
+    def _estimate(
+        self,
+        columns: Columns,
+        out: Tensor,
+        rows: AnyRows,
+        weights: Tensor,
+        t: int,
+        wanted: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        assert self.sketch is not None
+        seed = round_seed(self.seed, t)
+        sketches, squares = columns.sketch(rows, self.sketch, seed, out, weights)
+        # Scaled to length 1, so that the squares of large rows stay in the range of float32.
+        norms = squares.sqrt()
+        directions = sketches / torch.where(norms > 0.0, norms, 1.0)[:, None]
+        gram = ops.gram(directions.float(), pairs=wanted, dtype=torch.float64)
+        if self.kind == "cosine":
+            # Exact norms make the estimates of cosines unbiased. They may leave [-1, 1] by noise.
+            gram.clamp_(-1.0, 1.0).diagonal().copy_(norms > 0.0)
+        else:
+            # A distance is that of the two sketches, so the diagonal is theirs, too.
+            gram *= norms[:, None] * norms
+        return self._scores(gram), squares
+
+    def _scores(self, gram: Tensor) -> Tensor:
+        return ops.cosine_scores(gram) if self.kind == "cosine" else ops.distance_scores(gram)
+
+    def check(self, scores: Tensor) -> None:
+        """Check the scores of finite rows.
+
+        Raises:
+            ValueError: distances leave the range of float32.
+        """
+        # Cosine scores are in [0, 1], distances are at most 0.
+        if self.kind == "distance" and scores.min().item() < -FLOAT32_LIMIT:
+            raise ValueError("updates: distances between clients leave the range of float32")
+
+
+def read_sketch(value: object) -> int | None:
+    """Return the option ``sketch``: None, or a power of two from 64 to 16384."""
+    if value is None:
+        return None
+    buckets = read_count("sketch", value, least=_LEAST, most=_MOST)
+    if buckets & (buckets - 1):
+        raise ValueError(f"sketch: expected a power of two from {_LEAST} to {_MOST}, got {value}")
+    return buckets
+
+
+def settle_squares(columns: Columns, cohort: Cohort, squares: Tensor, max_norm: MaxNorm) -> Tensor:
+    """Return squared norms [S] that are compared with ``max_norm`` as those of other rules are.
+
+    Squared norms from :func:`fastagg.ops.sketch_` and those of :meth:`Columns.square_norms` differ
+    in their last bits. Rows whose norm is nearly ``max_norm`` are therefore read again.
+    """
+    if not isinstance(max_norm, float):
+        return squares
+    near = ((squares.sqrt() - max_norm).abs() <= _NEAR * max_norm).nonzero().flatten().tolist()
+    if near:
+        rows = each_row(cohort.rows)
+        some = alike(cohort.rows, [rows[s] for s in near])
+        squares[near] = columns.square_norms(some).to(squares.device)
+    return squares
+
+
+def read_similarity(similarity: str, precision: str, sketch: object, seed: object) -> Similarity:
+    """Return the options of a rule as one object."""
+    return Similarity(similarity, precision, read_sketch(sketch), read_count("seed", seed, least=0))
+
+
+def round_seed(seed: int, t: int) -> int:
+    """Return the seed of the sketches of round t: an int64 that looks random.
+
+    It depends on the arguments alone, on every platform.
+    """
+    digest = hashlib.sha256(f"fastagg sketch {seed} {t}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
