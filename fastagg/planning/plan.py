@@ -125,7 +125,7 @@ def plan(
     fdms          6K^2 + 8           4Sd + 24d + 6K(K - S) + 52S^2     S(S + 3)d
       eliminating + K ceil(K/8)      + 4Sd + 6K^2 + 6S^2
                                      + (3K - S) ceil(K/8)
-      sketch=k    as without         + 40Sk; eliminating without 4Sd   6Sd + S(S + 1)k
+      sketch=k                       + 40Sk; eliminating without 4Sd   (***)
     mifa          4Kd + 8d           12Sd + 36d; owned 8Sd + 36d       3Sd + 3d
     stale         4Kd + 8d + K       as mifa                           3Sd + 3d
     stale-models  4Kd + 8d + K (**)  12Sd + 36d; owned 8Sd + 52d       4Sd + 3d (**)
@@ -137,7 +137,7 @@ def plan(
     fedau         24K                as fedavg                         2Sd
     fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms
     robust rules  0                  8Sd + 24d                         S(S + 3)d
-      sketch=k    8                  + 40Sk                            6Sd + S(S + 1)k
+      sketch=k    8                  + 40Sk                            (***)
     with reuse    4Kd                8Kd + 8Sd + 24d; owned 8Kd + 24d  see below
     ============  =================  ================================  =============
 
@@ -151,6 +151,7 @@ def plan(
     reference for each round in which one of its S clients was last active; one is counted, 4d.
     Writing corrections into their rows, to drop a reference, is not counted.
     (**) With ``owned``, as (*), but at most K - S + 1 vectors, and Sd more flops.
+    (***) 6Sd + S(S + 1)k.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
     With sketches, it is 20Sk more, or 24Sk for the robust rules that have them.
