@@ -140,8 +140,8 @@ def test_tiles_use_whole_registers(isa: str) -> None:
 @pytest.mark.parametrize("isa", built())
 def test_passes_over_rows_use_whole_registers(isa: str) -> None:
     check_streams(extension(), isa)
-    # Three loops; each squares 16 float64 in a step, which are two registers of AVX-512.
-    check_streams(extension(), isa, ("SketchRows", "SketchGroup",), least=6)
+    # Each loop squares 16 float64 in a step, which are two registers of AVX-512.
+    check_streams(extension(), isa, ("SketchRows", "SketchGroup"), least=6)
 
 
 def test_a_function_without_its_vectors_is_found() -> None:

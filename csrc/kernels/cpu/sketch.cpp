@@ -116,7 +116,6 @@ class Rooms {
   Rooms(int workers, int64_t k)
       : words_(kUnitWords * sketch_units(k)),
         blocks_(ceil_div(kRunColumns, k) + 1),
-        k_(k),
         bytes_(kTogether * k * int64_t{sizeof(float)} +
                blocks_ * (int64_t{sizeof(int64_t)} + words_ * int64_t{sizeof(uint32_t)})),
         memory_(workers * bytes_) {}
@@ -131,7 +130,7 @@ class Rooms {
   }
 
  private:
-  int64_t words_, blocks_, k_, bytes_;
+  int64_t words_, blocks_, bytes_;
   Scratch memory_;
 };
 
@@ -227,6 +226,9 @@ double sum_of(const double* lanes) {
   for (int64_t l = 0; l < kLanes; ++l) sum += lanes[l];
   return sum;
 }
+
+// Columns whose group sums are added up in one task, at most: their float64 sums stay in L1.
+constexpr int64_t kTotalColumns = 2048;
 
 // Bytes of the sums of all groups, which are added up before the next columns are read.
 constexpr int64_t kGroupSumBytes = int64_t{8} << 20;
@@ -328,7 +330,7 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
   const Rooms rooms(team.workers, k);
   const Scratch all_lanes(S * kLanes * int64_t{sizeof(double)});
   const Scratch of_groups(groups * width * int64_t{sizeof(float)});
-  const Scratch totals(team.workers * kStep * kStep * int64_t{sizeof(double)});
+  const Scratch totals(team.workers * kTotalColumns * int64_t{sizeof(double)});
   auto* const lanes = all_lanes.as<double>();
   auto* const sums = of_groups.as<float>();
   std::fill_n(lanes, S * kLanes, 0.0);
@@ -340,10 +342,10 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
                             rows + first, size, scaled.quotients.data() + first, column, n, k, seed,
                             begin, rooms.turns(worker), rooms.words(worker), rooms.block(worker));
     });
-    const int64_t columns = std::min(block_columns(n, team.workers), kStep * kStep);
+    const int64_t columns = std::min(block_columns(n, team.workers), kTotalColumns);
     for_blocks(n, columns, team, [&](int64_t first, int64_t count, int worker) {
       dispatch<AddGroups>(isa, sum + column + first, sums + first, groups, width, scaled.factor,
-                          count, totals.as<double>() + worker * kStep * kStep);
+                          count, totals.as<double>() + worker * kTotalColumns);
     });
     column += n;
   }
