@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,8 @@ from fastagg.updates.columns import AnyRows, Columns, alike, each_row
 
 _PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
 _NEAR = 1e-5  # much more than the rounding of squares in float32
+_INCREMENT = 0x9E3779B97F4A7C15  # of the state of SplitMix64
+_ALL = (1 << 64) - 1
 _LEAST, _MOST = 64, 16384  # k of ops.sketch_
 
 
@@ -163,7 +164,16 @@ def read_similarity(similarity: str, precision: str, sketch: object, seed: objec
 def round_seed(seed: int, t: int) -> int:
     """Return the seed of the sketches of round t: an int64 that looks random.
 
-    It depends on the arguments alone, on every platform.
+    It is output t of a SplitMix64 that starts from output 0 of one that starts from ``seed``. So it
+    depends on the arguments alone. (A digest of hashlib raises ValueError if memory runs out.)
     """
-    digest = hashlib.sha256(f"fastagg sketch {seed} {t}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
+    mixed = _split_mix(_split_mix(seed) + t * _INCREMENT)
+    return mixed - (1 << 64) if mixed >> 63 else mixed
+
+
+def _split_mix(state: int) -> int:
+    """Return the first output of SplitMix64 (Steele, Lea and Flood, 2014), an int in [0, 2^64)."""
+    z = (state + _INCREMENT) & _ALL
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _ALL
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _ALL
+    return z ^ z >> 31

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -150,6 +151,10 @@ def test_a_new_seed_in_every_round_that_a_checkpoint_continues(
     again.step(torch.zeros(D), rows, CLIENTS)
     same_state(agg, again)
     assert len({round_seed(0, t) for t in range(100)} | {round_seed(1, 0)}) == 101
+    # Output 3 of SplitMix64 that starts from 0xe220a8397b1dcdaf, its first output for seed 0.
+    start = torch.tensor([0xE220A8397B1DCDAF - (1 << 64)]).numpy()[0]
+    third = reference._split_mix(int(start), np.array([3])).astype(np.int64)
+    assert round_seed(0, 3) == int(third[0])
 
 
 @pytest.mark.parametrize(
