@@ -243,7 +243,8 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   launch.run(on, nullptr, gram);
 }
 
-// Two passes over the rows, as gram_and_sum_. sketch_ fails only before its first kernel.
+// Two passes over the rows, as gram_and_sum_. If memory for the workspace of sketch_ runs out,
+// `sum` has changed, and the sketches and squares have not.
 void sketch_and_sum_(const at::Tensor& sum, const at::Tensor& out, const at::Tensor& squares,
                      at::TensorList tensors, const at::Tensor& weights, int64_t seed,
                      int64_t begin) {

@@ -77,11 +77,8 @@ class Similarity:
             wanted: [S, S] bool, symmetric; only these pairs are needed. None: all.
 
         Returns:
-            Scores [S, S] float64 (at most 1, or at most 0), and squared norms [S] float64, which
-            are exact; scores mean nothing if these are not finite.
-
-        Raises:
-            ValueError: distances leave the range of float32.
+            Scores [S, S] float64, in [0, 1] or at most 0, and the squared norms of the rows, [S]
+            float64. If a squared norm is not finite, the scores of its row mean nothing.
         """
         if self.sketch is not None:
             return self._estimate(columns, out, rows, weights, t, wanted)
