@@ -88,6 +88,17 @@ class JobFolder:
     def finished(self) -> bool:
         return (self.path / "done.json").exists()
 
+    @property
+    def started(self) -> bool:
+        """Whether the job is finished, or a run would go on from a checkpoint."""
+        return self.finished or self._newest_checkpoint() is not None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The values of JOB_COLUMNS in every row of this job."""
+        job = self.job
+        return (job.method.label, job.method.rule, job.dropout.label, str(job.seed))
+
     def prepare(self) -> None:
         """Create the folder, or raise ConfigError if it belongs to another job."""
         text = to_json(self.job)
@@ -107,13 +118,12 @@ class JobFolder:
         if checkpoint is not None:
             simulation.load(checkpoint)
         job = self.job
-        prefix = ",".join([job.method.label, job.method.rule, job.dropout.label, str(job.seed)])
         metrics = METRIC_COLUMNS + (("train_loss",) if job.task.train_loss else ())
         files = {"metrics.csv": metrics, "timings.csv": TIMING_COLUMNS}
         if job.task.distances:
             files["distances.csv"] = DISTANCE_COLUMNS
         self._files = [
-            _Rows(self.path / name, columns, simulation.next_round, prefix + ",")
+            _Rows(self.path / name, columns, simulation.next_round, ",".join(self.columns) + ",")
             for name, columns in files.items()
         ]
 
@@ -168,10 +178,12 @@ class JobFolder:
             self._write_scores(simulation, simulation.aggregator)
         if simulation.norms:
             self._write_norms(simulation.norms)
-        write_atomically(
-            self.path / "done.json", json.dumps({"rounds": simulation.next_round}) + "\n"
-        )
+        self.mark_done(simulation.next_round)
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+
+    def mark_done(self, rounds: int) -> None:
+        """Write done.json, which says that the files of the job are complete."""
+        write_atomically(self.path / "done.json", json.dumps({"rounds": rounds}) + "\n")
 
     def _write_norms(self, norms: Mapping[int, Sequence[float]]) -> None:
         """Write norms.csv: one row per recorded round and client that sent an update."""

@@ -16,7 +16,7 @@ from fastagg_sim.files import write_atomically
 from fastagg_sim.models import make_model
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.results import ResultsFolder
-from fastagg_sim.runner import CHECKPOINT_SECONDS, run_jobs
+from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, run_jobs
 from fastagg_sim.simulation import dropout_process, make_aggregator, split_clients
 from fastagg_sim.tables import summary
 
@@ -87,7 +87,12 @@ def _compute(
     console: Console,
 ) -> list[ResultsFolder]:
     jobs = [job for folder in folders for job in folder.job_folders()]
-    outcome = run_jobs(jobs, workers=workers, checkpoint_seconds=checkpoint_seconds)
+    try:
+        outcome = run_jobs(jobs, workers=workers, checkpoint_seconds=checkpoint_seconds)
+    except Interrupted:
+        for folder in folders:
+            folder.merge()
+        raise
     if outcome.reused:
         console.print(f"reused {outcome.reused} of {len(jobs)} jobs", highlight=False)
     for folder in folders:

@@ -27,9 +27,10 @@ from pathlib import Path
 
 import torch
 
-from fastagg_sim.config import Config, ConfigError, config_from_dict
+from fastagg_sim.config import Config, ConfigError, config_from_dict, to_json
 from fastagg_sim.files import write_atomically
 from fastagg_sim.job_folder import JobFolder, check_same
+from fastagg_sim.merged_files import merge, restore
 
 
 @dataclass(frozen=True)
@@ -78,43 +79,45 @@ class ResultsFolder:
         """Create the folder, or check that an existing one fits the configuration.
 
         The configuration may add methods, dropout settings and seeds to those of an existing
-        folder.
+        folder. Finished jobs without files of their own are restored from the merged CSV files.
 
         Raises ConfigError if the folder belongs to another task, or contains jobs that are not
         part of this configuration.
         """
         file = self.path / "config.json"
+        restorable: set[str] = set()
         if file.exists():
-            old = read_config(file)
-            check_same(
-                json.loads(old.to_json())["task"], json.loads(self.config.to_json())["task"], file
-            )
-            new_keys = {job.key for job in self.config.jobs()}
-            left_out = sorted(job.key for job in old.jobs() if job.key not in new_keys)
-            if left_out:
-                raise ConfigError(
-                    f"{file}: the folder contains jobs that this configuration leaves out "
-                    f"({', '.join(left_out)}); choose another --out, or delete the folder"
-                )
+            restorable = self._check_extends(read_config(file), file)
         self.path.mkdir(parents=True, exist_ok=True)
         for folder in self.job_folders():
             folder.prepare()
+        restore(self.path, [f for f in self.job_folders() if f.job.key in restorable])
         write_atomically(file, self.config.to_json())
         device = self.config.task.device
         write_atomically(self.path / "versions.json", json.dumps(versions(device), indent=2) + "\n")
+
+    def _check_extends(self, old: Config, file: Path) -> set[str]:
+        """Check that this configuration contains all jobs of `old`, and return their keys."""
+        check_same(
+            json.loads(old.to_json())["task"], json.loads(self.config.to_json())["task"], file
+        )
+        jobs = {job.key: job for job in self.config.jobs()}
+        left_out = sorted(job.key for job in old.jobs() if job.key not in jobs)
+        if left_out:
+            raise ConfigError(
+                f"{file}: the folder contains jobs that this configuration leaves out "
+                f"({', '.join(left_out)}); choose another --out, or delete the folder"
+            )
+        for job in old.jobs():
+            check_same(json.loads(to_json(job)), json.loads(to_json(jobs[job.key])), file)
+        return {job.key for job in old.jobs()}
 
     def job_folders(self) -> list[JobFolder]:
         return [JobFolder(self.path / "jobs" / job.key, job) for job in self.config.jobs()]
 
     def merge(self) -> None:
         """Concatenate the CSV files of the finished jobs, in the order of the configuration."""
-        for name in ("metrics.csv", "timings.csv", "distances.csv"):
-            finished = [f.path / name for f in self.job_folders() if f.finished]
-            parts = [part for part in finished if part.exists()]
-            if not parts:
-                continue
-            texts = [part.read_text().split("\n", 1) for part in parts]
-            write_atomically(self.path / name, texts[0][0] + "\n" + "".join(t[1] for t in texts))
+        merge(self.path, self.job_folders())
 
 
 def read_config(path: Path) -> Config:

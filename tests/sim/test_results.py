@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fastagg_sim import report
 from fastagg_sim.config import Config, ConfigError, Dropout, LocalTraining, Method, Task, job_key
 from fastagg_sim.job_folder import JOB_COLUMNS, METRIC_COLUMNS, TIMING_COLUMNS
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.records import Scores, read_curves, read_scores
 from fastagg_sim.report import compute
 from fastagg_sim.results import ResultsFolder, read_config
+from fastagg_sim.runner import Interrupted
 from fastagg_sim.tables import summary
 
 CONFIG = Config(
@@ -168,3 +170,84 @@ def test_scores_are_read_with_gaps(tmp_path: Path) -> None:
     np.testing.assert_allclose(sorted(scores.inter()), [0.2, 0.2, 0.3, 0.3, 0.4, 0.4])
     with pytest.raises(ValueError, match="groups"):
         Scores(scores.matrix, None).intra()
+
+
+def without_job_files(folder: ResultsFolder) -> dict[str, bytes]:
+    """Delete what is not committed of a results folder; return the merged files."""
+    for file in folder.path.glob("jobs/*/*"):
+        if file.name != "scores.csv":
+            file.unlink()
+    return {f.name: f.read_bytes() for f in folder.path.glob("*.csv")}
+
+
+def test_jobs_are_restored_from_the_merged_files(tmp_path: Path) -> None:
+    before = without_job_files(fake_results(tmp_path))
+    more = ResultsFolder(tmp_path, dataclasses.replace(CONFIG, seeds=(0, 1, 2)))
+    more.prepare()
+    jobs = more.job_folders()
+    assert [job.job.key for job in jobs if not job.finished] == [
+        job.job.key for job in jobs if job.job.seed == 2
+    ]
+    assert json.loads((jobs[0].path / "done.json").read_text()) == {"rounds": 3}
+    more.merge()
+    assert {f.name: f.read_bytes() for f in tmp_path.glob("*.csv")} == before
+
+
+def test_a_job_without_its_scores_is_computed_again(tmp_path: Path) -> None:
+    folder = fake_results(tmp_path)
+    without_job_files(folder)
+    for file in tmp_path.glob("jobs/*/scores.csv"):
+        file.unlink()
+    folder.prepare()
+    assert {job.job.method.rule for job in folder.job_folders() if job.finished} == {"fedavg"}
+
+
+def test_a_job_that_has_a_checkpoint_is_not_restored(tmp_path: Path) -> None:
+    folder = fake_results(tmp_path)
+    without_job_files(folder)
+    job = folder.job_folders()[0]
+    (job.path / "checkpoint" / "round-00000001").mkdir(parents=True)
+    folder.prepare()
+    assert [f.job.key for f in folder.job_folders() if not f.finished] == [job.job.key]
+    assert not (job.path / "metrics.csv").exists()
+
+
+def test_merged_files_with_missing_rows_are_an_error_and_nothing_is_restored(
+    tmp_path: Path,
+) -> None:
+    folder = fake_results(tmp_path)
+    without_job_files(folder)
+    for name in ("metrics.csv", "timings.csv"):
+        whole = (tmp_path / name).read_text()
+        (tmp_path / name).write_text("".join(whole.splitlines(keepends=True)[:-1]))
+        with pytest.raises(ConfigError, match=f"{name}: expected 3 rows of a finished job"):
+            folder.prepare()
+        assert not any(job.finished for job in folder.job_folders())
+        (tmp_path / name).write_text(whole)
+
+
+def test_a_method_with_other_options_is_not_restored(tmp_path: Path) -> None:
+    folder = fake_results(tmp_path)
+    without_job_files(folder)
+    methods = (CONFIG.methods[0], dataclasses.replace(CONFIG.methods[1], options={"floor": 0.5}))
+    other = ResultsFolder(tmp_path, dataclasses.replace(CONFIG, methods=methods))
+    with pytest.raises(ConfigError, match=r"method\.options\.floor was None, now 0\.5"):
+        other.prepare()
+
+
+def test_an_interrupted_run_merges_its_finished_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = fake_results(tmp_path)
+    before = {f.name: f.read_bytes() for f in tmp_path.glob("*.csv")}
+    for file in tmp_path.glob("*.csv"):
+        file.unlink()
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(report, "check", lambda _: None)  # this configuration cannot be trained
+    monkeypatch.setattr(report, "run_jobs", interrupted)
+    with pytest.raises(Interrupted):
+        compute([(tmp_path, CONFIG)])
+    assert {f.name: f.read_bytes() for f in folder.path.glob("*.csv")} == before

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CSV files of a results folder: the rows of all finished jobs, one after the other.
+
+They are merged from the files of the jobs, and a job can be restored from them. A folder that was
+copied or committed without `jobs/` is so continued: only what is new is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import fastagg
+from fastagg.registry import find
+from fastagg_sim.config import ConfigError, Task
+from fastagg_sim.files import write_atomically
+from fastagg_sim.job_folder import JOB_COLUMNS, JobFolder
+
+FILES = ("metrics.csv", "timings.csv", "distances.csv")
+
+
+def merge(path: Path, folders: Iterable[JobFolder]) -> None:
+    """Write the CSV files in `path`: the rows of the finished jobs, in the order of `folders`."""
+    finished = [folder for folder in folders if folder.finished]
+    for name in FILES:
+        parts = [folder.path / name for folder in finished]
+        texts = [part.read_text().split("\n", 1) for part in parts if part.exists()]
+        if texts:
+            write_atomically(path / name, texts[0][0] + "\n" + "".join(t[1] for t in texts))
+
+
+def restore(path: Path, folders: Iterable[JobFolder]) -> None:
+    """Write the files of each job that the CSV files in `path` contain and its folder lacks.
+
+    Jobs that have started are left alone. So are jobs that lack a file which is not merged:
+    scores.csv of the rules that count pairs, and norms.csv if Task.norm_rounds is set.
+
+    Raises ConfigError if a job has fewer rows than a finished job has; nothing is then restored.
+    """
+    missing = [folder for folder in folders if not folder.started and _has_own_files(folder)]
+    merged = {name: _rows(path / name) for name in FILES if (path / name).exists()}
+    if not missing or "metrics.csv" not in merged:
+        return
+    found = [folder for folder in missing if folder.columns in merged["metrics.csv"][1]]
+    for folder in found:
+        for name, (_, jobs) in merged.items():
+            _check_complete(path / name, jobs.get(folder.columns, []), folder.job.task)
+    for folder in found:
+        for name, (header, jobs) in merged.items():
+            write_atomically(folder.path / name, header + "".join(jobs[folder.columns]))
+        folder.mark_done(len(merged["metrics.csv"][1][folder.columns]))
+
+
+def _has_own_files(folder: JobFolder) -> bool:
+    needed = ["norms.csv"] if folder.job.task.norm_rounds else []
+    if issubclass(find(folder.job.method.rule, []), fastagg.FDMS):
+        needed.append("scores.csv")
+    return all((folder.path / name).exists() for name in needed)
+
+
+def _rows(path: Path) -> tuple[str, dict[tuple[str, ...], list[str]]]:
+    """Return the header line of a CSV file, and the rows (lines) of each job."""
+    header, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
+    jobs: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        jobs.setdefault(tuple(line.split(",", len(JOB_COLUMNS))[:-1]), []).append(line)
+    return header, jobs
+
+
+def _check_complete(path: Path, rows: list[str], task: Task) -> None:
+    column = len(JOB_COLUMNS)
+    rounds = [row.split(",")[column] for row in rows]
+    enough = len(rows) == task.rounds or (task.max_uploads is not None and rows)
+    if not enough or rounds != [str(index) for index in range(len(rows))]:
+        raise ConfigError(
+            f"{path}: expected {task.rounds} rows of a finished job, numbered from 0, got "
+            f"{len(rows)}; delete the file to compute its jobs again"
+        )
