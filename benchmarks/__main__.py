@@ -30,6 +30,7 @@ from benchmarks import (
     attacks,
     busy,
     flower_cost,
+    friends,
     highway,
     ops,
     options,
@@ -59,6 +60,7 @@ SUBCOMMANDS = {
     "abi": "time an op through interfaces that would serve every version of PyTorch",
     "highway": "compare two kernels with the same ones written with Google Highway",
     "flower": "measure what servers with Flower's strategies and with fastagg's spend on a round",
+    "friends": "find friends of up to 10^6 clients, beside FAISS, and time whole steps",
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "attacks": "let clients lie under every rule, and measure what defences change",
@@ -92,6 +94,8 @@ def parser() -> argparse.ArgumentParser:
             highway.add_options(sub)
         elif name == "flower":
             flower_cost.add_options(sub)
+        elif name == "friends":
+            friends.add_options(sub)
         elif name == "regress":
             regress.add_options(sub)
         elif name == "accuracy":
@@ -141,6 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         highway.run(namespace, console)
     elif namespace.command == "flower":
         flower_cost.run(namespace, console)
+    elif namespace.command == "friends":
+        friends.run(namespace, console)
     elif namespace.command == "regress":
         sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":

@@ -291,7 +291,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             cohort.clients,
             ids_tensor(sorted(reasons)),
             rounded(reading.weights),
-            plan.friends,
+            reading.friends,
             plan.pairs,
             reasons=reasons,
         )

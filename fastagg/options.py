@@ -76,6 +76,23 @@ def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
     return number
 
 
+def read_part(name: str, value: object) -> float:
+    """Return ``value`` as a float; it must be in [0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
+    number = _float(value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{name}: expected a number in [0, 1], got {number}")
+    return number
+
+
+def read_choice(name: str, value: object, choices: list[str]) -> str:
+    """Return ``value`` if it is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+    return value
+
+
 def read_mapping(name: str, value: object) -> dict[str, Any]:
     """Return a mapping with string keys as a new dict; None gives an empty one."""
     if value is None:

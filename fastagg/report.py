@@ -42,12 +42,10 @@ class Plan:
 
     Attributes:
         weights: [S] float64, the weight of each active client's row.
-        friends: ``StepReport.friends``.
         pairs: ``StepReport.pairs``.
     """
 
     weights: Tensor
-    friends: Tensor | None = None
     pairs: int = 0
 
 
@@ -57,9 +55,11 @@ class Reading:
 
     Attributes:
         weights: [S] float64, ``StepReport.weights``.
+        friends: ``StepReport.friends``.
     """
 
     weights: Tensor
+    friends: Tensor | None = field(default=None, kw_only=True)
 
 
 class RefusedUpdates(Exception):

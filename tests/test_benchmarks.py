@@ -22,6 +22,7 @@ from benchmarks import (
     accuracy,
     attacks,
     busy,
+    friends,
     highway,
     machine,
     memory_ops,
@@ -261,6 +262,7 @@ def test_committed_results_have_the_current_columns(path: Path) -> None:
     others = {
         "accuracy.csv": accuracy.Error,
         "busy.csv": busy.Timed,
+        "friends.csv": friends.Timed,
         "small.csv": small.Timed,
         "sharded.csv": sharded.Line,
         "simulation.csv": simulation.Line,

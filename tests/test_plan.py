@@ -39,6 +39,7 @@ def after_rounds(name: str, owned: bool, options: dict[str, Any], rounds: int) -
         *((name, REQUIRED.get(name, {})) for name in fastagg.available()),
         ("fdms", {"elimination": "theorem2"}),
         ("fdms", {"sketch": 64}),
+        ("fdms-means", {}),
         ("krum", {"sketch": 64}),
         ("geometric-median", {"reuse": True, "client_weights": [1.0] * K}),
         ("centered-clip", {"reuse": True}),
@@ -130,6 +131,14 @@ def test_the_formulas() -> None:
         of("fdms", elimination="theorem2")[1] - 4 * sd + 40 * sketches,
         flops,
     )
+    means = 100 * 72  # K (k + 8)
+    plan = fastagg.plan("fdms-means", num_clients=100, num_active=10, num_params=1000, sketch=64)
+    assert plan.state_bytes == means
+    assert of("fdms-means", sketch=64) == (
+        4 * d + 40 * sketches + 64 * 100,
+        8 * sd + 24 * d + 80 * sketches + 90 * 64,
+        6 * sd + 2 * 90 * 10 * 64,
+    )
     assert of("multi-krum", sketch=64) == (
         4 * d + 6400 + 24 * sketches,
         8 * sd + 24 * d + 40 * sketches,
@@ -143,7 +152,7 @@ def test_a_bound_of_norms_costs_a_pass_where_there_is_no_gram_matrix(name: str) 
     options = REQUIRED.get(name, {})
     without = fastagg.plan(name, **sizes, **options)
     bounded = fastagg.plan(name, max_norm=1.0, **sizes, **options)
-    passes = 0 if "gram" in _ops_of(name) else 1
+    passes = 0 if {"gram", "sketch"} & _ops_of(name) else 1
     assert bounded.bytes_moved == without.bytes_moved + passes * 4 * 10 * 250
     assert bounded.flops == without.flops + passes * 2 * 10 * 250
     assert bounded.wire_bytes == without.wire_bytes + passes * (2 * 8 * 10 + 512 * 4)

@@ -49,6 +49,9 @@ FASTAGG_OP(select_friends,  yes, yes, no,
 FASTAGG_OP(eliminate_,      yes, yes, no,
            "(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
            "Tensor? when=None) -> ()")
+FASTAGG_OP(most_similar,    yes, no,  yes,
+           "(Tensor queries, Tensor rows, Tensor factors, Tensor? query_ids=None, "
+           "Tensor? row_ids=None, Tensor? splits=None) -> (Tensor, Tensor)")
 
 // Robust rules: policy on Gram matrices.
 FASTAGG_OP(replace_rows,    no,  no,  yes,

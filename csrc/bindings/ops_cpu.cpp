@@ -16,6 +16,7 @@
 #include "../kernels/memory.h"
 #include "../kernels/mimic.h"
 #include "../kernels/models.h"
+#include "../kernels/most_similar.h"
 #include "../kernels/pair_gram.h"
 #include "../kernels/scaffold.h"
 #include "../kernels/scores.h"
@@ -24,6 +25,7 @@
 #include "changed_memory.h"
 #include "check_differences.h"
 #include "check_models.h"
+#include "check_most_similar.h"
 #include "check_rows.h"
 #include "check_sketch.h"
 #include "checks.h"
@@ -142,6 +144,25 @@ at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
                       reinterpret_cast<const uint8_t*>(active.const_data_ptr<bool>()), flags, K,
                       friends.mutable_data_ptr<int64_t>(), threads());
   return friends;
+}
+
+std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const at::Tensor& rows,
+                                                const at::Tensor& factors,
+                                                const std::optional<at::Tensor>& query_ids,
+                                                const std::optional<at::Tensor>& row_ids,
+                                                const std::optional<at::Tensor>& splits) {
+  const SimilarSizes sizes =
+      check_most_similar(queries, rows, factors, query_ids, row_ids, splits);
+  at::Tensor best = at::empty({sizes.queries}, at::TensorOptions().dtype(at::kLong));
+  at::Tensor similarity = at::empty({sizes.queries}, at::TensorOptions().dtype(at::kFloat));
+  const auto ids = [](const std::optional<at::Tensor>& given) {
+    return given ? given->const_data_ptr<int64_t>() : nullptr;
+  };
+  cpu::most_similar(queries.const_data_ptr<int8_t>(), ids(query_ids), rows.const_data_ptr<int8_t>(),
+                    factors.const_data_ptr<float>(), ids(row_ids), sizes.splits.data(),
+                    sizes.groups, sizes.k, best.mutable_data_ptr<int64_t>(),
+                    similarity.mutable_data_ptr<float>(), threads());
+  return {best, similarity};
 }
 
 void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at::Tensor& counts,

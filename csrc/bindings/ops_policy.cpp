@@ -4,11 +4,20 @@
 // wherever the rows are.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dot.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/sub.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -19,6 +28,7 @@
 #include "../kernels/common.h"
 #include "check_differences.h"
 #include "check_models.h"
+#include "check_most_similar.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -107,6 +117,43 @@ at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,
   const at::Tensor place = at::empty({S}, at::TensorOptions().dtype(at::kLong));
   for (int64_t p = 0; p < S; ++p) place.mutable_data_ptr<int64_t>()[order[p]] = p;
   return at::index_select(gram.slice(0, 0, C), 1, place.to(device));
+}
+
+// Queries by pieces, so that only some of the products are in memory.
+std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const at::Tensor& rows,
+                                                const at::Tensor& factors,
+                                                const std::optional<at::Tensor>& query_ids,
+                                                const std::optional<at::Tensor>& row_ids,
+                                                const std::optional<at::Tensor>& splits) {
+  constexpr int64_t kProducts = int64_t{1} << 24;
+  const SimilarSizes sizes =
+      check_most_similar(queries, rows, factors, query_ids, row_ids, splits);
+  const at::Tensor best =
+      at::full({sizes.queries}, -1, at::TensorOptions().dtype(at::kLong).device(queries.device()));
+  const at::Tensor similarity = at::full({sizes.queries}, -INFINITY, factors.options());
+  const auto some = [](const at::Tensor& all, const std::optional<at::Tensor>& ids, int64_t begin,
+                       int64_t end) {
+    return ids ? at::index_select(all, 0, ids->slice(0, begin, end)) : all.slice(0, begin, end);
+  };
+  for (int64_t g = 0; g < sizes.groups; ++g) {
+    const int64_t* split = sizes.splits.data() + 2 * g;
+    const int64_t first = split[1], last = split[3];
+    if (first == last) continue;
+    const at::Tensor with = some(rows, row_ids, first, last).to(at::kFloat).t();
+    const at::Tensor scale = some(factors, row_ids, first, last);
+    const at::Tensor places = at::arange(first, last, best.options());
+    const int64_t step = std::max<int64_t>(1, kProducts / (last - first));
+    for (int64_t begin = split[0]; begin < split[2]; begin += step) {
+      const int64_t end = std::min(begin + step, split[2]);
+      const at::Tensor piece = some(queries, query_ids, begin, end).to(at::kFloat);
+      const at::Tensor values = at::mul(at::mm(piece, with), scale);
+      const at::Tensor largest = at::amax(values, 1, /*keepdim=*/true);
+      const at::Tensor found = at::where(at::eq(values, largest), places, at::full_like(places, last));
+      best.slice(0, begin, end).copy_(at::amin(found, 1));
+      similarity.slice(0, begin, end).copy_(largest.squeeze(1));
+    }
+  }
+  return {best, similarity};
 }
 
 // The sum of term(0), ..., term(n - 1) in a fixed order, on one thread: in eight partial sums, so

@@ -74,7 +74,7 @@ def op(
     return enter
 
 
-_ON_CPU = {"clients", "weights"}
+_ON_CPU = {"clients", "splits", "weights"}
 """Arguments that may be on the CPU when the others are not."""
 
 

@@ -30,8 +30,11 @@ class ExampleData:
     gram: Tensor  # float64 [S, S], of `updates`
     round_scores: Tensor  # float64 [S, S], the cosine scores of `gram`
     pairs: Tensor  # bool [S, S], symmetric
+    words: Tensor  # int8 [S, min(d, 1024)]
+    factors: Tensor  # float32 [S], > 0
     order: Tensor  # int64 [S - 1], a permutation
     some: Tensor  # int64 [S // 4], distinct positions in [0, S)
+    splits: Tensor  # int64 [3, 2], groups of `order` and of `some`
     last: Tensor  # int64 [S // 4], the last positions, descending
 
     @classmethod
@@ -66,7 +69,10 @@ class ExampleData:
             gram=gram,
             round_scores=(gram / torch.outer(norms, norms) + 1.0) / 2.0,
             pairs=torch.arange(S)[:, None] % 2 == torch.arange(S) % 2,
+            words=(updates[:, :1024] * 20.0).clamp(-127, 127).to(torch.int8),
+            factors=1.0 / norms.float(),
             order=torch.randperm(S - 1, generator=g),
             some=torch.randperm(S, generator=g)[: S // 4],
+            splits=torch.tensor([[0, 0], [S // 2, S // 8], [S - 1, S // 4]]),
             last=torch.arange(S - 1, S - 1 - S // 4, -1),
         )

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from fastagg.ops._dispatch import compiled, mark_changed, op
 
-__all__ = ["cosine_scores", "distance_scores", "eliminate_", "select_friends", "update_scores_"]
+__all__ = [
+    "cosine_scores",
+    "distance_scores",
+    "eliminate_",
+    "most_similar",
+    "select_friends",
+    "update_scores_",
+]
 
 
 @op(
@@ -146,3 +153,62 @@ def eliminate_(
     compiled.eliminate_(candidates, scores, counts, threshold, when)
     mark_changed(candidates)
     return candidates
+
+
+def _fake_most_similar(
+    queries: Tensor,
+    rows: Tensor,
+    factors: Tensor,
+    query_ids: Tensor | None = None,
+    row_ids: Tensor | None = None,
+    splits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    size = (queries if query_ids is None else query_ids).shape[0]
+    return queries.new_empty(size, dtype=torch.int64), factors.new_empty(size)
+
+
+@op(
+    example=lambda f, x: (
+        f(x.words, x.words[:3], x.factors[:3]),
+        f(x.words, x.words[:3], x.factors[:3], x.some, x.some % 3),
+        f(x.words, x.words, x.factors, x.order, x.some, x.splits),
+    ),
+    fake=_fake_most_similar,
+)
+def most_similar(
+    queries: Tensor,
+    rows: Tensor,
+    factors: Tensor,
+    query_ids: Tensor | None = None,
+    row_ids: Tensor | None = None,
+    splits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Find, for each query, the row with the largest scaled inner product.
+
+    Let q_i be row ``query_ids[i]`` of ``queries``, and r_j be row ``row_ids[j]`` of ``rows``::
+
+        similarity[i] = max over j of factors[row_ids[j]] * (q_i @ r_j)
+
+    With 1 / |r_j| as factors, the largest one belongs to the row with the highest cosine. With
+    ``splits``, queries and rows are divided into G groups, and a query is compared with the rows of
+    its group alone.
+
+    Inner products are whole numbers, and exact, so results have the same bits for any instruction
+    set, thread count and device. No matrix of Q x R numbers is made.
+
+    Args:
+        queries: int8 [N, k], k at most 1024.
+        rows: int8 [S, k].
+        factors: float32 [S], finite.
+        query_ids: int64 [Q], in [0, N); None: all queries in order.
+        row_ids: int64 [R], in [0, S); None: all rows in order.
+        splits: int64 [G + 1, 2] on the CPU. Group g has the queries i with
+            ``splits[g, 0] <= i < splits[g + 1, 0]``, and the rows j with
+            ``splits[g, 1] <= j < splits[g + 1, 1]``. None: one group.
+
+    Returns:
+        The positions j, int64 [Q], the lowest one on ties, and the similarities, float32 [Q]. They
+        are -1 and -inf if a group has no rows.
+    """
+    best, similarity = compiled.most_similar(queries, rows, factors, query_ids, row_ids, splits)
+    return best, similarity

@@ -10,6 +10,7 @@ Notation: K clients, S active clients (rows), d parameters.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -137,6 +138,45 @@ def update_scores_(
             mean = float(scores[i, j])
             scores[i, j] = mean + (float(round_scores[a, b]) - mean) / int(counts[i, j])
     return scores
+
+
+def most_similar(
+    queries: Tensor,
+    rows: Tensor,
+    factors: Tensor,
+    query_ids: Tensor | None = None,
+    row_ids: Tensor | None = None,
+    splits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Find, for each query, the row with the largest scaled inner product.
+
+    Args:
+        queries: [N, k] int8.
+        rows: [S, k] int8.
+        factors: [S] float32.
+        query_ids: [Q] int64; None: all queries.
+        row_ids: [R] int64; None: all rows.
+        splits: [G + 1, 2] int64, where the queries and the rows of each group begin and end; None:
+            one group.
+
+    Returns:
+        [Q] int64, positions in ``row_ids`` (-1 if the group has no rows), and [Q] float32, inner
+        products (whole numbers) times factors, rounded to float32 once.
+    """
+    query_ids = torch.arange(len(queries)) if query_ids is None else query_ids
+    row_ids = torch.arange(len(rows)) if row_ids is None else row_ids
+    if splits is None:
+        splits = torch.tensor([[0, 0], [len(query_ids), len(row_ids)]])
+    best = torch.full((len(query_ids),), -1)
+    similarity = torch.full((len(query_ids),), -torch.inf)
+    for begin, end in itertools.pairwise(splits.tolist()):
+        for i in range(begin[0], end[0]):
+            for j in range(begin[1], end[1]):
+                product = (queries[query_ids[i]].double() @ rows[row_ids[j]].double()).float()
+                value = product * factors[row_ids[j]]
+                if best[i] < 0 or value > similarity[i]:
+                    best[i], similarity[i] = j, value
+    return best, similarity
 
 
 def select_friends(

@@ -14,7 +14,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.stores import element_bytes
 from fastagg.norm_bound import norm_bytes, resolve_max_norm
-from fastagg.options import option_names, read_size
+from fastagg.options import option_defaults, read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
 from fastagg.updates.columns import MIN_PIECE, segment_columns
@@ -197,7 +197,8 @@ def plan(
     if rates is None and device is not None:
         rates = measure(device)
     sketched = None
-    if rates is not None and "sketch" in option_names(rule) and not options.get("sketch"):
+    exact = option_defaults(rule).get("sketch", 0) is None and not options.get("sketch")
+    if rates is not None and exact:
         sketched = _sketched_seconds(
             name,
             rates,

@@ -15,6 +15,7 @@ from fastagg.rules.amplified import Amplified
 from fastagg.rules.bucketing import Bucketing
 from fastagg.rules.centered_clip import CenteredClip
 from fastagg.rules.fdms import FDMS
+from fastagg.rules.fdms_means import FDMSMeans
 from fastagg.rules.fdms_soft import FDMSSoft
 from fastagg.rules.fedau import FedAU
 from fastagg.rules.fedavg import FedAvg
@@ -39,6 +40,7 @@ __all__ = [
     "Amplified",
     "Bucketing",
     "CenteredClip",
+    "FDMSMeans",
     "FDMSSoft",
     "FedAU",
     "FedAvg",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +17,11 @@ from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.ops import bits
 from fastagg.registry import register
+from fastagg.report import Plan, Reading
 from fastagg.rules._pair_state import check_pair_state
+from fastagg.rules._share_cap import Proposal
 from fastagg.rules._similarity import read_similarity, read_sketch, settle_squares
-from fastagg.rules._substitution import Scored, Substitution, SubstitutionRule
+from fastagg.rules._substitution import SubstitutionRule
 from fastagg.rules.thresholds import Threshold, read_threshold, value_at
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.small import flags_of
@@ -26,8 +30,24 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@dataclass
+class Substitution(Plan):
+    """The plan of FDMS: friends, the pairs to score, and the elimination threshold."""
+
+    friends: Tensor = field(kw_only=True)  # [K] int64
+    wanted: Tensor | None = field(kw_only=True)  # [S, S] bool, symmetric; None: all pairs
+    threshold: float = field(kw_only=True)  # Theta_t
+
+
+@dataclass
+class Scored(Reading):
+    """The similarities of this round."""
+
+    scores: Tensor  # [S, S] float64
+
+
 @register("fdms")
-class FDMS(SubstitutionRule):
+class FDMS(SubstitutionRule[Substitution, Scored]):
     """The most similar active client substitutes for an absent one (FL-FDMS section 5).
 
     For every pair of clients, the rule keeps the mean similarity R of their updates over the N
@@ -119,12 +139,10 @@ class FDMS(SubstitutionRule):
         needed = None  # [S, S] bool: j is a candidate of i, and another client
         if self.candidates is not None:
             needed = bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
-        active = flags_of(cohort.ids, self.num_clients).to(self.device)
-        friends = ops.select_friends(self.scores, self.counts, active, self.candidates).cpu()
-        weights, friends = self._substitute(cohort, friends)
+        weights, friends = self._substitute(cohort)
         return Substitution(
             weights,
-            friends,
+            friends=friends,
             pairs=size * (size - 1) if needed is None else int(needed.count_nonzero()),
             wanted=None if needed is None else needed | needed.T,  # scores are symmetric
             threshold=self.threshold(int(self.rounds) + 1),
@@ -144,7 +162,7 @@ class FDMS(SubstitutionRule):
         self._check_squares(cohort, squares.tolist())
         self._similarity.check(scores)
         self._check_aggregate(params, cohort)
-        return Scored(plan.weights, scores)
+        return Scored(plan.weights, scores, friends=plan.friends)
 
     def _commit(self, params: Tensor, cohort: Cohort, plan: Substitution, reading: Scored) -> None:
         super()._commit(params, cohort, plan, reading)
@@ -152,6 +170,37 @@ class FDMS(SubstitutionRule):
         if self.candidates is not None:
             ops.eliminate_(self.candidates, self.scores, self.counts, plan.threshold)
         self.rounds += 1
+
+    def _substitute(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """Return factors [S] float64 and the friends [K] that take a part of absent clients."""
+        if self.max_share is not None:
+            return self._capped(cohort, partial(self._proposals, ids=cohort.ids), self.max_share)
+        friends = self._select(cohort.ids)
+        return self._weights(cohort, friends), friends
+
+    def _select(self, ids: list[int]) -> Tensor:
+        """Return the friend of each client among the active clients ``ids``: [K] int64."""
+        active = flags_of(ids, self.num_clients).to(self.device)
+        return ops.select_friends(self.scores, self.counts, active, self.candidates).cpu()
+
+    def _proposals(self, clients: list[int], rows: list[int], ids: list[int]) -> list[Proposal]:
+        """Return the proposal of each of ``clients`` to its best friend among ``rows``.
+
+        Args:
+            clients: ids of absent clients.
+            rows: positions of the rows with room.
+            ids: of the active clients.
+        """
+        places = {ids[position]: position for position in rows}
+        friends = self._select(list(places))
+        chosen = friends.clamp(min=0)[:, None].to(self.device)
+        best = self.scores.gather(1, chosen)[:, 0].tolist()
+        found: list[int] = friends.tolist()
+        return [
+            Proposal(best[client], client, places[found[client]], 1.0)
+            for client in clients
+            if found[client] >= 0
+        ]
 
     def threshold(self, t: int) -> float:
         """Return Theta_t of round t = 1, 2, ...; infinite without elimination."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from fastagg.aggregator import State
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
+from fastagg.options import read_part
 from fastagg.registry import register
 from fastagg.rules._correction_rule import (
     Corrected,
@@ -51,7 +51,7 @@ class MimiCAged(CorrectionRule):
 
     def __init__(self, *, fading: float = 0.9, **options: Unpack[CorrectionOptions]) -> None:
         super().__init__(**options)
-        self.fading = _read_fading(fading)
+        self.fading = read_part("fading", fading)
         self.last = torch.full((self.num_clients,), -1, dtype=torch.int64)
         self.rounds = torch.zeros((), dtype=torch.int64)
 
@@ -92,12 +92,3 @@ class MimiCAged(CorrectionRule):
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         base = super().cost(sizes, options)
         return dataclasses.replace(base, state=base.state + 8 * sizes.K + 8)
-
-
-def _read_fading(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"fading: expected a number, got {value!r} ({type(value).__name__})")
-    number = float(value)
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"fading: expected a number in [0, 1], got {number}")
-    return number

@@ -65,6 +65,7 @@ RULES: Mapping[str, Look] = {
     "bucketing": Look("vermillion", 4),
     "centered-clip": Look("sky", 1),
     "fdms": Look("vermillion", 3),
+    "fdms-means": Look("sky", 2),
     "fdms-soft": Look("vermillion", 0),
     "fedau": Look("sky", 5),
     "fedavg": Look("blue", 1),

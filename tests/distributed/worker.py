@@ -35,6 +35,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fdms", {"max_norm": 100.0}),  # about half of the rows are longer
     ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
     ("fdms", {"sketch": 256, "elimination": "theorem2", "max_norm": 100.0}),
+    ("fdms-means", {"sketch": 64, "max_norm": 100.0}),
     ("fdms-soft", {"friends": 2, "max_share": 0.3}),
     ("fdms-soft", {"sketch": 64, "similarity": "distance"}),
     ("fedau", {"cutoff": 2}),

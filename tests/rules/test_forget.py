@@ -39,7 +39,7 @@ def of_clients(state: dict[str, Tensor], name: str, clients: list[int]) -> Tenso
     value = state[name]
     if name == "candidates":
         value = fastagg.bits.unpack(value, K)
-    if name in ("scores", "counts", "candidates"):
+    if name in ("scores", "counts", "candidates") and value.dim() == 2:
         return value[clients][:, clients]
     return value[clients]
 

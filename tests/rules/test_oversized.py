@@ -18,8 +18,8 @@ K, D = 6, 23
 Check = Callable[..., None]
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
 LARGEST = torch.finfo(torch.float32).max
-GRAM = {"fdms", "fdms-soft", "krum", "multi-krum", "geometric-median", "centered-clip", "nnm",
-        "bucketing"}  # fmt: skip
+GRAM = {"fdms", "fdms-means", "fdms-soft", "krum", "multi-krum", "geometric-median", "nnm",
+        "centered-clip", "bucketing"}  # fmt: skip
 
 
 def make(name: str, options: dict[str, Any], nonfinite: str = "drop") -> Aggregator:
