@@ -86,8 +86,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
     console.print(text, markup=False)
     if options.out:
         said = (
-            f"Medians of {options.repeats} repeats (of 3, or 1 for exact searches, from 2 10^9 products "
-            f"on), {options.threads} threads, k = {COLUMNS}."
+            f"Medians of {options.repeats} repeats; of 3, or 1 for exact searches, if K S is above "
+            f"2 10^9. {options.threads} threads, k = {COLUMNS}."
         )
         page = report.write_page(options.out, "friends", "Friends of many clients", said, text)
         draw(results, page.with_suffix(".png"))

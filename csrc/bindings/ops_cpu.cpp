@@ -151,8 +151,7 @@ std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const
                                                 const std::optional<at::Tensor>& query_ids,
                                                 const std::optional<at::Tensor>& row_ids,
                                                 const std::optional<at::Tensor>& splits) {
-  const SimilarSizes sizes =
-      check_most_similar(queries, rows, factors, query_ids, row_ids, splits);
+  const SimilarSizes sizes = check_most_similar(queries, rows, factors, query_ids, row_ids, splits);
   at::Tensor best = at::empty({sizes.queries}, at::TensorOptions().dtype(at::kLong));
   at::Tensor similarity = at::empty({sizes.queries}, at::TensorOptions().dtype(at::kFloat));
   const auto ids = [](const std::optional<at::Tensor>& given) {

@@ -126,8 +126,7 @@ std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const
                                                 const std::optional<at::Tensor>& row_ids,
                                                 const std::optional<at::Tensor>& splits) {
   constexpr int64_t kProducts = int64_t{1} << 24;
-  const SimilarSizes sizes =
-      check_most_similar(queries, rows, factors, query_ids, row_ids, splits);
+  const SimilarSizes sizes = check_most_similar(queries, rows, factors, query_ids, row_ids, splits);
   const at::Tensor best =
       at::full({sizes.queries}, -1, at::TensorOptions().dtype(at::kLong).device(queries.device()));
   const at::Tensor similarity = at::full({sizes.queries}, -INFINITY, factors.options());
@@ -148,7 +147,8 @@ std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const
       const at::Tensor piece = some(queries, query_ids, begin, end).to(at::kFloat);
       const at::Tensor values = at::mul(at::mm(piece, with), scale);
       const at::Tensor largest = at::amax(values, 1, /*keepdim=*/true);
-      const at::Tensor found = at::where(at::eq(values, largest), places, at::full_like(places, last));
+      const at::Tensor found =
+          at::where(at::eq(values, largest), places, at::full_like(places, last));
       best.slice(0, begin, end).copy_(at::amin(found, 1));
       similarity.slice(0, begin, end).copy_(largest.squeeze(1));
     }
