@@ -89,6 +89,9 @@ METHODS: Mapping[str, Look] = {
     "bucketing cclip": Look("purple", 7),
     "cclip 1": Look("blue", 5),
     "bucketing cclip 1": Look("vermillion", 6),
+    "FDMS first": Look("orange", 7),
+    "FDMS k=1024": Look("green", 1),
+    "Means first": Look("purple", 5),
     "With CR case 1": Look("blue", 6),
     "With CR case 2": Look("orange", 4),
     r"$\sigma_F^2$": Look("black", 1),  # distances between updates, and not methods
@@ -106,6 +109,7 @@ LOOKS: Mapping[str, Look] = {
     "FedAvg": RULES["fedavg"],
     "Stale": RULES["stale-models"],
     "FDMS": RULES["fdms"],
+    "Means": RULES["fdms-means"],
     "Without CR": RULES["fdms"],
     "MIFA": RULES["mifa"],
     "MimiC": RULES["mimic"],

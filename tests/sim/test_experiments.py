@@ -21,6 +21,7 @@ from fastagg_sim.experiments import (
     _mimic,
     _panel,
     _published,
+    _substitutes,
     fdms_fig1_cifar,
     fdms_fig1_mnist,
     fdms_fig3,
@@ -70,7 +71,8 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
     mimic |= {"mimic-table4-fmnist", "mimic-table4-cifar"}
     adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)}
     adversarial |= {"adversarial-clipping", "theorem4"}
-    assert {"demo", "friends-fig1", "friends-fig2"} | fdms | mimic | adversarial == set(known)
+    ours = {"demo", "friends-from-means", "friends-sketched"}
+    assert ours | {"friends-fig1", "friends-fig2"} | fdms | mimic | adversarial == set(known)
     assert len({e.options for e in known.values()}) == len(known)
     for experiment in known.values():
         work = {}
@@ -81,11 +83,32 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
         assert work[True] > 0 or experiment.prepare is not None  # nothing to train: theorem4
         assert experiment.expected is not None, experiment.name
         assert experiment.expected.quick <= 5
-        assert experiment.name == "demo" or (experiment.paper and experiment.figure)
+        assert experiment.name in ours or (experiment.paper and experiment.figure)
+
+
+def test_wrong_friends_are_counted_over_a_run() -> None:
+    def with_friends(method: str, seed: int, *friends: tuple[float, int]) -> Curve:
+        made = curve(method, "x-0.5", [0.5] * 30, seed)
+        made.wrong_friends.extend(friends)
+        return made
+
+    assert _substitutes.wrong(with_friends("A", 0, (0.5, 2), (0.1, 10))) == pytest.approx(2 / 12)
+    assert math.isnan(_substitutes.wrong(with_friends("A", 0)))
+    curves = [with_friends("A", seed, (0.1, 5), (0.0, 5 + seed)) for seed in range(3)]
+    curves += [with_friends("B", seed, (0.5, 5), (0.2 + 0.1 * seed, 5)) for seed in range(3)]
+    many = _panel.Panel(curves, "x-0.5")
+    assert _substitutes.fewer_wrong("x", many, "A", "B").verdict == "holds"
+    assert _substitutes.fewer_wrong("x", many, "B", "A").verdict == "fails"
+    assert _substitutes.fewer_wrong("x", many, "B", "A", 0.9).verdict == "holds"
+    one = _panel.Panel([c for c in curves if c.seed == 0], "x-0.5")
+    claim = _substitutes.fewer_wrong("x", one, "A", "B")
+    assert (claim.verdict, claim.basis) == ("undecided", "one seed")
+    assert claim.numbers["A"] == 0.05 and claim.numbers["B"] == 0.35
 
 
 @pytest.mark.parametrize(
-    "name", ["fdms-fig2", "fdms-fig6", "friends-fig2", "mimic-fig7", "mimic-table5"]
+    "name",
+    ["fdms-fig2", "fdms-fig6", "friends-sketched", "friends-fig2", "mimic-fig7", "mimic-table5"],
 )
 def test_reading_options_change_the_settings(name: str) -> None:
     """--as-written and --as-released must not be ignored by an experiment that has them."""

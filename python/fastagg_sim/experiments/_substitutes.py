@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Common parts of the experiments that compare ways to choose friends: ours, on the paper's tasks.
+
+Both run on clustered MNIST and CIFAR-10. Claims are about accuracy, and about the share of
+substitutes of another group ("wrong friends") over a whole run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fastagg_sim.config import Config, Dropout, Method, Task
+from fastagg_sim.experiments import _figures
+from fastagg_sim.experiments._base import Claim, Expected, Experiment
+from fastagg_sim.experiments._fdms import FdmsOptions, cifar_clustered, mnist_clustered
+from fastagg_sim.experiments._panel import Panel
+from fastagg_sim.experiments._statistics import AREA, END, Statistic
+from fastagg_sim.records import Curve, read_curves
+from fastagg_sim.tables import Grid
+from fastagg_sim.verdicts import Estimate, Statement, over_seeds
+
+ROUNDS = {"mnist": 40, "cifar10": 100}
+QUICK_ROUNDS = 10
+NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+LIMITS = {"mnist": (0.5, 1.0), "cifar10": (0.1, 0.4)}
+MOST_FLOORED = 0.75
+"""Largest dropout ratio at which five groups of 20 clients can have an active client each."""
+WRONG = "share of substitutes of another group, over the run"
+
+Compare = Callable[[str, Panel], Sequence[Claim]]
+"""`compare(name of a panel, panel)` returns the claims about it."""
+
+
+def tasks(options: FdmsOptions) -> dict[str, Task]:
+    """Return the tasks of figure 1, in fewer rounds: wrong friends are a matter of early rounds."""
+    rounds = {name: options.chosen_rounds(n, quick=QUICK_ROUNDS) for name, n in ROUNDS.items()}
+    found = {"mnist": mnist_clustered(options, rounds["mnist"])}
+    if not options.quick:
+        found["cifar10"] = cifar_clustered(options, rounds["cifar10"])
+    return found
+
+
+def setting(alpha: float) -> Dropout:
+    """Return the dropout of figure 1, or a uniform one if there are fewer clients than groups."""
+    process = "cluster-floor" if alpha <= MOST_FLOORED else "exact"
+    return Dropout(process, {"alpha": alpha})
+
+
+def wrong(curve: Curve) -> float:
+    """Return the share of wrong friends over a run; NaN without substitutes."""
+    count = sum(n for _, n in curve.wrong_friends)
+    return sum(rate * n for rate, n in curve.wrong_friends) / count if count else math.nan
+
+
+def fewer_wrong(
+    name: str, panel: Panel, method: str, other: str, margin: float | None = None
+) -> Claim:
+    """Claim: `method` has fewer wrong friends than `other`, or at most `margin` more."""
+    by_seed = [
+        {curve.seed: wrong(curve) for curve in panel.curves[label]} for label in (method, other)
+    ]
+    seeds = sorted(set(by_seed[0]) & set(by_seed[1]))
+    differences = [by_seed[0][seed] - by_seed[1][seed] for seed in seeds]
+    estimate = (
+        over_seeds(differences) if len(seeds) > 1 else Estimate(differences[0], None, 0, len(seeds))
+    )
+    means = {
+        label: round(sum(rates[seed] for seed in seeds) / len(seeds), 4)
+        for label, rates in zip((method, other), by_seed, strict=True)
+    }
+    text = f"{method} has fewer wrong friends than {other}"
+    if margin is not None:
+        text = f"{method} has at most {margin:g} more wrong friends than {other}"
+    high = margin or 0.0
+    return Claim.about(
+        f"{name}: {text} ({WRONG})", [Statement("difference", estimate, high=high)], means
+    )
+
+
+def differs(
+    text: str, panel: Panel, method: str, other: str, statistic: Statistic, low: float, high: float
+) -> Claim:
+    """Claim: the statistic of `method` minus that of `other` is between `low` and `high`."""
+    estimate = panel.minus(method, other, statistic)
+    return Claim.about(
+        f"{text} ({statistic.text})",
+        [Statement("difference", estimate, low, high)],
+        panel.levels((method, other), statistic),
+    )
+
+
+def experiment(
+    name: str,
+    title: str,
+    options: type[FdmsOptions],
+    methods: Sequence[Method],
+    quick: float,
+    compare: Compare,
+    expected: Expected,
+) -> Experiment:
+    """Create an experiment: methods on both data sets, at each dropout ratio.
+
+    quick: the ratio that --quick uses.
+    """
+
+    def configs(chosen: FdmsOptions) -> Mapping[str, Config]:
+        return {
+            folder: Config(
+                name=f"{name} {folder}",
+                task=task,
+                methods=tuple(methods),
+                dropouts=tuple(map(setting, chosen.chosen_alphas(quick=quick))),
+                seeds=chosen.chosen_seeds(),
+            )
+            for folder, task in tasks(chosen).items()
+        }
+
+    def panels(folders: Mapping[str, Path], chosen: FdmsOptions) -> dict[tuple[str, float], Panel]:
+        found = {}
+        for folder in tasks(chosen):
+            curves = read_curves(folders[folder] / "metrics.csv")
+            for alpha in chosen.chosen_alphas(quick=quick):
+                found[folder, alpha] = Panel(curves, setting(alpha).label)
+        return found
+
+    def claims(folders: Mapping[str, Path], chosen: FdmsOptions) -> Sequence[Claim]:
+        return [
+            claim
+            for (folder, alpha), panel in panels(folders, chosen).items()
+            for claim in compare(f"{NAMES[folder]}, alpha={alpha:g}", panel)
+        ]
+
+    def draw(folders: Mapping[str, Path], chosen: FdmsOptions, path: Path) -> object:
+        plots = [
+            _figures.Plot(
+                f"{NAMES[folder]} (alpha={alpha:g})",
+                {n: _figures.over_rounds(c) for n, c in panel.curves.items()},
+                LIMITS[folder],
+            )
+            for (folder, alpha), panel in panels(folders, chosen).items()
+        ]
+        return _figures.draw(plots, path, columns=len(chosen.chosen_alphas(quick=quick)))
+
+    def table(folders: Mapping[str, Path], chosen: FdmsOptions) -> Grid:
+        rows = []
+        for (folder, alpha), panel in panels(folders, chosen).items():
+            for label, curves in panel.curves.items():
+                rates = [rate for rate in map(wrong, curves) if not math.isnan(rate)]
+                share = f"{100 * sum(rates) / len(rates):.1f} %" if rates else ""
+                levels = (panel.level(label, END), panel.level(label, AREA))
+                numbers = [f"{level:.3f}" for level in levels]
+                rows.append((NAMES[folder], f"{alpha:g}", label, share, *numbers, str(len(curves))))
+        return Grid(
+            title,
+            ("data", "alpha", "method", "wrong friends", "last 10", "mean", "seeds"),
+            rows,
+            "wrong friends: share of substitutes of another group; last 10: accuracy, mean of the "
+            "last ten evaluations; mean: of all evaluations",
+        )
+
+    return Experiment(
+        name=name,
+        title=title,
+        options=options,
+        configs=configs,
+        claims=claims,
+        expected=expected,
+        draw=draw,
+        table=table,
+    )

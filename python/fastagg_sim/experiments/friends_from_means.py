@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ours: friends by mean directions (``fdms-means``) beside FL-FDMS's mean similarities of pairs.
+
+Clustered MNIST (40 rounds) and CIFAR-10 (100 rounds) as in figure 1 of FL-FDMS, at 30 to 90 %
+dropout, with and without a first round in which all clients are active. A pair of clients must be
+active together before FL-FDMS can compare it; at high dropout this takes many rounds.
+
+At 90 % two clients are active, fewer than the five groups. Dropout is then uniform, and most
+substitutes have to be of another group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastagg_sim.config import Method
+from fastagg_sim.experiments._base import Claim, Expected
+from fastagg_sim.experiments._fdms import FdmsOptions
+from fastagg_sim.experiments._panel import Panel
+from fastagg_sim.experiments._statistics import AREA, END
+from fastagg_sim.experiments._substitutes import differs, experiment, fewer_wrong
+
+METHODS = (
+    Method("Dropout", "fedavg"),
+    Method("FDMS", "fdms"),
+    Method("Means", "fdms-means"),
+    Method("FDMS first", "fdms", full_first_round=True),
+    Method("Means first", "fdms-means", full_first_round=True),
+)
+
+
+@dataclass(frozen=True)
+class MeansOptions(FdmsOptions):
+    """Friends by mean directions, beside mean similarities of pairs."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+    """Seeds; the experiment is repeated once per seed."""
+    alphas: tuple[float, ...] = (0.3, 0.5, 0.7, 0.9)
+    """Dropout ratios; --quick uses one of them."""
+
+
+def compare(name: str, panel: Panel) -> Sequence[Claim]:
+    claims = []
+    for means, pairs in (("Means", "FDMS"), ("Means first", "FDMS first")):
+        claims.append(fewer_wrong(name, panel, means, pairs))
+        for other in (pairs, "Dropout"):
+            claims.append(
+                differs(f"{name}: {means} above {other}", panel, means, other, END, 0.0, math.inf)
+            )
+            text = f"{name}: {means} converges faster than {other}"
+            claims.append(differs(text, panel, means, other, AREA, 0.0, math.inf))
+    return claims
+
+
+EXPERIMENT = experiment(
+    name="friends-from-means",
+    title="friends by mean directions and by similarities of pairs",
+    options=MeansOptions,
+    methods=METHODS,
+    quick=0.7,
+    compare=compare,
+    expected=Expected(cpu=120, quick=1),
+)
