@@ -44,6 +44,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedau": ("fedau", {}),
     "scaffold": ("scaffold", {"local_work": RATE}),
     "fdms": ("fdms", {}),
+    "fdms-means": ("fdms-means", {}),
     "fdms-soft": ("fdms-soft", {}),
     "krum": ("krum", {"num_byzantine": 1}),
     "multi-krum": ("multi-krum", {"num_byzantine": 1}),
