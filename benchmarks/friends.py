@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib.util
 import os
 import statistics
 import time
@@ -20,7 +21,6 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import faiss
 import torch
 from matplotlib import pyplot as plt
 from rich.console import Console
@@ -71,7 +71,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> None:
     torch.set_num_threads(options.threads)
-    faiss.omp_set_num_threads(options.threads)
+    if _faiss() is None:
+        console.print("FAISS is not installed (the extra `bench` has it): no comparison with it")
+    else:
+        _faiss().omp_set_num_threads(options.threads)
     sizes = [(1_000, 300)] if options.quick else SIZES
     steps = STEPS[:1] if options.quick else STEPS
     results: list[Timed] = []
@@ -110,10 +113,12 @@ def searches(K: int, S: int, groups: int, repeats: int) -> list[Timed]:
         "fastagg, exact": ours(clients, rows, absent, clustered=False),
         "fastagg, clusters": ours(clients, rows, absent, clustered=True),
         "torch, tiles of 4096": by_tiles(clients, rows, absent),
-        "FAISS IndexFlatIP": by_faiss(clients, rows, absent, probes=None),
-        "FAISS IndexIVFFlat, nprobe 4": by_faiss(clients, rows, absent, probes=4),
-        "FAISS IndexIVFFlat, nprobe 16": by_faiss(clients, rows, absent, probes=16),
     }
+    if _faiss() is not None:
+        ways["FAISS IndexFlatIP"] = by_faiss(clients, rows, absent, probes=None)
+        for probes in (4, 16):
+            name = f"FAISS IndexIVFFlat, nprobe {probes}"
+            ways[name] = by_faiss(clients, rows, absent, probes=probes)
     slow = len(absent) * S > 2 * 10**9
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     found: dict[str, Found] = {}
@@ -177,6 +182,8 @@ def by_tiles(clients: Means, rows: Tensor, absent: Tensor) -> Search:
 def by_faiss(clients: Means, rows: Tensor, absent: Tensor, probes: int | None) -> Search:
     """FAISS with float32 vectors. The index is timed, too, because rows change in every round."""
 
+    faiss = _faiss()
+
     def search() -> Found:
         wide = rows.float()
         unit = (wide / wide.norm(dim=1, keepdim=True)).numpy()
@@ -196,6 +203,11 @@ def by_faiss(clients: Means, rows: Tensor, absent: Tensor, probes: int | None) -
         return torch.cat(best), torch.cat(similarity)
 
     return search
+
+
+def _faiss() -> Any:
+    """Return the module faiss, or None if it is not installed."""
+    return importlib.import_module("faiss") if importlib.util.find_spec("faiss") else None
 
 
 def cosines(numbers: Tensor, rows: Tensor, absent: Tensor, found: Tensor) -> Tensor:
