@@ -60,7 +60,7 @@ class Panel:
         return fmean(known) if len(known) == len(values) else None
 
 
-def _compare(
+def compare(
     text: str,
     panel: Panel,
     method: str,
@@ -80,31 +80,31 @@ def _compare(
 
 def above(name: str, panel: Panel, method: str, other: str) -> Claim:
     """Claim: the accuracy of `method` is above that of `other` at the end."""
-    return _compare(f"{name}: {method} above {other}", panel, method, other, END, low=0)
+    return compare(f"{name}: {method} above {other}", panel, method, other, END, low=0)
 
 
 def faster(name: str, panel: Panel, method: str, other: str) -> Claim:
     """Claim: the area under the curve of `method` is larger than that of `other`."""
     text = f"{name}: {method} converges faster than {other}"
-    return _compare(text, panel, method, other, AREA, low=0)
+    return compare(text, panel, method, other, AREA, low=0)
 
 
 def not_below(name: str, panel: Panel, method: str, other: str) -> Claim:
     """Claim: at the end, `method` is not below `other` by `NOT_BELOW` or more."""
     text = f"{name}: {method} not {NOT_BELOW:g} or more below {other}"
-    return _compare(text, panel, method, other, END, low=-NOT_BELOW)
+    return compare(text, panel, method, other, END, low=-NOT_BELOW)
 
 
 def close(name: str, panel: Panel, method: str, other: str) -> Claim:
     """Claim: at the end, the accuracies of `method` and `other` differ by less than `CLOSE`."""
     text = f"{name}: {method} within {CLOSE:g} of {other}"
-    return _compare(text, panel, method, other, END, low=-CLOSE, high=CLOSE)
+    return compare(text, panel, method, other, END, low=-CLOSE, high=CLOSE)
 
 
 def calmer(name: str, panel: Panel, method: str, other: str) -> Claim:
     """Claim: the accuracy of `method` fluctuates less than that of `other`."""
     text = f"{name}: {method} fluctuates less than {other}"
-    return _compare(text, panel, method, other, CHANGE, high=0)
+    return compare(text, panel, method, other, CHANGE, high=0)
 
 
 def comparison_claims(name: str, panel: Panel) -> list[Claim]:

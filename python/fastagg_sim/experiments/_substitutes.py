@@ -16,7 +16,7 @@ from fastagg_sim.experiments import _figures
 from fastagg_sim.experiments._base import Claim, Expected, Experiment
 from fastagg_sim.experiments._fdms import FdmsOptions, cifar_clustered, mnist_clustered
 from fastagg_sim.experiments._panel import Panel
-from fastagg_sim.experiments._statistics import AREA, END, Statistic
+from fastagg_sim.experiments._statistics import AREA, END
 from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.tables import Grid
 from fastagg_sim.verdicts import Estimate, Statement, over_seeds
@@ -76,18 +76,6 @@ def fewer_wrong(
     high = margin or 0.0
     return Claim.about(
         f"{name}: {text} ({WRONG})", [Statement("difference", estimate, high=high)], means
-    )
-
-
-def differs(
-    text: str, panel: Panel, method: str, other: str, statistic: Statistic, low: float, high: float
-) -> Claim:
-    """Claim: the statistic of `method` minus that of `other` is between `low` and `high`."""
-    estimate = panel.minus(method, other, statistic)
-    return Claim.about(
-        f"{text} ({statistic.text})",
-        [Statement("difference", estimate, low, high)],
-        panel.levels((method, other), statistic),
     )
 
 

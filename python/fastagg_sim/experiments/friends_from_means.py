@@ -11,16 +11,14 @@ substitutes have to be of another group.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastagg_sim.config import Method
 from fastagg_sim.experiments._base import Claim, Expected
 from fastagg_sim.experiments._fdms import FdmsOptions
-from fastagg_sim.experiments._panel import Panel
-from fastagg_sim.experiments._statistics import AREA, END
-from fastagg_sim.experiments._substitutes import differs, experiment, fewer_wrong
+from fastagg_sim.experiments._panel import Panel, above, faster
+from fastagg_sim.experiments._substitutes import experiment, fewer_wrong
 
 METHODS = (
     Method("Dropout", "fedavg"),
@@ -41,17 +39,13 @@ class MeansOptions(FdmsOptions):
     """Dropout ratios; --quick uses one of them."""
 
 
-def compare(name: str, panel: Panel) -> Sequence[Claim]:
-    claims = []
+def claims(name: str, panel: Panel) -> Sequence[Claim]:
+    found = []
     for means, pairs in (("Means", "FDMS"), ("Means first", "FDMS first")):
-        claims.append(fewer_wrong(name, panel, means, pairs))
+        found.append(fewer_wrong(name, panel, means, pairs))
         for other in (pairs, "Dropout"):
-            claims.append(
-                differs(f"{name}: {means} above {other}", panel, means, other, END, 0.0, math.inf)
-            )
-            text = f"{name}: {means} converges faster than {other}"
-            claims.append(differs(text, panel, means, other, AREA, 0.0, math.inf))
-    return claims
+            found += [above(name, panel, means, other), faster(name, panel, means, other)]
+    return found
 
 
 EXPERIMENT = experiment(
@@ -60,6 +54,6 @@ EXPERIMENT = experiment(
     options=MeansOptions,
     methods=METHODS,
     quick=0.7,
-    compare=compare,
+    compare=claims,
     expected=Expected(cpu=120, quick=1),
 )
