@@ -78,13 +78,15 @@ FASTAGG_INLINE void for_vectors(int64_t steps, const Fetch& fetch, const Body& b
     for (; k < steps; ++k) body(k);
 }
 
-// What a tile prefetches while it computes: one cache line of each for every line of a row ...
+// What a tile prefetches while it computes: one cache line of each for every line of a row. Rows of
+// the next block go to L2 only; in an L1 cache of 32 KB they evicted what the tiles of this block
+// read (20 x 1M took 1.15 times as long) ...
 struct Prefetch {
   const float *soon, *later, *later_too;
   FASTAGG_INLINE void at(int64_t k) const {
     prefetch(soon + k);
-    prefetch(later + k);
-    prefetch(later_too + k);
+    prefetch_l2(later + k);
+    prefetch_l2(later_too + k);
   }
 };
 

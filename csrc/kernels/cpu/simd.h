@@ -144,14 +144,22 @@ FASTAGG_INLINE void unroll(const Body& body) {
   unrolled(body, std::make_integer_sequence<int, N>());
 }
 
-// The address `offset` numbers after p may be outside of the array, so it is not computed as a
-// pointer.
-FASTAGG_INLINE void prefetch(const float* p, int64_t offset) {
-  const auto address = reinterpret_cast<uintptr_t>(p) + offset * sizeof(float);
-  __builtin_prefetch(reinterpret_cast<const void*>(address), 0, 3);
-}
+// Fetch the cache line of p into the L1 cache, or only into L2.
 FASTAGG_INLINE void prefetch(const float* p) {
   __builtin_prefetch(p, 0, 3);
+}
+FASTAGG_INLINE void prefetch_l2(const float* p) {
+  __builtin_prefetch(p, 0, 2);
+}
+// The same for p[offset], which may be outside of the array, so it is not computed as a pointer.
+FASTAGG_INLINE const float* far_from(const float* p, int64_t offset) {
+  return reinterpret_cast<const float*>(reinterpret_cast<uintptr_t>(p) + offset * sizeof(float));
+}
+FASTAGG_INLINE void prefetch(const float* p, int64_t offset) {
+  prefetch(far_from(p, offset));
+}
+FASTAGG_INLINE void prefetch_l2(const float* p, int64_t offset) {
+  prefetch_l2(far_from(p, offset));
 }
 
 #ifdef FASTAGG_X86

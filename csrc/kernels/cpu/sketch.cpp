@@ -30,10 +30,12 @@ struct Hashes {
 
 // sums[q] += the numbers of bucket q in N blocks, in order, negated if their signs say so, for n
 // buckets from `first` on: from[i][0], ..., from[i][n - 1] in block i. n and `first` are multiples
-// of kLanes. The numbers at a distance of `ahead` are fetched into the cache.
+// of kLanes. The numbers at a distance of ahead[i] from those of block i are fetched into the
+// cache.
 template <int W, int N>
 FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* const (&from)[N],
-                                int64_t first, int64_t n, const Hashes* blocks, int64_t ahead) {
+                                int64_t first, int64_t n, const Hashes* blocks,
+                                const int64_t (&ahead)[N]) {
   constexpr int kParts = kLanes / W, kHalf = W / 2;
   Vec<double, kHalf> square[2 * kParts];
   unroll<2 * kParts>([&](auto i)
@@ -48,7 +50,8 @@ FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* cons
                          FASTAGG_INLINE_LAMBDA { signs[i][p] = load<W>(words + p * W) << shift; });
     });
     for (; q < unit_end; q += kLanes) {
-      unroll<N>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(from[i] + (q - first), ahead); });
+      unroll<N>([&](auto i)
+                    FASTAGG_INLINE_LAMBDA { prefetch_l2(from[i] + (q - first), ahead[i]); });
       unroll<kParts>([&](auto p) FASTAGG_INLINE_LAMBDA {
         double* sum = sums + q + p * W;
         Vec<double, kHalf> low = load<kHalf>(sum), high = load<kHalf>(sum + kHalf);
@@ -86,6 +89,8 @@ FASTAGG_INLINE void add_blocks(double* sums, double* squares, const float* const
     around[i] = turn - inside;
     for (int64_t l = 0; l < kLanes; ++l)
       both[i][l] = x[i][l < inside ? k - inside + l : l - inside];
+    prefetch_l2(x[i], ahead);  // the lines that only `both` has
+    prefetch_l2(x[i] + k - 1, ahead);
     cuts[2 * i] = around[i];
     cuts[2 * i + 1] = around[i] + kLanes;
   }
@@ -95,13 +100,14 @@ FASTAGG_INLINE void add_blocks(double* sums, double* squares, const float* const
   for (int64_t end : cuts) {
     if (q == end) continue;
     const float* from[N];
-    bool apart = false;
+    int64_t distance[N];
     for (int i = 0; i < N; ++i) {
       const int64_t turn = blocks[i].turn;
-      from[i] = q == around[i] ? both[i] : x[i] + (q < turn ? k - turn + q : q - turn);
-      apart = apart || q == around[i];
+      const bool apart = q == around[i];
+      from[i] = apart ? both[i] : x[i] + (q < turn ? k - turn + q : q - turn);
+      distance[i] = apart ? 0 : ahead;
     }
-    add_buckets<W, N>(sums, squares, from, q, end - q, blocks, apart ? 0 : ahead);
+    add_buckets<W, N>(sums, squares, from, q, end - q, blocks, distance);
     q = end;
   }
 }
