@@ -18,9 +18,13 @@ RATES = Rates(bytes_per_s=43e9, flops_per_s=250e9, wire_bytes_per_s=1.25e9)
 BUDGET = 4 << 30
 SIZES = [(10**9, 8), (10**10, 64)]  # d, ranks
 COHORTS = [(100, 50), (1000, 100), (10_000, 1000)]  # K, S
+MANY = (10**6, 10_000)  # K, S: for rules whose state does not have K rows of d numbers
+WITHOUT_ROWS = ("fedavg", "fdms", "fdms-means")
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {}),
     ("fdms", {}),
+    ("fdms", {"sketch": 1024}),
+    ("fdms-means", {}),
     ("geometric-median", {}),
     ("mimic", {}),
     ("mifa", {}),
@@ -42,7 +46,9 @@ def lines() -> list[str]:
         "| rule | d | ranks | K | S | state | scratch | updates | sent and received | time |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for (name, options), (d, ranks), (K, S) in itertools.product(RULES, SIZES, COHORTS):
+    for (name, options), (d, ranks), (K, S) in itertools.product(RULES, SIZES, [*COHORTS, MANY]):
+        if (K, S) == MANY and name not in WITHOUT_ROWS:
+            continue
         plan = fastagg.plan(
             name,
             num_clients=K,
@@ -54,7 +60,7 @@ def lines() -> list[str]:
             **options,
         )
         assert plan.seconds is not None
-        rule = f"{name}, {options['memory_dtype']}" if options else name
+        rule = ", ".join([name, *(f"{option}={value}" for option, value in options.items())])
         sizes = [plan.state_bytes, plan.scratch_bytes, plan.update_bytes, plan.wire_bytes]
         cells = [rule, f"{d:.0e}".replace("e+", "e"), ranks, f"{K:,}", f"{S:,}"]
         cells += [*(short(size, "B") for size in sizes), short(plan.seconds, "s")]
