@@ -37,7 +37,6 @@ struct Quantize {
       for_steps(count, [&](int64_t first, auto width) FASTAGG_INLINE_LAMBDA {
         const float* x = row + begin + first;
         int8_t* out = numbers + begin + first;
-        FASTAGG_INDEPENDENT
         for (int64_t k = 0; k < width; ++k)
           out[k] = static_cast<int8_t>(int8_number(x[k], scale.halves));
       });
@@ -55,7 +54,6 @@ struct Dequantize {
       for_steps(count, [&](int64_t first, auto width) FASTAGG_INLINE_LAMBDA {
         const int8_t* x = numbers + begin + first;
         float* to = out + begin + first;
-        FASTAGG_INDEPENDENT
         for (int64_t k = 0; k < width; ++k) to[k] = static_cast<float>(x[k]) * scale;
       });
     }
@@ -89,17 +87,14 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
       const float* x = updates[g] + column + begin;
       const int8_t* own = memory[g] + column + begin;
       int8_t* out = kept[g] + column + begin;
-      FASTAGG_INDEPENDENT
       for (int64_t k = 0; k < count; ++k) {
         const int32_t number = int8_number(x[k], scale[g].halves);
         out[k] = static_cast<int8_t>(number);
         row[g][k] = static_cast<float>(number) * scale[g].step;
       }
-      FASTAGG_INDEPENDENT
       for (int64_t k = 0; k < count; ++k) old[g][k] = static_cast<float>(own[k]) * old_scale[g];
     }
     double* here = sums + begin;
-    FASTAGG_INDEPENDENT
     for (int64_t k = 0; k < count; ++k) {
       double sum = here[k];
       for (int g = 0; g < G; ++g)
