@@ -7,6 +7,8 @@ contenders only do the arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,7 @@ def cases(options: Options) -> list[Case]:
         *(Case("step mimic", S, d, mimic) for S, d in shapes),
         *(Case("step mimic-aged", S, d, mimic_aged) for S, d in shapes),
         *(Case("step mifa", S, d, mifa) for S, d in shapes),
+        *(Case("step mifa, int8", S, d, mifa_of_int8) for S, d in shapes),
         *(Case("step stale", S, d, stale) for S, d in shapes),
         *(Case("step fedvarp", S, d, fedvarp) for S, d in shapes),
         *(Case("step geometric-median", S, d, robust.geometric_median) for S, d in robust_shapes),
@@ -203,6 +206,29 @@ def mimic(S: int, d: int) -> Comparison:
 
 def mifa(S: int, d: int) -> Comparison:
     return _with_step("mifa", memory_op(S, d))
+
+
+def mifa_of_int8(S: int, d: int) -> Comparison:
+    """Rows of int8 against rows of the other dtypes; those of the eager contenders are float32."""
+    op, K = memory_op(S, d), 2 * S
+    params, updates, clients = torch.zeros(d), op.operands[-1], torch.arange(0, K, 2)
+
+    def step(dtype: str) -> Callable[[], Tensor]:
+        agg = fastagg.make("mifa", num_clients=K, num_params=d, server_lr=1e-3, memory_dtype=dtype)
+
+        def call() -> Tensor:
+            agg.step(params, updates, clients)
+            return params
+
+        return call
+
+    contenders = [
+        Contender("fastagg", step("int8"), "ours"),
+        Contender("fastagg, bfloat16", step("bfloat16"), "variant"),
+        Contender("fastagg, float32", step("float32"), "variant"),
+        *(c for c in op.contenders if c.role != "ours"),
+    ]
+    return Comparison("step mifa, int8", S, d, contenders, op.operands, K)
 
 
 def mimic_aged(S: int, d: int) -> Comparison:

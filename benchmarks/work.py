@@ -23,6 +23,7 @@ step of fdms            as gram_and_sum_
 step of fdms, sketch    4 S d + 8 d                  6 S d                read
 steps of mimic, mimic-aged  as mimic_
 steps of mifa, stale    as memory_update_
+step of mifa, int8      6 S d + 24 d                 as memory_update_    update
 step of fedvarp         12 S d + 48 d                3 S d + 6 d          update
 steps of robust rules   8 S d + 8 d (rows twice)     S (S + 3) d          read
 ======================= ============================ ==================== ==========
@@ -107,6 +108,10 @@ def memory_update(S: int, d: int) -> Work:
     return Work(12 * S * d + 24 * d, 3 * S * d + 3 * d, "update")
 
 
+def memory_of_int8(S: int, d: int) -> Work:
+    return Work(6 * S * d + 24 * d, 3 * S * d + 3 * d, "update")
+
+
 def fedvarp(S: int, d: int) -> Work:
     return Work(12 * S * d + 48 * d, 3 * S * d + 6 * d, "update")
 
@@ -144,6 +149,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "step mimic": mimic,
     "step mimic-aged": mimic,
     "step mifa": memory_update,
+    "step mifa, int8": memory_of_int8,
     "step stale": memory_update,
     "step fedvarp": fedvarp,
     "step geometric-median": two_reads,

@@ -136,6 +136,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """The name under which the rule is registered."""
     column_state: ClassVar[frozenset[str]] = frozenset()
     """Names of the state whose last dimension is d; other state does not depend on d."""
+    column_blocks: ClassVar[Mapping[str, int]] = {}
+    """Names of ``column_state`` that has one element for a block of columns, and their number."""
     norms_known: ClassVar[bool] = False
     """Whether ``_read`` computes the norms of all rows and calls ``_check_squares``."""
     reads_streams_once: bool = False

@@ -114,7 +114,18 @@ class ShardedAggregator:
             self.local: Aggregator = make(
                 RuleName(rule), num_clients=num_clients, num_params=self.num_own, **options
             )
+            self._check_blocks()
         self.local.columns = ShardedColumns(self.segment, self.begin, self._ranks)
+
+    def _check_blocks(self) -> None:
+        """Raise ValueError if a block of columns that share a state would be on two ranks."""
+        blocks = self.local.column_blocks
+        for name in sorted(blocks.keys() & self.local.live_state().keys()):
+            if self.segment % blocks[name]:
+                raise ValueError(
+                    f"segment: expected a multiple of {blocks[name]} columns, which share one "
+                    f"number of {name}, got {self.segment}"
+                )
 
     @property
     def server_lr(self) -> float:
@@ -146,16 +157,21 @@ class ShardedAggregator:
             )
         return whole[..., self.begin : self.end].clone(memory_format=torch.contiguous_format)
 
-    def gather(self, own: Tensor) -> Tensor:
+    def gather(self, own: Tensor, *, block: int = 1) -> Tensor:
         """Assemble [..., d] from the columns [..., num_own] of every rank.
 
         All ranks must call it. Every rank gets the whole tensor, which must fit into its memory.
+
+        Args:
+            own: the columns of this rank.
+            block: number of columns for each element of the last dimension, which divides
+                ``segment``: 256 for the state ``memory_scales``.
         """
-        if own.shape[-1] != self.num_own:
-            raise ValueError(
-                f"own: expected a last dimension of {self.num_own}, got {list(own.shape)}"
-            )
-        return self._ranks.gather_columns(own, self.bounds)
+        width = -(-self.num_own // block)
+        if own.shape[-1] != width:
+            raise ValueError(f"own: expected a last dimension of {width}, got {list(own.shape)}")
+        bounds = [(begin // block, -(-end // block)) for begin, end in self.bounds]
+        return self._ranks.gather_columns(own, bounds)
 
     @torch.no_grad()
     def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
@@ -304,7 +320,9 @@ class ShardedAggregator:
         state: Mapping[str, Tensor] = {}
         further: dict[str, Tensor] = {}
         try:
-            state, further = storage.read(folder, manifest, agg.begin, agg.end)
+            state, further = storage.read(
+                folder, manifest, agg.begin, agg.end, agg.local.column_blocks
+            )
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         ranks.agree("reading the checkpoint", error=error)

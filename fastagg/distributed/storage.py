@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -240,11 +241,16 @@ def _wrong_field(manifest: Manifest) -> str | None:
 
 
 def read(
-    folder: str | os.PathLike[str], manifest: Manifest, begin: int, end: int
+    folder: str | os.PathLike[str],
+    manifest: Manifest,
+    begin: int,
+    end: int,
+    blocks: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Read columns [begin, end) of the state and of the further tensors, and state without columns.
 
     Every file that is needed is read completely, because its checksum is that of all its bytes.
+    ``blocks`` are the ``column_blocks`` of the rule. Ranks begin where a block begins.
 
     Returns:
         The state, and the further tensors.
@@ -268,18 +274,21 @@ def read(
                     f"with {sorted(saved.names)}",
                 )
             for name in split:
-                if saved.entries[name].shape[-1:] != (last - first,):
+                width = -(-(last - first) // blocks.get(name, 1))
+                if saved.entries[name].shape[-1:] != (width,):
                     raise CheckpointError(
                         saved.path,
-                        f"{name}: expected {last - first} columns, as in {MANIFEST}, got shape "
+                        f"{name}: expected {width} columns, as in {MANIFEST}, got shape "
                         f"{[*saved.entries[name].shape]}",
                     )
             wanted: dict[str, slice | None] = {}
             if rank == 0:
                 wanted |= dict.fromkeys(set(saved.names) - set(split))
             if not apart:
-                here = slice(max(begin, first) - first, min(end, last) - first)
-                wanted |= dict.fromkeys(split, here)
+                start, stop = max(begin, first) - first, min(end, last) - first
+                for name in split:
+                    block = blocks.get(name, 1)
+                    wanted[name] = slice(start // block, -(-stop // block))
             for name, tensor in saved.read_columns(wanted).items():
                 if name in split:
                     parts.setdefault(name, []).append(tensor)

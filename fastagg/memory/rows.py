@@ -14,7 +14,7 @@ been stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -121,9 +121,29 @@ class RowMemory:
         self.rows, self.references, self._live = rows, [None] * len(self), []
         return undo
 
-    def of(self, clients: Sequence[int]) -> list[Tensor]:
-        """Return the memory rows of ``clients``, not copied."""
-        return [self.rows[client] for client in clients]
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The K rows, not copied."""
+        return self.rows
+
+    def state(self) -> dict[str, Tensor | RowMemory]:
+        """Return the state of a rule that these rows are, not copied."""
+        return {"memory": self}
+
+    def zeros(self) -> Tensor:
+        """Return a row of zeros."""
+        return torch.zeros_like(self.rows[0])
+
+    def peaks(self, columns: Columns) -> Tensor:
+        """Return the largest magnitude of each row: [K] float64."""
+        return columns.abs_max(self.rows).to(torch.float64)
+
+    def of(self, clients: Sequence[int], blank: Container[int] = ()) -> list[Tensor]:
+        """Return the rows of ``clients``, not copied; a row of zeros for those in ``blank``."""
+        if not blank:
+            return [self.rows[client] for client in clients]
+        zeros = self.zeros()
+        return [zeros if client in blank else self.rows[client] for client in clients]
 
     def references_of(self, clients: Sequence[int]) -> list[Tensor | None]:
         """Return the references [d] of ``clients``; an empty list if no client has one."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocate memory rows: in memory or in a memory-mapped file, as float32 or bfloat16."""
+"""Allocate memory rows: in memory or in a memory-mapped file, as float32, bfloat16 or int8."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
+from fastagg.ops.scales import num_scales
 from fastagg.updates.allocation import allocate_rows, outside_inference_mode
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 _PAGE = 4096  # bytes
 _PIECE = 1 << 20  # bytes
 
@@ -28,7 +29,7 @@ class RowStore:
     """Where rows are allocated, and their dtype.
 
     Attributes:
-        dtype: torch.float32 or torch.bfloat16.
+        dtype: torch.float32, torch.bfloat16 or torch.int8.
         folder: folder for a memory-mapped file that holds the rows and that is deleted when the
             process ends; None: rows are in memory.
     """
@@ -117,9 +118,11 @@ def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore
     return RowStore(_DTYPES[dtype], None if folder is None else Path(folder))
 
 
-def element_bytes(options: Mapping[str, Any]) -> int:
-    """Return the size in bytes of an element of a memory row, for the options of a rule."""
-    return _DTYPES[options.get("memory_dtype", "float32")].itemsize
+def row_bytes(options: Mapping[str, Any], num_params: int) -> int:
+    """Return the size in bytes of a memory row [d], with its scales, for the options of a rule."""
+    dtype = _DTYPES[options.get("memory_dtype", "float32")]
+    scales = 4 * num_scales(num_params) if dtype == torch.int8 else 0
+    return dtype.itemsize * num_params + scales
 
 
 class SpareRows:

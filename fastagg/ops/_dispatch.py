@@ -35,6 +35,7 @@ class Op:
     example: Example
     bound: float
     cuda_bound: float
+    on_cuda: bool
 
 
 TABLE: dict[str, Op] = {}
@@ -47,6 +48,7 @@ def op(
     fake: Callable[..., object] | None = None,
     bound: float = ROUNDED,
     cuda_bound: float | None = None,
+    on_cuda: bool = True,
 ) -> Callable[[Wrapper], Wrapper]:
     """Enter a wrapper into :data:`TABLE` and register the fake kernel of its operator.
 
@@ -63,12 +65,14 @@ def op(
         bound: largest error that the self-check accepts on a CPU, relative to the largest
             magnitude in the oracle's result.
         cuda_bound: the same on a GPU. Default: ``bound``.
+        on_cuda: whether the op takes tensors on a GPU.
     """
 
     def enter(wrapper: Wrapper) -> Wrapper:
         name = wrapper.__name__
         torch.library.register_fake(f"fastagg::{name}", _fake_kernel(wrapper, fake))
-        TABLE[name] = Op(name, wrapper, example, bound, bound if cuda_bound is None else cuda_bound)
+        there = bound if cuda_bound is None else cuda_bound
+        TABLE[name] = Op(name, wrapper, example, bound, there, on_cuda)
         return wrapper
 
     return enter

@@ -12,7 +12,6 @@ import torch
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.costs import Cost, Sizes
-from fastagg.memory.stores import element_bytes
 from fastagg.norm_bound import norm_bytes, resolve_max_norm
 from fastagg.options import option_defaults, read_size
 from fastagg.planning.rates import Rates, measure
@@ -142,8 +141,9 @@ def plan(
     ============  =================  ================================  =============
 
     "owned" stands for ``owned=True``: the rule takes ownership of rows instead of copying
-    them. With ``memory_folder``, ``memory_dtype="bfloat16"`` or streamed updates rows are copied in
-    any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of 4d.
+    them. With ``memory_folder``, another ``memory_dtype`` than "float32" or streamed updates rows
+    are copied in any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of
+    4d, with "int8" d + 4 ceil(d / 256).
 
     (*) With ``owned``, or if copied rows take more than 8 MB together, the rule also keeps a
     reference vector for each round in which some client was last active: at most K - S + 1 and at
@@ -215,7 +215,9 @@ def plan(
     if S > K:
         raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
     own = -(-d // read_size("ranks", ranks))
-    plain = options.get("memory_folder") is None and element_bytes(options) == 4
+    plain = (
+        options.get("memory_folder") is None and options.get("memory_dtype", "float32") == "float32"
+    )
     keeps = owned and plain and budget is None  # otherwise rows are copied
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)

@@ -16,8 +16,9 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.int8 import COLUMN_BLOCKS, SCALES, AnyMemory, check_int8
 from fastagg.memory.rows import RowMemory
-from fastagg.memory.stores import element_bytes, read_store
+from fastagg.memory.stores import read_store, row_bytes
 from fastagg.report import Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
@@ -99,7 +100,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
         ages: the ages of the memory rows; None without ``max_age``.
     """
 
-    column_state = frozenset({"previous", "memory"})
+    column_state = frozenset({"previous", "memory", SCALES})
+    column_blocks = COLUMN_BLOCKS
     norms_known = True
     collects_streams = False
     refused = MappingProxyType(
@@ -153,7 +155,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
             self.ages = RowAges(self.num_clients, self.max_age, self.rounds)
 
     @property
-    def memory(self) -> RowMemory | None:
+    def memory(self) -> AnyMemory | None:
         return None if self._reused is None else self._reused.memory
 
     def _receive(self, cohort: Cohort) -> Cohort:
@@ -265,7 +267,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if self.previous is not None:
             state["previous"] = self.previous
         if self._reused is not None:
-            state["memory"] = self._reused.memory
+            state |= self._reused.memory.state()
         if self.policy.uses_round or self.ages is not None:
             state["rounds"] = self.rounds
         if self.ages is not None:
@@ -280,6 +282,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
+        if self._reused is not None:
+            check_int8(state)
         if self.ages is not None:
             check_ages(state, "memory")
 
@@ -307,10 +311,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
         n, changed = members + extra, S + extra
         kept = n - changed  # only the squared norms of these are computed again
         products = changed * (changed + 1) // 2 + changed * kept + kept
-        size = element_bytes(options)
-        state = 4 * d * extra + (size * sizes.K * d if reuse else 0)
+        row = row_bytes(options, d)
+        state = 4 * d * extra + (sizes.K * row if reuse else 0)
         copies = reuse and not sizes.owned  # into spare rows
-        copied, spares = (8 * S * d, size * S * d) if copies else (0, 0)
+        copied, spares = (8 * S * d, S * row) if copies else (0, 0)
         rounds = 8 if policy.uses_round else 0
         return Cost(
             state=state + rounds + age_bytes(options, sizes.K, counts_rounds=policy.uses_round),

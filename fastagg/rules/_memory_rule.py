@@ -15,8 +15,16 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.int8 import (
+    COLUMN_BLOCKS,
+    SCALES,
+    Int8Memory,
+    check_int8,
+    make_memory,
+    remembered,
+)
 from fastagg.memory.rows import RowMemory
-from fastagg.memory.stores import element_bytes, read_store
+from fastagg.memory.stores import read_store, row_bytes
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
@@ -80,9 +88,12 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
-        memory_dtype: "float32", or "bfloat16" for half the memory. With "bfloat16", results are
-            bit for bit those of a float32 memory for updates rounded to bfloat16. The relative
-            error of an element is at most 2^-8, and errors do not accumulate over rounds.
+        memory_dtype: "float32", or "bfloat16" for half the memory, or "int8" for a quarter. With
+            the latter two, results are bit for bit those of a float32 memory for updates rounded to
+            this dtype, and errors do not accumulate over rounds. With "bfloat16" the relative error
+            of an element is at most 2^-8. With "int8" (:func:`fastagg.ops.quantize_`; on the CPU
+            only) the error of an element is at most 1/253 of the largest magnitude in its block of
+            256 columns, or 2^-119 = 1.5e-36 if that is more.
         memory_folder: folder for a memory-mapped file that holds the rows and that is deleted when
             the process ends; None: rows are in memory. Checkpoints do not store this option: pass
             it to :func:`fastagg.load` again.
@@ -92,12 +103,14 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
 
     Attributes:
         memory: [K, d] in ``memory_dtype``, the last update (or model) of every client, zeros for
-            clients never active. ``memory[k]`` returns a copy of row k, ``memory.clone()`` of all.
+            clients never active. ``memory[k]`` returns a copy of row k, ``memory.clone()`` of all;
+            as float32 if ``memory_dtype`` is "int8".
         total: [d] float64, ``shares @ memory``; shares are the weights divided by their sum.
         ages: the ages of the memory rows; None without ``max_age``.
     """
 
-    column_state = frozenset({"memory", "total"})
+    column_state = frozenset({"memory", SCALES, "total"})
+    column_blocks = COLUMN_BLOCKS
     collects_streams = False
     remembers_models: ClassVar[bool] = False
     """Whether a memory row is a local model instead of an update."""
@@ -126,7 +139,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
                 "memory_dtype: expected 'float32', because models are remembered relative to the "
                 f"global model, got {memory_dtype!r}"
             )
-        self.memory = RowMemory(self.num_clients, self.num_params, self.device, store=store)
+        self.memory = make_memory(self.num_clients, self.num_params, self.device, store)
         self.total = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
         self._next_total = torch.zeros_like(self.total)  # [d], scratch
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |memory[k]|
@@ -140,7 +153,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         return [] if self.ages is None else self.ages.expired()
 
     def _receive(self, cohort: Cohort) -> Cohort:
-        return self.memory.receive(cohort, self.columns)
+        # The norms that max_norm limits are those of the rows that the rule uses: rounded ones.
+        rounds = isinstance(self.memory, Int8Memory) and self.max_norm is not None
+        return self.memory.receive(cohort, self.columns, copy=rounds)
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares, norm = self._shares.index_select(0, cohort.clients), self._norm(cohort.clients)
@@ -180,32 +195,40 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         if not cohort.ids:
             self._next_total.copy_(total)
             return torch.zeros(0, dtype=torch.float64)
-        ids, own = cohort.ids, self.memory.of(cohort.ids)
-        references = self.memory.references_of(ids)
-        renewed = set(plan.expired).intersection(ids)
-        if renewed:  # their old rows have left the total
-            zeros = torch.zeros_like(own[0])
-            own = [zeros if k in renewed else row for k, row in zip(ids, own, strict=True)]
-            if references:
+        ids, memory = cohort.ids, self.memory
+        renewed = set(plan.expired).intersection(ids)  # their old rows have left the total
+        peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
+        if cohort.owner is None:
+            tensors = memory.tensors
+            refuse_shared_memory(cohort, [tensors[client] for client in ids])
+        if cohort.owner is None and isinstance(memory, Int8Memory):
+            self.columns.quantized_total_(
+                self._next_total,
+                peaks,
+                total,
+                memory.of(ids, renewed),
+                cohort.rows,
+                cohort.clients,
+                plan.shares,
+                *memory.spare(ids),
+            )
+        else:
+            references = memory.references_of(ids)
+            if references and renewed:
                 listed = zip(ids, references, strict=True)
                 references = [None if k in renewed else reference for k, reference in listed]
-        kept: list[Tensor] = []
-        if cohort.owner is None:
-            refuse_shared_memory(cohort, self.memory.of(ids))
-            kept = self.memory.spares.rows(ids)
-        peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
-        self.columns.memory_total_(
-            self._next_total,
-            peaks,
-            total,
-            own,
-            cohort.rows,
-            cohort.clients,
-            plan.shares,
-            references,
-            params if self.remembers_models else None,
-            kept,
-        )
+            self.columns.memory_total_(
+                self._next_total,
+                peaks,
+                total,
+                memory.of(ids, renewed),
+                cohort.rows,
+                cohort.clients,
+                plan.shares,
+                references,
+                params if self.remembers_models else None,
+                memory.spares.rows(ids) if cohort.owner is None else (),
+            )
         return self._check_peaks(cohort, self.columns.join_peaks(peaks))
 
     def _remember(
@@ -224,7 +247,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         clients, reference = cohort.clients, None
         if self.remembers_models:
             row_peaks = row_peaks + peak
-            if cohort.owner is not None:
+            if cohort.owner is not None and isinstance(self.memory, RowMemory):
                 reference = self.memory.new_reference().copy_(params)
         changes = row_peaks + before.index_select(0, clients)  # >= |new row - old row|
         if cohort.ids and not float(changes.max()) <= FLOAT32_LIMIT:
@@ -277,7 +300,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         super()._check_state(state)
         if self.ages is not None:
             check_ages(state, "memory")
-        total = cast(Tensor, state["total"])
+        check_int8(state)
+        total, row = cast(Tensor, state["total"]), remembered(state)
         invariants.check_range("total", total, -FLOAT32_LIMIT, FLOAT32_LIMIT)
         # Roundings of steps add up. They depend on magnitudes that rows had at any time, of which
         # the state shows nothing, so the tolerance is for the largest magnitudes there are. It
@@ -285,17 +309,15 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         for begin in range(0, len(total), _BLOCK):
             end = begin + _BLOCK
             rest = total[begin:end].clone()
-            for row, share in zip(
-                invariants.rows_of(state["memory"]), self._shares.tolist(), strict=True
-            ):
-                rest.sub_(row[begin:end].to(rest.device, torch.float64), alpha=share)
+            for client, share in enumerate(self._shares.tolist()):
+                rest.sub_(row(client, begin, end).to(rest.device, torch.float64), alpha=share)
             off = float(rest.abs().max()) * self._largest_norm(state) * max(1.0, self.server_lr)
             invariants.require(off <= _DRIFT, "total", "the weighted sum of the memory rows")
 
     def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        total = torch.zeros_like(state["total"])
-        for row, share in zip(state["memory"], self._shares.tolist(), strict=True):
-            total.add_(row, alpha=share)
+        total, row = torch.zeros_like(state["total"]), remembered(state)
+        for client, share in enumerate(self._shares.tolist()):
+            total.add_(row(client, 0, len(total)), alpha=share)
         return {**state, "total": total}
 
     def _largest_norm(self, state: State) -> float:
@@ -303,24 +325,26 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         return 1.0
 
     def _state(self) -> State:
-        state: dict[str, Tensor | RowMemory] = {"memory": self.memory, "total": self.total}
+        state = self.memory.state() | {"total": self.total}
         if self.ages is not None:
             state |= {"last": self.ages.last, "rounds": self.ages.rounds}
         return state
 
     def _state_loaded(self) -> None:
-        self._peaks = self.columns.abs_max(self.memory.rows).to(torch.float64)
+        self._peaks = self.memory.peaks(self.columns)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         K, S, d = sizes.K, sizes.S, sizes.d
-        state = element_bytes(options) * K * d + 8 * d + age_bytes(options, K)
+        row = row_bytes(options, d)
+        state = K * row + 8 * d + age_bytes(options, K)
         flops = (4 if cls.remembers_models else 3) * S * d + 3 * d
         # abs_max reads params; rows, memory rows and total are read and the new total is written;
-        # the total is added to params
-        moved = 8 * S * d + 36 * d
+        # the total is added to params. Rows of bfloat16 are converted before they are read.
+        read = 4 * d + (row if options.get("memory_dtype") == "int8" else 4 * d)
+        moved = S * read + 36 * d
         if not sizes.owned:  # the new memory rows are written into spare rows
-            spares = element_bytes(options) * S * d
+            spares = S * row
             return Cost(state, 8 * d + spares, moved + spares, flops)
         if not cls.remembers_models:
             return Cost(state, 8 * d, moved, flops)

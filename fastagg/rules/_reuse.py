@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.memory.rows import RowMemory
+from fastagg.memory.int8 import make_memory
 from fastagg.memory.stores import RowStore
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
@@ -37,7 +37,7 @@ class ReusedRows:
     def __init__(
         self, num_clients: int, num_params: int, device: torch.device, store: RowStore
     ) -> None:
-        self.memory = RowMemory(num_clients, num_params, device, store=store)
+        self.memory = make_memory(num_clients, num_params, device, store)
         self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64)
 
     def receive(self, cohort: Cohort, columns: Columns) -> Cohort:
@@ -49,7 +49,7 @@ class ReusedRows:
             ValueError: a row cannot be read, or shares memory with a memory row.
         """
         if cohort.owner is None:
-            refuse_shared_memory(cohort, self.memory.rows)
+            refuse_shared_memory(cohort, self.memory.tensors)
         return self.memory.receive(cohort, columns, copy=True)
 
     def rows(self, cohort: Cohort, expired: Sequence[int] = ()) -> AnyRows:
@@ -59,7 +59,7 @@ class ReusedRows:
         """
         rows: list[AnyRow] = list(self.memory.rows)
         if expired:
-            zeros = torch.zeros_like(self.memory.rows[0])
+            zeros = self.memory.zeros()
             for client in expired:
                 rows[client] = zeros
         for client, row in zip(cohort.ids, cohort.rows, strict=True):

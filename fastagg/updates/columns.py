@@ -30,6 +30,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
+from fastagg.ops.scales import SCALE_BLOCK, num_scales
 
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
@@ -121,6 +122,24 @@ class DifferenceRow(StreamedRow):
         )
 
 
+class QuantizedRow(StreamedRow):
+    """A row of int8 numbers with scales, read as float32; see :func:`fastagg.ops.quantize_`.
+
+    Args:
+        numbers: [d] int8.
+        scales: [ceil(d / 256)] float32.
+    """
+
+    def __init__(self, numbers: Tensor, scales: Tensor) -> None:
+        self.num_params, self.budget = len(numbers), SCRATCH_BYTES
+        self.numbers, self.scales = numbers, scales
+
+    def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
+        """Return columns [begin, end) in ``scratch``; ``begin`` is a multiple of 256."""
+        ops.dequantize_([scratch], [self.numbers[begin:end]], [self.scales[_blocks(begin, end)]])
+        return scratch
+
+
 AnyRow = Tensor | StreamedRow
 AnyRows = Tensor | Sequence[AnyRow]
 """S rows: [S, d] float32, or S items, each a tensor [d] of any dtype or a streamed row."""
@@ -132,6 +151,11 @@ def segment_columns(num_params: int) -> int:
     while num_params > segment * MAX_SEGMENTS:
         segment *= 2
     return segment
+
+
+def _blocks(begin: int, end: int) -> slice:
+    """Return where the scales of columns [begin, end) are; ``begin`` is a multiple of 256."""
+    return slice(begin // SCALE_BLOCK, num_scales(end))
 
 
 def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
@@ -375,6 +399,17 @@ class Columns:
             for target, part in zip(out, parts, strict=True):
                 target[begin:end].copy_(part)
 
+    def quantize_(self, numbers: Sequence[Tensor], scales: Tensor, rows: AnyRows) -> None:
+        """:func:`fastagg.ops.quantize_`."""
+        if in_memory(rows):
+            ops.quantize_(numbers, scales, rows)
+            return
+        for begin, end, (parts,) in self._pieces([rows]):
+            here = _blocks(begin, end)
+            found = torch.empty_like(scales[:, here], memory_format=torch.contiguous_format)
+            ops.quantize_([row[begin:end] for row in numbers], found, parts)
+            scales[:, here] = found
+
     def mimic_mean_(
         self,
         out: Tensor,
@@ -453,6 +488,38 @@ class Columns:
             )
             torch.maximum(peaks, found, out=peaks)
         return out
+
+    def quantized_total_(
+        self,
+        out: Tensor,
+        peaks: Tensor,
+        total: Tensor,
+        memory: Sequence[QuantizedRow],
+        updates: AnyRows,
+        clients: Tensor,
+        weights: Tensor,
+        kept: Sequence[Tensor],
+        kept_scales: Tensor,
+    ) -> Tensor:
+        """:func:`fastagg.ops.quantized_total_`; ``peaks`` are of the columns in this process.
+
+        Raises:
+            TypeError: some updates are not in memory, or not float32.
+        """
+        if not in_memory(updates):
+            raise TypeError("updates: expected float32 tensors in memory")
+        return ops.quantized_total_(
+            out,
+            peaks,
+            total,
+            [row.numbers for row in memory],
+            [row.scales for row in memory],
+            updates,
+            clients,
+            weights,
+            kept,
+            kept_scales,
+        )
 
     # --- pieces --------------------------------------------------------------------------------
 

@@ -46,6 +46,8 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("geometric-median", {"reuse": True, "max_age": 1}),
     ("krum", {"reuse": True, "memory_dtype": "bfloat16"}),
     ("mifa", {"memory_dtype": "bfloat16", "max_norm": 100.0}),
+    ("mifa", {"memory_dtype": "int8", "max_norm": 100.0}),
+    ("multi-krum", {"memory_dtype": "int8", "reuse": True}),
     ("mimic", {"server_lr": 0.7}),
     ("mimic-aged", {"fading": 0.5}),
     ("multi-krum", {"keep": 2}),
@@ -115,7 +117,9 @@ def job_resume(folder: Path) -> Any:
         params = columns["params"]
         follow(agg, params, ROUNDS, 2 * ROUNDS)
         state = {
-            name: agg.gather(value) if name in agg.local.column_state else value
+            name: agg.gather(value, block=agg.local.column_blocks.get(name, 1))
+            if name in agg.local.column_state
+            else value
             for name, value in agg.state_dict().items()
         }
         results.append((agg.gather(params), state))

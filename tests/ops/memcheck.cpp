@@ -20,6 +20,7 @@
 #include "../../csrc/kernels/cpu/simd.h"
 #include "../../csrc/kernels/friends.h"
 #include "../../csrc/kernels/gram.h"
+#include "../../csrc/kernels/int8_rows.h"
 #include "../../csrc/kernels/memory.h"
 #include "../../csrc/kernels/mimic.h"
 #include "../../csrc/kernels/pair_gram.h"
@@ -198,6 +199,41 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
   cpu::add_total(state[1], total.data(), d, 0.5, 1.0, true, parallel);
 }
 
+void check_int8_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
+  const Rows x(S, d), old(S, d), read(S, d), scales(3 * S, ceil_div(d, kScaleBlock));
+  std::vector<std::unique_ptr<int8_t[]>> blocks;
+  std::vector<int8_t*> numbers;
+  for (int64_t s = 0; s < 3 * S; ++s) {
+    blocks.emplace_back(new int8_t[d]);
+    numbers.push_back(blocks.back().get());
+  }
+  const std::vector<double> weights(S, 0.5), total(d, 1.0);
+  const std::unique_ptr<double[]> out(new double[d]);
+  const std::unique_ptr<float[]> peaks(new float[S]);
+  // Rows [0, S) are the updates, rows [S, 2 S) the memory; the pass keeps rows [2 S, 3 S).
+  cpu::quantize(numbers.data(), scales.data(), x.read(), S, d, parallel);
+  cpu::quantize(numbers.data() + S, scales.data() + S, old.read(), S, d, parallel);
+  cpu::quantized_total(out.get(), peaks.get(), total.data(), x.read(), numbers.data() + S,
+                       scales.read() + S, S, d, weights.data(), numbers.data() + 2 * S,
+                       scales.data() + 2 * S, parallel);
+  cpu::dequantize(read.data(), numbers.data() + 2 * S, scales.read() + 2 * S, S, d, parallel);
+  for (int64_t k = 0; k < d; ++k) {
+    double sum = 1.0;
+    for (int64_t s = 0; s < S; ++s) {
+      expect(numbers[2 * S + s][k], numbers[s][k], 0.0, "quantized_total, numbers");
+      expect(read[s][k], x[s][k], 5.0 / 254 * 1e5, "quantize");  // half a step of at most 5 / 127
+      sum += 0.5 *
+             (read[s][k] - static_cast<double>(numbers[S + s][k]) * scales[S + s][k / kScaleBlock]);
+    }
+    expect(out[k], sum, 10.0 * static_cast<double>(S), "quantized_total");
+  }
+  for (int64_t s = 0; s < S; ++s) {
+    float peak = 0.0f;
+    for (int64_t k = 0; k < d; ++k) peak = std::max(peak, std::abs(read[s][k]));
+    expect(peaks[s], peak, 0.0, "quantized_total, peaks");
+  }
+}
+
 template <class Count>
 void check_friends(int64_t K, bool packed, const cpu::Parallel& parallel) {
   const Rows normal(1, K * K);
@@ -235,9 +271,11 @@ void check_all(const cpu::Parallel& parallel) {
     for (const int64_t S : {1, 2, 3, 5, 11, 27}) {
       check_gram(S, d, parallel);
       check_rows(S, d, parallel);
+      check_int8_rows(S, d, parallel);
     }
   check_gram(250, 140, parallel);  // more panels than L2 holds
   check_rows(9, 9000, parallel);   // more than one block of columns
+  check_int8_rows(9, 20000, parallel);
   for (const int64_t K : {1, 2, 7, 8, 33, 300}) {
     check_friends<int16_t>(K, true, parallel);
     check_friends<int32_t>(K, false, parallel);

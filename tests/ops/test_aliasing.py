@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fastagg import build_info, ops
+from fastagg.ops._dispatch import TABLE
 
 S, d, K = 4, 10, 8  # every argument has a multiple of eight bytes
-F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
+F32, F64, BF16, I8 = torch.float32, torch.float64, torch.bfloat16, torch.int8
 CLIENTS = torch.tensor([2, 0, 5, 1])
 WEIGHTS = torch.full((S,), 0.5)
 
@@ -89,6 +90,33 @@ OPS = {
             "references": ((S, d), F32),
         },
     ),
+    "quantize_": Op(
+        lambda a: ops.quantize_(list(a["numbers"]), a["scales"], a["rows"]),
+        ("numbers", "scales"),
+        {"numbers": ((S, 16), I8), "scales": ((S, 1), F32), "rows": ((S, 16), F32)},
+    ),
+    "dequantize_": Op(
+        lambda a: ops.dequantize_(list(a["out"]), list(a["numbers"]), list(a["scales"])),
+        ("out",),
+        {"out": ((S, 16), F32), "numbers": ((S, 16), I8), "scales": ((S, 1), F32)},
+    ),
+    "quantized_total_": Op(
+        lambda a: ops.quantized_total_(
+            a["out"], a["peaks"], a["total"], list(a["memory"]), list(a["memory_scales"]),
+            a["updates"], CLIENTS, WEIGHTS, list(a["kept"]), a["kept_scales"],
+        ),
+        ("out", "peaks", "kept", "kept_scales"),
+        {
+            "out": ((16,), F64),
+            "peaks": ((S,), F32),
+            "total": ((16,), F64),
+            "memory": ((S, 16), I8),
+            "memory_scales": ((S, 1), F32),
+            "updates": ((S, 16), F32),
+            "kept": ((S, 16), I8),
+            "kept_scales": ((S, 1), F32),
+        },
+    ),
     "scaffold_mean_": Op(
         lambda a: ops.scaffold_mean_(
             a["out"], a["next"], a["peaks"], a["mean"], a["updates"], list(a["controls"]), CLIENTS,
@@ -135,6 +163,12 @@ OPS = {
         },
     ),
 }  # fmt: skip
+
+OPS = {
+    name: op
+    for name, op in OPS.items()
+    if TABLE[name.partition(",")[0]].on_cuda or build_info()["torch"] != "emulated"
+}
 
 
 class Arena:

@@ -64,16 +64,25 @@ ROBUST: list[Configuration] = [
     ("bucketing", CLIPPED | {"client_weights": WEIGHTS}),
     ("bucketing", {"seed": 5, "bucket_size": 3, "rule": "nnm", "reuse": True}),
 ]
-CONFIGURATIONS = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2})]
+# Rows are rounded before their norms are taken, and are read with their scales.
+INT8: list[Configuration] = [
+    ("stale", {"memory_dtype": "int8", "max_age": 1}),
+    ("fedvarp", {"memory_dtype": "int8", "client_weights": WEIGHTS}),
+    ("geometric-median", {"memory_dtype": "int8", "reuse": True}),
+]
+EXACT = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2})]
+CONFIGURATIONS = [*EXACT, *INT8]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_rule: for all configurations (name, options)")
+    config.addinivalue_line("markers", "exact_rule: for those that use the numbers as given")
     config.addinivalue_line("markers", "averaging_rule: the mean, with all clients active")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    for marker, configurations in (("every_rule", CONFIGURATIONS), ("averaging_rule", AVERAGING)):
+    markers = {"every_rule": CONFIGURATIONS, "exact_rule": EXACT, "averaging_rule": AVERAGING}
+    for marker, configurations in markers.items():
         if not metafunc.definition.get_closest_marker(marker):
             continue
         cases, seen = [], set[str]()

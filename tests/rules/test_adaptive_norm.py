@@ -19,6 +19,7 @@ from fastagg.updates.streams import ColumnBlocks
 K, D = 6, 23
 Check = Callable[..., None]
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
+exact_rule = pytest.mark.exact_rule
 
 
 def make(name: str, options: dict[str, Any], **more: Any) -> Aggregator:
@@ -68,7 +69,7 @@ def oracle(history: list[float], norms: list[float], options: AdaptiveNorm) -> f
     return options.multiple * sorted(known)[(len(known) + 1) // 2 - 1]
 
 
-@every_rule
+@exact_rule
 def test_follows_the_oracle_and_the_others_are_as_without_the_long_rows(
     same_bits: Check, name: str, options: dict[str, Any]
 ) -> None:

@@ -15,6 +15,7 @@ from fastagg import Aggregator
 
 K, D = 6, 23
 every_rule = pytest.mark.every_rule
+exact_rule = pytest.mark.exact_rule
 COMMON = {"rounds", "previous", "norms", "norm_count"}  # not of single clients
 SUMS = {"total": 1e-15, "mean_control": 1e-6}  # over clients: one rounding for each that is left
 
@@ -44,7 +45,7 @@ def of_clients(state: dict[str, Tensor], name: str, clients: list[int]) -> Tenso
     return value[clients]
 
 
-@every_rule
+@exact_rule
 def test_the_state_of_others_is_kept(
     trained: tuple[Aggregator, Tensor], same_bits: Callable[..., None], name: str, options: Any
 ) -> None:

@@ -14,7 +14,7 @@ import fastagg
 from fastagg.growth import widened_state
 
 K, MORE, D = 6, 11, 23
-every_rule = pytest.mark.every_rule
+exact_rule = pytest.mark.exact_rule
 SUMS = {"total", "mean_control"}  # over clients
 
 
@@ -23,7 +23,7 @@ def wider(options: dict[str, Any]) -> dict[str, Any]:
     return options if weights is None else {**options, "client_weights": [*weights, 1, 2, 3, 4, 5]}
 
 
-@every_rule
+@exact_rule
 def test_old_clients_keep_their_state_and_new_ones_have_none(
     name: str,
     options: dict[str, Any],

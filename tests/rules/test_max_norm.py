@@ -21,6 +21,7 @@ K, D, SEGMENT = 6, 2_603, 1_024  # d is two segments and a half
 Check = Callable[..., None]
 
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
+exact_rule = pytest.mark.exact_rule
 HONEST = 90.0  # norms of standard normal rows are 51 with a deviation of 0.7
 LARGEST = 3e38
 
@@ -79,7 +80,7 @@ def test_the_client_of_a_long_row_is_treated_as_absent(
         same_bits(updates.row(1), long[1])
 
 
-@every_rule
+@exact_rule
 def test_the_bound_itself_is_allowed_and_the_same_for_every_rule(
     name: str, options: dict[str, Any]
 ) -> None:

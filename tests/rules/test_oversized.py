@@ -17,6 +17,7 @@ from fastagg.updates.streams import ColumnBlocks
 K, D = 6, 23
 Check = Callable[..., None]
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
+exact_rule = pytest.mark.exact_rule
 LARGEST = torch.finfo(torch.float32).max
 GRAM = {"fdms", "fdms-means", "fdms-soft", "krum", "multi-krum", "geometric-median", "nnm",
         "centered-clip", "bucketing"}  # fmt: skip
@@ -35,7 +36,7 @@ def rounds(count: int) -> list[tuple[Tensor, list[int]]]:
     ]
 
 
-@every_rule
+@exact_rule
 @pytest.mark.parametrize("form", ["matrix", "stream"])
 @pytest.mark.parametrize("size", [LARGEST, 1e32])
 def test_a_client_with_huge_rows_stops_no_round(

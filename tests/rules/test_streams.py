@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule with updates that are read piece by piece, and with bfloat16 or mapped memories."""
+"""Every rule with updates that are read piece by piece, and with bfloat16 or mapped memories.
+
+test_int8_memory.py has the int8 ones.
+"""
 
 from __future__ import annotations
 
@@ -308,7 +311,15 @@ def test_a_mapped_memory_has_the_same_bits(
         same_state(mapped, plain)
 
 
-@pytest.mark.parametrize(("name", "options"), [*MAPPABLE, ("mifa", {"memory_dtype": "bfloat16"})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *MAPPABLE,
+        ("mifa", {"memory_dtype": "bfloat16"}),
+        ("stale", {"memory_dtype": "int8"}),
+        ("krum", {"memory_dtype": "int8", "reuse": True}),
+    ],
+)
 def test_checkpoints_of_other_memories(
     same_bits: Check, tmp_path: Path, name: str, options: dict[str, Any]
 ) -> None:
@@ -370,9 +381,12 @@ def test_rows_that_the_step_would_overwrite_are_refused_before_anything_is_writt
         ("mifa", {"memory_dtype": "float16"}, ValueError, "memory_dtype: expected one of"),
         ("mifa", {"memory_folder": "/nowhere/at/all"}, ValueError, "memory_folder: expected a fol"),
         ("stale-models", {"memory_dtype": "bfloat16"}, ValueError, "models are remembered rel"),
+        ("stale-models", {"memory_dtype": "int8"}, ValueError, "models are remembered rel"),
+        ("mifa", {"memory_dtype": ["int8"]}, ValueError, "memory_dtype: expected one of"),
         ("mimic", {"memory_dtype": "bfloat16"}, TypeError, "no option.*memory_dtype"),
         ("fedavg", {"memory_folder": "."}, TypeError, "no option.*memory_folder"),
         ("krum", {"memory_dtype": "bfloat16"}, ValueError, "expected reuse=True"),
+        ("krum", {"memory_dtype": "int8"}, ValueError, "expected reuse=True"),
     ],
 )
 def test_bad_memory_options(

@@ -71,7 +71,7 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
     mimic |= {"mimic-table4-fmnist", "mimic-table4-cifar"}
     adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)}
     adversarial |= {"adversarial-clipping", "theorem4"}
-    ours = {"demo", "friends-from-means", "friends-sketched"}
+    ours = {"demo", "friends-from-means", "friends-sketched", "memory-dtypes"}
     assert ours | {"friends-fig1", "friends-fig2"} | fdms | mimic | adversarial == set(known)
     assert len({e.options for e in known.values()}) == len(known)
     for experiment in known.values():
@@ -108,7 +108,10 @@ def test_wrong_friends_are_counted_over_a_run() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["fdms-fig2", "fdms-fig6", "friends-sketched", "friends-fig2", "mimic-fig7", "mimic-table5"],
+    [
+        *("fdms-fig2", "fdms-fig6", "friends-sketched", "friends-fig2", "memory-dtypes"),
+        *("mimic-fig7", "mimic-table5"),
+    ],
 )
 def test_reading_options_change_the_settings(name: str) -> None:
     """--as-written and --as-released must not be ignored by an experiment that has them."""
