@@ -105,13 +105,13 @@ print(peaks[1] - peaks[0])
     ],
 )
 def test_memory_beside_the_state_of_the_rule(rule: str, state: int) -> None:
-    """Beside the state, at most 200 bytes per client: numbers [K] of 8 bytes (weights, groups,
+    """Beside the state, at most 150 bytes per client: numbers [K] of 8 bytes (weights, groups,
     friends, what a round computes of them) and lists of them. A client's samples take 5 KB, a row
     2.4 KB."""
     root = Path(__file__).parents[2]
     run = [sys.executable, "-c", PEAKS.format(rule=rule)]
     done = subprocess.run(run, cwd=root, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < (state + 200) * K
+    assert int(done.stdout) < (state + 150) * K
 
 
 def test_generated_and_dealt_samples_are_the_same() -> None:
