@@ -39,8 +39,8 @@ _HEADER_LIMIT = 1 << 24  # bytes of the header of a file of a checkpoint
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The measurements of one round: one row of metrics.csv, timings.csv,
-    distances.csv and memory.csv.
+    """The measurements of one round: one row of metrics.csv, timings.csv, distances.csv and
+    memory.csv.
 
     uploads: number of vectors of the model's size that clients have sent so far. With SCAFFOLD a
         client sends two per round, as counted in its paper; with all other rules one.

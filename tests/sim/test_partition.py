@@ -365,6 +365,7 @@ class TestIndexSets:
         assert len(sets) == 3 and not calls
         assert sets.sizes.tolist() == [3, 1, 7]  # 0.7 * 10 is 7 in spite of rounding
         assert [ids.tolist() for ids in sets] == [[0, 1, 2], [5], [7, 8, 9, 10, 11, 12, 13]]
+        assert [ids.tolist() for ids in sets.first(torch.tensor([1, 0, 2]))] == [[0], [], [7, 8]]
 
 
 class TestDirichlet:

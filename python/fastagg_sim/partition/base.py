@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,12 +32,13 @@ class IndexSets(Sequence[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return map(self._of, range(len(self)))
 
+    @abstractmethod
     def _of(self, client: int) -> torch.Tensor:
-        raise NotImplementedError
+        """Return the indices of a client in [0, K)."""
 
     def first(self, sizes: torch.Tensor) -> IndexSets:
         """Return the first `sizes[k]` indices of each client k; int64 [K], at most `self.sizes`."""
-        raise NotImplementedError
+        return Drawn(self._of, sizes)
 
     def joined(self) -> torch.Tensor:
         """Return the indices of all clients, int64 [N], one client after the other."""
@@ -91,7 +93,8 @@ class Drawn(IndexSets):
 
     Clients may share samples.
 
-    draw: `draw(client)` returns int64 [n_k], always the same for a client.
+    draw: `draw(client)` returns the indices of a client, int64, always the same; the first
+        sizes[client] of them are used.
     sizes: int64 [K].
     """
 
@@ -101,9 +104,6 @@ class Drawn(IndexSets):
 
     def _of(self, client: int) -> torch.Tensor:
         return self._draw(client)[: int(self.sizes[client])]
-
-    def first(self, sizes: torch.Tensor) -> Drawn:
-        return Drawn(self._draw, sizes)
 
 
 class Counted(IndexSets):
