@@ -326,7 +326,7 @@ class TestSharedShards:
 
 
 class TestIndexSets:
-    SETS = ([3, 1], [], [4, 1, 5], [9])
+    SETS: tuple[list[int], ...] = ([3, 1], [], [4, 1, 5], [9])
 
     @pytest.mark.parametrize("form", ["ranges", "drawn"])
     def test_are_sequences(self, form: str) -> None:
