@@ -29,6 +29,7 @@ from benchmarks import (
     accuracy,
     attacks,
     busy,
+    clients,
     flower_cost,
     friends,
     highway,
@@ -64,6 +65,7 @@ SUBCOMMANDS = {
     "regress": "compare the speed of this tree with that of an earlier commit",
     "accuracy": "measure errors relative to float64 up to d = 1e8, and draw them",
     "attacks": "let clients lie under every rule, and measure what defences change",
+    "clients": "time rounds of the simulation with 10^3 to 10^5 clients",
     "simulation": "compare local training with a plain PyTorch loop, and rounds with Flower's",
     "pictures": "redraw the pictures of a results folder from its CSV files",
 }
@@ -114,6 +116,8 @@ def parser() -> argparse.ArgumentParser:
             options.add_outputs(sub)
         elif name == "simulation":
             simulation.add_options(sub)
+        elif name == "clients":
+            clients.add_options(sub)
         elif name == "attacks":
             attacks.add_options(sub)
         else:
@@ -155,6 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         attacks.run(namespace, console)
     elif namespace.command == "simulation":
         simulation.run(namespace, console)
+    elif namespace.command == "clients":
+        clients.run(namespace, console)
     elif namespace.command == "main":
         namespace.out = namespace.out or RESULTS
         rows = [row for name in ("ops", "steps") for row in _time(name, namespace, console)]

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._wire import Received, Values, WireLayout
 from fastagg.ops.memory import tensor_of
 from fastagg.updates.differences import Differences
+from fastagg.updates.row_pool import RowPool
 
 _SMALL = 1 << 18  # numbers of a round that one thread subtracts as fast as several
 

@@ -38,7 +38,6 @@ from fastagg.integrations._hosted_rule import (
 from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
-from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._statistics import Statistics, client_weights
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
@@ -48,6 +47,7 @@ from fastagg.options import read_count, read_size
 from fastagg.registry import RuleName
 from fastagg.report import StepReport
 from fastagg.updates.roles import Roles, read_roles
+from fastagg.updates.row_pool import RowPool
 
 T = TypeVar("T")
 

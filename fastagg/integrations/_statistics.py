@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fastagg.checkpoint import invariants
-from fastagg.integrations._row_pool import RowPool
 from fastagg.integrations._wire import Arrays, Received, WireLayout
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm, RecentNorms, check_norms
+from fastagg.updates.row_pool import RowPool
 from fastagg.updates.statistics import mean_
 
 

@@ -40,10 +40,10 @@ from fastagg.integrations._hosted_rule import (  # noqa: E402
     pack_rule,
 )
 from fastagg.integrations._ids import ClientIds  # noqa: E402
-from fastagg.integrations._row_pool import RowPool  # noqa: E402
 from fastagg.making import make  # noqa: E402
 from fastagg.registry import RuleName  # noqa: E402
 from fastagg.report import StepReport  # noqa: E402
+from fastagg.updates.row_pool import RowPool  # noqa: E402
 
 _KIND = "integrations.pfl"  # in the place of a rule's name in an aggregator's checkpoint
 _FILE = "fastagg.safetensors"

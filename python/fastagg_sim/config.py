@@ -211,6 +211,7 @@ class Task:
     train_loss: also evaluate the loss on this many training samples, which are drawn once from
         those of all clients. 0: do not evaluate it.
     norm_rounds: record the norm of every received update in these rounds (norms.csv).
+    memory: record the largest resident memory of the process so far in every round (memory.csv).
     device: the device of models, data and the server, "cpu" or "cuda". Results differ by rounding
         errors.
     """
@@ -230,6 +231,7 @@ class Task:
     distances: bool = False
     train_loss: int = 0
     norm_rounds: tuple[int, ...] = ()
+    memory: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:

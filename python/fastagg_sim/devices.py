@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -79,6 +82,16 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def peak_memory() -> int:
+    """Return the largest resident memory of this process so far, in bytes."""
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # On Linux, getrusage counts what the process was before it called exec, too.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return 1024 * int(peak)
 
 
 @contextmanager

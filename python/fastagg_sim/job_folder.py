@@ -28,6 +28,7 @@ METRIC_COLUMNS = (
     "pairs",
 )
 DISTANCE_COLUMNS = ("round", "distance2_friends", "distance2_all")
+MEMORY_COLUMNS = ("round", "peak_mb")
 TIMING_COLUMNS = ("round", "seconds_training", "seconds_aggregation", "seconds_evaluation")
 
 
@@ -122,6 +123,8 @@ class JobFolder:
         files = {"metrics.csv": metrics, "timings.csv": TIMING_COLUMNS}
         if job.task.distances:
             files["distances.csv"] = DISTANCE_COLUMNS
+        if job.task.memory:
+            files["memory.csv"] = MEMORY_COLUMNS
         self._files = [
             _Rows(self.path / name, columns, simulation.next_round, ",".join(self.columns) + ",")
             for name, columns in files.items()
@@ -204,7 +207,7 @@ class JobFolder:
         clients = range(len(scores))
         lines = [",".join(["client", "group", *(str(i) for i in clients)])]
         for k in clients:
-            group = "" if simulation.groups is None else str(simulation.groups[k])
+            group = "" if simulation.groups is None else str(int(simulation.groups[k]))
             cells = [_cell(scores[k][i]) if counts[k][i] else "" for i in clients]
             lines.append(",".join([str(k), group, *cells]))
         write_atomically(self.path / "scores.csv", "\n".join(lines) + "\n")

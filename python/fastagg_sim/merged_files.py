@@ -16,7 +16,7 @@ from fastagg_sim.config import ConfigError, Task
 from fastagg_sim.files import write_atomically
 from fastagg_sim.job_folder import JOB_COLUMNS, JobFolder
 
-FILES = ("metrics.csv", "timings.csv", "distances.csv")
+FILES = ("metrics.csv", "timings.csv", "distances.csv", "memory.csv")
 
 
 def merge(path: Path, folders: Iterable[JobFolder]) -> None:

@@ -27,8 +27,9 @@ def _duration(seconds: float) -> str:
 class Progress:
     """Display of the rounds done, summed over all jobs. Use it as a context manager.
 
-    The estimate of the remaining time is based on the rounds computed in this run only, not on
-    those restored from checkpoints.
+    A plain line is printed every 15 seconds, and at the end: the share of the rounds done, jobs and
+    rounds, rounds per second, time spent and left. Speed and remaining time are based on the rounds
+    computed in this run only, not on those restored from checkpoints.
     """
 
     def __init__(self, jobs: Sequence[Job], console: Console | None = None) -> None:
@@ -70,7 +71,8 @@ class Progress:
             self._print_plain()
 
     def message(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        # Where there is no terminal, a message is one line, however long.
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def started(self, job: Job) -> None:
         if self._bars is not None:
@@ -119,7 +121,10 @@ class Progress:
         if not computed:
             return f"{_duration(elapsed)} elapsed"
         left = elapsed / computed * (self._total - self._done())
-        return f"{_duration(elapsed)} elapsed, about {_duration(left)} left"
+        return (
+            f"{computed / elapsed:.3g} rounds/s, {_duration(elapsed)} elapsed, "
+            f"about {_duration(left)} left"
+        )
 
     def _print_plain(self) -> None:
         self._printed = time.monotonic()

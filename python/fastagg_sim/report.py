@@ -42,12 +42,11 @@ def check(config: Config) -> None:
         make_model(
             task.model,
             num_classes=dataset.num_classes,
-            in_shape=tuple(dataset.train_x.shape[1:]),
+            in_shape=dataset.in_shape,
             seed=seed,
         )
-        sizes = [len(samples) for samples in split.clients]
         for method in config.methods:
-            make_aggregator(task, method, 1, sizes)
+            make_aggregator(task, method, 1, split)
         for dropout in config.dropouts:
             dropout_process(dropout, split, dataset, seed)
     except (ValueError, TypeError) as error:

@@ -9,6 +9,7 @@ RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv
 RESULTS/metrics.csv       all jobs: one row per job and round; a rerun writes the same bytes
 RESULTS/timings.csv       all jobs: seconds per round; these vary from run to run
 RESULTS/distances.csv     all jobs: distances between updates (if Task.distances is set)
+RESULTS/memory.csv        all jobs: peaks of memory so far (if Task.memory is set); these vary, too
 RESULTS/table.md, accuracy.png, similarity.png, and the same figures as .svg
 """
 

@@ -165,7 +165,7 @@ class RunOptions:
                 ),
                 rounds=self.rounds,
                 num_clients=self.num_clients,
-                data_options=_options("data-options", self.data_options),
+                data_options=self._data_options(),
                 partition_options={
                     **partition_options,
                     **_options("partition-options", self.partition_options),
@@ -199,6 +199,21 @@ class RunOptions:
                 _check_name(option, option, name, known)
         for text in self.rules:
             _check_name("rules", "rule", _named("rules", text)[0], fastagg.available())
+
+    def _data_options(self) -> dict[str, Any]:
+        """Return the options of the data set.
+
+        Synthetic data are generated for `num_clients` clients, unless another partition than their
+        own divides them.
+        """
+        given = _options("data-options", self.data_options)
+        if self.dataset != "synthetic" or self.partition not in (None, "natural"):
+            return given
+        from fastagg_sim.data.synthetic import NUM_CLIENTS
+
+        if self.num_clients == NUM_CLIENTS:
+            return given
+        return {"num_clients": self.num_clients, **given}
 
     def _clients_at_once(self, default_model: str | None) -> int:
         if self.clients_at_once is not None:

@@ -20,6 +20,8 @@ import operator
 import numpy as np
 import torch
 
+_MANY = 8192  # numbers, from which on a whole random order takes longer than some draws
+
 
 def derive(seed: int, *names: str | int) -> int:
     """Return a 63-bit seed for the stream `names` of a run with `seed`; the same on every machine.
@@ -52,6 +54,22 @@ def numpy_generator(seed: int, *names: str | int) -> np.random.RandomState:
     while torch's normal numbers differ in the last bit between instruction sets.
     """
     return np.random.RandomState(np.random.PCG64(derive(seed, *names)))
+
+
+def first_of_order(count: int, chosen: int, rng: torch.Generator) -> torch.Tensor:
+    """Return the first `chosen` numbers of a random order of 0 ... count - 1, int64.
+
+    Of few numbers among many, only those are drawn: the time and memory depend on `chosen` alone.
+    Otherwise the result is `torch.randperm(count)[:chosen]`.
+    """
+    if count < _MANY or 2 * chosen > count:
+        return torch.randperm(count, generator=rng)[:chosen]
+    # Independent draws without their repetitions are a random order, too.
+    found: dict[int, None] = {}
+    while len(found) < chosen:
+        more = torch.randint(count, (2 * chosen,), generator=rng)
+        found.update(dict.fromkeys(more.tolist()))
+    return torch.tensor(list(found)[:chosen])
 
 
 def _as_int(argument: str, value: object) -> int:

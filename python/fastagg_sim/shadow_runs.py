@@ -112,9 +112,12 @@ class Shadow:
         root: the cache folder (default: that of the data sets).
         """
         config = dataclasses.asdict(self.config([0]))
-        # Earlier versions had no `device`; without it, their folders are found again.
+        # Earlier versions had no `device` and no `memory`; without these, their folders are found
+        # again.
         if self.task.device == "cpu":
             del config["task"]["device"]
+        if not self.task.memory:
+            del config["task"]["memory"]
         digest = hashlib.blake2b(json.dumps(config).encode(), digest_size=8).hexdigest()
         return (cache_dir() if root is None else root) / "shadow" / digest
 

@@ -20,15 +20,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import fastagg
-from fastagg import FlatLayout, UpdateBuffer, ops, tensor_file
+from fastagg import FlatLayout, ops, tensor_file
+from fastagg.updates.row_pool import RowPool
 from fastagg_sim import data
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, uses_products
-from fastagg_sim.client import ClientData, LocalTrainer, evaluate
+from fastagg_sim.client import LocalTrainer, evaluate
+from fastagg_sim.client_store import ClientStore, DealtSamples, GeneratedSamples
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
-from fastagg_sim.devices import find_device, now, repeatable, seed_layers
-from fastagg_sim.dropout import DropoutProcess, make_dropout
+from fastagg_sim.devices import find_device, now, peak_memory, repeatable, seed_layers
+from fastagg_sim.dropout import DropoutProcess, make_dropout, needs
 from fastagg_sim.models import make_model
-from fastagg_sim.partition import Partition, partition
+from fastagg_sim.partition import Partition, generated, partition
 from fastagg_sim.seeds import derive, generator
 from fastagg_sim.statistics import RunningStatistics
 
@@ -37,7 +39,8 @@ _HEADER_LIMIT = 1 << 24  # bytes of the header of a file of a checkpoint
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The measurements of one round: one row of metrics.csv, timings.csv and distances.csv.
+    """The measurements of one round: one row of metrics.csv, timings.csv, distances.csv and
+    memory.csv.
 
     uploads: number of vectors of the model's size that clients have sent so far. With SCAFFOLD a
         client sends two per round, as counted in its paper; with all other rules one.
@@ -51,6 +54,8 @@ class RoundRecord:
         same group; None if there is no such pair, or unless `Task.distances`.
     distance2_all: the same over all pairs of active clients.
     train_loss: on the sample that `Task.train_loss` asks for, else None.
+    peak_mb: largest resident memory of the process so far, in 10^6 bytes; None unless
+        `Task.memory`.
     seconds_*: wall-clock times.
     """
 
@@ -68,6 +73,7 @@ class RoundRecord:
     distance2_friends: float | None = None
     distance2_all: float | None = None
     train_loss: float | None = None
+    peak_mb: float | None = None
 
 
 class Simulation:
@@ -77,7 +83,7 @@ class Simulation:
         device: where models, data and updates are stored.
         params: [d] float32, the global model.
         aggregator: the server's rule.
-        groups: the group of each client, or None if the groups are not known.
+        groups: the group of each client, int64 [K], or None if the groups are not known.
         next_round: the index of the round that `run_round` will compute.
 
     Raises ConfigError if the device of the job is not available.
@@ -92,18 +98,15 @@ class Simulation:
         self._history: list[Tensor] = []
         dataset = data.load(task.dataset, seed=job.seed, **task.data_options)
         split = split_clients(task, dataset, job.seed)
-        self.groups = split.groups
-        # Copy the clients' samples once, so that the full training set can be freed.
-        self._clients = [
-            ClientData(dataset.train_x[ids].to(device), dataset.train_y[ids].to(device))
-            for ids in split.clients
-        ]
+        self._split = split
+        self.groups = None if split.groups is None else torch.tensor(split.groups)
+        self._clients = client_store(task, dataset, split, device)
         self._test = (dataset.test_x.to(device), dataset.test_y.to(device))
         self._train_sample = train_sample(task, dataset, split, job.seed, device)
         model = make_model(
             task.model,
             num_classes=dataset.num_classes,
-            in_shape=tuple(dataset.train_x.shape[1:]),
+            in_shape=dataset.in_shape,
             seed=job.seed,
         ).to(device)
         layout = FlatLayout.from_module(model, roles="auto")
@@ -111,21 +114,21 @@ class Simulation:
         self._statistics = RunningStatistics(model, layout)
         self._layout = layout
         self.params = layout.flatten(model)  # [d]
-        self._buffer = UpdateBuffer(task.num_clients, layout.num_params, device)
+        # Rows for the active clients only.
+        self._buffer = RowPool(task.num_clients, layout.num_params, device)
         self._trainer = LocalTrainer(model, layout, job.training)
         self._batched: BatchedTrainer | None = None
         if job.training.clients_at_once > 1 or uses_products(model):
             self._batched = BatchedTrainer(model, layout, job.training)
         self._momentum: dict[int, Tensor] = {}  # client -> [d]; empty unless keep_momentum
         self._norms: dict[int, list[float]] = {}  # round -> [K]
-        self._sizes = [client.y.numel() for client in self._clients]
-        self.aggregator = make_aggregator(task, job.method, layout.num_params, self._sizes, device)
+        self.aggregator = make_aggregator(task, job.method, layout.num_params, split, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
-        # One per client in MimiC's client mode, where clients store their own corrections.
-        self._mimic: list[fastagg.MimiCClient] = []
-        if isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client":
-            d = layout.num_params
-            self._mimic = [fastagg.MimiCClient(d, device) for _ in range(task.num_clients)]
+        # In MimiC's client mode, clients store their own corrections: those that were ever active.
+        self._client_mode = (
+            isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client"
+        )
+        self._mimic: dict[int, fastagg.MimiCClient] = {}
 
     @property
     def done(self) -> bool:
@@ -162,6 +165,7 @@ class Simulation:
         """Compute the next round. Changes `params` and the state of the aggregator in place."""
         index = self.next_round
         started = now(self.device)
+        self._buffer.release()
         active = self._active(index)
         clients: list[int] = active.tolist()
         task = self.job.task
@@ -171,7 +175,7 @@ class Simulation:
         self.aggregator.server_lr = task.server_lr * unit
         scaffold = self.aggregator if isinstance(self.aggregator, fastagg.Scaffold) else None
         if scaffold is not None:
-            scaffold.local_work = local_work(self.job.training, self._sizes, index) / unit
+            scaffold.local_work = local_work(self.job.training, self._split.sizes, index) / unit
         with repeatable(self.device):
             for together in groups_of(clients, self.job.training.clients_at_once):
                 self._train(together, index, scaffold)
@@ -191,7 +195,7 @@ class Simulation:
         with repeatable(self.device):
             accuracy, loss, train_loss = self._evaluate()
         evaluated = now(self.device)
-        substitutions, wrong_rate = self._count_substitutions(report.friends, set(clients))
+        substitutions, wrong_rate = self._count_substitutions(report.friends, active)
         return RoundRecord(
             round=index,
             uploads=self._uploads,
@@ -207,6 +211,7 @@ class Simulation:
             distance2_friends=distances[0],
             distance2_all=distances[1],
             train_loss=train_loss,
+            peak_mb=peak_memory() / 1e6 if task.memory else None,
         )
 
     def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
@@ -262,9 +267,12 @@ class Simulation:
     def _step(self, active: Tensor) -> fastagg.StepReport:
         """Run one step of the server and, in MimiC's client mode, the clients' part of it."""
         aggregator = self.aggregator
-        if not (self._mimic and isinstance(aggregator, fastagg.MimiC)):
+        if not (self._client_mode and isinstance(aggregator, fastagg.MimiC)):
             return aggregator.step(self.params, self._buffer, active)
         clients = active.tolist()
+        for client in clients:
+            if client not in self._mimic:
+                self._mimic[client] = fastagg.MimiCClient(len(self.params), self.device)
         sent = [self._mimic[k].correct_(self._buffer.row(k)) for k in clients]
         report = aggregator.step(self.params, sent, active)
         # Rejected rows are not finite and do not contribute to the aggregate, so these clients
@@ -279,7 +287,7 @@ class Simulation:
         """Return `RoundRecord.distance2_friends` and `distance2_all` of the active `clients`."""
         gram = ops.gram(self._buffer.rows(clients), dtype=torch.float64)
         distance2 = ops.distance_scores(gram).square().cpu()  # [S, S]
-        groups = torch.tensor([-1 - k if self.groups is None else self.groups[k] for k in clients])
+        groups = torch.arange(len(clients)) if self.groups is None else self.groups[clients]
         pairs = ~torch.eye(len(clients), dtype=torch.bool)
         friends = pairs & (groups[:, None] == groups[None, :])
         found = (distance2[chosen] for chosen in (friends, pairs))
@@ -317,16 +325,21 @@ class Simulation:
         return *evaluate(self._model, *self._test, logits=logits), train_loss
 
     def _count_substitutions(
-        self, friends: Tensor | None, active: set[int]
+        self, friends: Tensor | None, active: Tensor
     ) -> tuple[int, float | None]:
-        """Return the number of substitutions in this round, and `RoundRecord.wrong_friend_rate`."""
+        """Return the number of substitutions in this round, and `RoundRecord.wrong_friend_rate`.
+
+        friends: `StepReport.friends`, [K] or None.
+        active: ids of the active clients.
+        """
         if friends is None:
             return 0, None
-        pairs = [(k, i) for k, i in enumerate(friends.tolist()) if i >= 0 and k not in active]
-        if not pairs or self.groups is None:
-            return len(pairs), None
-        wrong = sum(self.groups[k] != self.groups[i] for k, i in pairs)
-        return len(pairs), wrong / len(pairs)
+        friends = friends.cpu()
+        replaced = (friends >= 0).index_fill_(0, active, False).nonzero().flatten()
+        if not len(replaced) or self.groups is None:
+            return len(replaced), None
+        wrong = int((self.groups[replaced] != self.groups[friends[replaced]]).sum())
+        return len(replaced), wrong / len(replaced)
 
     def save(self, folder: Path) -> None:
         """Write the complete state that later rounds depend on to `folder`, an empty folder."""
@@ -335,8 +348,8 @@ class Simulation:
         if self._statistics:
             values = {"statistics": self._statistics.values}
             save_file(values, folder / "statistics.safetensors")
-        if self._mimic:
-            corrections = {str(k): client.correction for k, client in enumerate(self._mimic)}
+        if self._client_mode:
+            corrections = {str(k): client.correction for k, client in self._mimic.items()}
             save_file(corrections, folder / "corrections.safetensors")
         if self._momentum:
             kept = {str(client): momentum for client, momentum in self._momentum.items()}
@@ -363,17 +376,18 @@ class Simulation:
             path = folder / "statistics.safetensors"
             statistics = self._read(path, ["statistics"], statistics)["statistics"]
         corrections: dict[str, Tensor] = {}
-        if self._mimic:
-            clients = [str(k) for k in range(len(self._mimic))]
-            corrections = self._read(folder / "corrections.safetensors", clients)
+        if self._client_mode:
+            corrections = self._read(folder / "corrections.safetensors", None)
         momentum: dict[str, Tensor] = {}
         if (folder / "momentum.safetensors").exists():
             momentum = self._read(folder / "momentum.safetensors", None)
         self.params = params
         self._statistics.values = statistics
         self.aggregator = aggregator
-        for k, client in enumerate(self._mimic or ()):
-            client.correction = corrections[str(k)]
+        self._mimic = {}
+        for name, correction in corrections.items():
+            client = self._mimic[int(name)] = fastagg.MimiCClient(len(params), self.device)
+            client.correction = correction
         self._uploads = uploads
         self._norms = norms
         self._momentum = {int(client): vector for client, vector in momentum.items()}
@@ -421,19 +435,20 @@ def make_aggregator(
     task: Task,
     method: Method,
     num_params: int,
-    sizes: Sequence[int],
+    split: Partition,
     device: str | torch.device = "cpu",
 ) -> fastagg.Aggregator:
     """Create the aggregation rule of `method`.
 
     num_params: the number of parameters d of the model.
-    sizes: the number of training samples of each client.
+    split: the partition, for rules that need the number of training samples of each client.
     """
     needed: dict[str, Any] = {"max_norm": None}  # simulated clients do not lie
     if method.rule == "scaffold":
-        needed["local_work"] = local_work(method.training or task.training, sizes, 0)
+        needed["local_work"] = local_work(method.training or task.training, split.sizes, 0)
     if method.sample_weights:
-        needed["client_weights"] = [size / sum(sizes) for size in sizes]
+        total = int(split.sizes.sum())
+        needed["client_weights"] = [size / total for size in split.sizes.tolist()]
     return fastagg.make(
         fastagg.RuleName(method.rule),
         num_clients=task.num_clients,
@@ -444,15 +459,16 @@ def make_aggregator(
     )
 
 
-def local_work(training: LocalTraining, sizes: Sequence[int], round_index: int) -> Tensor:
+def local_work(training: LocalTraining, sizes: Tensor, round_index: int) -> Tensor:
     """Return `LocalTraining.work` of every client in a round, float64 [K].
 
-    sizes: the number of training samples of each client.
+    sizes: the number of training samples of each client, int64 [K].
 
     This is the option `local_work` of SCAFFOLD.
     """
-    work = [training.work(size, round_index) for size in sizes]
-    return torch.tensor(work, dtype=torch.float64)
+    distinct, which = torch.unique(sizes, return_inverse=True)
+    work = [training.work(size, round_index) for size in distinct.tolist()]
+    return torch.tensor(work, dtype=torch.float64)[which]
 
 
 def train_sample(
@@ -464,16 +480,37 @@ def train_sample(
     """
     if not task.train_loss:
         return None
-    every = torch.cat(split.clients)
+    every = split.clients.joined()
     order = torch.randperm(len(every), generator=generator(seed, "train-loss"))
-    ids = every[order[: task.train_loss]]
-    return dataset.train_x[ids].to(device), dataset.train_y[ids].to(device)
+    x, y = dataset.taken(every[order[: task.train_loss]])
+    return x.to(device), y.to(device)
+
+
+def client_store(
+    task: Task, dataset: data.Dataset, split: Partition, device: torch.device
+) -> ClientStore:
+    """Return the samples of the clients of `split`, which `split_clients` has returned."""
+    if task.partition == "natural" and isinstance(dataset, data.GeneratedDataset):
+        return GeneratedSamples(dataset, task.train_fraction, device)
+    return DealtSamples(dataset, split, device)
 
 
 def split_clients(task: Task, dataset: data.Dataset, seed: int) -> Partition:
-    """Partition the training samples of `dataset` among the clients of `task`."""
+    """Partition the training samples of `dataset` among the clients of `task`.
+
+    The natural partition of a data set that is generated client by client generates nothing.
+    """
     options = dict(task.partition_options)
     if task.partition == "natural":
+        if isinstance(dataset, data.GeneratedDataset) and not options:
+            if dataset.num_clients != task.num_clients:
+                raise ValueError(
+                    f"num_clients: expected {dataset.num_clients}, the number of clients of the "
+                    f"data set, got {task.num_clients}"
+                )
+            return generated(
+                dataset.num_clients, lambda: dataset.sizes, dataset.groups, task.train_fraction
+            )
         options["clients"] = dataset.clients
     return partition(
         task.partition,
@@ -490,11 +527,16 @@ def dropout_process(
 ) -> DropoutProcess:
     """Create the dropout process of a setting for the clients of `split`, which partitions
     `dataset`."""
+    options = dropout.options_of(seed)
+    needed = needs(dropout.process, options)
+    label_counts = None
+    if "label_counts" in needed:
+        label_counts = split.label_counts(dataset.train_y, dataset.num_classes).tolist()
     return make_dropout(
         dropout.process,
         num_clients=split.num_clients,
         seed=seed,
-        groups=split.groups,
-        label_counts=split.label_counts(dataset.train_y, dataset.num_classes).tolist(),
-        **dropout.options_of(seed),
+        groups=split.groups if "groups" in needed else None,
+        label_counts=label_counts,
+        **options,
     )

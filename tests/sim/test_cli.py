@@ -215,7 +215,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     starts = [head.index(name) for name in ("paper", "figure", "description")]
     assert len(rows) == len(experiments.available())
     assert all(row[start - 2 : start] == "  " for row in rows for start in starts)
-    ours = ("demo", "friends-from-means", "friends-sketched", "memory-dtypes")  # of no paper
+    ours = ("demo", "friends-from-means", "friends-sketched", "memory-dtypes", "scale-friends")
     of_papers = [row for row in rows if not row.split()[0].startswith(ours)]
     assert all(row[start] != " " for row in of_papers for start in starts)
 

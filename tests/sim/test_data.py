@@ -20,6 +20,7 @@ from fastagg_sim.data import (
     DataNotFoundError,
     Dataset,
     DatasetInfo,
+    GeneratedDataset,
     cache_path,
     digits,
     load,
@@ -28,6 +29,7 @@ from fastagg_sim.data import (
 from fastagg_sim.data.cache import write_cache
 from fastagg_sim.data.images import CIFAR10, IMAGE_SETS, RawImages
 from fastagg_sim.partition import partition
+from fastagg_sim.seeds import numpy_generator
 
 
 def assert_well_formed(dataset: Dataset) -> None:
@@ -126,7 +128,62 @@ class TestSynthetic:
             spread = torch.arange(1, 61, dtype=torch.float64) ** -0.6 * (2 / len(ids)) ** 0.5
             assert ((means[0] - means[1]) / spread).abs().max() < 5.5
 
+    def test_clients_are_those_of_one_generator_after_the_other(self) -> None:
+        """Written out: every client's numbers in the order of the definition."""
+        synthetic = load("synthetic", seed=5, num_clients=4)
+        train, test = [], []
+        for client in range(4):
+            rng = numpy_generator(5, "data", "synthetic", client)
+            size = int(rng.lognormal(4.0, 2.0)) + 50
+            u, center = rng.normal(0.0, 1.0), rng.normal(0.0, 1.0)
+            mean, weight = rng.normal(center, 1.0, 60), rng.normal(u, 1.0, (10, 60))
+            bias = rng.normal(u, 1.0, 10)
+            x = mean + np.arange(1, 61) ** -0.6 * rng.normal(size=(size, 60))
+            y = np.argmax(x @ weight.T + bias, axis=1)
+            train.append((x[: int(0.9 * size)], y[: int(0.9 * size)]))
+            test.append((x[int(0.9 * size) :], y[int(0.9 * size) :]))
+        for parts, found_x, found_y in (
+            (train, synthetic.train_x, synthetic.train_y),
+            (test, synthetic.test_x, synthetic.test_y),
+        ):
+            right = np.concatenate([x for x, _ in parts]).astype(np.float32)
+            assert torch.equal(found_x, torch.from_numpy(right))
+            assert torch.equal(found_y, torch.from_numpy(np.concatenate([y for _, y in parts])))
+
+    def test_clients_of_a_group_share_a_distribution(self) -> None:
+        synthetic = load("synthetic", num_clients=12, groups=5, samples=2000)
+        assert isinstance(synthetic, GeneratedDataset)
+        assert synthetic.groups == [k % 5 for k in range(12)]
+        assert synthetic.sizes.tolist() == [1800] * 12
+        assert len(synthetic.test_y) == 12 * 200
+        parts = [synthetic.client(k) for k in range(12)]
+        means = torch.stack([x.double().mean(dim=0) for x, _ in parts])
+        shares = torch.stack([torch.bincount(y, minlength=10) / len(y) for _, y in parts])
+        spread = torch.arange(1, 61, dtype=torch.float64) ** -0.6 * (2 / 1800) ** 0.5
+        for one, other in ((0, 5), (0, 10), (1, 6), (1, 11), (4, 9)):  # of a group
+            assert not torch.equal(parts[one][0], parts[other][0])
+            # 60 differences of means, each of them with this deviation
+            assert ((means[one] - means[other]) / spread).abs().max() < 5.5
+            # shares of 1800 samples have deviations of at most 0.012
+            assert (shares[one] - shares[other]).abs().max() < 0.09
+        assert (means[0] - means[1]).abs().max() > 1.0  # v ~ N(B, 1), B ~ N(0, 1)
+
+    def test_test_data_are_those_of_the_first_clients(self) -> None:
+        every = load("synthetic", num_clients=6)
+        few = load("synthetic", num_clients=6, test_clients=2)
+        assert torch.equal(few.train_x, every.train_x)
+        assert torch.equal(few.test_x, load("synthetic", num_clients=2).test_x)
+        assert torch.equal(few.test_y, every.test_y[: len(few.test_y)])
+
     def test_bad_options(self) -> None:
+        for option, value, message in (
+            ("groups", 0, "groups: expected 1 to num_clients = 7, got 0"),
+            ("groups", 8, "groups: expected 1 to num_clients = 7, got 8"),
+            ("samples", 9, "samples: expected at least 10, got 9"),
+            ("test_clients", 0, "test_clients: expected a positive number, got 0"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                load("synthetic", num_clients=7, **{option: value})
         with pytest.raises(ValueError, match="redraw: expected 0 or more, got -1"):
             load("synthetic", redraw=-1)
         with pytest.raises(ValueError, match="num_clients: expected a positive number, got 0"):

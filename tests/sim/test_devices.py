@@ -256,11 +256,11 @@ def test_a_round_of_training_stays_on_the_device(
         scaffold = simulation.aggregator
         simulation._train([client], 0, scaffold if isinstance(scaffold, fastagg.Scaffold) else None)
     simulation._train(range(10), 1, scaffold if isinstance(scaffold, fastagg.Scaffold) else None)
-    data = [[client.x, client.y] for client in simulation._clients]
+    data = [[client.x, client.y] for client in map(simulation._clients.__getitem__, range(10))]
     held = [
         *(buffer.rows(range(10)), data, model, simulation.params, simulation._momentum),
         *(simulation._test, simulation._train_sample),
-        [client.correction for client in simulation._mimic],
+        [client.correction for client in simulation._mimic.values()],
     ]
     found = tensors(held)
     d = layout.num_params

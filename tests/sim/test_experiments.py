@@ -35,6 +35,7 @@ from fastagg_sim.experiments import (
     mimic_fig6,
     mimic_table3,
     mimic_table5,
+    scale_friends,
 )
 from fastagg_sim.experiments._base import Claim, read_claims_json
 from fastagg_sim.experiments._statistics import (
@@ -48,7 +49,13 @@ from fastagg_sim.experiments._statistics import (
     largest_rise,
     rises,
 )
-from fastagg_sim.job_folder import DISTANCE_COLUMNS, JOB_COLUMNS, METRIC_COLUMNS
+from fastagg_sim.job_folder import (
+    DISTANCE_COLUMNS,
+    JOB_COLUMNS,
+    MEMORY_COLUMNS,
+    METRIC_COLUMNS,
+    TIMING_COLUMNS,
+)
 from fastagg_sim.records import Curve
 
 
@@ -71,7 +78,7 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
     mimic |= {"mimic-table4-fmnist", "mimic-table4-cifar"}
     adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)}
     adversarial |= {"adversarial-clipping", "theorem4"}
-    ours = {"demo", "friends-from-means", "friends-sketched", "memory-dtypes"}
+    ours = {"demo", "friends-from-means", "friends-sketched", "memory-dtypes", "scale-friends"}
     assert ours | {"friends-fig1", "friends-fig2"} | fdms | mimic | adversarial == set(known)
     assert len({e.options for e in known.values()}) == len(known)
     for experiment in known.values():
@@ -120,6 +127,23 @@ def test_reading_options_change_the_settings(name: str) -> None:
     assert experiment.configs(experiment.options(**option)) != experiment.configs(
         experiment.options()
     )
+
+
+def test_claims_of_scale_friends(tmp_path: Path) -> None:
+    """The numbers behind the claims, from files with known ones."""
+    options = scale_friends.ScaleOptions(quick=True)
+    config = scale_friends.configs(options)[""]
+    assert (config.task.num_clients, config.dropouts[0].options["sample"]) == (10_000, 100)
+    write_fake_results(tmp_path, config)
+    assert scale_friends.peaks(tmp_path) == {"FedAvg": 311.0, "Means": 321.0, "MIFA": 331.0}
+    assert scale_friends.seconds(tmp_path, "training")["MIFA"] == pytest.approx(0.4)
+    found = {claim.text: claim for claim in scale_friends.claims({"": tmp_path}, options)}
+    by_part = {part: [c for text, c in found.items() if part in text] for part in ("wrong", "MB")}
+    assert [c.verdict for c in by_part["wrong"]] == ["undecided"]  # there are no substitutes
+    assert [c.verdict for c in by_part["MB"]] == ["holds"]
+    curve = Curve("Means", "fdms-means", "x", 0, wrong_friends=[(0.5, 10), (0.0, 30), (0.25, 40)])
+    # 5 + 0 + 10 of 80
+    assert contrast([(1, [curve])], scale_friends.WRONG).value == pytest.approx(15 / 80)
 
 
 def test_settings_of_mnist() -> None:
@@ -618,12 +642,16 @@ def write_fake_results(folder: Path, config: Config) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     metrics = [",".join(JOB_COLUMNS + METRIC_COLUMNS)]
     distances = [",".join(JOB_COLUMNS + DISTANCE_COLUMNS)]
+    timings = [",".join(JOB_COLUMNS + TIMING_COLUMNS)]
+    memory = [",".join(JOB_COLUMNS + MEMORY_COLUMNS)]
     for number, job in enumerate(config.jobs()):
         head = f"{job.method.label},{job.method.rule},{job.dropout.label},{job.seed}"
         for t in range(12):
             accuracy = 0.1 + 0.02 * t + 0.001 * number
             metrics.append(f"{head},{t},{20 * (t + 1)},5,{accuracy:.4f},1.0,,0,{40 - t}")
             distances.append(f"{head},{t},0.5,1.5")
+            timings.append(f"{head},{t},0.4,0.1,0.2")
+            memory.append(f"{head},{t},{300 + t + 10 * number:.6f}")
         if job.method.rule == "fdms":
             path = folder / "jobs" / job.key
             path.mkdir(parents=True)
@@ -631,12 +659,14 @@ def write_fake_results(folder: Path, config: Config) -> None:
             (path / "scores.csv").write_text("\n".join(rows) + "\n")
     (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
     (folder / "distances.csv").write_text("\n".join(distances) + "\n")
+    (folder / "timings.csv").write_text("\n".join(timings) + "\n")
+    (folder / "memory.csv").write_text("\n".join(memory) + "\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [n for n in experiments.available() if n.startswith(("fdms-", "friends-", "mimic-"))],
+    [n for n in experiments.available() if n.startswith(("fdms-", "friends-", "mimic-", "scale-"))],
 )
 @pytest.mark.parametrize("quick", [False, True])
 def test_claims_figure_and_table_of_every_experiment(

@@ -75,7 +75,8 @@ def test_rounds_are_those_of_the_paper(rule: str, options: dict[str, Any], aggre
     simulation = Simulation(make_job(rule, options))
     model, layout = copy.deepcopy(simulation._model), simulation._layout
     params = simulation.params.clone()
-    weights = np.array(simulation._sizes) / sum(simulation._sizes)
+    sizes = simulation._split.sizes.numpy()
+    weights = sizes / sizes.sum()
     momentum = np.zeros((7, layout.num_params))
     v = np.zeros(layout.num_params)
     seen: set[int] = set()
@@ -156,10 +157,11 @@ def test_failed_training_leaves_no_nan_in_the_momentum(together: int) -> None:
     simulation._step = watched  # type: ignore[method-assign]
     simulation.run_round()
     before = {client: kept.clone() for client, kept in simulation._momentum.items()}
-    good = simulation._clients[2]
-    simulation._clients[2] = ClientData(torch.full_like(good.x, torch.nan), good.y)
+    store = simulation._clients
+    bad = ClientData(torch.full_like(store[2].x, torch.nan), store[2].y)
+    simulation._clients = {k: store[k] for k in range(7)} | {2: bad}  # type: ignore[assignment]
     simulation.run_round()
-    simulation._clients[2] = good
+    simulation._clients = store
     assert torch.equal(simulation._momentum[2], before[2])
     assert not torch.equal(simulation._momentum[3], before[3])
     simulation.run_round()

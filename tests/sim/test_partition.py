@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg_sim.partition import PARTITIONS, Partition, partition
+from fastagg_sim.partition.base import Counted, Drawn, IndexSets, Ranges, shuffled
+from fastagg_sim.partition.shards import _deal_distinct
+from fastagg_sim.seeds import generator
 
 
 def labels_of(*counts: int, seed: int = 0) -> torch.Tensor:
@@ -16,7 +19,7 @@ def labels_of(*counts: int, seed: int = 0) -> torch.Tensor:
 
 
 def assert_disjoint(split: Partition, num_samples: int) -> None:
-    used = torch.cat(split.clients)
+    used = split.clients.joined()
     assert used.dtype == torch.int64
     assert len(torch.unique(used)) == len(used)
     assert 0 <= int(used.min()) <= int(used.max()) < num_samples
@@ -173,7 +176,7 @@ class TestShards:
                 assert labels[shard].unique().numel() == 1
         if heterogeneity == "medium":  # also the default
             same = partition("shards", labels, 20, 0)
-            assert torch.equal(torch.stack(same.clients), torch.stack(split.clients))
+            assert torch.equal(torch.stack(list(same.clients)), torch.stack(list(split.clients)))
 
     def test_bad_heterogeneity(self) -> None:
         labels = labels_of(*[100] * 10)
@@ -254,6 +257,115 @@ class TestLabelLimited:
         ):
             partition("label-limited", labels, 30, 0, shard_size=9)
         assert partition("label-limited", labels, 30, 0).sizes.tolist() == [16] * 30
+
+    @given(
+        num_classes=st.integers(1, 6),
+        hand=st.integers(1, 3),
+        groups=st.integers(1, 4),
+        size=st.integers(1, 4),
+        seed=st.integers(0, 2**32),
+    )
+    def test_ranges_hold_the_shards_that_clients_were_dealt(
+        self, num_classes: int, hand: int, groups: int, size: int, seed: int
+    ) -> None:
+        """Written out with one list of shards per label and one tensor per client."""
+        hand = min(hand, num_classes)
+        num_clients = groups * num_classes
+        labels = labels_of(*[size * groups * hand + 2] * num_classes)
+        given = {"classes_per_client": hand, "shard_size": size}
+        split = partition("label-limited", labels, num_clients, seed, **given)
+        rng = generator(seed, "partition")
+        samples = [shuffled(torch.nonzero(labels == c).flatten(), rng) for c in range(num_classes)]
+        hands = _deal_distinct(num_classes, num_clients, hand, rng)
+        piles = [list(part.split(size)[: groups * hand]) for part in samples]
+        for client, hand_of_client in enumerate(hands):
+            dealt = torch.cat([piles[c].pop() for c in hand_of_client])
+            assert torch.equal(split.clients[client], dealt)
+
+
+class TestSharedShards:
+    def split(self, seed: int = 0, clients: int = 400) -> tuple[torch.Tensor, Partition]:
+        labels = labels_of(*[50] * 10)
+        return labels, partition("label-limited", labels, clients, seed, shared=True, shard_size=20)
+
+    def test_every_client_draws_distinct_labels_and_samples(self) -> None:
+        labels, split = self.split()
+        assert isinstance(split.clients, Drawn)
+        assert split.sizes.tolist() == [40] * 400
+        counts = split.label_counts(labels, 10)
+        assert torch.equal(counts.sort(dim=1).values[:, -3:], torch.tensor([[0, 20, 20]] * 400))
+        for indices in split.clients:
+            assert len(indices.unique()) == 40
+        # Each label is drawn with probability 1/5: 5 standard deviations of a binomial.
+        drawn = (counts > 0).sum(dim=0)
+        assert (drawn - 80).abs().max() < 5 * (400 * 0.2 * 0.8) ** 0.5
+
+    def test_a_client_depends_on_the_seed_and_its_id_alone(self) -> None:
+        _, many = self.split()
+        _, few = self.split(clients=7)
+        _, other = self.split(seed=1, clients=7)
+        for client in (6, 0, 6):
+            assert torch.equal(many.clients[client], few.clients[client])
+            assert not torch.equal(other.clients[client], few.clients[client])
+
+    def test_a_part_is_kept_from_the_first_sample_on(self) -> None:
+        labels, whole = self.split(clients=7)
+        given = {"shared": True, "shard_size": 20, "train_fraction": 0.3}
+        part = partition("label-limited", labels, 7, 0, **given)
+        assert part.sizes.tolist() == [12] * 7
+        for one, all_ in zip(part.clients, whole.clients, strict=True):
+            assert torch.equal(one, all_[:12])
+
+    def test_bad_options(self) -> None:
+        labels = labels_of(*[50] * 9, 30)
+        for size, got in ((None, "None"), (31, "31"), (0, "0")):
+            with pytest.raises(ValueError, match=rf"shard_size: expected 1 to 30 .* got {got}"):
+                partition("label-limited", labels, 7, 0, shared=True, shard_size=size)
+        with pytest.raises(ValueError, match="distinct: expected true with shared = true"):
+            partition("label-limited", labels, 7, 0, shared=True, shard_size=5, distinct=False)
+
+
+class TestIndexSets:
+    SETS: tuple[list[int], ...] = ([3, 1], [], [4, 1, 5], [9])
+
+    @pytest.mark.parametrize("form", ["ranges", "drawn"])
+    def test_are_sequences(self, form: str) -> None:
+        given = [torch.tensor(ids, dtype=torch.int64) for ids in self.SETS]
+        sizes = torch.tensor([len(ids) for ids in given])
+        sets: IndexSets = Ranges.listed(given)
+        if form == "drawn":
+            sets = Drawn(lambda client: given[client], sizes)
+        assert [ids.tolist() for ids in sets] == list(self.SETS)
+        assert len(sets) == 4 and sets[-1].tolist() == [9]
+        assert sets.joined().tolist() == [3, 1, 4, 1, 5, 9]
+        first = sets.first(torch.tensor([1, 0, 2, 1]))
+        assert [ids.tolist() for ids in first] == [[3], [], [4, 1], [9]]
+        assert first.joined().tolist() == [3, 4, 1, 9]
+        for client in (4, -5):
+            with pytest.raises(
+                IndexError, match=rf"client: expected an id in \[0, 4\), got {client}"
+            ):
+                sets[client]
+
+    def test_ranges_are_views_of_one_list(self) -> None:
+        order = torch.arange(10)
+        sets = Ranges(order, torch.tensor([6, 0]), torch.tensor([3, 2]))
+        assert [ids.tolist() for ids in sets] == [[6, 7, 8], [0, 1]]
+        assert sets.joined().tolist() == [6, 7, 8, 0, 1]
+        assert sets[1].data_ptr() == order.data_ptr()
+
+    def test_sizes_are_counted_when_they_are_needed(self) -> None:
+        calls = []
+
+        def count() -> torch.Tensor:
+            calls.append(0)
+            return torch.tensor([5, 2, 10])
+
+        sets = Counted(3, count, 0.7)
+        assert len(sets) == 3 and not calls
+        assert sets.sizes.tolist() == [3, 1, 7]  # 0.7 * 10 is 7 in spite of rounding
+        assert [ids.tolist() for ids in sets] == [[0, 1, 2], [5], [7, 8, 9, 10, 11, 12, 13]]
+        assert [ids.tolist() for ids in sets.first(torch.tensor([1, 0, 2]))] == [[0], [], [7, 8]]
 
 
 class TestDirichlet:
@@ -353,16 +465,16 @@ class TestNatural:
 @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "natural"])
 def test_depends_on_the_seed_alone(name: str) -> None:
     labels = labels_of(*[500] * 10)
-    first = torch.stack(partition(name, labels, 20, 3).clients)
+    first = partition(name, labels, 20, 3).clients.joined()
     state = torch.random.get_rng_state()
-    assert torch.equal(torch.stack(partition(name, labels, 20, 3).clients), first)
+    assert torch.equal(partition(name, labels, 20, 3).clients.joined(), first)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert not torch.equal(torch.stack(partition(name, labels, 20, 4).clients), first)
+    assert not torch.equal(partition(name, labels, 20, 4).clients.joined(), first)
 
 
 def test_label_counts() -> None:
     labels = torch.tensor([0, 2, 2, 1, 0])
-    split = Partition([torch.tensor([0, 1, 2]), torch.tensor([3])])
+    split = Partition(Ranges.listed([torch.tensor([0, 1, 2]), torch.tensor([3])]))
     assert split.label_counts(labels, 4).tolist() == [[1, 0, 2, 0], [0, 1, 0, 0]]
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg_sim.seeds import derive, generator, numpy_generator
+from fastagg_sim.seeds import derive, first_of_order, generator, numpy_generator
 
 names = st.lists(st.one_of(st.text(max_size=5), st.integers(-(2**70), 2**70)), max_size=4)
 
@@ -65,3 +65,35 @@ def test_a_name_is_a_string_or_an_integer() -> None:
         TypeError, match=r"names: expected strings and integers, got 1\.5 \(float\)"
     ):
         derive(0, 1.5)  # type: ignore[arg-type]
+
+
+@given(count=st.integers(1, 300), seed=st.integers(0, 2**32), data=st.data())
+def test_the_first_of_few_numbers_are_those_of_a_permutation(
+    count: int, seed: int, data: st.DataObject
+) -> None:
+    chosen = data.draw(st.integers(0, count))
+    found = first_of_order(count, chosen, generator(seed))
+    assert torch.equal(found, torch.randperm(count, generator=generator(seed))[:chosen])
+
+
+@pytest.mark.parametrize(("count", "chosen"), [(8192, 1), (10**5, 1000), (10**12, 3), (8192, 4096)])
+def test_the_first_of_many_numbers_are_distinct(count: int, chosen: int) -> None:
+    found = first_of_order(count, chosen, generator(0))
+    assert found.dtype == torch.int64 and found.shape == (chosen,)
+    assert len(found.unique()) == chosen
+    assert 0 <= int(found.min()) <= int(found.max()) < count
+    assert torch.equal(found, first_of_order(count, chosen, generator(0)))
+    assert not torch.equal(found, first_of_order(count, chosen, generator(1)))
+
+
+@pytest.mark.slow
+def test_orders_of_many_numbers_are_uniform() -> None:
+    """Each number is as likely in each place: 5 standard deviations of a binomial in every cell."""
+    count, chosen, draws = 8192, 64, 2000
+    orders = torch.stack([first_of_order(count, chosen, generator(s)) for s in range(draws)])
+    blocks = orders * 16 // count  # [draws, chosen], in 16 blocks of 512 numbers
+    for place in (0, 1, 31, 63):
+        counts = torch.bincount(blocks[:, place], minlength=16).double()
+        assert (counts - draws / 16).abs().max() < 5 * (draws / 16 * 15 / 16) ** 0.5
+    ascending = (orders[:, 0] < orders[:, -1]).double().mean()
+    assert abs(ascending - 0.5) < 5 * (0.25 / draws) ** 0.5

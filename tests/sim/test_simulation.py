@@ -303,13 +303,16 @@ def test_substitutions_are_counted_and_checked_against_groups() -> None:
 
 def test_judging_friends() -> None:
     simulation = Simulation(make_job())
-    simulation.groups = [0, 0, 1, 1]
-    friends = torch.tensor([0, 2, 2, -1])  # 0 and 2 active; 1 has a wrong friend, 3 has none
-    assert simulation._count_substitutions(friends, {0, 2}) == (1, 1.0)
-    assert simulation._count_substitutions(torch.tensor([0, 0, 2, 2]), {0, 2}) == (2, 0.0)
-    assert simulation._count_substitutions(None, {0}) == (0, None)
+    simulation.groups = torch.tensor([0, 0, 1, 1])
+    friends, active = (
+        torch.tensor([0, 2, 2, -1]),
+        torch.tensor([0, 2]),
+    )  # 0 and 2 active; 1 has a wrong friend, 3 has none
+    assert simulation._count_substitutions(friends, active) == (1, 1.0)
+    assert simulation._count_substitutions(torch.tensor([0, 0, 2, 2]), active) == (2, 0.0)
+    assert simulation._count_substitutions(None, active) == (0, None)
     simulation.groups = None
-    assert simulation._count_substitutions(friends, {0, 2}) == (1, None)
+    assert simulation._count_substitutions(friends, active) == (1, None)
 
 
 def test_training_on_digits_learns() -> None:

@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from fastagg_sim.data.base import CorruptDataError, DataError, DataNotFoundError, Dataset
+from fastagg_sim.data.base import (
+    CorruptDataError,
+    DataError,
+    DataNotFoundError,
+    Dataset,
+    GeneratedDataset,
+)
 from fastagg_sim.data.cache import cache_dir, cache_path, read_cache
 from fastagg_sim.data.digits import load_digits
 from fastagg_sim.data.download import fetch_images
@@ -26,6 +32,7 @@ __all__ = [
     "DataNotFoundError",
     "Dataset",
     "DatasetInfo",
+    "GeneratedDataset",
     "cache_dir",
     "cache_path",
     "fetch",
@@ -113,8 +120,8 @@ def load(name: str, *, root: Path | None = None, seed: int = 0, **options: Any) 
 
     root: the cache folder (default: `cache_dir()`).
     seed: the seed of the run; only generated data depend on it.
-    options: `normalize` for mnist, fmnist and cifar10 (see `load_images`); `num_clients`, `alpha`,
-        `beta`, `redraw` for synthetic (see `load_synthetic`); none for digits.
+    options: `normalize` for mnist, fmnist and cifar10 (see `load_images`); those of
+        `load_synthetic` for synthetic; none for digits.
 
     Raises DataNotFoundError, CorruptDataError, ValueError (unknown name or invalid value),
     TypeError (unknown option).

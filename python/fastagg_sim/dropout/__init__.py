@@ -3,7 +3,8 @@
 
 docs/dropout.md describes all processes. To add one, add a file to this package with a
 `DropoutProcess` class decorated with `@register("its-name")`. All modules of this package are
-imported, so the class is registered automatically.
+imported, so the class is registered automatically. If it uses `groups` or `label_counts`, its
+`needs` says so; the simulation computes them only then.
 
 The processes do not depend on the simulation and can be used with any framework:
 
@@ -16,9 +17,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from fastagg_sim.dropout.base import PROCESSES, DropoutProcess, active_count, make_dropout
+from fastagg_sim.dropout.base import PROCESSES, DropoutProcess, active_count, make_dropout, needs
 
-__all__ = ["DropoutProcess", "active_count", "available", "make_dropout"]
+__all__ = ["DropoutProcess", "active_count", "available", "make_dropout", "needs"]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

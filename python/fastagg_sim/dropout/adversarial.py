@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,6 +51,11 @@ class Adversarial(DropoutProcess):
     epsilon: float = 0.8
     strict: bool = False
     sizes: str = "samples"
+
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        samples = options.get("sizes", "samples") == "samples"
+        return frozenset({"label_counts"}) if samples else frozenset()
 
     def __post_init__(self) -> None:
         super().__post_init__()

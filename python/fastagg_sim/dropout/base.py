@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,14 @@ class DropoutProcess(ABC):
         """
         return {}
 
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        """Return which of "groups" and "label_counts" the process uses with these options.
+
+        Unknown options have no effect here; the constructor refuses them.
+        """
+        return frozenset()
+
     def active(self, round: int, history: Sequence[torch.Tensor] = ()) -> torch.Tensor:
         """Return the ids of the active clients in `round` (0, 1, ...).
 
@@ -104,6 +112,16 @@ def register(name: str) -> Callable[[type[DropoutProcess]], type[DropoutProcess]
         return process
 
     return add
+
+
+def needs(name: str, options: Mapping[str, Any]) -> frozenset[str]:
+    """Return which of the arguments "groups" and "label_counts" `make_dropout` needs.
+
+    They take time and memory for each of K clients.
+
+    Raises ValueError for an unknown name.
+    """
+    return lookup("dropout process", name, PROCESSES).needs(options)
 
 
 def make_dropout(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -33,6 +33,10 @@ class ClusterFloor(DropoutProcess):
     @classmethod
     def at_ratio(cls, alpha: float) -> dict[str, Any]:
         return {"alpha": alpha}
+
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"groups"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -37,6 +38,10 @@ class LabelCorrelated(DropoutProcess):
     low: float = 0.1
     high: float = 1.0
     period: int = 24
+
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"label_counts"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from fastagg_sim.dropout.base import DropoutProcess, make_dropout, register
-from fastagg_sim.seeds import generator
+from fastagg_sim.dropout.base import PROCESSES, DropoutProcess, make_dropout, needs, register
+from fastagg_sim.dropout.full import Full
+from fastagg_sim.seeds import first_of_order, generator
 
 
 @register("sampled")
@@ -28,13 +29,21 @@ class Sampled(DropoutProcess):
         average. "available": only the available clients; if they are fewer than `sample`, all of
         them are active.
 
-    For uniform sampling without dropout, use process="full".
+    For uniform sampling without dropout, use process="full". A round of a small sample of many
+    clients then takes time and memory for the sample alone.
     """
 
     sample: int = 10
     process: str = "full"
     options: Mapping[str, Any] = field(default_factory=dict)
     among: str = "all"
+
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        name, inner = options.get("process", cls.process), options.get("options", {})
+        if name not in PROCESSES or not isinstance(inner, Mapping):
+            return frozenset()  # the constructor refuses it
+        return needs(name, inner)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +77,8 @@ class Sampled(DropoutProcess):
     ) -> torch.Tensor:
         # A separate stream: the other process already uses the stream of `rng`.
         own = generator(self.seed, "dropout", "sampled", round)
+        if isinstance(self.inner, Full):
+            return first_of_order(self.num_clients, self.sample, own).sort().values
         order = torch.randperm(self.num_clients, generator=own)
         able = torch.zeros(self.num_clients, dtype=torch.bool)
         able[self.inner.active(round, history)] = True

@@ -2,7 +2,9 @@
 """Partitions: which training samples each client has.
 
 A partition is a function of the labels and the seed. To add one, add a file with a function
-`(labels, num_clients, generator, **options) -> Partition` and add the function to PARTITIONS.
+`(labels, num_clients, generator, **options) -> Partition` and add the function to PARTITIONS. The
+index sets of clients are ranges of one list, or drawn when they are needed (`base.IndexSets`), so
+that they cost little for 10^5 clients.
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ from typing import Any
 
 import torch
 
-from fastagg_sim.partition.base import Partition
+from fastagg_sim.partition.base import Partition, kept
 from fastagg_sim.partition.clustered import clustered
 from fastagg_sim.partition.dirichlet import dirichlet
-from fastagg_sim.partition.natural import natural
+from fastagg_sim.partition.natural import generated, natural
 from fastagg_sim.partition.shards import label_limited, shards
 from fastagg_sim.registry import call, lookup
 from fastagg_sim.seeds import generator
 
-__all__ = ["PARTITIONS", "Partition", "partition"]
+__all__ = ["PARTITIONS", "Partition", "generated", "partition"]
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
     "clustered": clustered,
@@ -64,11 +66,10 @@ def partition(
         raise ValueError(f"train_fraction: expected a number in (0, 1], got {train_fraction}")
     rng = generator(seed, "partition")
     dealt = call("partition", name, make, labels, num_clients, rng, **options)
-    # 1e-9 corrects rounding errors such as 0.7 * 10 = 7 - 1e-15.
-    kept = [indices[: int(train_fraction * len(indices) + 1e-9)] for indices in dealt.clients]
-    empty = [client for client, indices in enumerate(kept) if len(indices) == 0]
+    sizes = torch.tensor([kept(size, train_fraction) for size in dealt.sizes.tolist()])
+    empty = torch.nonzero(sizes == 0).flatten().tolist()
     if empty:
         raise ValueError(
             f"train_fraction: {train_fraction} leaves clients {empty} no sample; use a larger one"
         )
-    return Partition(kept, dealt.groups)
+    return Partition(dealt.clients.first(sizes), dealt.groups)

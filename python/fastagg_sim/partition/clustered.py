@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from fastagg_sim.partition.base import Partition
+from fastagg_sim.partition.base import Partition, Ranges
 
 
 def clustered(
@@ -49,7 +49,7 @@ def clustered(
     group_size = num_clients // num_groups
     per_label = samples_per_client // labels_per_group
     dealt = classes[torch.randperm(len(classes), generator=rng)].reshape(num_groups, -1)
-    clients = []
+    chosen = []
     for group_labels in dealt:
         drawn = []  # for each label of the group: sample indices [group_size, per_label]
         for label in group_labels:
@@ -62,5 +62,7 @@ def clustered(
                 )
             order = torch.randperm(len(samples), generator=rng)[: group_size * per_label]
             drawn.append(samples[order].reshape(group_size, per_label))
-        clients += list(torch.cat(drawn, dim=1))  # rows of [group_size, samples_per_client]
-    return Partition(clients, [client // group_size for client in range(num_clients)])
+        chosen.append(torch.cat(drawn, dim=1).flatten())  # [group_size, samples_per_client]
+    sizes = torch.full((num_clients,), samples_per_client)
+    groups = [client // group_size for client in range(num_clients)]
+    return Partition(Ranges.consecutive(torch.cat(chosen), sizes), groups)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastagg_sim.partition.base import Partition, shuffled
+from fastagg_sim.partition.base import Partition, Ranges, shuffled
 from fastagg_sim.seeds import generator, numpy_generator
 
 
@@ -73,7 +73,8 @@ def dirichlet(
         part[: int(used.sum())].split(used.tolist())  # K parts
         for part, used in zip(samples, counts.T, strict=True)
     ]
-    return Partition([shuffled(torch.cat(part), draws) for part in zip(*parts, strict=True)])
+    clients = [shuffled(torch.cat(part), draws) for part in zip(*parts, strict=True)]
+    return Partition(Ranges.listed(clients))
 
 
 def _dirichlet_rows(

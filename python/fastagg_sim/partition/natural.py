@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from fastagg_sim.partition.base import Partition
+from fastagg_sim.partition.base import Counted, Partition, Ranges
 
 
 def natural(
@@ -39,4 +39,31 @@ def natural(
                 f"clients[{client}]: expected indices in [0, {len(labels)}), "
                 f"got {int(indices.min())} to {int(indices.max())}"
             )
-    return Partition(list(clients))
+    return Partition(Ranges.listed(clients))
+
+
+def generated(
+    num_clients: int,
+    count: Callable[[], torch.Tensor],
+    groups: Sequence[int] | None,
+    train_fraction: float = 1.0,
+) -> Partition:
+    """Return the partition of a data set that is generated client by client.
+
+    Nothing is generated. Sizes are counted when they are first needed.
+
+    count: `count()` returns the number of training samples of each client, int64 [K].
+    groups: the group of each client, or None.
+    train_fraction: as for `partition`.
+
+    Raises ValueError if a client is left without a sample.
+    """
+    if not 0.0 < train_fraction <= 1.0:
+        raise ValueError(f"train_fraction: expected a number in (0, 1], got {train_fraction}")
+    sets = Counted(num_clients, count, train_fraction)
+    if train_fraction < 1.0 and int(sets.sizes.min()) == 0:
+        client = int(sets.sizes.argmin())
+        raise ValueError(
+            f"train_fraction: {train_fraction} leaves client {client} no sample; use a larger one"
+        )
+    return Partition(sets, groups)

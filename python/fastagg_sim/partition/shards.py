@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from fastagg_sim.partition.base import Partition, shuffled
+from fastagg_sim.partition.base import Drawn, Partition, Ranges, shuffled
+from fastagg_sim.seeds import first_of_order, generator
 
 # (number of shards, shards per client); a client always gets 1/100 of all samples.
 HETEROGENEITY = {"low": (500, 5), "medium": (200, 2), "high": (100, 1)}
@@ -72,7 +73,8 @@ def shards(
     by_label = torch.argsort(labels, stable=True)[: num_shards * shard_size]
     cut = by_label.reshape(num_shards, shard_size)
     drawn = torch.randperm(num_shards, generator=rng)[: num_clients * shards_per_client]
-    return Partition(list(cut[drawn].reshape(num_clients, -1)))
+    sizes = torch.full((num_clients,), shards_per_client * shard_size)
+    return Partition(Ranges.consecutive(cut[drawn].flatten(), sizes))
 
 
 def label_limited(
@@ -83,6 +85,7 @@ def label_limited(
     classes_per_client: int = 2,
     distinct: bool = True,
     shard_size: int | None = None,
+    shared: bool = False,
 ) -> Partition:
     """Shards with one label each, the same number per client: the setting of MimiC, section 7.1.
 
@@ -97,6 +100,9 @@ def label_limited(
         client" implies. False: they are drawn at random, as in the paper's sentence "assign two
         random shards to each client"; in 8.5 % of the cases both then have the same label.
     shard_size: samples per shard; by default the largest possible number.
+    shared: True: every client draws its labels, and the samples of each, on its own. Clients then
+        share samples, so there may be more of them than samples; labels are drawn equally often on
+        average only. A client's samples are drawn when they are needed. Needs `shard_size`.
 
     Raises ValueError if the shards cannot be divided equally among the clients, or if a label has
     too few samples.
@@ -107,6 +113,10 @@ def label_limited(
             f"classes_per_client: expected 1 to {len(classes)}, the number of labels, "
             f"got {classes_per_client}"
         )
+    if shared:
+        if not distinct:
+            raise ValueError("distinct: expected true with shared = true, got false")
+        return _shared_shards(labels, num_clients, rng, classes_per_client, shard_size)
     if num_clients * classes_per_client % len(classes):
         raise ValueError(
             f"classes_per_client: {num_clients} clients with {classes_per_client} shards each need "
@@ -128,8 +138,42 @@ def label_limited(
     else:
         deck = torch.repeat_interleave(torch.arange(len(classes)), per_class)
         hands = shuffled(deck, rng).reshape(num_clients, classes_per_client).tolist()
-    cut = [list(samples[int(c)].split(shard_size)[:per_class]) for c in classes]
-    return Partition([torch.cat([cut[c].pop() for c in hand]) for hand in hands])
+    # The shards of a label are dealt from the last one to the first.
+    cut = [samples[int(c)].split(shard_size)[:per_class] for c in classes]
+    left = [per_class] * len(classes)
+    dealt = []
+    for c in (c for hand in hands for c in hand):
+        left[c] -= 1
+        dealt.append(cut[c][left[c]])
+    sizes = torch.full((num_clients,), classes_per_client * shard_size)
+    return Partition(Ranges.consecutive(torch.cat(dealt), sizes))
+
+
+def _shared_shards(
+    labels: torch.Tensor,
+    num_clients: int,
+    rng: torch.Generator,
+    classes_per_client: int,
+    shard_size: int | None,
+) -> Partition:
+    """Return the partition `label_limited` with `shared`."""
+    samples = [torch.nonzero(labels == c).flatten() for c in torch.unique(labels)]
+    fits = min(map(len, samples))
+    if shard_size is None or not 1 <= shard_size <= fits:
+        raise ValueError(
+            f"shard_size: expected 1 to {fits} with shared = true, the samples of the rarest "
+            f"label, got {shard_size}"
+        )
+    stream = int(torch.randint(2**62, (), generator=rng))
+
+    def draw(client: int) -> torch.Tensor:
+        own = generator(stream, "client", client)
+        chosen = first_of_order(len(samples), classes_per_client, own).tolist()
+        return torch.cat(
+            [samples[c][first_of_order(len(samples[c]), shard_size, own)] for c in chosen]
+        )
+
+    return Partition(Drawn(draw, torch.full((num_clients,), classes_per_client * shard_size)))
 
 
 def _deal_distinct(

@@ -64,6 +64,11 @@ def _make() -> Callable[..., DropoutProcess]:
     return make
 
 
+@pytest.fixture(name="options")
+def _options() -> dict[str, dict[str, Any]]:
+    return OPTIONS
+
+
 @pytest.fixture(name="indicator")
 def _indicator() -> Callable[..., torch.Tensor]:
     return indicator

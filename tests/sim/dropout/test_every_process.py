@@ -4,13 +4,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg_sim.dropout import DropoutProcess, active_count, available, make_dropout
+from fastagg_sim.dropout import DropoutProcess, active_count, available, make_dropout, needs
 from fastagg_sim.dropout.base import PROCESSES
 
 K = 20
@@ -51,6 +52,15 @@ class TestEveryProcess:
         assert any(
             process.active(t).tolist() != make(name, seed=1).active(t).tolist() for t in range(5)
         )
+
+    def test_what_it_does_not_need_has_no_effect(
+        self, name: str, make: Make, options: dict[str, dict[str, Any]]
+    ) -> None:
+        given = make(name)
+        needed = {argument: getattr(given, argument) for argument in needs(name, options[name])}
+        bare = make_dropout(name, num_clients=K, seed=given.seed, **needed, **options[name])
+        for t in range(10):
+            assert torch.equal(bare.active(t), given.active(t))
 
     def test_unknown_option_is_refused(self, name: str, make: Make) -> None:
         with pytest.raises(

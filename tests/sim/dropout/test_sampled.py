@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fastagg_sim.dropout import DropoutProcess, make_dropout
+from fastagg_sim.seeds import generator
 
 K = 20
 Make = Callable[..., DropoutProcess]
@@ -58,6 +59,29 @@ class TestSampled:
         make("sampled", sample=K, process="label-correlated", options={})
         nested = {"sample": 10, "process": "bernoulli", "options": {"p": 1.0}}
         assert len(make("sampled", sample=K, process="sampled", options=nested).active(0)) == 10
+
+    def test_of_few_clients_the_sample_is_that_of_a_permutation(self, make: Make) -> None:
+        """Also with options that draw the whole order, as before there was a shorter way."""
+        whole = make("sampled", sample=7, process="bernoulli", options={"p": 1.0})
+        short = make("sampled", sample=7, process="full", options={})
+        for t in range(20):
+            order = torch.randperm(K, generator=generator(short.seed, "dropout", "sampled", t))
+            assert torch.equal(short.active(t), order[:7].sort().values)
+            assert torch.equal(short.active(t), whole.active(t))
+
+    def test_of_many_clients_only_the_sample_is_drawn(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(*_: object, **__: object) -> None:
+            raise AssertionError("a permutation of all clients")
+
+        monkeypatch.setattr(torch, "randperm", refused)
+        process = make_dropout("sampled", num_clients=10**9, seed=0, sample=100)
+        for t in range(3):
+            active = process.active(t)
+            assert len(active) == len(active.unique()) == 100
+            assert torch.equal(active, active.sort().values)
+        assert not torch.equal(process.active(0), process.active(1))
 
     def test_bad_options(self, make: Make) -> None:
         with pytest.raises(ValueError, match="sample: expected at most num_clients = 20, got 21"):

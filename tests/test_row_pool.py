@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg.integrations._row_pool import RowPool
+from fastagg.updates.row_pool import RowPool
 
 
 @pytest.mark.parametrize(
