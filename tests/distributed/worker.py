@@ -115,7 +115,7 @@ def job_resume(folder: Path) -> Any:
         params = columns["params"]
         follow(agg, params, ROUNDS, 2 * ROUNDS)
         state = {
-            name: agg.gather(value) if name in agg.local.column_state else value
+            name: agg.gather(value) if name in agg.local.whole_column_state else value
             for name, value in agg.state_dict().items()
         }
         results.append((agg.gather(params), state))
