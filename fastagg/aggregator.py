@@ -344,13 +344,13 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def _move(self, params: Tensor, aggregate: Aggregate) -> None:
         """Move the parameters along the aggregate. Cannot fail after :meth:`_check_range`."""
-        vector, norm, models = aggregate.vector, aggregate.norm, aggregate.models
+        vector = aggregate.vector
         if self._moments is not None:
             self._moments.move_(params, aggregate, self.server_lr)
         elif vector.dtype == torch.float32:
             ops.weighted_sum_(params, [vector], self._rate)
         else:
-            ops.add_total_(params, vector, self.server_lr, norm, models)
+            ops.add_total_(params, vector, self.server_lr, aggregate.norm, aggregate.models)
 
     def _note_commit(self, report: StepReport) -> None:
         """Count the step, within its commit, so that an interrupted caller sees that it counts."""

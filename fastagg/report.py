@@ -58,7 +58,7 @@ class Aggregate:
     v is ``norm * vector``, or ``norm * vector - params`` with ``models``.
 
     Attributes:
-        vector: [d] float32 or float64.
+        vector: [d] float32, with ``norm=1`` and without ``models``; or float64.
         peak: an upper bound of the magnitudes in v.
         norm: factor that makes ``vector`` a mean.
         models: ``vector`` is a sum of models, not of updates.
