@@ -16,9 +16,9 @@ _STEP_ROUNDED = 5e-7
 
 @op(
     example=lambda f, x: (
-        f(x.params, x.updates[0].clone(), x.updates[1], 0.7, 0.9),
-        f(x.params, x.updates[0].clone(), x.updates[1], 0.7, 0.9, True),
-        f(x.params, x.updates[0].clone(), x.total, 0.7, 0.9, True, 1 / len(x.memory), True),
+        f(x.params, x.memory[1].clone(), x.updates[0], 0.7, 0.9),
+        f(x.params, x.memory[1].clone(), x.updates[0], 0.7, 0.9, True),
+        f(x.params, x.memory[1].clone(), x.total, 0.7, 0.9, True, 1 / len(x.memory), True),
     ),
     bound=_STEP_ROUNDED,
 )
@@ -62,11 +62,11 @@ def add_momentum_(
 
 @op(
     example=lambda f, x: (
-        f(x.params, x.updates[0].clone(), x.memory[0].abs(), x.updates[1], "adagrad", 0.1, 0.0, 0.0,
+        f(x.params, x.memory[1].clone(), x.memory[0].abs(), x.updates[0], "adagrad", 0.1, 0.0, 0.0,
           1e-3),
-        f(x.params, x.updates[0].clone(), x.memory[0].abs(), x.updates[1], "adam", 0.1, 0.9, 0.99,
+        f(x.params, x.memory[1].clone(), x.memory[0].abs(), x.updates[0], "adam", 0.1, 0.9, 0.99,
           1e-3),
-        f(x.params, x.updates[0].clone(), x.memory[0].abs(), x.total, "yogi", 0.1, 0.9, 0.99, 1e-3,
+        f(x.params, x.memory[1].clone(), x.memory[0].abs(), x.total, "yogi", 0.1, 0.9, 0.99, 1e-3,
           1 / len(x.memory), True),
     ),
     bound=_STEP_ROUNDED,
