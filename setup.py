@@ -84,6 +84,7 @@ def with_cuda() -> bool:
 
 def compile_flags() -> list[str]:
     flags = ["-g0", "-O3"]  # debug information would be nine tenths of the file
+    flags.append("-fno-math-errno")  # otherwise GCC does not vectorize square roots
     if platform.machine() == "aarch64":
         # On this target, GCC moves loads ahead before it allocates registers, and then stores
         # sums of Gram tiles, which fill all registers, on the stack. Processors reorder loads

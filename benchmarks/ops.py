@@ -13,6 +13,7 @@ from torch import Tensor
 from benchmarks import pair_ops
 from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update, mimic
+from benchmarks.moments import adam
 from benchmarks.operands import normal, zeros
 from benchmarks.options import Case, Options
 from benchmarks.sketches import sketch
@@ -29,6 +30,7 @@ LIST_SHAPES = [(100, 1_000_000)]
 PAIR_SHAPES = [(1000, 100_000)]
 CLIENTS = 10_000  # half of them active
 SKETCH_SHAPES = [(20, 1_000_000), (100, 1_000_000), (1000, 100_000)]
+VECTORS = [62_006, 1_000_000, 10_000_000]
 ROW_SHAPES = [(20, 1_000_000), (100, 1_000_000), (256, 400_000)]
 
 # With more rows, the chunked product takes as long as X @ X.T, and ssyrk at most half as long.
@@ -55,6 +57,7 @@ def cases(options: Options) -> list[Case]:
         *(Case("gram of all pairs", S, d, gram_of_all_pairs) for S, d in pair_shapes),
         *(Case("sketch_", S, options.width(d), sketch) for S, d in SKETCH_SHAPES),
         *(Case(op, K // 2, K, make) for op, make in pair_ops.MAKERS.items()),
+        *(Case("add_adaptive_", 1, options.width(d), adam) for d in VECTORS),
         *(Case("weighted_sum_", S, d, _with(weighted_sum, with_compile)) for S, d in rows),
         *(Case("mimic_", S, d, _with(mimic, with_compile)) for S, d in rows),
         *(Case("memory_update_", S, d, _with(memory_update, with_compile)) for S, d in rows),

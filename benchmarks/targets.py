@@ -40,6 +40,7 @@ M = 1_000_000
 _SMALL = ((20, 62_006), (20, M), (20, 10 * M))
 _LARGE = ((64, M), (100, M), (256, M), (512, M // 2), (1024, M // 4))
 _ROWS = ((20, M), (100, M), (256, 400_000))
+_VECTORS = ((1, 62_006), (1, M), (1, 10 * M))
 _STEPS = ((20, M), (100, M), (500, 200_000))
 _ROBUST = ((100, M), (500, 200_000))
 _GROUPS = ((1000, 100_000),)
@@ -62,6 +63,8 @@ TARGETS = [
     Target("weighted_sum_", _ROWS, "torch.addmv", 1.5),
     Target("weighted_sum_", _ROWS[1:], "ceiling", 95),
     Target("sketch_", ((100, M), (1000, 100_000)), "ceiling", 85),
+    Target("add_adaptive_", _VECTORS, "torch.optim.Adam, fused", 1.0),
+    Target("add_adaptive_", _VECTORS, "torch.optim.Adam, foreach", 1.5),
     Target("mimic_", _ROWS, "careful", 2.1),
     Target("mimic_", _ROWS, "compiled", 1.8),
     Target("memory_update_", _ROWS, "careful", 2.5),

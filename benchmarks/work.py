@@ -18,6 +18,7 @@ update_scores_          20 S S                       3 S S                read
 weighted_sum_           4 S d + 8 d                  2 S d                read
 mimic_                  12 S d + 8 d                 3 S d + 2 d          update
 memory_update_          12 S d + 24 d                3 S d + 3 d          update
+add_adaptive_           28 d                         12 d                 update
 step of fedavg          as weighted_sum_
 step of fdms            as gram_and_sum_
 step of fdms, sketch    4 S d + 8 d                  6 S d                read
@@ -88,6 +89,10 @@ def weighted_sum(S: int, d: int) -> Work:
     return Work(4 * S * d + 8 * d, 2 * S * d, "read")
 
 
+def add_adaptive(S: int, d: int) -> Work:
+    return Work(28 * d, 12 * d, "update")
+
+
 def select_friends(S: int, K: int) -> Work:
     return Work(6 * S * K + S * K // 8, S * K, "read")
 
@@ -141,6 +146,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "eliminate_": eliminate,
     "update_scores_": update_scores,
     "weighted_sum_": weighted_sum,
+    "add_adaptive_": add_adaptive,
     "mimic_": mimic,
     "memory_update_": memory_update,
     "step fedavg": weighted_sum,

@@ -57,6 +57,7 @@ from fastagg.rules import (
     Theorem2Threshold,
 )
 from fastagg.rules.enqueued_fdms import EnqueuedFDMS
+from fastagg.server_optimizer import ServerOptimizer
 from fastagg.updates import columns, files, streams
 from fastagg.updates.buffer import UpdateBuffer
 from fastagg.updates.files import ClientFiles
@@ -93,6 +94,7 @@ __all__ = [
     "RuleName",
     "Scaffold",
     "Server",
+    "ServerOptimizer",
     "Stale",
     "StaleModels",
     "StepReport",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from fastagg import checkpoint
+from fastagg import checkpoint, ops
 from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
@@ -33,15 +33,16 @@ from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
-    LARGEST_ROW,
     option_defaults,
     option_names,
+    read_count,
     read_device,
     read_factor,
     read_size,
     to_saved,
 )
 from fastagg.report import (
+    Aggregate,
     BrokenUpdates,
     NonFiniteUpdates,
     OversizedUpdates,
@@ -49,6 +50,12 @@ from fastagg.report import (
     Reading,
     RefusedUpdates,
     StepReport,
+)
+from fastagg.server_optimizer import (
+    Moments,
+    ServerOptimizer,
+    check_moments,
+    read_server_optimizer,
 )
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.allocation import allocate_rows
@@ -83,6 +90,8 @@ class CommonOptions(TypedDict, total=False):
     device: str | torch.device
     nonfinite: str
     max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None
+    server_optimizer: str | ServerOptimizer | Mapping[str, Any]
+    min_active: int
 
 
 class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
@@ -93,8 +102,11 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     1. ``_plan`` decides from the state alone how much each row counts. It reads no row.
     2. ``_read`` passes over the rows and makes every check that can fail. It writes only to scratch
        and spare rows.
-    3. ``_commit`` exchanges rows and writes parameters and state. It cannot fail. A signal that
-       arrives during it is delivered after it.
+    3. ``_commit`` exchanges rows and writes the state. It cannot fail. A signal that arrives during
+       it is delivered after it.
+
+    At the beginning of the commit, the server optimizer moves the parameters along the aggregate,
+    which ``_read`` returned.
 
     So after any exception, parameters and state have the same bits as before the step.
 
@@ -121,6 +133,12 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             treated as absent and listed in ``rejected``, with either value of ``nonfinite`` (norm
             thresholding). Rules that compute the Gram matrix take the norms from it; others read
             the rows once more.
+        server_optimizer: how a step moves the parameters along its aggregate: "sgd", "momentum",
+            "nesterov", "adam", "yogi" or "adagrad", a :class:`fastagg.ServerOptimizer` or a mapping
+            of its arguments. The learning rate is ``server_lr``. A skipped round changes no moment.
+        min_active: the least number of active clients, in [1, num_clients]; may be changed between
+            steps. If fewer are left after rejections, all of them count as absent: they are listed
+            in ``rejected``, and the round is one without active clients.
 
     Attributes:
         columns: applies ops to rows; :mod:`fastagg.distributed` replaces it by one for its shards.
@@ -164,6 +182,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         device: str | torch.device = "cpu",
         nonfinite: str = "raise",
         max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None = "auto",
+        server_optimizer: str | ServerOptimizer | Mapping[str, Any] = "sgd",
+        min_active: int = 1,
     ) -> None:
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
@@ -174,6 +194,11 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self.nonfinite = nonfinite
         self._norms: RecentNorms | None = None
         self.max_norm = read_max_norm(resolve_max_norm(max_norm, nonfinite))
+        self.server_optimizer = read_server_optimizer(server_optimizer)
+        self._moments: Moments | None = None
+        if self.server_optimizer.name != "sgd":
+            self._moments = Moments(self.server_optimizer, self.num_params, self.device)
+        self.min_active = min_active
         self.columns = Columns(segment_columns(self.num_params))
         self.committed = 0
         self.last_report: StepReport | None = None
@@ -204,13 +229,22 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 self._norms = RecentNorms(max_norm)
         self._max_norm: MaxNorm = max_norm
 
+    @property
+    def min_active(self) -> int:
+        """The least number of active clients of a round."""
+        return self._min_active
+
+    @min_active.setter
+    def min_active(self, value: int) -> None:
+        self._min_active = read_count("min_active", value, least=1, most=self.num_clients)
+
     @torch.no_grad()
     def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
         """Apply one round of updates to ``params``, in place.
 
         The result is invariant to arrival order: any permutation of (updates, clients) gives the
-        same bits. If no client is active, the round is skipped and ``params`` do not change, unless
-        the rule says otherwise (``mifa``).
+        same bits. If no client is active, or fewer than ``min_active``, the round is skipped and
+        ``params`` do not change, unless the rule says otherwise (``mifa``).
 
         If ``updates`` is an :class:`fastagg.UpdateBuffer`, a rule with a memory may take ownership
         of its rows of ``clients``: it keeps them and gives the buffer other rows in exchange,
@@ -269,7 +303,14 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         if self._norms is not None:
             self._norms.begin()
         reasons: dict[int, str] = {}
-        while len(cohort) > 0 or self.moves_without_clients:
+        reason = "no client was active"
+        while True:
+            if 0 < len(cohort) < self.min_active:
+                reason = f"too few active clients: {len(cohort)} of min_active = {self.min_active}"
+                reasons |= dict.fromkeys(cohort.ids, reason)
+                cohort = cohort.without(cohort.ids)
+            if len(cohort) == 0 and not self.moves_without_clients:
+                return self._skip_round(params, cohort, reasons, reason)
             try:
                 if cohort.streamed and not reasons:
                     self._check_readable(cohort)
@@ -287,8 +328,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                     raise ValueError(f'{found}; use nonfinite="drop" to leave them out') from None
                 reasons |= found.reasons
                 cohort = cohort.without(found.reasons)
-        else:
-            return self._skip_round(params, cohort, reasons)
         report = StepReport(
             cohort.clients,
             ids_tensor(sorted(reasons)),
@@ -300,9 +339,20 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         reserve(_RESERVE + _RESERVE_ROW * len(received))
         with SignalsDeferred():
-            self._commit(params, received, plan, reading)
+            self._move(params, reading.aggregate)
+            self._commit(received, plan, reading)
             self._note_commit(report)
         return report
+
+    def _move(self, params: Tensor, aggregate: Aggregate) -> None:
+        """Move the parameters along the aggregate. Cannot fail after :meth:`_check_range`."""
+        vector = aggregate.vector
+        if self._moments is not None:
+            self._moments.move_(params, aggregate, self.server_lr)
+        elif vector.dtype == torch.float32:
+            ops.weighted_sum_(params, [vector], self._rate)
+        else:
+            ops.add_total_(params, vector, self.server_lr, aggregate.norm, aggregate.models)
 
     def _note_commit(self, report: StepReport) -> None:
         """Count the step, within its commit, so that an interrupted caller sees that it counts."""
@@ -347,10 +397,10 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def _check_apart(self, params: Tensor) -> None:
         """Raise ValueError if ``params`` shares memory with a vector of the state."""
-        if not self.column_state:
+        if not self.column_state and self._moments is None:
             return
         begin, end = params.data_ptr(), params.data_ptr() + params.nbytes
-        vectors = [*self._state().values(), getattr(self, "aggregate", None)]
+        vectors = [*self._whole_state().values(), getattr(self, "aggregate", None)]
         for vector in vectors:
             if isinstance(vector, Tensor) and vector.nbytes:
                 start = vector.data_ptr()
@@ -395,12 +445,13 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             ValueError: parameters are not finite, or the step would leave the range of float32.
         """
 
-    @abstractmethod
-    def _commit(self, params: Tensor, cohort: Cohort, plan: P, reading: R) -> None:
-        """Write parameters and state. Must not fail, and must not allocate anything large.
+    def _commit(self, cohort: Cohort, plan: P, reading: R) -> None:
+        """Write the state. Must not fail, and must not allocate anything large.
+
+        The parameters have moved along ``reading.aggregate`` before. By default, a rule has no
+        state to write.
 
         Args:
-            params: [d] float32; changed in place.
             cohort, plan: as for ``_read``.
             reading: the result of ``_read``.
         """
@@ -451,6 +502,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             invariants.check_rounds("rounds", rounds)
         if self._norms is not None:
             check_norms(state)
+        if self._moments is not None:
+            check_moments(state)
 
     def _state_loaded(self) -> None:
         """Recompute attributes that are derived from the state, after the state was replaced.
@@ -464,7 +517,15 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
 
     def _whole_state(self) -> State:
         """Return all state that a checkpoint must hold, not copied."""
-        return self._state() if self._norms is None else {**self._state(), **self._norms.state()}
+        state = self._state()
+        if self._norms is not None:
+            state = {**state, **self._norms.state()}
+        return state if self._moments is None else {**state, **self._moments.state()}
+
+    @property
+    def whole_column_state(self) -> frozenset[str]:
+        """Names of all state whose last dimension is d: of the rule and of the optimizer."""
+        return self.column_state | Moments.column_state
 
     @classmethod
     @abstractmethod
@@ -488,7 +549,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         names = [name for name in option_names(type(self)) if name not in self.not_saved]
         return {name: to_saved(name, getattr(self, name)) for name in names}
 
-    def _skip_round(self, params: Tensor, cohort: Cohort, reasons: Mapping[int, str]) -> StepReport:
+    def _skip_round(
+        self, params: Tensor, cohort: Cohort, reasons: Mapping[int, str], reason: str
+    ) -> StepReport:
         self._params_peak(params)
         reserve(_RESERVE)
         with SignalsDeferred():
@@ -499,6 +562,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 self._skip(),
                 skipped=True,
                 reasons=reasons,
+                reason=reason,
             )
             self._note_commit(report)
         return report
@@ -568,11 +632,16 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                     else:
                         undo.append(partial(value.copy_, value.clone()))
                         value.copy_(given[name])
+                self._moments_loaded()
                 self._state_loaded()
             except BaseException:
                 for back in reversed(undo):
                     back()
                 raise
+
+    def _moments_loaded(self) -> None:
+        if self._moments is not None:
+            self._moments.state_loaded()
 
     @torch.no_grad()
     def load_saved(self, saved: checkpoint.Saved, params: Tensor | None = None) -> None:
@@ -612,6 +681,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         for name, value in own.items():
             invariants.check_finite(name, value)
         self._check_state(own)
+        self._moments_loaded()
         self._state_loaded()
         if vector is not None and params is not None:
             if not bool(torch.isfinite(vector).all()):
@@ -667,6 +737,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         for name, default in option_defaults(type(self)).items():
             if name == "max_norm":
                 default = read_max_norm(resolve_max_norm(default, self.nonfinite))
+            elif name == "server_optimizer":
+                default = read_server_optimizer(default)
             if name not in shown and not _is(getattr(self, name, default), default):
                 shown[name] = getattr(self, name)
         plain = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in shown.items()}
@@ -705,7 +777,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         if self.nonfinite != "drop":
             return math.inf
         gain = 1.0 if factors is None else float(factors.sum())
-        return LARGEST_ROW / max(1.0, self.server_lr) / max(1.0, gain)
+        largest = self.server_optimizer.largest_row
+        return largest / max(1.0, self.server_lr) / max(1.0, gain)
 
     def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> Tensor:
         """Return the largest magnitude in each row, [S] float64; see :meth:`_check_peaks`."""
@@ -780,13 +853,31 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             aggregate: an upper bound of the magnitudes in the aggregate.
 
         Raises:
-            ValueError: |params| + server_lr * |aggregate| could exceed the range.
+            ValueError: parameters or moments could exceed the range.
         """
-        if not peak + self.server_lr * aggregate <= FLOAT32_LIMIT:
+        if not self._step_fits(peak, aggregate):
             raise ValueError(
                 f"updates: the step could leave the range of float32 (parameters up to "
                 f"{peak:.3g}, aggregate up to {aggregate:.3g}, server_lr {self.server_lr:.3g})"
             )
+
+    def _step_fits(self, peak: float, aggregate: float) -> bool:
+        """Return whether parameters and moments fit into float32 after a step.
+
+        Every ``_read`` asks this, or calls :meth:`_check_range`, with the ``peak`` of its
+        aggregate.
+
+        Args:
+            peak: the largest magnitude in the parameters.
+            aggregate: an upper bound of the magnitudes in the aggregate.
+        """
+        moments = self._moments
+        if moments is None:
+            return peak + self.server_lr * aggregate <= FLOAT32_LIMIT
+        if peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT:
+            return True
+        moments.measure(self.columns)
+        return peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT
 
 
 _short = reprlib.Repr()

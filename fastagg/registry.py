@@ -17,6 +17,7 @@ from fastagg.costs import Sizes
 from fastagg.modes import plain_modes
 from fastagg.norm_bound import is_adaptive, norm_bytes
 from fastagg.options import did_you_mean, option_names, read_size
+from fastagg.server_optimizer import optimizer_cost, read_server_optimizer
 from fastagg.updates.cohort import check_vector
 
 RuleName = NewType("RuleName", str)
@@ -212,6 +213,10 @@ def check_saved(
         num_params = read_size("num_params", merged.pop("num_params", None))
         cost = rule.cost(Sizes(num_clients, 1, num_params, owned=False), merged)
         norms = norm_bytes(merged.get("max_norm"))
+        chosen = merged.get("server_optimizer", "sgd")
+        moments = optimizer_cost(chosen, num_params).state
+        optimizers = [read_server_optimizer(saved.get("server_optimizer", "sgd")).name]
+        optimizers.append(read_server_optimizer(chosen).name)
     except Exception as error:
         raise_for(path, error, options)
     if is_adaptive(merged.get("max_norm")) != is_adaptive(saved.get("max_norm")):
@@ -219,7 +224,12 @@ def check_saved(
             "max_norm: expected an adaptive one where the file has one, and none where it has not; "
             "load the file without this option, then set the attribute max_norm"
         )
-    expected = cost.state + norms
+    if optimizers[0] != optimizers[1]:
+        raise ValueError(
+            f"server_optimizer: expected {optimizers[0]!r}, as in the file, because the moments of "
+            f"one optimizer are not those of another, got {optimizers[1]!r}"
+        )
+    expected = cost.state + norms + moments
     if state_bytes != expected:
         raise CheckpointError(
             path,
@@ -227,7 +237,7 @@ def check_saved(
             f"{num_clients} and num_params = {num_params}, got {state_bytes}",
         )
     memory = ranks * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    kept = cost.state + cost.references
+    kept = expected + cost.references
     needed = cost.scratch + (kept if options.get("memory_folder") is None else 0)
     if needed > memory:  # the state of some rules, which was compared, does not depend on d
         raise CheckpointError(

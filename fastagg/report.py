@@ -22,9 +22,10 @@ class StepReport:
             active; -1 if it was absent and has no friend (the mean of the active rows was used).
             None for rules without substitution.
         pairs: number of ordered pairs (i, j) of active clients whose similarity the rule needed.
-        skipped: True if no client was active and the rule needs one; the parameters have not
-            changed.
+        skipped: True if the round was skipped; the parameters have not changed.
         reasons: for each client id in ``rejected``, why its row was left out.
+        reason: why the round was skipped: no client was active, or fewer than ``min_active``.
+            Empty if it was not skipped.
     """
 
     active: Tensor
@@ -34,6 +35,7 @@ class StepReport:
     pairs: int = 0
     skipped: bool = False
     reasons: Mapping[int, str] = field(default_factory=dict)
+    reason: str = ""
 
 
 @dataclass
@@ -49,16 +51,37 @@ class Plan:
     pairs: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """The aggregate v of a step, along which the server optimizer moves the parameters.
+
+    v is ``norm * vector``, or ``norm * vector - params`` with ``models``.
+
+    Attributes:
+        vector: [d] float32, with ``norm=1`` and without ``models``; or float64.
+        peak: an upper bound of the magnitudes in v.
+        norm: factor that makes ``vector`` a mean.
+        models: ``vector`` is a sum of models, not of updates.
+    """
+
+    vector: Tensor
+    peak: float
+    norm: float = 1.0
+    models: bool = False
+
+
 @dataclass
 class Reading:
     """The result of the second phase of a step, the pass over the rows. It is not yet state.
 
     Attributes:
         weights: [S] float64, ``StepReport.weights``.
+        aggregate: the aggregate, in scratch.
         friends: ``StepReport.friends``.
     """
 
     weights: Tensor
+    aggregate: Aggregate
     friends: Tensor | None = field(default=None, kw_only=True)
 
 

@@ -26,6 +26,7 @@ from benchmarks import (
     highway,
     machine,
     memory_ops,
+    moments,
     ops,
     pair_ops,
     peers,
@@ -58,6 +59,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "LIST_SHAPES", [(3, 5000)])
     monkeypatch.setattr(ops, "PAIR_SHAPES", [(20, 5000)])
     monkeypatch.setattr(ops, "ROW_SHAPES", [(3, 5000)])
+    monkeypatch.setattr(ops, "VECTORS", [5000])
     monkeypatch.setattr(ops, "CLIENTS", 500)
     monkeypatch.setattr(steps, "SHAPES", [(3, 5000)])
     monkeypatch.setattr(steps, "ROBUST_SHAPES", [(7, 5000)])
@@ -286,6 +288,8 @@ def test_committed_results_have_the_current_columns(path: Path) -> None:
         # S = 3 rows of d = 10: 30 numbers in X. Six products of rows, diagonal included.
         ("gram", 4 * 30, 6 * 2 * 10),
         ("weighted_sum_", 4 * (30 + 10 + 10), 2 * 30),
+        # The aggregate is read; parameters and two moments are read and written.
+        ("add_adaptive_", 4 * (10 + 3 * 20), 12 * 10),
         # X and corrections read, corrections written; parameters read and written.
         ("mimic_", 4 * (3 * 30 + 10 + 10), 30 + 30 + 30 + 2 * 10),
         # ... and a total of 8 bytes a number, read and written.
@@ -315,6 +319,7 @@ MAKERS: dict[str, Callable[[int, int], Comparison]] = {
     "gram of all pairs": ops.gram_of_all_pairs,
     "gram_and_sum_": ops.gram_and_sum,
     "weighted_sum_": ops.weighted_sum,
+    "add_adaptive_": moments.adam,
     "mimic_": memory_ops.mimic,
     "memory_update_": memory_ops.memory_update,
     "step fdms": steps.fdms,

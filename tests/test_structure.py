@@ -25,7 +25,7 @@ LAYERS = [
         "fastagg.tensor_file",
     },
     {"fastagg.updates"},
-    {"fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound"},
+    {"fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.server_optimizer"},
     {"fastagg.aggregator"},
     {"fastagg.registry"},
     {"fastagg.making"},

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "../kernels/moment_math.h"
 #include "../kernels/pair_state.h"
 #include "../kernels/precision.h"
 
@@ -151,6 +152,22 @@ inline Precision check_precision(c10::string_view precision) {
   TORCH_CHECK_VALUE(precision == "highest" || precision == "tf32",
                     "precision: expected \"highest\" or \"tf32\", got \"", precision, "\"");
   return precision == "tf32" ? Precision::kTf32 : Precision::kHighest;
+}
+
+// Checks an aggregate, float32 or float64 [d]. Returns whether it is float64.
+inline bool check_aggregate(const at::Tensor& aggregate, int64_t d, const at::Device& device) {
+  const bool wide = aggregate.scalar_type() == at::kDouble;
+  check_tensor(aggregate, "aggregate", wide ? at::kDouble : at::kFloat, {d});
+  check_same_device(aggregate, "aggregate", device);
+  return wide;
+}
+
+inline SecondMoment check_second_moment(c10::string_view kind) {
+  if (kind == "adagrad") return SecondMoment::kAdagrad;
+  if (kind == "adam") return SecondMoment::kAdam;
+  TORCH_CHECK_VALUE(kind == "yogi", "kind: expected \"adagrad\", \"adam\" or \"yogi\", got \"",
+                    kind, "\"");
+  return SecondMoment::kYogi;
 }
 
 // Checks `pairs` of gram in CPU memory: an optional symmetric bool [S, S].

@@ -116,6 +116,14 @@ FASTAGG_OP(quantized_total_, yes, no, no,
            "Tensor[] memory_scales, Tensor[] updates, Tensor clients, Tensor weights, "
            "Tensor(c!)[] kept, Tensor(d!) kept_scales) -> ()")
 
+// Server optimizers: other steps along an aggregate, with moments.
+FASTAGG_OP(add_momentum_,   yes, yes, no,
+           "(Tensor(a!) params, Tensor(b!) m, Tensor aggregate, float lr, float beta_1, "
+           "bool nesterov=False, float norm=1.0, bool models=False) -> ()")
+FASTAGG_OP(add_adaptive_,   yes, yes, no,
+           "(Tensor(a!) params, Tensor(b!) m, Tensor(c!) s, Tensor aggregate, str kind, float lr, "
+           "float beta_1, float beta_2, float tau, float norm=1.0, bool models=False) -> ()")
+
 // clang-format on
 
 #undef FASTAGG_OP

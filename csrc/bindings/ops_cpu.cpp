@@ -17,6 +17,7 @@
 #include "../kernels/memory.h"
 #include "../kernels/mimic.h"
 #include "../kernels/models.h"
+#include "../kernels/moments.h"
 #include "../kernels/most_similar.h"
 #include "../kernels/pair_gram.h"
 #include "../kernels/scaffold.h"
@@ -546,6 +547,48 @@ void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::
                        reorder(w, order).data(), pointers<int8_t>(reorder(written, order)).data(),
                        reorder(new_scales, order).data(), threads());
   write_peaks(peaks, largest, order);
+}
+
+void add_momentum_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& aggregate,
+                   double lr, double beta_1, bool nesterov, double norm, bool models) {
+  const int64_t d = params.numel();
+  check_tensor(params, "params", at::kFloat, {d});
+  check_tensor(m, "m", at::kFloat, {d});
+  check_same_device(m, "m", params.device());
+  const bool wide = check_aggregate(aggregate, d, params.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(m, "m");
+  changed.check(aggregate, "aggregate");
+  const auto add = [&](const auto* v) {
+    cpu::add_momentum(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(), v, d, lr,
+                      beta_1, nesterov, norm, models, threads());
+  };
+  wide ? add(aggregate.const_data_ptr<double>()) : add(aggregate.const_data_ptr<float>());
+}
+
+void add_adaptive_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& s,
+                   const at::Tensor& aggregate, c10::string_view kind, double lr, double beta_1,
+                   double beta_2, double tau, double norm, bool models) {
+  const int64_t d = params.numel();
+  const SecondMoment second = check_second_moment(kind);
+  check_tensor(params, "params", at::kFloat, {d});
+  check_tensor(m, "m", at::kFloat, {d});
+  check_tensor(s, "s", at::kFloat, {d});
+  check_same_device(m, "m", params.device());
+  check_same_device(s, "s", params.device());
+  const bool wide = check_aggregate(aggregate, d, params.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(m, "m");
+  changed.add(s, "s");
+  changed.check(aggregate, "aggregate");
+  const auto add = [&](const auto* v) {
+    cpu::add_adaptive(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(),
+                      s.mutable_data_ptr<float>(), v, d, second, lr, beta_1, beta_2, tau, norm,
+                      models, threads());
+  };
+  wide ? add(aggregate.const_data_ptr<double>()) : add(aggregate.const_data_ptr<float>());
 }
 
 constexpr auto cosine_scores = scores_of<cpu::cosine_scores>;

@@ -461,6 +461,52 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
                "add_total_", "params [", d, "]");
 }
 
+void add_momentum_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& aggregate,
+                   double lr, double beta_1, bool nesterov, double norm, bool models) {
+  const OnDevice on(params, "params");
+  const int64_t d = params.numel();
+  check_tensor(params, "params", at::kFloat, {d});
+  check_tensor(m, "m", at::kFloat, {d});
+  check_same_device(m, "m", on.device());
+  const bool wide = check_aggregate(aggregate, d, on.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(m, "m");
+  changed.check(aggregate, "aggregate");
+  const auto add = [&](const auto* v) {
+    check_launch(cuda::add_momentum(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(),
+                                    v, d, lr, beta_1, nesterov, norm, models, on.stream()),
+                 "add_momentum_", "params [", d, "]");
+  };
+  wide ? add(aggregate.const_data_ptr<double>()) : add(aggregate.const_data_ptr<float>());
+}
+
+void add_adaptive_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& s,
+                   const at::Tensor& aggregate, c10::string_view kind, double lr, double beta_1,
+                   double beta_2, double tau, double norm, bool models) {
+  const OnDevice on(params, "params");
+  const int64_t d = params.numel();
+  const SecondMoment second = check_second_moment(kind);
+  check_tensor(params, "params", at::kFloat, {d});
+  check_tensor(m, "m", at::kFloat, {d});
+  check_tensor(s, "s", at::kFloat, {d});
+  check_same_device(m, "m", on.device());
+  check_same_device(s, "s", on.device());
+  const bool wide = check_aggregate(aggregate, d, on.device());
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(m, "m");
+  changed.add(s, "s");
+  changed.check(aggregate, "aggregate");
+  const auto add = [&](const auto* v) {
+    check_launch(cuda::add_adaptive(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(),
+                                    s.mutable_data_ptr<float>(), v, d, second, lr, beta_1, beta_2,
+                                    tau, norm, models, on.stream()),
+                 "add_adaptive_", "params [", d, "]");
+  };
+  wide ? add(aggregate.const_data_ptr<double>()) : add(aggregate.const_data_ptr<float>());
+}
+
 constexpr auto cosine_scores = scores_of<cuda::cosine_scores>;
 constexpr auto distance_scores = scores_of<cuda::distance_scores>;
 

@@ -204,7 +204,7 @@ class ShardedAggregator:
             )
             local = self.local
             common = [cohort.clients, cohort.streamed]
-            common += [local.server_lr, local.nonfinite, local.max_norm]
+            common += [local.server_lr, local.nonfinite, local.max_norm, local.min_active]
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         self._ranks.agree("the arguments of the step", common, error)
@@ -248,7 +248,9 @@ class ShardedAggregator:
                     )
         with self.local._lock.checked("save"):
             state = self.local.live_state()
-            split = {name: state.pop(name) for name in sorted(self.local.column_state & set(state))}
+            split = {
+                name: state.pop(name) for name in sorted(self.local.whole_column_state & set(state))
+            }
             if self._ranks.rank > 0:
                 state.clear()  # equal on all ranks, so only rank 0 writes it
             manifest = storage.Manifest(

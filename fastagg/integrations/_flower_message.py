@@ -265,10 +265,11 @@ class FastAggStrategy(FedAvg):
             initial_arrays: the first model, with all arrays; not needed with ``resume_from``.
                 Models that the run sends and returns lack "local" arrays.
             resume_from: checkpoint of a run with the same rule, options and number of clients;
-                ``server_lr`` and ``max_norm`` may be others, ``num_clients`` larger. The run
-                continues with the next round, up to round ``num_rounds``. If the last round was
-                stopped before its evaluation, that comes first. With the same answers, the final
-                model and all metrics are bit-identical to those of a run without interruption.
+                ``server_lr``, ``max_norm`` and ``min_active`` may be others, ``num_clients``
+                larger. The run continues with the next round, up to round ``num_rounds``. If the
+                last round was stopped before its evaluation, that comes first. With the same
+                answers, the final model and all metrics are bit-identical to those of a run without
+                interruption.
 
         Raises:
             RuntimeError: this strategy has already run, or ``max_empty_rounds`` rounds in a row, or

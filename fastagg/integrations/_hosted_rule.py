@@ -12,10 +12,12 @@ from torch import Tensor
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.growth import widened_state
+from fastagg.options import to_saved
 from fastagg.registry import check_saved
 from fastagg.rules.mimic import MimiC
+from fastagg.server_optimizer import ServerOptimizer
 
-CHANGEABLE = ("max_norm", "server_lr")
+CHANGEABLE = ("max_norm", "min_active", "server_lr")
 """Options that a run may change when it resumes: the state means the same with other values."""
 
 
@@ -176,7 +178,8 @@ def check_rule(
     """
     _check_name(path, aggregator.name, content)
     own = aggregator.options()
-    saved = {**content["rule_options"], **under("option.", state)}
+    new = {"server_optimizer": to_saved("server_optimizer", ServerOptimizer()), "min_active": 1}
+    saved = {**new, **content["rule_options"], **under("option.", state)}  # new: not in old files
     notes = _accept_more_clients(own, saved)
     differing = {
         name: f"{name} was {saved.get(name)!r}, is {own.get(name)!r}"

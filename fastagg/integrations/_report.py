@@ -91,7 +91,8 @@ class RoundReport:
         if self.error is not None:
             lines.append(f"the model stays as it was: {self.error}")
         elif not self.moved:
-            lines.append("the model stays as it was: there is no update")
+            reason = "there is no update" if self.step is None else self.step.reason
+            lines.append(f"the model stays as it was: {reason}")
         elif not self.active:
             lines.append("there is no update: the rule applied what it remembers")
         return lines

@@ -448,8 +448,8 @@ class AggregationServer:
     def resume(self, path: str | os.PathLike[str]) -> list[str]:
         """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.
 
-        The rule's ``server_lr`` and ``max_norm`` may be others than before. ``num_clients`` may be
-        larger: new ids follow the old ones.
+        The rule's ``server_lr``, ``max_norm`` and ``min_active`` may be others than before.
+        ``num_clients`` may be larger: new ids follow the old ones.
 
         Returns:
             The options that are others than before, as text.

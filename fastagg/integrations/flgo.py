@@ -175,8 +175,8 @@ class FastAggServer(BasicServer):
         """Continue with the model and the state of the rule that :meth:`save` wrote.
 
         Everything else of FLGO begins anew: its count of rounds, clock, simulator and random
-        numbers. ``server_lr`` and ``max_norm`` may be others than before, and there may be more
-        clients.
+        numbers. ``server_lr``, ``max_norm`` and ``min_active`` may be others than before, and there
+        may be more clients.
 
         Returns:
             The options that are others than before, as text.

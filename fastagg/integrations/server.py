@@ -215,7 +215,8 @@ class Server:
     def resume(self, path: str | os.PathLike[str]) -> list[str]:
         """Continue from a checkpoint; with the same answers, later rounds are bit-identical.
 
-        ``server_lr`` and ``max_norm`` may be others than before, and ``num_clients`` larger.
+        ``server_lr``, ``max_norm`` and ``min_active`` may be others than before, and
+        ``num_clients`` larger.
 
         Returns:
             The options that are others than before, as text.

@@ -43,11 +43,12 @@ Devices:
 
 from __future__ import annotations
 
-from fastagg.ops import _gram, _int8_rows, _robust, _rows, _scores, _sketch
+from fastagg.ops import _gram, _int8_rows, _moments, _robust, _rows, _scores, _sketch
 from fastagg.ops._dispatch import devices as devices
 from fastagg.ops._dispatch import gram_scratch as gram_scratch
 from fastagg.ops._gram import *  # noqa: F403
 from fastagg.ops._int8_rows import *  # noqa: F403
+from fastagg.ops._moments import *  # noqa: F403
 from fastagg.ops._robust import *  # noqa: F403
 from fastagg.ops._rows import *  # noqa: F403
 from fastagg.ops._scores import *  # noqa: F403
@@ -57,6 +58,7 @@ from fastagg.ops.row_lists import Rows
 __all__ = ["Rows"]
 __all__ += _gram.__all__
 __all__ += _int8_rows.__all__
+__all__ += _moments.__all__
 __all__ += _robust.__all__
 __all__ += _rows.__all__
 __all__ += _scores.__all__

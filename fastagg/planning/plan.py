@@ -16,6 +16,7 @@ from fastagg.norm_bound import norm_bytes, resolve_max_norm
 from fastagg.options import option_defaults, read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
+from fastagg.server_optimizer import optimizer_cost
 from fastagg.updates.columns import MIN_PIECE, segment_columns
 
 _UNITS = ("", "k", "M", "G", "T", "P")
@@ -223,7 +224,13 @@ def plan(
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
     max_norm = resolve_max_norm(options.get("max_norm", "auto"), options.get("nonfinite"))
-    cost = replace(cost, state=cost.state + norm_bytes(max_norm))
+    moments = optimizer_cost(options.get("server_optimizer", "sgd"), own)
+    cost = replace(
+        cost,
+        state=cost.state + norm_bytes(max_norm) + moments.state,
+        moved=cost.moved + moments.moved,
+        flops=cost.flops + moments.flops,
+    )
     if max_norm is not None and not rule.norms_known:  # norms need another pass
         cost = replace(
             cost,

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store
 from fastagg.options import FLOAT32_LIMIT
-from fastagg.report import Plan, Reading
+from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import read_max_age
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
@@ -139,12 +138,10 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         counted = None if plan.fading is None else plan.fading > 0.0
         aggregate = self._bound(peak, clients, row_peaks, counted)
         peaks = self._peaks.index_copy(0, clients, (aggregate + row_peaks) * _ROUNDING)
-        return Corrected(plan.weights, peaks, None if kept and not copies else rounded)
+        reference = None if kept and not copies else rounded
+        return Corrected(plan.weights, Aggregate(self._mean, aggregate), peaks, reference)
 
-    def _commit(
-        self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
-    ) -> None:
-        ops.add_total_(params, self._mean, self.server_lr, 1.0)
+    def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
         self.corrections.exchange(cohort.ids, cohort.owner, reading.reference)
         self._peaks = reading.peaks
 
@@ -183,12 +180,8 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
 
     def _fits(self, aggregate: float, peak: float, row_peaks: Tensor) -> bool:
         """Return whether the sum of v, new corrections and new parameters fit into float32."""
-        largest = max(
-            aggregate * len(row_peaks),
-            aggregate + row_peaks.max().item(),
-            peak + self.server_lr * aggregate,
-        )
-        return largest <= FLOAT32_LIMIT
+        largest = max(aggregate * len(row_peaks), aggregate + row_peaks.max().item())
+        return largest <= FLOAT32_LIMIT and self._step_fits(peak, aggregate)
 
     def _forget(self, ids: list[int]) -> None:
         peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)

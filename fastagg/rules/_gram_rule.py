@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.int8 import COLUMN_BLOCKS, SCALES, AnyMemory, check_int8
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
-from fastagg.report import Plan, Reading
+from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._reuse import ReusedRows
@@ -33,7 +32,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder", "max_age")
+_ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder", "max_age", "min_active")
+"""Options that say nothing of the policy, and may not fit a rule with one client."""
 
 SQUARES = 8
 """Estimated number of S x S float64 matrices in a policy at a time; wrapped ones have more."""
@@ -183,15 +183,15 @@ class GramRule(Aggregator[GramPlan, Judged]):
         gram, judged, columns = self._judged(rows, cohort, plan)
         factors = self._factors(gram, plan.weights, judged, columns)
         self._sum(rows, factors)
-        self._check_range(*self._peaks_with(params, [self._aggregate]))
+        peak, largest = self._peaks_with(params, [self._aggregate])
+        self._check_range(peak, largest)
         if self._reused is not None:
             factors = factors[plan.active]
         elif self.previous is not None:
             factors = factors[: len(cohort)]
-        return Judged(factors, gram)
+        return Judged(factors, Aggregate(self._aggregate, largest), gram)
 
-    def _commit(self, params: Tensor, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
-        ops.weighted_sum_(params, [self._aggregate], self._rate)
+    def _commit(self, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
         if self.previous is not None:
             self.previous, self._aggregate = self._aggregate, self.previous
         if self._reused is not None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
@@ -26,7 +25,7 @@ from fastagg.memory.int8 import (
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
 from fastagg.options import FLOAT32_LIMIT
-from fastagg.report import Plan, Reading
+from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._overlap import refuse_shared_memory
@@ -254,8 +253,11 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             raise ValueError("updates: too large, memory rows would leave the range of float32")
         peaks = before.index_copy(0, clients, row_peaks)
         aggregate = self._aggregate_peak(plan, before, peaks, changes)
-        self._check_range(peak, aggregate + peak if self.remembers_models else aggregate)
-        return Remembered(plan.weights, peaks, reference, base)
+        if self.remembers_models:
+            aggregate += peak
+        self._check_range(peak, aggregate)
+        v = Aggregate(self._next_total, aggregate, plan.norm, self.remembers_models)
+        return Remembered(plan.weights, v, peaks, reference, base)
 
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
@@ -270,10 +272,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         """
         return plan.norm * float(self._shares @ peaks)
 
-    def _commit(
-        self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
-    ) -> None:
-        ops.add_total_(params, self._next_total, self.server_lr, plan.norm, self.remembers_models)
+    def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
         self.memory.forget(plan.blank)
         self.memory.exchange(cohort.ids, cohort.owner, reading.reference)
         self.total, self._next_total = self._next_total, self.total
@@ -312,7 +311,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             for client, share in enumerate(self._shares.tolist()):
                 rest.sub_(row(client, begin, end).to(rest.device, torch.float64), alpha=share)
             off = float(rest.abs().max()) * self._largest_norm(state) * max(1.0, self.server_lr)
-            invariants.require(off <= _DRIFT, "total", "the weighted sum of the memory rows")
+            drift = min(_DRIFT, self.server_optimizer.largest_error)
+            invariants.require(off <= drift, "total", "the weighted sum of the memory rows")
 
     def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         total, row = torch.zeros_like(state["total"]), remembered(state)

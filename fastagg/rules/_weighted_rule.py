@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, R, State
 from fastagg.costs import Cost, Sizes
-from fastagg.report import Plan, Reading
+from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.updates.cohort import Cohort
 
@@ -50,10 +49,10 @@ class WeightedRule(Aggregator[P, R]):
 
     def _check_aggregate(
         self, params: Tensor, cohort: Cohort, factors: Tensor | None = None
-    ) -> None:
-        """Check that rows, parameters and the result of the step are finite.
+    ) -> Aggregate:
+        """Return the aggregate after a check that rows, parameters and the step are finite.
 
-        The aggregate must be in the scratch vector. Rows are read one by one only if it is large.
+        It must be in the scratch vector. Rows are read one by one only if it is large.
 
         Args:
             params: [d] float32.
@@ -70,9 +69,7 @@ class WeightedRule(Aggregator[P, R]):
         if not math.isfinite(aggregate) or aggregate > largest:
             self._row_peaks(cohort, largest)
         self._check_range(peak, aggregate)
-
-    def _commit(self, params: Tensor, cohort: Cohort, plan: P, reading: R) -> None:
-        ops.weighted_sum_(params, [self._aggregate], self._rate)
+        return Aggregate(self._aggregate, aggregate)
 
     def _state(self) -> State:
         return {}
@@ -100,5 +97,4 @@ class AveragingRule(WeightedRule[P, Reading]):
                 self._check_squares(cohort, squares.tolist())
         else:
             self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
-        self._check_aggregate(params, cohort, plan.weights)
-        return Reading(plan.weights)
+        return Reading(plan.weights, self._check_aggregate(params, cohort, plan.weights))

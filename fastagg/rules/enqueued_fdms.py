@@ -70,6 +70,12 @@ class EnqueuedFDMS:
                 "aggregator: expected a number or None as max_norm, because an adaptive one needs "
                 "norms that the CPU does not know"
             )
+        if aggregator.server_optimizer.name != "sgd" or aggregator.min_active > 1:
+            raise ValueError(
+                "aggregator: expected server_optimizer='sgd' and min_active=1, because only the "
+                "GPU knows whether an enqueued round takes effect, got "
+                f"{aggregator.server_optimizer.name!r} and {aggregator.min_active}"
+            )
         device = aggregator.device
         expected = (torch.float32, (aggregator.num_params,), device.type)
         got = (params.dtype, tuple(params.shape), params.device.type)

@@ -161,11 +161,10 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             squares = settle_squares(self.columns, cohort, squares, self.max_norm)
         self._check_squares(cohort, squares.tolist())
         self._similarity.check(scores)
-        self._check_aggregate(params, cohort)
-        return Scored(plan.weights, scores, friends=plan.friends)
+        aggregate = self._check_aggregate(params, cohort)
+        return Scored(plan.weights, aggregate, scores, friends=plan.friends)
 
-    def _commit(self, params: Tensor, cohort: Cohort, plan: Substitution, reading: Scored) -> None:
-        super()._commit(params, cohort, plan, reading)
+    def _commit(self, cohort: Cohort, plan: Substitution, reading: Scored) -> None:
         ops.update_scores_(self.scores, self.counts, reading.scores, cohort.clients, plan.wanted)
         if self.candidates is not None:
             ops.eliminate_(self.candidates, self.scores, self.counts, plan.threshold)

@@ -135,11 +135,9 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         means = self._means.renewed(clients, sketches.to(self.device), self.min_weight)
         weights, friends = self._substitute(cohort, means)
         self.columns.weighted_sum_(self._aggregate, cohort.rows, weights, beta=0.0)
-        self._check_aggregate(params, cohort)
-        return Renewal(weights, means, friends=friends)
+        return Renewal(weights, self._check_aggregate(params, cohort), means, friends=friends)
 
-    def _commit(self, params: Tensor, cohort: Cohort, plan: Plan, reading: Renewal) -> None:
-        super()._commit(params, cohort, plan, reading)
+    def _commit(self, cohort: Cohort, plan: Plan, reading: Renewal) -> None:
         self._means.put_(cohort.clients.to(self.device), reading.means)
 
     def _substitute(self, cohort: Cohort, means: Means) -> tuple[Tensor, Tensor]:

@@ -82,8 +82,7 @@ class FedAU(AveragingRule[_Counted]):
         factors = self.factors + torch.where(ended, change, 0.0)
         return factors, intervals, waiting.masked_fill_(ended, 0)
 
-    def _commit(self, params: Tensor, cohort: Cohort, plan: _Counted, reading: Reading) -> None:
-        super()._commit(params, cohort, plan, reading)
+    def _commit(self, cohort: Cohort, plan: _Counted, reading: Reading) -> None:
         self.factors, self.intervals, self.waiting = plan.state
 
     def _skip(self) -> None:

@@ -50,11 +50,9 @@ class FedVARP(MemoryRule):
     ) -> float:
         return float(self._shares @ before) + float(plan.weights @ changes)
 
-    def _commit(
-        self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
-    ) -> None:
+    def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
         before = self.total if reading.base is None else reading.base
-        super()._commit(params, cohort, plan, reading)
+        super()._commit(cohort, plan, reading)
         self._next_total = self.total  # scratch again
         self.total = ops.lerp_total_(before, self.total, plan.part)
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
+from fastagg.report import Aggregate
 from fastagg.rules._ages import RowAges, age_bytes, check_ages
 from fastagg.rules._correction_rule import Corrected, CorrectionPlan, CorrectionRule
 from fastagg.rules._overlap import refuse_shared_memory
@@ -102,20 +102,18 @@ class MimiC(CorrectionRule):
         peak = self._params_peak(params)  # rows are u_s + c_s
         refuse_shared_memory(cohort, [self.aggregate, self._next])
         row_peaks = self._row_peaks(cohort)
-        self._check_range(peak, row_peaks.mean().item())
+        aggregate = row_peaks.mean().item()
+        self._check_range(peak, aggregate)
         self.columns.weighted_sum_(self._next, cohort.rows, plan.weights, beta=0.0)
-        return Corrected(plan.weights, row_peaks, None)
+        return Corrected(plan.weights, Aggregate(self._next, aggregate), row_peaks, None)
 
-    def _commit(
-        self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
-    ) -> None:
+    def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
         if self.mode == "server":
-            super()._commit(params, cohort, plan, reading)
+            super()._commit(cohort, plan, reading)
             if self.ages is not None:
                 self.ages.renew(cohort.clients)
                 self.ages.rounds += 1
             return
-        ops.weighted_sum_(params, [self._next], self._rate)
         self.aggregate, self._next = self._next, self.aggregate
 
     def _skip(self) -> None:

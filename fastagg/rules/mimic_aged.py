@@ -63,10 +63,8 @@ class MimiCAged(CorrectionRule):
             plan.fading = plan.fading.masked_fill(ages > self.max_age, 0.0)
         return plan
 
-    def _commit(
-        self, params: Tensor, cohort: Cohort, plan: CorrectionPlan, reading: Corrected
-    ) -> None:
-        super()._commit(params, cohort, plan, reading)
+    def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
+        super()._commit(cohort, plan, reading)
         self.last[cohort.clients] = self.rounds
         self.rounds += 1
 

@@ -17,7 +17,7 @@ from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.report import Plan, Reading
+from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
 
@@ -143,7 +143,8 @@ class Scaffold(Aggregator[Plan, Controlled]):
         )
         largest = self._largest_row() * work.clamp(max=1.0)  # of u_i, so that of u_i / (K_i eta_l)
         row_peaks = self._check_peaks(cohort, self.columns.join_peaks(found), largest)  # [S]
-        self._check_range(peak, row_peaks.mean().item())
+        aggregate = row_peaks.mean().item()
+        self._check_range(peak, aggregate)
         gradients = row_peaks / work  # [S], bounds of u_i / (K_i eta_l)
         if not self._fits(clients, gradients):
             self._measure()
@@ -156,10 +157,10 @@ class Scaffold(Aggregator[Plan, Controlled]):
         rest = 1.0 - len(cohort) / self.num_clients
         mean_peak = rest * self._mean_peak + gradients.sum().item() / self.num_clients
         peaks = self._peaks.index_copy(0, clients, self._bounds(clients, gradients))
-        return Controlled(plan.weights, peaks, _ROUNDING * mean_peak)
+        v = Aggregate(self._aggregate, aggregate)
+        return Controlled(plan.weights, v, peaks, _ROUNDING * mean_peak)
 
-    def _commit(self, params: Tensor, cohort: Cohort, plan: Plan, reading: Controlled) -> None:
-        ops.add_total_(params, self._aggregate, self.server_lr, 1.0)
+    def _commit(self, cohort: Cohort, plan: Plan, reading: Controlled) -> None:
         self.controls.exchange(cohort.ids, None)
         self.mean_control, self._next_mean = self._next_mean, self.mean_control
         self._peaks, self._mean_peak = reading.peaks, reading.mean_peak

@@ -60,10 +60,8 @@ class Stale(MemoryRule):
             )
         return 1.0 / share
 
-    def _commit(
-        self, params: Tensor, cohort: Cohort, plan: MemoryPlan, reading: Remembered
-    ) -> None:
-        super()._commit(params, cohort, plan, reading)
+    def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
+        super()._commit(cohort, plan, reading)
         seen = self.seen.numpy()
         for client in plan.expired:
             seen[client] = False

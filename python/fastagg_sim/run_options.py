@@ -81,6 +81,11 @@ class RunOptions:
     """Number of clients K."""
     server_lr: float = 1.0
     """Server learning rate."""
+    server_optimizer: str = "sgd"
+    """Server optimizer of all rules, NAME or NAME:KEY=VALUE,KEY=VALUE (for instance
+    adam:tau=1e-9); the names are those of fastagg.ServerOptimizer."""
+    min_active: int = 1
+    """Minimum number of active clients; a round with fewer is skipped, under every rule."""
     dataset: str = "digits"
     """Data set."""
     data_options: tuple[str, ...] = ()
@@ -226,8 +231,26 @@ class RunOptions:
         return clients_at_once(model, in_shape, self.batch_size, self.device)
 
     def _methods(self) -> tuple[Method, ...]:
-        full = (Method("Full", "fedavg", full_participation=True),) if self.with_full else ()
+        full: tuple[Method, ...] = ()
+        if self.with_full:
+            full = (Method("Full", "fedavg", self._server_options(), full_participation=True),)
         return (*full, *(self._method(text) for text in self.rules))
+
+    def _server_options(self) -> dict[str, Any]:
+        """Return the options that all rules share, where they are not the defaults."""
+        options: dict[str, Any] = {}
+        if self.server_optimizer != "sgd":
+            from fastagg.server_optimizer import read_server_optimizer
+
+            name, arguments = _named("server-optimizer", self.server_optimizer)
+            options["server_optimizer"] = {"name": name, **arguments} if arguments else name
+            try:
+                read_server_optimizer(options["server_optimizer"])
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"--server-optimizer: {error}") from error
+        if self.min_active != 1:
+            options["min_active"] = self.min_active
+        return options
 
     def _method(self, text: str) -> Method:
         rule, options = _named("rules", text)
@@ -235,7 +258,7 @@ class RunOptions:
         return Method(
             "-".join([rule, *settings]),
             rule,
-            options,
+            {**self._server_options(), **options},
             full_first_round=self.full_first_round,
             gradient_units=self.gradient_units,
         )

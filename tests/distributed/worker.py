@@ -40,6 +40,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fdms-soft", {"sketch": 64, "similarity": "distance"}),
     ("fedau", {"cutoff": 2}),
     ("fedavg", {"client_weights": WEIGHTS}),
+    ("fedavg", {"server_optimizer": "adam", "server_lr": 0.1, "min_active": 2}),
     ("fedavg", {"max_norm": {"multiple": 1.001, "window": 4, "warmup": 0}}),
     ("fedvarp", {"server_lr": 0.7}),
     ("geometric-median", {"client_weights": WEIGHTS}),
@@ -56,6 +57,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("scaffold", {"local_work": 0.5}),
     ("stale", {"max_age": 1}),
     ("stale-models", {"server_lr": 0.7}),
+    ("stale-models", {"server_optimizer": "momentum"}),
 ]
 
 
@@ -118,7 +120,7 @@ def job_resume(folder: Path) -> Any:
         follow(agg, params, ROUNDS, 2 * ROUNDS)
         state = {
             name: agg.gather(value, block=agg.local.column_blocks.get(name, 1))
-            if name in agg.local.column_state
+            if name in agg.local.whole_column_state
             else value
             for name, value in agg.state_dict().items()
         }

@@ -679,3 +679,43 @@ def test_samples_do_not_depend_on_names(model: dict[str, bytes]) -> None:
     assert draws[0] == draws[1]
     assert len({tuple(sorted(sample)) for sample in draws[0]}) > 5
     assert sorted(server.sample(["a", "b"], 9, 0)) == ["a", "b"]
+
+
+# --- options of every rule ---------------------------------------------------------------------
+
+
+def test_a_server_optimizer_moves_the_model_and_is_kept(
+    tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path, options = tmp_path / "run", {"server_optimizer": "adam", "server_lr": 0.1}
+    whole = AggregationServer("fdms", num_clients=K, **options)
+    first = AggregationServer("fdms", num_clients=K, checkpoint_path=path, **options)
+    for server in (whole, first):
+        server.set_model(model)
+        run_round(server, range(3))
+    again = AggregationServer("fdms", num_clients=K, **options)
+    again.resume(path)
+    for server in (whole, again):
+        run_round(server, range(1, 4))
+    assert torch.equal(whole.params, again.params)
+    assert whole.aggregator.state_dict()["s"].any()
+    other = AggregationServer("fdms", num_clients=K, server_optimizer="yogi", server_lr=0.1)
+    with pytest.raises(ValueError, match=r"server_optimizer was .*'adam'.*, is .*'yogi'"):
+        other.resume(path)
+
+
+def test_a_round_with_fewer_than_min_active_says_so(
+    tmp_path: Path, model: dict[str, bytes]
+) -> None:
+    path = tmp_path / "run"
+    server = AggregationServer("fedavg", num_clients=K, min_active=3, checkpoint_path=path)
+    server.set_model(model)
+    before = server.params.clone()
+    report = run_round(server, range(2))
+    reason = "too few active clients: 2 of min_active = 3"
+    assert report.active == () and not report.moved and torch.equal(server.params, before)
+    assert report.rejected == {f"n{k}": f"update of client {k}: {reason}" for k in range(2)}
+    assert report.lines()[-1] == f"the model stays as it was: {reason}"
+    assert run_round(server, range(3)).moved
+    other = AggregationServer("fedavg", num_clients=K, min_active=2)
+    assert other.resume(path) == ["min_active was 3, is 2"]

@@ -23,6 +23,7 @@
 #include "../../csrc/kernels/int8_rows.h"
 #include "../../csrc/kernels/memory.h"
 #include "../../csrc/kernels/mimic.h"
+#include "../../csrc/kernels/moments.h"
 #include "../../csrc/kernels/pair_gram.h"
 #include "../../csrc/kernels/scores.h"
 #include "../../csrc/kernels/sketch.h"
@@ -197,6 +198,33 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
     expect(memory[S - 1][k], x[S - 1][k], 0.0, "memory_update, memory");
   }
   cpu::add_total(state[1], total.data(), d, 0.5, 1.0, true, parallel);
+
+  const Rows moments(2, d);
+  const std::vector<float> at(state[1], state[1] + d), m(moments[0], moments[0] + d);
+  cpu::add_momentum(state[1], moments[0], x[0], d, 0.5, 0.25, true, 1.0, false, parallel);
+  for (int64_t k = 0; k < d; ++k) {
+    const double next = 0.25 * m[k] + x[0][k];
+    expect(moments[0][k], next, scale, "add_momentum, m");
+    expect(state[1][k], at[k] + 0.5 * (x[0][k] + 0.25 * next), scale, "add_momentum");
+  }
+  std::fill_n(moments[1], d, 1.0f);
+  for (const SecondMoment kind :
+       {SecondMoment::kAdagrad, SecondMoment::kAdam, SecondMoment::kYogi}) {
+    const std::vector<float> first(moments[0], moments[0] + d), second(moments[1], moments[1] + d);
+    const std::vector<float> from(state[1], state[1] + d);
+    cpu::add_adaptive(state[1], moments[0], moments[1], total.data(), d, kind, 0.5, 0.25, 0.5, 0.5,
+                      0.25, true, parallel);
+    for (int64_t k = 0; k < d; ++k) {
+      const double v = 0.25 * total[k] - from[k], q = v * v, s = second[k];
+      const double next = kind == SecondMoment::kAdagrad ? s + q
+                          : kind == SecondMoment::kAdam  ? 0.5 * s + 0.5 * q
+                                                         : s + (q > s ? 0.5 * q : -0.5 * q);
+      const double step = 0.25 * first[k] + 0.75 * v;
+      expect(moments[0][k], step, scale, "add_adaptive, m");
+      expect(moments[1][k], next, scale * scale, "add_adaptive, s");
+      expect(state[1][k], from[k] + 0.5 * step / (std::sqrt(next) + 0.5), scale, "add_adaptive");
+    }
+  }
 }
 
 void check_int8_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {

@@ -141,6 +141,18 @@ OPS = {
     "add_total_": Op(
         lambda a: ops.add_total_(a["params"], a["total"], 0.5, 0.5), ("params",), VECTORS
     ),
+    "add_momentum_": Op(
+        lambda a: ops.add_momentum_(a["params"], a["m"], a["aggregate"], 0.5, 0.5),
+        ("params", "m"),
+        {"params": ((d,), F32), "m": ((d,), F32), "aggregate": ((d,), F64)},
+    ),
+    "add_adaptive_": Op(
+        lambda a: ops.add_adaptive_(
+            a["params"], a["m"], a["s"], a["aggregate"], "adam", 0.5, 0.5, 0.5, 0.5
+        ),
+        ("params", "m", "s"),
+        {name: ((d,), F32) for name in ("params", "m", "s", "aggregate")},
+    ),
     "update_scores_": Op(
         lambda a: ops.update_scores_(
             a["scores"], a["counts"], a["round_scores"], CLIENTS, a["pairs"]

@@ -99,6 +99,8 @@ def every_op(
     ops.add_total_(params, wide, 0.5, 1.0)
     ops.memory_total_(wide, peaks, total, own, rows, clients, torch.ones(S), references)
     ops.mimic_(params, rows, list(memory[:S].clone().unbind()), clients, 0.5)
+    ops.add_momentum_(params, rows[0], wide, 0.5, 0.9)
+    ops.add_adaptive_(params, rows[1], rows[2].abs_(), wide, "adam", 0.5, 0.9, 0.99, 1e-3)
     return friends, ops.distance_scores(gram), ops.abs_max(rows)
 
 

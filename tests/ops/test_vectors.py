@@ -142,6 +142,8 @@ def test_passes_over_rows_use_whole_registers(isa: str) -> None:
     check_streams(extension(), isa)
     # Each loop squares 16 float64 in a step, which are two registers of AVX-512.
     check_streams(extension(), isa, ("SketchRows", "SketchGroup"), least=6)
+    if isa != "portable":  # which calls a function for each multiply-add
+        check_streams(extension(), isa, ("AddMomentum", "AddAdaptive"))
 
 
 def test_a_function_without_its_vectors_is_found() -> None:

@@ -70,7 +70,20 @@ INT8: list[Configuration] = [
     ("fedvarp", {"memory_dtype": "int8", "client_weights": WEIGHTS}),
     ("geometric-median", {"memory_dtype": "int8", "reuse": True}),
 ]
-EXACT = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2})]
+CORRECTED = {"name": "adam", "bias_correction": "flower", "tau": 1e-2}
+OPTIMIZED: list[Configuration] = [
+    ("fedavg", {"server_optimizer": "adam", "server_lr": 0.1}),
+    ("fdms", {"server_optimizer": "momentum"}),
+    ("stale-models", {"server_optimizer": "yogi", "max_age": 2}),
+    ("mifa", {"server_optimizer": "nesterov"}),
+    ("fedvarp", {"server_optimizer": "adagrad", "client_weights": WEIGHTS}),
+    ("mimic", {"server_optimizer": CORRECTED}),
+    ("mimic", {"mode": "client", "server_optimizer": "adagrad"}),
+    ("scaffold", {"local_work": 0.5, "server_optimizer": "yogi"}),
+    ("centered-clip", {"tau": 5.0, "server_optimizer": "adam"}),
+    ("geometric-median", {"reuse": True, "server_optimizer": "momentum"}),
+]
+EXACT = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2}), *OPTIMIZED]
 CONFIGURATIONS = [*EXACT, *INT8]
 
 

@@ -188,8 +188,8 @@ def test_a_round_without_clients_is_skipped(
     for key, tensor in agg.state_dict().items():
         if key == "rounds":
             assert int(tensor) == int(state[key]) + 1
-        elif name == "fedau":  # FedAU counts rounds without clients in its estimate
-            continue
+        elif name == "fedau" or (key == "m" and not report.skipped):
+            continue  # FedAU counts such rounds in its estimate; a step changes the momentum
         else:
             same_bits(tensor, state[key], key)
 
@@ -419,8 +419,9 @@ def test_a_weight_of_zero_does_not_hide_a_nan(name: str) -> None:
 def test_huge_but_harmless_updates_pass(name: str, options: dict[str, Any]) -> None:
     agg = make(name, options)
     params = torch.zeros(agg.num_params)
+    size = 1e18 if agg.server_optimizer.is_adaptive else 1e37  # s has the square
     for _ in range(5):
-        agg.step(params.zero_(), torch.full((2, agg.num_params), 1e37), [0, 3])
+        agg.step(params.zero_(), torch.full((2, agg.num_params), size), [0, 3])
     assert torch.isfinite(params).all()
 
 
@@ -483,7 +484,8 @@ def test_memory_bytes_counts_the_state(name: str, options: dict[str, Any]) -> No
     assert agg.memory_bytes == sum(t.numel() * t.element_size() for t in state.values())
     stateless = {"fedavg", "amplified", "geometric-median", "krum", "multi-krum", "nnm"}
     remembers = options.get("reuse") or "sketch" in options  # rows, or the number of the round
-    if (name in stateless or options.get("mode") == "client") and not remembers:
+    stateless_step = agg.server_optimizer.name == "sgd"
+    if (name in stateless or options.get("mode") == "client") and stateless_step and not remembers:
         assert agg.memory_bytes == 0
 
 

@@ -16,7 +16,8 @@ from fastagg import Aggregator
 K, D = 6, 23
 every_rule = pytest.mark.every_rule
 exact_rule = pytest.mark.exact_rule
-COMMON = {"rounds", "previous", "norms", "norm_count"}  # not of single clients
+# not of single clients
+COMMON = {"rounds", "previous", "norms", "norm_count", "m", "s", "steps"}
 SUMS = {"total": 1e-15, "mean_control": 1e-6}  # over clients: one rounding for each that is left
 
 

@@ -294,6 +294,31 @@ def test_options_become_a_config() -> None:
         RunOptions(dataset="other").build()
 
 
+def test_options_of_the_server_hold_for_all_rules() -> None:
+    options = RunOptions(
+        rules=("fedavg", "mifa:server_optimizer=yogi"),
+        with_full=True,
+        server_optimizer="adam:tau=1e-9,bias_correction=flower",
+        min_active=3,
+    )
+    adam = {"name": "adam", "tau": 1e-9, "bias_correction": "flower"}
+    full, fedavg, mifa = options.build().methods
+    assert full.options == fedavg.options == {"server_optimizer": adam, "min_active": 3}
+    assert mifa.options == {"server_optimizer": "yogi", "min_active": 3}
+    assert RunOptions().build().methods[0].options == {}  # which keeps the names of earlier runs
+    with pytest.raises(ConfigError, match=r"--server-optimizer: .*got 'adm'"):
+        RunOptions(server_optimizer="adm").build()
+
+
+@pytest.mark.slow
+def test_a_run_with_a_server_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*TINY, "--rules", "fedavg", "mifa", "--server-optimizer", "adam"]
+    arguments += ["--server-lr", "0.05", "--min-active", "2", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    (config,) = (tmp_path / "out").rglob("config.json")
+    assert '"server_optimizer": "adam"' in config.read_text(encoding="utf-8")
+
+
 def test_clients_at_once_is_written_out_and_can_be_forced() -> None:
     assert RunOptions(batch_size=20).build().task.training.clients_at_once == 102
     assert RunOptions(clients_at_once=3).build().task.training.clients_at_once == 3

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "../elements.h"
+#include "../moment_math.h"
 #include "../pair_state.h"
 #include "../precision.h"
 
@@ -79,6 +80,16 @@ cudaError_t lerp_total(double* total, const double* end, int64_t d, double weigh
 
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
                       bool models, cudaStream_t stream);
+
+// The arithmetic is the CPU's (moment_math.h), so unlike other results these should have its bits.
+template <class T>
+cudaError_t add_momentum(float* params, float* m, const T* aggregate, int64_t d, double lr,
+                         double beta, bool nesterov, double norm, bool models, cudaStream_t stream);
+
+template <class T>
+cudaError_t add_adaptive(float* params, float* m, float* s, const T* aggregate, int64_t d,
+                         SecondMoment kind, double lr, double beta_1, double beta_2, double tau,
+                         double norm, bool models, cudaStream_t stream);
 
 // --- Gram ---------------------------------------------------------------------------------------
 
