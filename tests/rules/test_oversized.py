@@ -19,7 +19,7 @@ Check = Callable[..., None]
 every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this folder
 LARGEST = torch.finfo(torch.float32).max
 GRAM = {"fdms", "fdms-means", "fdms-soft", "krum", "multi-krum", "geometric-median", "nnm",
-        "centered-clip", "bucketing"}  # fmt: skip
+        "centered-clip", "bucketing", "bulyan"}  # fmt: skip
 
 
 def make(name: str, options: dict[str, Any], nonfinite: str = "drop") -> Aggregator:
