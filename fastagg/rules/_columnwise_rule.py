@@ -34,15 +34,6 @@ def sorting_operations(num_rows: int) -> int:
     return levels * (levels + 1) // 2
 
 
-def check_sorts_on(device: torch.device) -> None:
-    """Raise ValueError unless there are kernels that sort columns for the device."""
-    if device.type != "cpu":
-        raise ValueError(
-            "device: expected cpu, because there is no CUDA kernel that sorts columns, got "
-            f"{device}"
-        )
-
-
 class ColumnwiseRule(Aggregator[Plan, Reading]):
     """``params += server_lr * v``; v[k] is a statistic of the S values of column k.
 
@@ -51,8 +42,7 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
     they are streamed.
 
     Args:
-        **options: the options of every rule; see :class:`fastagg.Aggregator`. ``device`` must be
-            "cpu".
+        **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
     collects_streams = False
@@ -70,7 +60,6 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
 
     def __init__(self, **options: Unpack[CommonOptions]) -> None:
         super().__init__(**options)
-        check_sorts_on(self.device)
         self._aggregate = torch.zeros(
             self.num_params, device=self.device, dtype=torch.float32
         )  # [d], scratch

@@ -15,7 +15,7 @@ from fastagg import ops
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.registry import register
-from fastagg.rules._columnwise_rule import check_sorts_on, sorting_operations
+from fastagg.rules._columnwise_rule import sorting_operations
 from fastagg.rules._gram_rule import ReuseOptions, used_rows
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Policy, square_distances
@@ -123,7 +123,7 @@ class Bulyan(SketchedGramRule):
         **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
             every rule (:class:`fastagg.Aggregator`).
 
-    ``device`` must be "cpu". A step raises ValueError if f > 0 and n < 4f + 3.
+    A step raises ValueError if f > 0 and n < 4f + 3.
     """
 
     sums_rows = False
@@ -147,7 +147,6 @@ class Bulyan(SketchedGramRule):
             client_weights=client_weights,
             **options,
         )
-        check_sorts_on(self.device)
         self.num_byzantine = policy.num_byzantine
 
     def _sum(self, rows: AnyRows, factors: Tensor) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Median
-from fastagg.rules._columnwise_rule import check_sorts_on
 from fastagg.updates.streams import ColumnBlocks
 
 COLUMNWISE: list[tuple[str, dict[str, Any]]] = [
@@ -157,12 +156,6 @@ def test_wrappers_refuse_rules_that_are_no_weighted_sums(rule: str) -> None:
     for wrapper in ("bucketing", "nnm"):
         with pytest.raises(ValueError, match=r"rule: expected one of .*weighted sum of rows"):
             fastagg.make(wrapper, num_clients=3, num_params=2, rule=rule)
-
-
-def test_gpus_are_refused_with_the_reason() -> None:
-    check_sorts_on(torch.device("cpu"))
-    with pytest.raises(ValueError, match="device: expected cpu, because there is no CUDA kernel"):
-        check_sorts_on(torch.device("cuda"))
 
 
 @columnwise
