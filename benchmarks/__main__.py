@@ -30,6 +30,7 @@ from benchmarks import (
     attacks,
     busy,
     clients,
+    columns,
     flower_cost,
     friends,
     highway,
@@ -53,6 +54,7 @@ RESULTS = Path(__file__).parent / "results"
 SUBCOMMANDS = {
     "ops": "compare single ops with libraries, eager torch and torch.compile",
     "steps": "compare whole server steps with eager torch, Flower and ByzFL",
+    "columns": "compare medians and other statistics of columns with torch, numpy and ByzFL",
     "scaling": "measure time as a function of S, d, K and the number of threads",
     "main": "run ops and steps, and draw the roofline picture (this is what `make bench` runs)",
     "sharded": "measure weak scaling in d, with columns distributed over processes",
@@ -69,8 +71,18 @@ SUBCOMMANDS = {
     "simulation": "compare local training with a plain PyTorch loop, and rounds with Flower's",
     "pictures": "redraw the pictures of a results folder from its CSV files",
 }
-_TITLES = {"ops": "Ops", "steps": "Server steps", "scaling": "Scaling"}
-_CASES = {"ops": ops.cases, "steps": steps.cases, "scaling": scaling.cases}
+_TITLES = {
+    "ops": "Ops",
+    "steps": "Server steps",
+    "columns": "Statistics of columns",
+    "scaling": "Scaling",
+}
+_CASES = {
+    "ops": ops.cases,
+    "steps": steps.cases,
+    "columns": columns.cases,
+    "scaling": scaling.cases,
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -175,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Row]:
     chosen = options.parse(namespace)
-    if name == "steps":
+    if name in ("steps", "columns"):
         peers.announce(console)
     rows = options.run(_CASES[name](chosen), chosen, console)
     if not rows:

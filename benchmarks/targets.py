@@ -43,6 +43,8 @@ _ROWS = ((20, M), (100, M), (256, 400_000))
 _VECTORS = ((1, 62_006), (1, M), (1, 10 * M))
 _STEPS = ((20, M), (100, M), (500, 200_000))
 _ROBUST = ((100, M), (500, 200_000))
+_COLUMNS = ((10, M), (20, M), (100, M), (500, 200_000), (1000, 100_000))
+_SOME_COLUMNS = ((20, M), (100, M), (1000, 100_000))
 _GROUPS = ((1000, 100_000),)
 _CLIENTS = ((5000, 10_000),)
 
@@ -82,6 +84,13 @@ TARGETS = [
     Target("step fdms", _STEPS, "careful", 3.0),
     Target("step fdms, sketch", ((100, M),), "fastagg, exact", 2.0),
     Target("step fdms, sketch", ((1000, M),), "fastagg, exact", 15.0),
+    *(Target("columns median", _COLUMNS, f"torch.{name}", 5.0) for name in ("median", "sort")),
+    Target("columns median", _COLUMNS, "ByzFL", 10.0),
+    *(
+        Target(f"columns {name}", _SOME_COLUMNS, against, asked)
+        for name in ("trimmed-mean", "meamed")
+        for against, asked in (("torch.sort", 5.0), ("ByzFL", 10.0))
+    ),
     Target("step geometric-median", _ROBUST, "ByzFL GeometricMedian, T = 8", 10.0),
     Target("step multi-krum", _ROBUST, "ByzFL", 10.0),
     Target("step multi-krum", _ROBUST, "Flower", 10.0),

@@ -26,6 +26,7 @@ steps of mimic, mimic-aged  as mimic_
 steps of mifa, stale    as memory_update_
 step of mifa, int8      6 S d + 24 d                 as memory_update_    update
 step of fedvarp         12 S d + 48 d                3 S d + 6 d          update
+columns                 4 S d + 4 d                  S d                  read
 steps of robust rules   8 S d + 8 d (rows twice)     S (S + 3) d          read
 ======================= ============================ ==================== ==========
 
@@ -33,6 +34,8 @@ steps of robust rules   8 S d + 8 d (rows twice)     S (S + 3) d          read
 active, and have K instead of d. A pair is a float32 score, an int16 count and a bit. ``eliminate_``
 processes all 2 S rows and writes the bits. ``update_scores_`` reads and writes the pairs of active
 clients, and reads their float64 scores of the round.
+
+``columns`` are the statistics of sorted columns. Comparisons are not flops.
 
 8 d bytes are the parameters (read and written), 24 d bytes the parameters and a float64 total. The
 aggregate of fedvarp is not its total, so the total is read and written once more. The
@@ -129,6 +132,10 @@ def sketched_step(S: int, d: int) -> Work:
     return Work(4 * S * d + 8 * d, 6 * S * d, "read")
 
 
+def columns(S: int, d: int) -> Work:
+    return Work(4 * S * d + 4 * d, S * d, "read")
+
+
 def two_reads(S: int, d: int) -> Work:
     """The Gram matrix of the rows, then a weighted sum of them."""
     return Work(8 * S * d + 8 * d, S * (S + 3) * d, "read")
@@ -161,4 +168,7 @@ WORK: dict[str, Callable[[int, int], Work]] = {
     "step geometric-median": two_reads,
     "step multi-krum": two_reads,
     "step nnm": two_reads,
+    "columns median": columns,
+    "columns trimmed-mean": columns,
+    "columns meamed": columns,
 }

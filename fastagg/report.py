@@ -18,6 +18,8 @@ class StepReport:
         rejected: [R] int64, ids of the clients whose rows were left out, ascending.
         weights: [S] float32, the factor of the row of each client in ``active`` in the aggregate,
             before ``server_lr``. In rules with a memory, the aggregate also contains memory rows.
+            Rules that take every column by itself have no such factor: the weights are equal, of
+            the clients that ``bulyan`` chooses, or of all under the others.
         friends: [K] int64, the client whose row was used for each client: its own id if it was
             active; -1 if it was absent and has no friend (the mean of the active rows was used).
             None for rules without substitution.

@@ -16,6 +16,7 @@ import torch
 import fastagg
 from benchmarks import (
     ceilings,
+    columns,
     harness,
     machine,
     ops,
@@ -171,7 +172,8 @@ def test_targets_are_reported_as_met_or_missed() -> None:
 
 def test_every_target_refers_to_a_measurement() -> None:
     options = Options(threads=2, repeats=9, quick=False, only="")
-    measured = {(case.op, case.S, case.d) for case in (*ops.cases(options), *steps.cases(options))}
+    cases = (*ops.cases(options), *steps.cases(options), *columns.cases(options))
+    measured = {(case.op, case.S, case.d) for case in cases}
     asked = {(target.op, *shape) for target in targets.TARGETS for shape in target.shapes}
     assert asked <= measured
 

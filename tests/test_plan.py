@@ -114,6 +114,9 @@ def test_the_formulas() -> None:
     assert of("scaffold", local_work=1.0) == (12 * d + 4 * sd, 12 * sd + 36 * d, 6 * sd + 6 * d)
     # With the rows minus a common one: all of 1000 columns.
     assert of("krum") == (4 * d + 6400 + 4 * sd, 8 * sd + 24 * d, 110 * d + 20 * d)
+    # For 10 rows, 4 * 5 / 2 minima and maxima for each value; bulyan sorts 10 - 2 rows: 3 * 4 / 2.
+    assert of("median") == of("meamed") == (4 * d, 4 * sd + 24 * d, 11 * sd)
+    assert of("bulyan", num_byzantine=1) == (*of("krum")[:2], of("krum")[2] + 6 * 8 * d)
     scratch = 4 * d + 64 * 101**2 + 4 * 101 * d + 4 * sd
     reused = 8 * 101 * d + 8 * sd + 24 * d
     # 11 changed rows, the previous aggregate one of them, and 90 others, whose squares are computed

@@ -23,6 +23,7 @@
 #include "../kernels/scaffold.h"
 #include "../kernels/scores.h"
 #include "../kernels/sketch.h"
+#include "../kernels/sorted_columns.h"
 #include "../kernels/weighted_sum.h"
 #include "changed_memory.h"
 #include "check_differences.h"
@@ -31,6 +32,7 @@
 #include "check_most_similar.h"
 #include "check_rows.h"
 #include "check_sketch.h"
+#include "check_sorted_columns.h"
 #include "checks.h"
 
 namespace fastagg {
@@ -204,6 +206,25 @@ void difference_sum_(const at::Tensor& out, const at::Tensor& squares, at::Tenso
     cpu::difference_sum(out.mutable_data_ptr<float>(), squares.mutable_data_ptr<double>(), x.data(),
                         base.const_data_ptr<float>(), rows.size(), out.numel(), w.data(),
                         threads());
+  });
+}
+
+void trimmed_mean_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors,
+                   int64_t trim) {
+  const Rows rows = check_trimmed_mean(out, peak, tensors, trim);
+  with_element(rows.dtype, [&](auto element) {
+    const auto x = pointers<const decltype(element)>(rows.addresses);
+    cpu::trimmed_mean(out.mutable_data_ptr<float>(), peak.mutable_data_ptr<float>(), x.data(),
+                      rows.size(), rows.d, trim, threads());
+  });
+}
+
+void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep) {
+  const Rows rows = check_meamed(out, peak, tensors, keep);
+  with_element(rows.dtype, [&](auto element) {
+    const auto x = pointers<const decltype(element)>(rows.addresses);
+    cpu::meamed(out.mutable_data_ptr<float>(), peak.mutable_data_ptr<float>(), x.data(),
+                rows.size(), rows.d, keep, threads());
   });
 }
 

@@ -43,7 +43,7 @@ Devices:
 
 from __future__ import annotations
 
-from fastagg.ops import _gram, _int8_rows, _moments, _robust, _rows, _scores, _sketch
+from fastagg.ops import _gram, _int8_rows, _moments, _robust, _rows, _scores, _sketch, _sorted
 from fastagg.ops._dispatch import devices as devices
 from fastagg.ops._dispatch import gram_scratch as gram_scratch
 from fastagg.ops._gram import *  # noqa: F403
@@ -53,6 +53,7 @@ from fastagg.ops._robust import *  # noqa: F403
 from fastagg.ops._rows import *  # noqa: F403
 from fastagg.ops._scores import *  # noqa: F403
 from fastagg.ops._sketch import *  # noqa: F403
+from fastagg.ops._sorted import *  # noqa: F403
 from fastagg.ops.row_lists import Rows
 
 __all__ = ["Rows"]
@@ -63,3 +64,4 @@ __all__ += _robust.__all__
 __all__ += _rows.__all__
 __all__ += _scores.__all__
 __all__ += _sketch.__all__
+__all__ += _sorted.__all__

@@ -812,6 +812,47 @@ def _split_mix(seed: int, numbers: np.ndarray) -> np.ndarray:
     return z ^ z >> np.uint64(31)
 
 
+def trimmed_mean_(out: Tensor, peak: Tensor, rows: Rows, trim: int) -> Tensor:
+    """Set ``out`` to the mean of each column without its extreme values, in place.
+
+    Args:
+        out: [d] float32; changed in place.
+        peak: [1] float32; changed in place: the largest magnitude in all rows.
+        rows: S >= 1 rows of length d.
+        trim: values left out at each end, 0 <= 2 trim < S.
+
+    Returns:
+        ``out``.
+    """
+    x = _float64(rows)
+    _write_peak(peak, x)
+    ascending = x.sort(dim=0).values
+    return out.copy_(ascending[trim : len(x) - trim].mean(dim=0))
+
+
+def meamed_(out: Tensor, peak: Tensor, rows: Rows, keep: int) -> Tensor:
+    """Set ``out`` to the mean of the values of each column nearest to its median, in place.
+
+    Args:
+        out, peak, rows: as for :func:`trimmed_mean_`.
+        keep: number of values in the mean, 1 <= keep <= S. The smaller one of two values at the
+            same distance is nearer.
+
+    Returns:
+        ``out``.
+    """
+    x = _float64(rows)
+    _write_peak(peak, x)
+    ascending = x.sort(dim=0).values
+    median = (ascending[(len(x) - 1) // 2] + ascending[len(x) // 2]) / 2.0
+    nearest = (ascending - median).abs().sort(dim=0, stable=True).indices[:keep]
+    return out.copy_(ascending.gather(0, nearest).mean(dim=0))
+
+
+def _write_peak(peak: Tensor, rows: Tensor) -> None:
+    peak.fill_(rows.abs().max() if rows.numel() > 0 else 0.0)
+
+
 # --- computations of the robust rules on a Gram matrix ------------------------------------------
 
 

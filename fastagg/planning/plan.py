@@ -136,6 +136,7 @@ def plan(
     fedvarp       as mifa            12Sd + 60d; owned 8Sd + 60d       3Sd + 6d
     fedau         24K                as fedavg                         2Sd
     fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms
+    median (****) 0                  4Sd + 24d                         (L + 1)Sd
     robust rules  0                  8Sd + 24d                         S(S + 3)d
       sketch=k    8                  + 40Sk                            (***)
     with reuse    4Kd                8Kd + 8Sd + 24d; owned 8Kd + 24d  see below
@@ -153,6 +154,9 @@ def plan(
     Writing corrections into their rows, to drop a reference, is not counted.
     (**) With ``owned``, as (*), but at most K - S + 1 vectors, and Sd more flops.
     (***) 6Sd + S(S + 1)k.
+    (****) And trimmed-mean and meamed. L = ceil(log2 S) (ceil(log2 S) + 1) / 2 is the number of
+    minima and maxima for each value in a sorting network. bulyan is one of the robust rules, and
+    sorts the S - 2f chosen rows, K - 2f with ``reuse``: LSd flops more, of these.
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
     With sketches, it is 20Sk more, or 24Sk for the robust rules that have them.
@@ -160,11 +164,11 @@ def plan(
     12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S spare
     rows, 4Sd, into which a step writes the new memory rows.
 
-    The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing) need 4d,
-    about 64S^2, and 4Sd or at most 2^18 S of scratch; the last is for rounds with nearly equal rows
-    (see ``fastagg.rules.common_row``), whose further pass over the rows is not counted. With
-    ``reuse``, K takes the place of S in scratch, and the flops are those of the inner products of S
-    rows with all K rows and of the squared norms of the other K - S rows,
+    The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing, bulyan)
+    need 4d, about 64S^2, and 4Sd or at most 2^18 S of scratch; the last is for rounds with nearly
+    equal rows (see ``fastagg.rules.common_row``), whose further pass over the rows is not counted.
+    With ``reuse``, K takes the place of S in scratch, and the flops are those of the inner products
+    of S rows with all K rows and of the squared norms of the other K - S rows,
     S(S + 1)d + 2(S + 1)(K - S)d, and of the aggregate, 2Kd. centered-clip has one more row, the
     previous aggregate, in all of these numbers and in its state.
 

@@ -283,18 +283,33 @@ class CenteredClipping(_Callable):
 
 
 class _Coordinatewise(_Callable, ABC):
-    """Sorts the n values of each coordinate, ``_BLOCK`` coordinates at a time to bound memory."""
+    """Sorts the n values of each coordinate.
+
+    Vectors of float64, which the ops do not take, are sorted by torch, ``_BLOCK`` coordinates at a
+    time to bound memory.
+    """
 
     _BLOCK = 1 << 16
 
     def __call__(self, vectors: VectorsLike) -> Array:
         """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
+        self._check(len(given.rows))
         out = torch.empty_like(given.rows[0])
-        for start in range(0, out.numel(), self._BLOCK):
-            block = torch.stack([row[start : start + self._BLOCK] for row in given.rows])
-            out[start : start + self._BLOCK] = self._of(block.double().sort(dim=0).values)
+        if out.dtype == torch.float32:
+            self._write(out, torch.empty(1, dtype=torch.float32), given.rows)
+        else:
+            for start in range(0, out.numel(), self._BLOCK):
+                block = torch.stack([row[start : start + self._BLOCK] for row in given.rows])
+                out[start : start + self._BLOCK] = self._of(block.sort(dim=0).values)
         return given.pack(out[None])[0]
+
+    def _check(self, size: int) -> None:
+        """Raise ValueError if the callable needs more than ``size`` vectors."""
+
+    @abstractmethod
+    def _write(self, out: Tensor, peak: Tensor, rows: list[Tensor]) -> None:
+        """Aggregate rows [d] float32 into ``out`` [d]; ``peak`` [1] is scratch."""
 
     @abstractmethod
     def _of(self, ascending: Tensor) -> Tensor:
@@ -303,6 +318,9 @@ class _Coordinatewise(_Callable, ABC):
 
 class Median(_Coordinatewise):
     """The median of each coordinate; for even n, the mean of the two middle values."""
+
+    def _write(self, out: Tensor, peak: Tensor, rows: list[Tensor]) -> None:
+        ops.trimmed_mean_(out, peak, rows, (len(rows) - 1) // 2)
 
     def _of(self, ascending: Tensor) -> Tensor:
         return _median(ascending)
@@ -319,20 +337,29 @@ class TrMean(_Coordinatewise):
         super().__init__(nonfinite=nonfinite)
         self.f = read_count("f", f, least=0)
 
+    def _check(self, size: int) -> None:
+        check_majority(size, self.f)
+
+    def _write(self, out: Tensor, peak: Tensor, rows: list[Tensor]) -> None:
+        ops.trimmed_mean_(out, peak, rows, self.f)
+
     def _of(self, ascending: Tensor) -> Tensor:
-        check_majority(len(ascending), self.f)
         return ascending[self.f : len(ascending) - self.f].mean(dim=0)
 
 
 class Meamed(TrMean):
     """The mean of the n - f values of each coordinate that are nearest to its median.
 
+    Of two values at the same distance, the smaller one is nearer.
+
     Args:
         f: number of values left out in each coordinate, >= 0 and less than half of the vectors.
     """
 
+    def _write(self, out: Tensor, peak: Tensor, rows: list[Tensor]) -> None:
+        ops.meamed_(out, peak, rows, len(rows) - self.f)
+
     def _of(self, ascending: Tensor) -> Tensor:
-        check_majority(len(ascending), self.f)
         distances = (ascending - _median(ascending)).abs()
         order = distances.sort(dim=0, stable=True).indices[: len(ascending) - self.f]
         return ascending.gather(0, order).mean(dim=0)

@@ -13,6 +13,7 @@ import pkgutil
 
 from fastagg.rules.amplified import Amplified
 from fastagg.rules.bucketing import Bucketing
+from fastagg.rules.bulyan import Bulyan
 from fastagg.rules.centered_clip import CenteredClip
 from fastagg.rules.fdms import FDMS
 from fastagg.rules.fdms_means import FDMSMeans
@@ -22,6 +23,8 @@ from fastagg.rules.fedavg import FedAvg
 from fastagg.rules.fedvarp import FedVARP
 from fastagg.rules.geometric_median import GeometricMedian
 from fastagg.rules.krum import Krum
+from fastagg.rules.meamed import Meamed
+from fastagg.rules.median import Median
 from fastagg.rules.mifa import MIFA
 from fastagg.rules.mimic import MimiC
 from fastagg.rules.mimic_aged import MimiCAged
@@ -32,6 +35,7 @@ from fastagg.rules.scaffold import Scaffold
 from fastagg.rules.stale import Stale
 from fastagg.rules.stale_models import StaleModels
 from fastagg.rules.thresholds import ReleasedThreshold, Theorem2Threshold
+from fastagg.rules.trimmed_mean import TrimmedMean
 
 __all__ = [
     "FDMS",
@@ -39,6 +43,7 @@ __all__ = [
     "NNM",
     "Amplified",
     "Bucketing",
+    "Bulyan",
     "CenteredClip",
     "FDMSMeans",
     "FDMSSoft",
@@ -47,6 +52,8 @@ __all__ = [
     "FedVARP",
     "GeometricMedian",
     "Krum",
+    "Meamed",
+    "Median",
     "MimiC",
     "MimiCAged",
     "MimiCClient",
@@ -56,6 +63,7 @@ __all__ = [
     "Stale",
     "StaleModels",
     "Theorem2Threshold",
+    "TrimmedMean",
 ]
 
 for _module in pkgutil.iter_modules(__path__):

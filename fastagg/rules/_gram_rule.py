@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,15 @@ class ReuseOptions(CommonOptions, total=False):
     memory_dtype: str
     memory_folder: str | os.PathLike[str] | None
     max_age: int | None
+
+
+def used_rows(rows: AnyRows, factors: Tensor) -> tuple[AnyRows, Tensor]:
+    """Return the rows whose factors are not 0, and these factors."""
+    found: list[float] = factors.tolist()
+    if 0.0 not in found:
+        return rows, factors
+    kept = [row for row, factor in zip(each_row(rows), found, strict=True) if factor != 0.0]
+    return alike(rows, kept), factors_tensor([factor for factor in found if factor != 0.0])
 
 
 @dataclass
@@ -100,6 +109,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
         ages: the ages of the memory rows; None without ``max_age``.
     """
 
+    sums_rows: ClassVar[bool] = True
+    """Whether the aggregate is ``factors @ rows``."""
     column_state = frozenset({"previous", "memory", SCALES})
     column_blocks = COLUMN_BLOCKS
     norms_known = True
@@ -202,11 +213,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     def _sum(self, rows: AnyRows, factors: Tensor) -> None:
         """Write the aggregate into the scratch vector; rows with factor 0 are not read."""
-        found: list[float] = factors.tolist()
-        if 0.0 in found:
-            kept = [row for row, factor in zip(each_row(rows), found, strict=True) if factor != 0.0]
-            factors = factors_tensor([factor for factor in found if factor != 0.0])
-            rows = alike(rows, kept)
+        rows, factors = used_rows(rows, factors)
         self.columns.weighted_sum_(self._aggregate, rows, factors, beta=0.0)
 
     def _judged(

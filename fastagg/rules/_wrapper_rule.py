@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from fastagg.options import read_mapping
 from fastagg.registry import available, find
@@ -56,6 +56,10 @@ def _sketches_of(rule: type) -> tuple[str, ...]:
     return ("sketch", "seed") if issubclass(rule, SketchedGramRule) else ()
 
 
+def _fits(rule: type) -> TypeGuard[type[GramRule]]:
+    return issubclass(rule, GramRule) and rule.sums_rows
+
+
 def _rule_inside(name: str, options: Mapping[str, Any]) -> GramRule:
     """Return the inner rule ``name``; only its policy is used.
 
@@ -70,7 +74,10 @@ def _rule_inside(name: str, options: Mapping[str, Any]) -> GramRule:
     sketches = [option for option in options if option in _sketches_of(rule)]
     if sketches:
         raise ValueError(f"rule_options: expected no {sketches}: {GramRule.refused['sketch']}")
-    if not issubclass(rule, GramRule):
-        fitting = [other for other in available() if issubclass(find(other, []), GramRule)]
-        raise ValueError(f"rule: expected one of {fitting}, got {name!r}")
+    if not _fits(rule):
+        fitting = [other for other in available() if _fits(find(other, []))]
+        raise ValueError(
+            f"rule: expected one of {fitting}, got {name!r}; averages are never computed as rows, "
+            "so the inner rule must be a weighted sum of rows"
+        )
     return rule(num_clients=1, num_params=1, **options)

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeGuard, cast
 
 import torch
@@ -143,6 +144,23 @@ class QuantizedRow(StreamedRow):
 AnyRow = Tensor | StreamedRow
 AnyRows = Tensor | Sequence[AnyRow]
 """S rows: [S, d] float32, or S items, each a tensor [d] of any dtype or a streamed row."""
+
+
+@dataclass(frozen=True)
+class ColumnStatistic:
+    """A statistic of the S values of each column.
+
+    Attributes:
+        op: :func:`fastagg.ops.trimmed_mean_` or :func:`fastagg.ops.meamed_`.
+        count: its last argument.
+    """
+
+    op: Callable[[Tensor, Tensor, Rows, int], Tensor]
+    count: int
+
+    def write(self, out: Tensor, peak: Tensor, rows: Rows) -> None:
+        """Compute ``out`` [d], and ``peak`` [1], the largest magnitude in the rows."""
+        self.op(out, peak, rows, self.count)
 
 
 def segment_columns(num_params: int) -> int:
@@ -388,6 +406,39 @@ class Columns:
         for begin, end, (parts,) in self._pieces([rows]):
             ops.weighted_sum_(out[begin:end], parts, weights, beta)
         return out
+
+    def statistic_(self, out: Tensor, rows: AnyRows, statistic: ColumnStatistic) -> float:
+        """Compute a statistic of S >= 1 rows into ``out`` [d].
+
+        Returns:
+            The largest magnitude in the rows, over all processes; NaN if any value is NaN.
+        """
+        peak = torch.zeros(1, device=out.device, dtype=torch.float32)
+        if in_memory(rows):
+            statistic.write(out, peak, rows)
+            return float(self.join_peaks(peak.cpu()))
+        largest = torch.zeros_like(peak)
+        for begin, end, (parts,) in self._pieces([rows]):
+            statistic.write(out[begin:end], peak, parts)
+            largest = torch.maximum(largest, peak)
+        return float(self.join_peaks(largest.cpu()))
+
+    def statistic_and_squares_(
+        self, out: Tensor, rows: AnyRows, statistic: ColumnStatistic
+    ) -> tuple[float, Tensor]:
+        """Return :meth:`statistic_` and :meth:`square_norms`, in one pass over streamed rows."""
+        peak = torch.zeros(1, device=out.device, dtype=torch.float32)
+        largest = torch.zeros_like(peak)
+
+        def parts() -> Iterator[Tensor]:
+            nonlocal largest
+            for begin, end, (piece,) in self._pieces([rows]):
+                statistic.write(out[begin:end], peak, piece)
+                largest = torch.maximum(largest, peak)
+                yield _squares(piece)
+
+        squares = self._add(parts()).cpu()
+        return float(self.join_peaks(largest.cpu())), squares
 
     def copy_(self, out: Sequence[Tensor], rows: AnyRows) -> None:
         """Copy S rows into S tensors ``out`` [d], rounded to the dtype of ``out``."""

@@ -63,6 +63,7 @@ class Look:
 RULES: Mapping[str, Look] = {
     "amplified": Look("black", 6),
     "bucketing": Look("vermillion", 4),
+    "bulyan": Look("vermillion", 7),
     "centered-clip": Look("sky", 1),
     "fdms": Look("vermillion", 3),
     "fdms-means": Look("sky", 2),
@@ -72,6 +73,8 @@ RULES: Mapping[str, Look] = {
     "fedvarp": Look("orange", 0),
     "geometric-median": Look("blue", 0),
     "krum": Look("green", 5),
+    "meamed": Look("sky", 4),
+    "median": Look("orange", 2),
     "mifa": Look("orange", 5),
     "mimic": Look("purple", 4),
     "mimic-aged": Look("purple", 0),
@@ -80,6 +83,7 @@ RULES: Mapping[str, Look] = {
     "scaffold": Look("grey", 7),
     "stale": Look("green", 7),
     "stale-models": Look("green", 2),
+    "trimmed-mean": Look("purple", 2),
 }
 REFERENCE = Look("black", 0)  # plain averaging without dropout
 # Methods that are not a rule with its own options: rules in other training, or with other settings.

@@ -31,6 +31,7 @@ WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("amplified", {"beta": 2.0}),
     ("bucketing", {"rule": "centered-clip", "rule_options": {"tau": 90.0}}),
+    ("bulyan", {"reuse": True}),
     ("centered-clip", {"tau": 90.0, "reuse": True}),
     ("fdms", {"max_norm": 100.0}),  # about half of the rows are longer
     ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
@@ -46,6 +47,8 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("geometric-median", {"client_weights": WEIGHTS}),
     ("geometric-median", {"reuse": True, "max_age": 1}),
     ("krum", {"reuse": True, "memory_dtype": "bfloat16"}),
+    ("meamed", {"num_byzantine": 1}),
+    ("median", {"max_norm": 100.0}),
     ("mifa", {"memory_dtype": "bfloat16", "max_norm": 100.0}),
     ("mifa", {"memory_dtype": "int8", "max_norm": 100.0}),
     ("multi-krum", {"memory_dtype": "int8", "reuse": True}),
@@ -58,6 +61,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("stale", {"max_age": 1}),
     ("stale-models", {"server_lr": 0.7}),
     ("stale-models", {"server_optimizer": "momentum"}),
+    ("trimmed-mean", {"num_byzantine": 1}),
 ]
 
 

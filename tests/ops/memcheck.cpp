@@ -6,6 +6,7 @@
 // results are compared with plain loops, so that a result made from memory that was never written
 // is seen. valgrind has no AVX-512: it sees the portable and the AVX2 instances of the templates
 // (`make sanitize` runs the AVX-512 ones).
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -27,6 +28,7 @@
 #include "../../csrc/kernels/pair_gram.h"
 #include "../../csrc/kernels/scores.h"
 #include "../../csrc/kernels/sketch.h"
+#include "../../csrc/kernels/sorted_columns.h"
 #include "../../csrc/kernels/weighted_sum.h"
 
 using namespace fastagg;
@@ -294,13 +296,36 @@ void check_friends(int64_t K, bool packed, const cpu::Parallel& parallel) {
                      parallel);
 }
 
+void check_sorted(int64_t S, int64_t d, const cpu::Parallel& parallel) {
+  const Rows x(S, d);
+  const std::unique_ptr<float[]> median(new float[d]), mean(new float[d]), peak(new float[1]);
+  cpu::trimmed_mean(median.get(), peak.get(), x.read(), S, d, (S - 1) / 2, parallel);
+  cpu::meamed(mean.get(), peak.get(), x.read(), S, d, S, parallel);
+  std::vector<double> column(S);
+  double largest = 0.0;
+  for (int64_t k = 0; k < d; ++k) {
+    double sum = 0.0;
+    for (int64_t s = 0; s < S; ++s) {
+      column[s] = x[s][k];
+      sum += column[s];
+      largest = std::max(largest, std::abs(column[s]));
+    }
+    std::sort(column.begin(), column.end());
+    expect(median[k], (column[(S - 1) / 2] + column[S / 2]) / 2.0, 1.0, "trimmed_mean");
+    expect(mean[k], sum / static_cast<double>(S), 1.0, "meamed");
+  }
+  expect(peak[0], largest, 0.0, "peak of meamed");
+}
+
 void check_all(const cpu::Parallel& parallel) {
   for (const int64_t d : {1, 15, 17, 130, 1100})
     for (const int64_t S : {1, 2, 3, 5, 11, 27}) {
       check_gram(S, d, parallel);
       check_rows(S, d, parallel);
       check_int8_rows(S, d, parallel);
+      check_sorted(S, d, parallel);
     }
+  for (const int64_t S : {33, 150, 300}) check_sorted(S, 70, parallel);  // more than one run
   check_gram(250, 140, parallel);  // more panels than L2 holds
   check_rows(9, 9000, parallel);   // more than one block of columns
   check_int8_rows(9, 20000, parallel);

@@ -63,6 +63,12 @@ ROBUST: list[Configuration] = [
     ("nnm", CLIPPED | {"num_byzantine": 1, "reuse": True}),
     ("bucketing", CLIPPED | {"client_weights": WEIGHTS}),
     ("bucketing", {"seed": 5, "bucket_size": 3, "rule": "nnm", "reuse": True}),
+    ("bulyan", {}),
+    ("bulyan", {"client_weights": WEIGHTS, "reuse": True}),
+    ("bulyan", {"sketch": 64}),
+    ("median", {}),
+    ("trimmed-mean", {}),
+    ("meamed", {"server_lr": 0.7}),
 ]
 # Rows are rounded before their norms are taken, and are read with their scales.
 INT8: list[Configuration] = [

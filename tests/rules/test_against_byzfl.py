@@ -69,6 +69,9 @@ def test_the_same_results(byzfl: ModuleType, n: int, d: int) -> None:
             aggregate("nnm", rows, num_byzantine=2, **clipped),
             byzfl.CenteredClipping(L=3, tau=5.0)(mixed),
         ),
+        (aggregate("trimmed-mean", rows, num_byzantine=2), byzfl.TrMean(2)(rows)),
+        (aggregate("meamed", rows, num_byzantine=2), byzfl.Meamed(2)(rows)),
+        (aggregate("median", rows[: n - 1 + n % 2]), byzfl.Median()(rows[: n - 1 + n % 2])),
         (aggregate("bucketing", rows, bucket_size=n), byzfl.Bucketing(n)(rows)[0]),
     ]
     for ours, theirs in pairs:

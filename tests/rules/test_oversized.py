@@ -20,7 +20,7 @@ every_rule = pytest.mark.every_rule  # (name, options): see the conftest of this
 exact_rule = pytest.mark.exact_rule
 LARGEST = torch.finfo(torch.float32).max
 GRAM = {"fdms", "fdms-means", "fdms-soft", "krum", "multi-krum", "geometric-median", "nnm",
-        "centered-clip", "bucketing"}  # fmt: skip
+        "centered-clip", "bucketing", "bulyan"}  # fmt: skip
 
 
 def documented(options: dict[str, Any]) -> float:

@@ -24,6 +24,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("centered-clip", {"tau": 5.0}),
     ("krum", {"num_byzantine": 1}),
     ("multi-krum", {"num_byzantine": 1}),
+    ("bulyan", {}),
     ("nnm", {"num_byzantine": 1}),
     ("nnm", {"num_byzantine": 1, "rule": "centered-clip", "rule_options": {"tau": 5.0}}),
     ("bucketing", {"rule": "krum"}),
@@ -183,19 +184,21 @@ def test_rows_are_read_twice(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
     calls: list[tuple[str, int]] = []
-    for op in ("gram", "weighted_sum_"):
+    for op, place in (("gram", 0), ("weighted_sum_", 1), ("meamed_", 2)):
         real = getattr(ops, op)
 
-        def spy(*args: Any, op: str = op, real: Any = real, **kwargs: Any) -> Any:
-            rows = args[0] if op == "gram" else args[1]
-            calls.append((op, len(rows)))
+        def spy(
+            *args: Any, op: str = op, place: int = place, real: Any = real, **kwargs: Any
+        ) -> Any:
+            calls.append((op, len(args[place])))
             return real(*args, **kwargs)
 
         monkeypatch.setattr(ops, op, spy)
     agg = make(name, options, 9, 50)
     agg.step(torch.zeros(50), torch.randn(9, 50), range(9))
     extra = int(agg.previous is not None)
-    assert [op for op, _ in calls] == ["gram", "weighted_sum_", "weighted_sum_"]
+    second = "weighted_sum_" if agg.sums_rows else "meamed_"
+    assert [op for op, _ in calls] == ["gram", second, "weighted_sum_"]
     assert calls[0][1] == 9 + extra
     assert calls[1][1] <= 9 + extra
     assert calls[2][1] == 1  # the aggregate, into the parameters

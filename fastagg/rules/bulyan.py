@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bulyan: rows chosen by Krum, then the mean around the median (El Mhamdi et al. 2018)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastagg import ops
+from fastagg.costs import Cost, Sizes
+from fastagg.options import read_count
+from fastagg.registry import register
+from fastagg.rules._columnwise_rule import sorting_operations
+from fastagg.rules._gram_rule import ReuseOptions, used_rows
+from fastagg.rules._sketched_gram_rule import SketchedGramRule
+from fastagg.rules.gram_policy import Policy, square_distances
+from fastagg.rules.krum import krum_scores
+from fastagg.updates.columns import AnyRows, ColumnStatistic
+from fastagg.updates.small import factors_tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+def bulyan_selection(gram: Tensor, num_byzantine: int) -> list[int]:
+    """Return the n - 2f rows that Krum chooses one after the other, each among the rest.
+
+    Every choice is that of :func:`fastagg.rules.krum.krum_scores` among the r rows that are left;
+    the lowest position wins a tie. A score is the sum of the r - f - 2 smallest distances, so it
+    loses one distance with each choice: that of the chosen row, or else its largest one. The matrix
+    ``counted`` holds the distances in the present scores and zeros. It is summed anew each time,
+    because differences of sums would lose the small distances beside large ones.
+
+    Args:
+        gram: [n, n] float64.
+        num_byzantine: f, 2f < n.
+
+    Returns:
+        Positions in the order in which they were chosen.
+    """
+    size = len(gram)
+    if num_byzantine == 0:
+        return list(range(size))
+    distances = square_distances(gram, own=-1.0).numpy()
+    order = distances.argsort(axis=1, kind="stable")  # [n, n], each row itself first
+    counted = np.take_along_axis(distances, order, axis=1)
+    counted[:, 0] = 0.0
+    counted[:, max(1, size - num_byzantine - 2) + 1 :] = 0.0
+    place = np.empty_like(order)  # place[i, j]: where row j is in order[i]
+    rows = np.arange(size)
+    np.put_along_axis(place, order, rows[None], axis=1)
+    last = np.full(size, max(1, size - num_byzantine - 2))  # the largest counted distance
+    left = np.ones(size, dtype=np.bool_)
+    chosen: list[int] = []
+    while len(chosen) < size - 2 * num_byzantine:
+        rest = np.flatnonzero(left)
+        if len(rest) < num_byzantine + 3:  # one distance is counted, as before
+            few = torch.as_tensor(rest)
+            scores = krum_scores(gram[few][:, few], num_byzantine).numpy()
+        else:
+            scores = counted[rest].sum(axis=1)
+        pick = int(rest[scores.argmin()])
+        chosen.append(pick)
+        left[pick] = False
+        at = place[:, pick]
+        inside = at <= last
+        counted[rows[inside], at[inside]] = 0.0
+        shrinks = ~inside | (at == last)
+        counted[rows[~inside], last[~inside]] = 0.0
+        last[shrinks] -= 1
+        while (gone := ~left[order[rows, last]] & (last > 0)).any():
+            last[gone] -= 1
+    return chosen
+
+
+class BulyanPolicy(Policy):
+    """Give equal factors to the n - 2f rows that are chosen, and 0 to the others."""
+
+    def __init__(self, num_byzantine: int) -> None:
+        self.num_byzantine = read_count("num_byzantine", num_byzantine, least=0)
+
+    def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
+        size, f = len(weights), self.num_byzantine
+        if f > 0 and size < 4 * f + 3:
+            raise ValueError(
+                f"updates: expected at least {4 * f + 3} rows, four times num_byzantine plus 3, "
+                f"got {size}"
+            )
+        chosen = bulyan_selection(gram, f)
+        factors = [0.0] * size
+        for position in chosen:
+            factors[position] = 1.0 / len(chosen)
+        return factors_tensor(factors)
+
+
+@register("bulyan")
+class Bulyan(SketchedGramRule):
+    """``params += server_lr * v``, v[k] the mean around the median of values of chosen clients.
+
+    With n active clients, of which at most f are Byzantine (faulty or malicious)::
+
+        theta = n - 2f clients are chosen, one after the other, by Krum among those not yet chosen
+        beta = theta - 2f
+        v[k] = mean of the beta values u_s[k] of chosen clients s nearest to the median of theta
+
+    Source: El Mhamdi, Guerraoui and Rouault 2018, section 4, with Krum as the rule A. Krum's scores
+    are those of :class:`fastagg.Krum`. The lowest id wins a tie of scores, and the smaller one of
+    two values at the same distance from the median is nearer. ``StepReport.weights`` are 1 / theta
+    for the chosen clients and 0 for the others.
+
+    Args:
+        num_byzantine: f, the largest number of Byzantine clients among the active ones, >= 0. With
+            0 all clients are chosen and the rule is the mean.
+        sketch, seed: distances from random projections; see
+            :class:`fastagg.rules._sketched_gram_rule.SketchedGramRule`.
+        reuse: use the last updates of absent clients as well; see :class:`GramRule`.
+        client_weights: [K]; a client of weight 0 is left out. Other values make no difference.
+        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
+            every rule (:class:`fastagg.Aggregator`).
+
+    A step raises ValueError if f > 0 and n < 4f + 3.
+    """
+
+    sums_rows = False
+
+    def __init__(
+        self,
+        *,
+        num_byzantine: int = 0,
+        sketch: int | None = None,
+        seed: int = 0,
+        reuse: bool = False,
+        client_weights: Any = None,
+        **options: Unpack[ReuseOptions],
+    ) -> None:
+        policy = BulyanPolicy(num_byzantine)
+        super().__init__(
+            policy,
+            sketch=sketch,
+            seed=seed,
+            reuse=reuse,
+            client_weights=client_weights,
+            **options,
+        )
+        self.num_byzantine = policy.num_byzantine
+
+    def _sum(self, rows: AnyRows, factors: Tensor) -> None:
+        chosen, shares = used_rows(rows, factors)
+        keep = len(shares) - 2 * self.num_byzantine
+        self.columns.statistic_(self._aggregate, chosen, ColumnStatistic(ops.meamed_, keep))
+
+    @classmethod
+    def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
+        # The second pass sorts the values of the chosen rows instead of multiplying them.
+        cost = super().cost(sizes, options)
+        members = sizes.K if options.get("reuse", False) else sizes.S
+        chosen = max(1, members - 2 * int(options.get("num_byzantine", 0)))
+        return dataclasses.replace(
+            cost, flops=cost.flops + sorting_operations(chosen) * chosen * sizes.d
+        )
