@@ -29,7 +29,7 @@ from fastagg_sim.records import Curve, read_columns, read_curves
 from fastagg_sim.tables import Grid
 from fastagg_sim.verdicts import Statement
 
-MEMORY_DTYPE = "bfloat16"
+MEMORY_DTYPE = "int8"
 """Of the rows that MIFA remembers."""
 METHODS = (
     Method("FedAvg", "fedavg"),
