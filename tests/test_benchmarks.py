@@ -22,6 +22,7 @@ from benchmarks import (
     accuracy,
     attacks,
     busy,
+    clients,
     columns,
     friends,
     highway,
@@ -266,6 +267,7 @@ def test_committed_results_have_the_current_columns(path: Path) -> None:
     others = {
         "accuracy.csv": accuracy.Error,
         "busy.csv": busy.Timed,
+        "clients.csv": clients.Timed,
         "friends.csv": friends.Timed,
         "small.csv": small.Timed,
         "sharded.csv": sharded.Line,
