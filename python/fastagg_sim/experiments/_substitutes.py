@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Common parts of the experiments that compare ways to choose friends: ours, on the paper's tasks.
 
-Both run on clustered MNIST and CIFAR-10. Claims are about accuracy, and about the share of
+They run on clustered MNIST and CIFAR-10. Claims are about accuracy, and about the share of
 substitutes of another group ("wrong friends") over a whole run.
 """
 
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fastagg_sim.config import Config, Dropout, Method, Task
 from fastagg_sim.experiments import _figures
@@ -33,13 +35,22 @@ Compare = Callable[[str, Panel], Sequence[Claim]]
 """`compare(name of a panel, panel)` returns the claims about it."""
 
 
-def tasks(options: FdmsOptions) -> dict[str, Task]:
+@dataclass(frozen=True)
+class SubstitutesOptions(FdmsOptions):
+    """Options of the experiments on ways to choose friends."""
+
+    datasets: tuple[Literal["mnist", "cifar10"], ...] = ("mnist", "cifar10")
+    """Data sets; --quick uses the first one. The other one can be added to the results later."""
+
+
+def tasks(options: SubstitutesOptions) -> dict[str, Task]:
     """Return the tasks of figure 1, in fewer rounds: wrong friends are a matter of early rounds."""
-    rounds = {name: options.chosen_rounds(n, quick=QUICK_ROUNDS) for name, n in ROUNDS.items()}
-    found = {"mnist": mnist_clustered(options, rounds["mnist"])}
-    if not options.quick:
-        found["cifar10"] = cifar_clustered(options, rounds["cifar10"])
-    return found
+    make = {"mnist": mnist_clustered, "cifar10": cifar_clustered}
+    chosen = options.datasets[:1] if options.quick else options.datasets
+    return {
+        name: make[name](options, options.chosen_rounds(ROUNDS[name], quick=QUICK_ROUNDS))
+        for name in chosen
+    }
 
 
 def setting(alpha: float) -> Dropout:
@@ -82,7 +93,7 @@ def fewer_wrong(
 def experiment(
     name: str,
     title: str,
-    options: type[FdmsOptions],
+    options: type[SubstitutesOptions],
     methods: Sequence[Method],
     quick: float,
     compare: Compare,
@@ -93,7 +104,7 @@ def experiment(
     quick: the ratio that --quick uses.
     """
 
-    def configs(chosen: FdmsOptions) -> Mapping[str, Config]:
+    def configs(chosen: SubstitutesOptions) -> Mapping[str, Config]:
         return {
             folder: Config(
                 name=f"{name} {folder}",
@@ -105,7 +116,9 @@ def experiment(
             for folder, task in tasks(chosen).items()
         }
 
-    def panels(folders: Mapping[str, Path], chosen: FdmsOptions) -> dict[tuple[str, float], Panel]:
+    def panels(
+        folders: Mapping[str, Path], chosen: SubstitutesOptions
+    ) -> dict[tuple[str, float], Panel]:
         found = {}
         for folder in tasks(chosen):
             curves = read_curves(folders[folder] / "metrics.csv")
@@ -113,14 +126,14 @@ def experiment(
                 found[folder, alpha] = Panel(curves, setting(alpha).label)
         return found
 
-    def claims(folders: Mapping[str, Path], chosen: FdmsOptions) -> Sequence[Claim]:
+    def claims(folders: Mapping[str, Path], chosen: SubstitutesOptions) -> Sequence[Claim]:
         return [
             claim
             for (folder, alpha), panel in panels(folders, chosen).items()
             for claim in compare(f"{NAMES[folder]}, alpha={alpha:g}", panel)
         ]
 
-    def draw(folders: Mapping[str, Path], chosen: FdmsOptions, path: Path) -> object:
+    def draw(folders: Mapping[str, Path], chosen: SubstitutesOptions, path: Path) -> object:
         plots = [
             _figures.Plot(
                 f"{NAMES[folder]} (alpha={alpha:g})",
@@ -131,7 +144,7 @@ def experiment(
         ]
         return _figures.draw(plots, path, columns=len(chosen.chosen_alphas(quick=quick)))
 
-    def table(folders: Mapping[str, Path], chosen: FdmsOptions) -> Grid:
+    def table(folders: Mapping[str, Path], chosen: SubstitutesOptions) -> Grid:
         rows = []
         for (folder, alpha), panel in panels(folders, chosen).items():
             for label, curves in panel.curves.items():

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from fastagg_sim.config import Method
 from fastagg_sim.experiments._base import Claim, Expected
-from fastagg_sim.experiments._fdms import FdmsOptions
 from fastagg_sim.experiments._panel import Panel, above, faster
-from fastagg_sim.experiments._substitutes import experiment, fewer_wrong
+from fastagg_sim.experiments._substitutes import SubstitutesOptions, experiment, fewer_wrong
 
 METHODS = (
     Method("Dropout", "fedavg"),
@@ -30,7 +29,7 @@ METHODS = (
 
 
 @dataclass(frozen=True)
-class MeansOptions(FdmsOptions):
+class MeansOptions(SubstitutesOptions):
     """Friends by mean directions, beside mean similarities of pairs."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)

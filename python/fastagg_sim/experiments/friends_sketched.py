@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from fastagg_sim.config import Method
 from fastagg_sim.experiments._base import Claim, Expected
-from fastagg_sim.experiments._fdms import FdmsOptions
 from fastagg_sim.experiments._panel import Panel, compare
 from fastagg_sim.experiments._statistics import AREA, END
-from fastagg_sim.experiments._substitutes import experiment, fewer_wrong
+from fastagg_sim.experiments._substitutes import SubstitutesOptions, experiment, fewer_wrong
 
 EXACT, SKETCHED = "FDMS", "FDMS k=1024"
 METHODS = (Method(EXACT, "fdms"), Method(SKETCHED, "fdms", {"sketch": 1024}))
@@ -25,7 +24,7 @@ CLOSE = 0.02
 
 
 @dataclass(frozen=True)
-class SketchedOptions(FdmsOptions):
+class SketchedOptions(SubstitutesOptions):
     """FDMS with exact and with sketched similarities."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
