@@ -96,6 +96,10 @@ METHODS: Mapping[str, Look] = {
     "FDMS first": Look("orange", 7),
     "FDMS k=1024": Look("green", 1),
     "Means first": Look("purple", 5),
+    "MIFA bfloat16": Look("vermillion", 1),
+    "MIFA int8": Look("black", 3),
+    "Stale bfloat16": Look("blue", 4),
+    "Stale int8": Look("sky", 6),
     "With CR case 1": Look("blue", 6),
     "With CR case 2": Look("orange", 4),
     r"$\sigma_F^2$": Look("black", 1),  # distances between updates, and not methods
