@@ -104,9 +104,11 @@ class Bulyan(SketchedGramRule):
 
     With n active clients, of which at most f are Byzantine (faulty or malicious)::
 
-        theta = n - 2f clients are chosen, one after the other, by Krum among those not yet chosen
+        theta = n - 2f clients are chosen, one after the other,
+                by Krum among those not yet chosen
         beta = theta - 2f
-        v[k] = mean of the beta values u_s[k] of chosen clients s nearest to the median of theta
+        v[k] = mean of the beta values u_s[k] of chosen clients s
+               that are nearest to the median of all theta
 
     Source: El Mhamdi, Guerraoui and Rouault 2018, section 4, with Krum as the rule A. Krum's scores
     are those of :class:`fastagg.Krum`. The lowest id wins a tie of scores, and the smaller one of
