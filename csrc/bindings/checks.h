@@ -77,6 +77,7 @@ inline void check_same_device(const at::Tensor& t, const char* name, const at::D
 
 inline at::Device device_of(at::TensorList tensors, const char* name) {
   TORCH_CHECK_VALUE(!tensors.empty(), name, ": expected at least one tensor, got an empty list");
+  TORCH_CHECK_TYPE(tensors[0].defined(), name, ": expected tensors, got None");
   return tensors[0].device();
 }
 

@@ -495,6 +495,7 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
 // --- rows of int8 numbers ------------------------------------------------------------------------
 
 void quantize_(at::TensorList numbers, const at::Tensor& scales, at::TensorList tensors) {
+  check_tensor(scales, "scales", at::kFloat, {kAny, kAny});
   const at::Device device = scales.device();
   const Rows rows = check_rows(tensors, "rows", kAny, device);
   const int64_t S = rows.size(), d = rows.d;

@@ -133,17 +133,17 @@ def allocations(index: int, kind: str, begin: int, every: int, note: Path) -> Co
 
 
 class _Commits:
-    """Notes the number of allocations before the commit of a step."""
+    """Notes the number of allocations before the commit of a step, which begins with ``_move``."""
 
     def __init__(self, agg: Aggregator, faults: Faults) -> None:
         self.since: int | None = None
-        commit: Any = agg._commit
+        move: Any = agg._move
 
         def noting(*arguments: Any) -> None:
             self.since = faults.calls
-            commit(*arguments)
+            move(*arguments)
 
-        agg._commit = noting  # type: ignore[method-assign]
+        agg._move = noting  # type: ignore[method-assign]
 
 
 def address_space(index: int, begin: int, every: int, note: Path) -> Counter[str]:
