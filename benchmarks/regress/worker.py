@@ -88,12 +88,16 @@ def op_call(name: str, S: int, d: int) -> Call:
         return lambda: ops.abs_max(rows)
     if name == "weighted_sum_":
         return lambda: ops.weighted_sum_(params, rows, weights, beta=0.5)
+    if name == "sketch_":
+        sums = torch.zeros(S, 1024, dtype=torch.float64)
+        squares = torch.zeros(S, dtype=torch.float64)
+        return lambda: ops.sketch_(sums, squares, rows, 5)
     assert name == "memory_update_"
     memory, clients = torch.randn(S, d), torch.arange(S)
     return lambda: ops.memory_update_(params, total, memory, rows, clients, weights, 0.1, 1.0)
 
 
-OPS = ("gram", "abs_max", "weighted_sum_", "memory_update_")
+OPS = ("gram", "abs_max", "weighted_sum_", "sketch_", "memory_update_")
 
 
 def cases() -> dict[str, Callable[[], Call]]:
