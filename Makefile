@@ -28,7 +28,7 @@ STUB := fastagg/making.pyi
 CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp tests/*/*/*.cpp tests/*/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
+.PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower test-peers flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: test-faults fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 .PHONY: sanitize-build wheel test-packages test-start matrix compile-macos macos-environment
@@ -93,6 +93,11 @@ fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and 
 FRAMEWORKS := $(VENV)/frameworks
 test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research and NVFlare in a separate environment, run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) -m flower tests/integrations tests/pages $(ARGS)
+
+# Files of other projects are kept in a folder, and checked by digest before each run.
+PEERS := $(VENV)/peers
+test-peers: build-dev $(FRAMEWORKS)/.stamp  ## run ByzFL's and Flower's own tests on fastagg's callables and strategies
+	$(FRAMEWORKS)/bin/python -m tests.peers --folder $(PEERS) $(ARGS)
 
 flower-environment: $(FRAMEWORKS)/.stamp
 
@@ -278,6 +283,7 @@ $(VENV)/.stamp-wheel: pyproject.toml $(VENV)/.stamp-torch | $(VENV)/.stamp-build
 	$(PIP) install --quiet 'fastagg[wheel]'
 	@touch $@
 
+# parameterized: Flower's own tests import it (make test-peers).
 # FLGO without its dependencies: they have torchvision, whose usual build no CPU build of PyTorch can import, and
 # pynvml, which warns in every process. FLGO needs neither for its tests.
 $(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev
@@ -285,7 +291,7 @@ $(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev
 	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth"
 	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet 'fastagg[flower,pfl,nvflare]'
-	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet networkx prettytable requests tqdm ujson
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet networkx parameterized prettytable requests tqdm ujson
 	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps 'flgo>=0.4.4,<0.5'
 	@touch $@
 
