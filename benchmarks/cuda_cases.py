@@ -94,6 +94,7 @@ GRAM = [
 TF32 = [(64, 10_000_000), (256, 4_000_000), (1024, 1_000_000)]
 SHORT_ROWS = [(100, 10_000_000)]
 FDMS = [(40, 1_000_000), (200, 1_000_000), (1000, 10_000_000), (100, 100_000_000), (4096, 100_000)]
+COLUMNS = [(20, 10_000_000), (100, 1_000_000), (1000, 100_000)]
 MIMIC = [(200, 1_000_000), (100, 10_000_000)]  # K, d; half active
 
 
@@ -135,6 +136,10 @@ def cases(device: str, dry: bool) -> list[Case]:
             for S, d in (size(*shape) for shape in SHORT_ROWS):
                 make = _bind(partial(build, dtype=dtype), S, d, device)
                 found.append(Case(name, S, d, make, "copy", 0.90, mode=mode))
+    for name in ("median", "trimmed-mean", "meamed"):
+        for S, d in (size(*shape) for shape in COLUMNS):
+            make = _bind(partial(columns, name), S, d, device)
+            found.append(Case(f"columns {name}", S, d, make, "read", speedup=5.0))
     return found
 
 
@@ -307,6 +312,29 @@ def memory(S: int, d: int, device: str, dtype: torch.dtype = torch.float32) -> S
         m.params.add_(m.mean.add_(m.v), alpha=_LR)
 
     return Setup(len(sets), [Way("fastagg", ours, "ours"), Way("careful eager", careful)])
+
+
+def columns(name: str, S: int, d: int, device: str) -> Setup:
+    """The median, or a statistic that leaves values out, against torch's sort."""
+    sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
+    out, peak = torch.empty(d, device=device), torch.empty(1, device=device)
+    trim = (S - 1) // 2 if name == "median" else S // 5
+
+    def ours(index: int) -> None:
+        if name == "meamed":
+            ops.meamed_(out, peak, sets[index], S - trim)
+        else:
+            ops.trimmed_mean_(out, peak, sets[index], trim)
+
+    def careful(index: int) -> Tensor:
+        ascending = sets[index].sort(dim=0).values
+        if name != "meamed":
+            return torch.mean(ascending[trim : S - trim], 0, out=out)
+        middle = (ascending[(S - 1) // 2] + ascending[S // 2]) / 2
+        nearest = (ascending - middle).abs_().topk(S - trim, dim=0, largest=False).indices
+        return torch.mean(ascending.gather(0, nearest), 0, out=out)
+
+    return Setup(len(sets), [Way("fastagg", ours, "ours"), Way("torch.sort", careful)])
 
 
 # --- server steps ---------------------------------------------------------------------------------

@@ -209,4 +209,18 @@ std::vector<T> reorder(const std::vector<T>& items, const std::vector<int64_t>& 
   return result;
 }
 
+// The rows of matrices and vectors, as vectors.
+inline std::vector<at::Tensor> one_by_one(at::TensorList tensors) {
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& t : tensors) {
+    if (t.dim() != 2) {
+      rows.push_back(t);
+      continue;
+    }
+    const std::vector<at::Tensor> parts = t.unbind(0);
+    rows.insert(rows.end(), parts.begin(), parts.end());
+  }
+  return rows;
+}
+
 }  // namespace fastagg

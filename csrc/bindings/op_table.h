@@ -71,9 +71,9 @@ FASTAGG_OP(weighted_sum_,   yes, yes, no,
 FASTAGG_OP(difference_sum_, yes, no,  yes,
            "(Tensor(a!) out, Tensor(b!) squares, Tensor[] rows, Tensor base, Tensor weights) "
            "-> ()")
-FASTAGG_OP(trimmed_mean_,   yes, no,  yes,
+FASTAGG_OP(trimmed_mean_,   yes, yes, yes,
            "(Tensor(a!) out, Tensor(b!) peak, Tensor[] rows, int trim) -> ()")
-FASTAGG_OP(meamed_,         yes, no,  yes,
+FASTAGG_OP(meamed_,         yes, yes, yes,
            "(Tensor(a!) out, Tensor(b!) peak, Tensor[] rows, int keep) -> ()")
 FASTAGG_OP(gram_and_sum_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights, "

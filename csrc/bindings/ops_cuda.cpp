@@ -13,8 +13,11 @@
 
 #include <cmath>
 
+#include "../kernels/cuda/sort_layout.h"
 #include "check_sketch.h"
+#include "check_sorted_columns.h"
 #include "cuda_launch.h"
+#include "sort_by_torch.h"
 
 namespace fastagg {
 namespace {
@@ -221,6 +224,41 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
     check_launch(cuda::weighted_sum(out.mutable_data_ptr<float>(), tables.at<const T*>(rows_at), S,
                                     d, factors, beta, flag, width.value(), on.stream()),
                  "weighted_sum_", "rows [", S, ", ", d, "]");
+  });
+}
+
+// A kernel sorts the columns of at most kMostSorted rows. launch(out, peak, rows, stream) calls it.
+template <class Launch>
+void sort_columns(const at::Tensor& out, const at::Tensor& peak, const Rows& rows, const char* name,
+                  const Launch& launch) {
+  const OnDevice on(out, "out");
+  Tables tables;
+  const int64_t rows_at = tables.add(rows.addresses);
+  tables.upload(on);
+  with_element(rows.dtype, [&](auto element) {
+    using T = decltype(element);
+    check_launch(launch(out.mutable_data_ptr<float>(), peak.mutable_data_ptr<float>(),
+                        tables.at<const T*>(rows_at), on.stream()),
+                 name, "rows [", rows.size(), ", ", rows.d, "]");
+  });
+}
+
+void trimmed_mean_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors,
+                   int64_t trim) {
+  const Rows rows = check_trimmed_mean(out, peak, tensors, trim);
+  const int64_t S = rows.size(), d = rows.d;
+  if (S > cuda::kMostSorted) return trimmed_mean_by_torch(out, peak, tensors, trim);
+  sort_columns(out, peak, rows, "trimmed_mean_", [&](float* to, float* most, auto at, auto stream) {
+    return cuda::trimmed_mean(to, most, at, S, d, trim, stream);
+  });
+}
+
+void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep) {
+  const Rows rows = check_meamed(out, peak, tensors, keep);
+  const int64_t S = rows.size(), d = rows.d;
+  if (S > cuda::kMostSorted) return meamed_by_torch(out, peak, tensors, keep);
+  sort_columns(out, peak, rows, "meamed_", [&](float* to, float* most, auto at, auto stream) {
+    return cuda::meamed(to, most, at, S, d, keep, stream);
   });
 }
 

@@ -14,10 +14,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -32,8 +30,8 @@
 #include "check_models.h"
 #include "check_most_similar.h"
 #include "check_rows.h"
-#include "check_sorted_columns.h"
 #include "checks.h"
+#include "sort_by_torch.h"
 
 namespace fastagg::policy {
 namespace {
@@ -45,20 +43,6 @@ at::Tensor gram_of(const std::vector<at::Tensor>& rows, const at::Tensor& pairs,
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::gram", "").typed<Gram>();
   return op.call(rows, pairs, precision);
-}
-
-// The rows of matrices and vectors, as vectors.
-std::vector<at::Tensor> one_by_one(at::TensorList tensors) {
-  std::vector<at::Tensor> rows;
-  for (const at::Tensor& t : tensors) {
-    if (t.dim() != 2) {
-      rows.push_back(t);
-      continue;
-    }
-    const std::vector<at::Tensor> parts = t.unbind(0);
-    rows.insert(rows.end(), parts.begin(), parts.end());
-  }
-  return rows;
 }
 
 // Computes all differences first: it needs memory for them.
@@ -100,53 +84,13 @@ void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at:
   gram_and_sum.call(out, gram, differences, weights, "highest");
 }
 
-// Sorts the columns of S rows, a block of them at a time, and sets out = mean(x) for each block; x
-// is float64 [S, n], ascending along dim 0, without negative zeros, so that equal values have equal
-// bits.
-template <class Mean>
-void for_sorted_blocks(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors,
-                       const Mean& mean) {
-  constexpr int64_t kNumbers = int64_t{1} << 22;
-  const std::vector<at::Tensor> rows = one_by_one(tensors);
-  const int64_t d = out.numel();
-  const int64_t columns = std::max<int64_t>(1, kNumbers / static_cast<int64_t>(rows.size()));
-  peak.zero_();
-  for (int64_t begin = 0; begin < d; begin += columns) {
-    const int64_t end = std::min(begin + columns, d);
-    std::vector<at::Tensor> parts;
-    for (const at::Tensor& row : rows) parts.push_back(row.slice(0, begin, end).to(at::kDouble));
-    const at::Tensor x = at::stack(parts).add_(0.0);
-    peak.copy_(at::maximum(peak, at::amax(x.abs()).to(at::kFloat)));
-    out.slice(0, begin, end).copy_(mean(std::get<0>(x.sort(0))));
-  }
-}
-
-// The mean of the rows of x, added one after the other.
-at::Tensor mean_in_order(const at::Tensor& x, int64_t count) {
-  const at::Tensor sum = at::zeros({x.size(1)}, x.options());
-  for (int64_t s = 0; s < x.size(0); ++s) sum.add_(x.select(0, s));
-  return sum.div_(static_cast<double>(count));
-}
-
 void trimmed_mean_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors,
                    int64_t trim) {
-  const int64_t S = check_trimmed_mean(out, peak, tensors, trim).size();
-  for_sorted_blocks(out, peak, tensors, [&](const at::Tensor& x) {
-    return mean_in_order(x.slice(0, trim, S - trim), S - 2 * trim);
-  });
+  trimmed_mean_by_torch(out, peak, tensors, trim);
 }
 
-// The window of `keep` values moves up as in kernels/cpu/sorted_columns.cpp.
 void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep) {
-  const int64_t S = check_meamed(out, peak, tensors, keep).size();
-  for_sorted_blocks(out, peak, tensors, [&](const at::Tensor& x) {
-    const at::Tensor median = x.select(0, (S - 1) / 2).add(x.select(0, S / 2)).div_(2.0);
-    const at::Tensor below = at::sub(median, x.slice(0, 0, S - keep));
-    const at::Tensor begin = below.gt(at::sub(x.slice(0, keep, S), median)).sum(0);
-    const at::Tensor position = at::sub(at::arange(S, begin.options()).unsqueeze(1), begin);
-    const at::Tensor outside = position.lt(0).logical_or_(position.ge(keep));
-    return mean_in_order(x.masked_fill(outside, 0.0), keep);
-  });
+  meamed_by_torch(out, peak, tensors, keep);
 }
 
 at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,

@@ -20,6 +20,7 @@
 #include "pair_math.h"
 #include "row_layout.h"
 #include "sketch_layout.h"
+#include "sort_layout.h"
 
 using namespace fastagg::cuda;
 
@@ -460,6 +461,52 @@ void scores() {
   EXPECT(moved_mean(0.5f, 1.0, 2) == 0.75f);
 }
 
+// --- sorted columns
+
+// Sorts one column as the kernel does: runs, then merges, in which every pair has one thread.
+void sorted_columns() {
+  for (int64_t S = 1; S <= kMostSorted; S += S < 70 ? 1 : 53) {
+    const SortTile size = sort_tile(S);
+    EXPECT(size.rows >= S && size.rows * size.columns <= kTileKeys);
+    EXPECT(size.columns <= kSortThreads && (size.rows <= kMostRun || size.columns >= 8));
+    constexpr int kLast = 1 << 20;
+    std::vector<int> x(size.rows, kLast);
+    for (int64_t s = 0; s < S; ++s) x[s] = static_cast<int>(random_bits() % (S / 2 + 1));
+    std::vector<int> expected = x;
+    std::sort(expected.begin(), expected.end());
+    const int run = std::min(size.rows, kMostRun);
+    for (int begin = 0; begin < size.rows; begin += run)
+      std::sort(x.begin() + begin, x.begin() + begin + run);
+    const auto exchange = [&](int low, int high) {
+      EXPECT(low < high && high < size.rows);
+      if (x[high] < x[low]) std::swap(x[low], x[high]);
+    };
+    for (int m = kMostRun; m < size.rows; m *= 2) {
+      std::set<int> touched;
+      for (int i = 0; i < size.rows / 2; ++i) {
+        const SortPair pair = mirrored(i, m);
+        touched.insert({pair.low, pair.high});
+        if (pair.high < S) exchange(pair.low, pair.high);
+      }
+      EXPECT(static_cast<int>(touched.size()) == size.rows);
+      for (int block = m; block > 1; block >>= stages_of(block)) {
+        const int stages = stages_of(block), held = 1 << stages, distance = block >> stages;
+        touched.clear();
+        for (int i = 0; i < size.rows / held; ++i) {
+          const int first = halved(i, block, stages);
+          for (int k = 0; k < held; ++k) touched.insert(first + k * distance);
+          if (first + distance >= S) continue;
+          for (int apart = held / 2; apart > 0; apart /= 2)
+            for (int k = 0; k < held; ++k)
+              if ((k & apart) == 0) exchange(first + k * distance, first + (k + apart) * distance);
+        }
+        EXPECT(static_cast<int>(touched.size()) == size.rows && *touched.rbegin() < size.rows);
+      }
+    }
+    EXPECT(x == expected);
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -477,6 +524,7 @@ int main(int count, char** arguments) {
       {"ranking", ranking},
       {"scores", scores},
       {"sketches", sketches},
+      {"sorted_columns", sorted_columns},
   };
   if (count != 2) {
     for (const auto& [name, check] : checks) std::printf("%s\n", name.c_str());

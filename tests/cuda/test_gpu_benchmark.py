@@ -24,6 +24,7 @@ def test_a_dry_run_writes_every_op(tmp_path: Path) -> None:
     with (tmp_path / "cuda.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     ops = {"gram", "weighted_sum_", "mimic_", "memory_update_", "step fdms", "step mimic"}
+    ops |= {"columns median", "columns trimmed-mean", "columns meamed"}
     assert {row["op"] for row in rows} == ops
     short = {row["op"] for row in rows if row["mode"] == "bfloat16"}
     assert short == {"weighted_sum_", "mimic_", "memory_update_"}

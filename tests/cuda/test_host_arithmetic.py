@@ -28,6 +28,7 @@ CHECKS = [
     "ranking",
     "scores",
     "sketches",
+    "sorted_columns",
 ]
 
 

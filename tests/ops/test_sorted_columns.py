@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -57,6 +58,27 @@ def test_oracle(isa: str, S: int) -> None:
         error = (out.double() - expected.double()).abs()
         assert (error <= 2 * BOUND * expected.double().abs() + scale + 2.0**-149).all(), name
         assert peak == largest
+
+
+@pytest.mark.parametrize("S", [1, 7, 16, 20, 33, 70, 300, 1024, 1025])
+def test_bits_are_those_of_float64_sums_in_ascending_order(isa: str, S: int) -> None:
+    """On a GPU as on the CPU; from 1025 rows on, torch sorts there."""
+    x = columns(S, 67)
+    ascending = x.double().numpy() + 0.0  # one zero
+    ascending.sort(axis=0)
+    median = (ascending[(S - 1) // 2] + ascending[S // 2]) / 2.0
+    for name, count in (("trimmed_mean_", (S - 1) // 3), ("meamed_", 1 + S // 2)):
+        number = S - 2 * count if name == "trimmed_mean_" else count
+        begin = np.full(67, count)
+        if name == "meamed_":
+            leaving, entering = ascending[: S - number], ascending[number:]
+            begin = (median - leaving > entering - median).sum(axis=0)
+        window = np.take_along_axis(ascending, begin + np.arange(number)[:, None], axis=0)
+        total = np.add.accumulate(window, axis=0)[-1]  # one after the other
+        expected = torch.from_numpy((total / number).astype(np.float32))
+        out, peak = computed(name, x, count)
+        assert torch.equal(out, expected), name
+        assert peak == x.abs().max().item()
 
 
 @pytest.mark.parametrize("S", [1, 2, 9, 32, 33, 200])

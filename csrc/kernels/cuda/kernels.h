@@ -34,6 +34,15 @@ cudaError_t store_words(const uint64_t* words, int64_t n, uint64_t* out, cudaStr
 cudaError_t abs_max(const float* const* rows, int64_t S, int64_t d, float* out, int width,
                     cudaStream_t stream);
 
+// At most kMostSorted rows (sort_layout.h). The bits are those of the CPU, except of NaN.
+template <class T>  // float, Bfloat16 or Half
+cudaError_t trimmed_mean(float* out, float* peak, const T* const* rows, int64_t S, int64_t d,
+                         int64_t trim, cudaStream_t stream);
+
+template <class T>
+cudaError_t meamed(float* out, float* peak, const T* const* rows, int64_t S, int64_t d,
+                   int64_t keep, cudaStream_t stream);
+
 // The size of the `workspace` of sketch, in bytes.
 int64_t sketch_workspace(int64_t S, int64_t d, int64_t k, int64_t begin);
 

@@ -82,9 +82,12 @@ def in_any_order() -> None:
         ops.memory_update_(params, total, own, rows, torch.arange(S), torch.ones(S), 0.1, 0.2)
         ops.weighted_sum_(params, rows, torch.ones(S), 0.5)
         sums = ops.weighted_sum_(torch.zeros(37), wide, torch.ones(700), 0.0)
+        median, kept, peak = torch.zeros(37), torch.zeros(d), torch.zeros(1)
+        ops.trimmed_mean_(median, peak, wide, 349)
+        ops.meamed_(kept, peak, rows, 13)
         results.append([
             fresh, gram(many), ops.abs_max(wide), scores, counts, candidates, friends,
-            params, own, total, sums,
+            params, own, total, sums, median, kept, peak,
         ])  # fmt: skip
     del os.environ["FASTAGG_EMULATED_ORDER"]
     for result in results[1:]:
