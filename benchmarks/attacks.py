@@ -3,8 +3,9 @@
 
 Three tables, each with claims that are judged by the rule of ``fastagg_sim.verdicts``:
 
-* **Hijack.** One client sends back the model's last change. The weight of its row in `fdms` and
-  `fdms-soft`, with and without ``max_share``; K = 20, S = 5, it is active in every round.
+* **Hijack.** One client sends back the model's last change. The weight of its row in `fdms`,
+  `fdms-soft` and `fdms-means`, with and without ``max_share``; K = 20, S = 5, it is active in every
+  round.
 * **Poison once.** One client sends one poisoned row and stays away. The distance of the model from
   that of a run without the poison after 1000 rounds, in norms of the poisoned row.
 * **Accuracy.** Ten attacks by 5 to 40 % of 20 clients, 10 of them active, on two tasks: MNIST in
@@ -80,6 +81,8 @@ def configurations(byzantine: int) -> list[Made]:
         ("fdms, max_share", "fdms", {"max_share": SHARE}),
         ("fdms-soft", "fdms-soft", {}),
         ("fdms-soft, max_share", "fdms-soft", {"max_share": SHARE}),
+        ("fdms-means", "fdms-means", {}),
+        ("fdms-means, max_share", "fdms-means", {"max_share": SHARE}),
         ("scaffold", "scaffold", {"local_work": WORK}),
     ]
     for name in ("mifa", "stale", "stale-models", "fedvarp", "mimic", "mimic-aged"):
@@ -99,6 +102,11 @@ def configurations(byzantine: int) -> list[Made]:
         ("multi-krum", "multi-krum", f),
         ("nnm", "nnm", f),
         ("bucketing", "bucketing", {}),
+        ("median", "median", {}),
+        ("trimmed-mean", "trimmed-mean", f),
+        ("meamed", "meamed", f),
+        # Bulyan needs 4f + 3 of the S rows.
+        ("bulyan", "bulyan", {"num_byzantine": min(byzantine, (S - 3) // 4)}),
     ]
     return [*averaging, *bounded, *robust]
 
@@ -327,17 +335,19 @@ HIJACKED: list[Made] = [
     ("fdms, max_share", "fdms", {"max_share": SHARE}),
     ("fdms-soft", "fdms-soft", {}),
     ("fdms-soft, max_share", "fdms-soft", {"max_share": SHARE}),
+    ("fdms-means", "fdms-means", {}),
+    ("fdms-means, max_share", "fdms-means", {"max_share": SHARE}),
 ]
 HIJACK_SEEDS = range(5)
 
 
-def hijack_results(seed: int, rounds: int = 60) -> list[Result]:
+def hijack_results(seed: int, made: list[Made], rounds: int = 60) -> list[Result]:
     """Return weights of a client that is always active and sends back the model's last change."""
     task, few = Task(TASKS[0], seed), 5
     attacker = int(torch.randint(K, (), generator=generator(seed, "attacks", "attackers")))
     results = []
     for lying in (True, False):
-        servers = serve(HIJACKED)
+        servers = serve(made)
         before = torch.zeros(len(servers), D)
         for t in range(rounds):
             order = torch.randperm(K, generator=generator(seed, "attacks", "active", t)).tolist()
@@ -484,7 +494,7 @@ def claims(results: Results) -> list[Claim]:
             f"hijack: with max_share = {SHARE} the largest weight is at most {SHARE}",
             [
                 Statement(rule, weight("hijack", rule, "largest weight"), high=SHARE + 1e-6)
-                for rule in ("fdms, max_share", "fdms-soft, max_share")
+                for rule in ("fdms, max_share", "fdms-soft, max_share", "fdms-means, max_share")
             ],
         ),
         Claim(
@@ -610,10 +620,18 @@ def poison_table(results: Results) -> list[str]:
 
 
 SHOWN = (
-    *("fedavg", "fedavg, max_norm", "fdms", "fdms, max_share", "fdms, max_norm", "mifa"),
+    *(
+        "fedavg",
+        "fedavg, max_norm",
+        "fdms",
+        "fdms, max_share",
+        "fdms, max_norm",
+        "fdms-means",
+        "mifa",
+    ),
     *("mifa, max_age", "mifa, max_norm", "mimic", "mimic, max_norm", "mimic-aged", "scaffold"),
     *("scaffold, max_norm", "geometric-median", "geometric-median, reuse", "centered-clip"),
-    *("krum", "multi-krum", "nnm", "bucketing"),
+    *("krum", "multi-krum", "nnm", "bucketing", "median", "trimmed-mean", "meamed", "bulyan"),
 )
 """Rules in the table of docs/security.md."""
 
@@ -677,7 +695,8 @@ def write(folder: Path, rows: Sequence[Result], rounds: int) -> None:
         "# Clients that lie\n\n`python -m benchmarks attacks`. "
         f"K = {K}, S = {S}, softmax regression with {D} parameters, {STEPS} local steps; "
         f"max_share = {SHARE}, max_age = {AGE}. Robust rules know the expected number of "
-        "attackers, in the runs without attackers that of 20 %. Attacks:\n\n"
+        "attackers, in the runs without attackers that of 20 %; bulyan expects 1, the most that "
+        "S rows allow. Attacks:\n\n"
         f"{attacks}\n\n{markdown(rows, rounds)}\n"
     )
     (folder / "attacks.md").write_text(text, encoding="utf-8")
@@ -706,18 +725,26 @@ Part = Callable[[set[tuple[object, ...]]], list[Result]]
 def parts(quick: bool) -> Iterator[Part]:
     """Yield the parts of the benchmark, the short ones first."""
 
-    def once(table: str, measure: Callable[[int, int], list[Result]], *arguments: int) -> Part:
+    def hijack(seed: int) -> Part:
         def part(done: set[tuple[object, ...]]) -> list[Result]:
-            if any(run[0] == table and run[-1] == arguments[0] for run in done):
+            run = ("hijack", TASKS[0], "hijack", 1 / K)
+            made = [one for one in HIJACKED if (*run, one[0], seed) not in done]
+            return hijack_results(seed, made, 25 if quick else 60) if made else []
+
+        return part
+
+    def poison(seed: int) -> Part:
+        def part(done: set[tuple[object, ...]]) -> list[Result]:
+            if any(run[0] == "poison once" and run[-1] == seed for run in done):
                 return []
-            return measure(*arguments)
+            return poison_results(seed, 50 if quick else 1000)
 
         return part
 
     for seed in list(HIJACK_SEEDS)[: 2 if quick else None]:
-        yield once("hijack", hijack_results, seed, 25 if quick else 60)
+        yield hijack(seed)
     for seed in list(POISON_SEEDS)[: 2 if quick else None]:
-        yield once("poison once", poison_results, seed, 50 if quick else 1000)
+        yield poison(seed)
     for fraction in (0.2,) if quick else (0.2, 0.1, 0.4, 0.05):
         for seed in SEEDS[: 2 if quick else None]:
             for name in TASKS[: 1 if quick else None]:
