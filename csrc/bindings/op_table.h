@@ -111,11 +111,11 @@ FASTAGG_OP(add_total_,      yes, yes, no,
            "(Tensor(a!) params, Tensor total, float lr, float norm, bool models=False) -> ()")
 
 // Rows of int8 numbers with one scale for each block of 256 columns.
-FASTAGG_OP(quantize_,       yes, no,  no,
+FASTAGG_OP(quantize_,       yes, yes, no,
            "(Tensor(a!)[] numbers, Tensor(b!) scales, Tensor[] rows) -> ()")
-FASTAGG_OP(dequantize_,     yes, no,  no,
+FASTAGG_OP(dequantize_,     yes, yes, no,
            "(Tensor(a!)[] out, Tensor[] numbers, Tensor[] scales) -> ()")
-FASTAGG_OP(quantized_total_, yes, no, no,
+FASTAGG_OP(quantized_total_, yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, "
            "Tensor[] memory_scales, Tensor[] updates, Tensor clients, Tensor weights, "
            "Tensor(c!)[] kept, Tensor(d!) kept_scales) -> ()")

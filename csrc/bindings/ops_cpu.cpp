@@ -495,80 +495,29 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
 // --- rows of int8 numbers ------------------------------------------------------------------------
 
 void quantize_(at::TensorList numbers, const at::Tensor& scales, at::TensorList tensors) {
-  check_tensor(scales, "scales", at::kFloat, {kAny, kAny});
-  const at::Device device = scales.device();
-  const Rows rows = check_rows(tensors, "rows", kAny, device);
-  const int64_t S = rows.size(), d = rows.d;
-  const auto written = check_vectors(numbers, "numbers", S, d, at::kChar, device);
-  if (S == 0) return check_tensor(scales, "scales", at::kFloat, {0, kAny});  // of any d
-  const auto steps = check_new_scales(scales, "scales", S, d, device);
-  ChangedMemory changed;
-  changed.add(scales, "scales");
-  changed.add_rows(written, d, "numbers");
-  changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
-  cpu::quantize(pointers<int8_t>(written).data(), steps.data(),
-                pointers<const float>(rows.addresses).data(), S, d, threads());
+  const QuantizeRows given = check_quantize(numbers, scales, tensors);
+  cpu::quantize(given.numbers.data(), given.scales.data(), given.rows.data(), given.size(), given.d,
+                threads());
 }
 
 void dequantize_(at::TensorList out, at::TensorList numbers, at::TensorList scales) {
-  if (out.empty()) {
-    TORCH_CHECK_VALUE(numbers.empty() && scales.empty(), "out: expected ",
-                      std::max(numbers.size(), scales.size()), " rows, got none");
-    return;
-  }
-  const at::Device device = device_of(out, "out");
-  const auto S = static_cast<int64_t>(out.size());
-  const int64_t d = out[0].numel();
-  const auto written = check_vectors(out, "out", S, d, at::kFloat, device);
-  const auto own = check_vectors(numbers, "numbers", S, d, at::kChar, device);
-  const auto steps = check_vectors(scales, "scales", S, scales_of(d), at::kFloat, device);
-  ChangedMemory changed;
-  changed.add_rows(written, d * int64_t{sizeof(float)}, "out");
-  changed.check_rows(own, d, "numbers");
-  changed.check_rows(steps, scales_of(d) * int64_t{sizeof(float)}, "scales");
-  cpu::dequantize(pointers<float>(written).data(), pointers<const int8_t>(own).data(),
-                  pointers<const float>(steps).data(), S, d, threads());
+  const DequantizeRows given = check_dequantize(out, numbers, scales);
+  cpu::dequantize(given.out.data(), given.numbers.data(), given.scales.data(), given.size(),
+                  given.d, threads());
 }
 
 void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Tensor& total,
                       at::TensorList memory, at::TensorList memory_scales, at::TensorList tensors,
                       const at::Tensor& clients, const at::Tensor& weights, at::TensorList kept,
                       const at::Tensor& kept_scales) {
-  const int64_t d = out.numel();
-  check_tensor(out, "out", at::kDouble, {d});
-  const at::Device device = out.device();
-  check_tensor(total, "total", at::kDouble, {d});
-  check_same_device(total, "total", device);
-  const Rows updates = check_rows(tensors, "updates", d, device);
-  const int64_t S = updates.size();
-  check_tensor(peaks, "peaks", at::kFloat, {S});
-  check_same_device(peaks, "peaks", device);
-  const int64_t* ids = check_clients(clients, S, kAny);
-  const auto own = check_vectors(memory, "memory", S, d, at::kChar, device);
-  const auto own_scales =
-      check_vectors(memory_scales, "memory_scales", S, scales_of(d), at::kFloat, device);
-  const std::vector<double> w = check_weights(weights, S, device);
-  const auto written = check_vectors(kept, "kept", S, d, at::kChar, device);
-  const auto new_scales = check_new_scales(kept_scales, "kept_scales", S, d, device);
-  ChangedMemory changed;
-  changed.add(out, "out");
-  changed.add(peaks, "peaks");
-  changed.add(kept_scales, "kept_scales");
-  changed.add_rows(written, d, "kept");
-  changed.check(total, "total");
-  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
-  changed.check_rows(own, d, "memory");
-  changed.check_rows(own_scales, scales_of(d) * int64_t{sizeof(float)}, "memory_scales");
-  const auto order = order_by_client(ids, S);
-  std::vector<float> largest(S);
+  const QuantizedTotal given = check_quantized_total(out, peaks, total, memory, memory_scales,
+                                                     tensors, clients, weights, kept, kept_scales);
+  std::vector<float> largest(given.size());
   cpu::quantized_total(out.mutable_data_ptr<double>(), largest.data(),
-                       total.const_data_ptr<double>(),
-                       pointers<const float>(reorder(updates.addresses, order)).data(),
-                       pointers<const int8_t>(reorder(own, order)).data(),
-                       pointers<const float>(reorder(own_scales, order)).data(), S, d,
-                       reorder(w, order).data(), pointers<int8_t>(reorder(written, order)).data(),
-                       reorder(new_scales, order).data(), threads());
-  write_peaks(peaks, largest, order);
+                       total.const_data_ptr<double>(), given.updates.data(), given.memory.data(),
+                       given.memory_scales.data(), given.size(), given.d, given.weights.data(),
+                       given.kept.data(), given.kept_scales.data(), threads());
+  write_peaks(peaks, largest, given.order);
 }
 
 void add_momentum_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& aggregate,

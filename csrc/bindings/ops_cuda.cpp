@@ -14,6 +14,7 @@
 #include <cmath>
 
 #include "../kernels/cuda/sort_layout.h"
+#include "check_int8_rows.h"
 #include "check_sketch.h"
 #include "check_sorted_columns.h"
 #include "cuda_launch.h"
@@ -497,6 +498,64 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
   check_launch(cuda::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d,
                                lr, norm, models, on.stream()),
                "add_total_", "params [", d, "]");
+}
+
+// Rows of int8 numbers. Scales and float rows are read and written one by one.
+
+void quantize_(at::TensorList numbers, const at::Tensor& scales, at::TensorList tensors) {
+  const OnDevice on(scales, "scales");
+  const QuantizeRows given = check_quantize(numbers, scales, tensors);
+  const int64_t S = given.size(), d = given.d;
+  Tables tables;
+  const int64_t numbers_at = tables.add(given.numbers), scales_at = tables.add(given.scales);
+  const int64_t rows_at = tables.add(given.rows);
+  tables.upload(on);
+  check_launch(cuda::quantize(tables.at<int8_t*>(numbers_at), tables.at<float*>(scales_at),
+                              tables.at<const float*>(rows_at), S, d, on.stream()),
+               "quantize_", "rows [", S, ", ", d, "]");
+}
+
+void dequantize_(at::TensorList out, at::TensorList numbers, at::TensorList scales) {
+  const DequantizeRows given = check_dequantize(out, numbers, scales);
+  const int64_t S = given.size(), d = given.d;
+  if (S == 0) return;
+  const OnDevice on(out[0], "out");
+  Tables tables;
+  const int64_t out_at = tables.add(given.out), numbers_at = tables.add(given.numbers);
+  const int64_t scales_at = tables.add(given.scales);
+  tables.upload(on);
+  check_launch(cuda::dequantize(tables.at<float*>(out_at), tables.at<const int8_t*>(numbers_at),
+                                tables.at<const float*>(scales_at), S, d, on.stream()),
+               "dequantize_", "out [", S, ", ", d, "]");
+}
+
+void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Tensor& total,
+                      at::TensorList memory, at::TensorList memory_scales, at::TensorList tensors,
+                      const at::Tensor& clients, const at::Tensor& weights, at::TensorList kept,
+                      const at::Tensor& kept_scales) {
+  const OnDevice on(out, "out");
+  const QuantizedTotal given =
+      check_quantized_total(out, peaks, total, memory, memory_scales, tensors, clients.to(at::kCPU),
+                            weights.to(at::kCPU), kept, kept_scales);
+  const int64_t S = given.size(), d = given.d;
+  Tables tables;
+  const int64_t updates_at = tables.add(given.updates), memory_at = tables.add(given.memory);
+  const int64_t memory_scales_at = tables.add(given.memory_scales);
+  const int64_t weights_at = tables.add(given.weights), kept_at = tables.add(given.kept);
+  const int64_t kept_scales_at = tables.add(given.kept_scales), order_at = tables.add(given.order);
+  tables.upload(on);
+  std::uintptr_t numbers = 0;
+  for (const int8_t* address : given.memory) numbers |= reinterpret_cast<std::uintptr_t>(address);
+  for (const int8_t* address : given.kept) numbers |= reinterpret_cast<std::uintptr_t>(address);
+  const at::Tensor largest = on.empty({S}, at::kFloat);
+  check_launch(cuda::quantized_total(
+                   out.mutable_data_ptr<double>(), largest.mutable_data_ptr<float>(),
+                   total.const_data_ptr<double>(), tables.at<const float*>(updates_at),
+                   tables.at<const int8_t*>(memory_at), tables.at<const float*>(memory_scales_at),
+                   S, d, tables.at<double>(weights_at), tables.at<int8_t*>(kept_at),
+                   tables.at<float*>(kept_scales_at), cuda::vector_width(numbers, 1), on.stream()),
+               "quantized_total_", "updates [", S, ", ", d, "]");
+  peaks.index_copy_(0, tables.ids(order_at, S), largest);
 }
 
 void add_momentum_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& aggregate,

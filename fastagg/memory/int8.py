@@ -40,7 +40,7 @@ class Int8Memory:
         store: where the numbers are stored, with dtype int8. Scales are in memory.
 
     Raises:
-        ValueError, OSError: ``device`` is not the CPU, or there is no room for the rows.
+        ValueError, OSError: the rows cannot be stored there.
 
     Attributes:
         shape: [K, d].
@@ -52,16 +52,11 @@ class Int8Memory:
     def __init__(
         self, num_clients: int, num_params: int, device: torch.device, store: RowStore
     ) -> None:
-        if device.type != "cpu":
-            raise ValueError(
-                f"memory_dtype: expected 'float32' or 'bfloat16' on {device}, because there are no "
-                "CUDA kernels for rows of int8, got 'int8'"
-            )
         self.shape = torch.Size([num_clients, num_params])
         self.dtype = torch.int8
         self.numbers = RowMemory(num_clients, num_params, device, store=store)
-        self.scales = torch.zeros(num_clients, num_scales(num_params), dtype=torch.float32)
-        self._spare_scales = torch.empty(0, num_scales(num_params), dtype=torch.float32)
+        self.scales = torch.zeros(num_clients, num_scales(num_params), device=device)
+        self._spare_scales = self.scales.new_empty(0, num_scales(num_params))
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +120,7 @@ class Int8Memory:
 
         It is 127 times the largest scale: a block that is not zero has a number of magnitude 127.
         """
-        return columns.join_peaks(_LARGEST * self.scales.amax(dim=1)).to(torch.float64)
+        return columns.join_peaks((_LARGEST * self.scales.amax(dim=1)).cpu()).to(torch.float64)
 
     # --- before the commit --------------------------------------------------------------------
 

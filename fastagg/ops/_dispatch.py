@@ -35,7 +35,6 @@ class Op:
     example: Example
     bound: float
     cuda_bound: float
-    on_cuda: bool
 
 
 TABLE: dict[str, Op] = {}
@@ -48,7 +47,6 @@ def op(
     fake: Callable[..., object] | None = None,
     bound: float = ROUNDED,
     cuda_bound: float | None = None,
-    on_cuda: bool = True,
 ) -> Callable[[Wrapper], Wrapper]:
     """Enter a wrapper into :data:`TABLE` and register the fake kernel of its operator.
 
@@ -65,14 +63,13 @@ def op(
         bound: largest error that the self-check accepts on a CPU, relative to the largest
             magnitude in the oracle's result.
         cuda_bound: the same on a GPU. Default: ``bound``.
-        on_cuda: whether the op takes tensors on a GPU.
     """
 
     def enter(wrapper: Wrapper) -> Wrapper:
         name = wrapper.__name__
         torch.library.register_fake(f"fastagg::{name}", _fake_kernel(wrapper, fake))
         there = bound if cuda_bound is None else cuda_bound
-        TABLE[name] = Op(name, wrapper, example, bound, there, on_cuda)
+        TABLE[name] = Op(name, wrapper, example, bound, there)
         return wrapper
 
     return enter

@@ -28,10 +28,7 @@ def _scales(x: ExampleData) -> Tensor:
     return x.weights.float()[:, None] * torch.ones(num_scales(len(x.params)))
 
 
-@op(
-    example=lambda f, x: f(_numbers(x, 0), _scales(x), x.updates),
-    on_cuda=False,
-)
+@op(example=lambda f, x: f(_numbers(x, 0), _scales(x), x.updates))
 def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence[Tensor]:
     """Round rows to int8, with one scale for each block of 256 columns, in place.
 
@@ -43,8 +40,8 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
 
     An element of the rounded row is ``number * scale``. It is off by at most
     ``(1 + 2^-14) * a / 254``. A block with ``a < 2^-119`` (1.5e-36) becomes zero. If an element of
-    a block is NaN or infinite, the scale is not finite. All instruction sets give the same bits.
-    On the CPU only.
+    a block is NaN or infinite, the scale is not finite. All instruction sets, and
+    GPUs, give the same bits.
 
     Args:
         numbers: S tensors [d] int8; changed in place to numbers in [-127, 127].
@@ -60,14 +57,11 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
     return numbers
 
 
-@op(
-    example=lambda f, x: f(x.kept, _numbers(x, 1), list(_scales(x))),
-    on_cuda=False,
-)
+@op(example=lambda f, x: f(x.kept, _numbers(x, 1), list(_scales(x))))
 def dequantize_(
     out: Sequence[Tensor], numbers: Sequence[Tensor], scales: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Compute ``out[s][k] = numbers[s][k] * scales[s][k // 256]``, in place. On the CPU only.
+    """Compute ``out[s][k] = numbers[s][k] * scales[s][k // 256]``, in place.
 
     Args:
         out: S tensors [d] float32; changed in place.
@@ -96,8 +90,7 @@ def dequantize_(
         x.weights,
         _numbers(x, 1),
         _scales(x),
-    ),
-    on_cuda=False,
+    )
 )
 def quantized_total_(
     out: Tensor,
@@ -119,7 +112,8 @@ def quantized_total_(
         kept[s], kept_scales[s] = updates[s], rounded to int8
         out = total + sum over s of weights[s] * (kept row s - memory row s)
 
-    It reads 5 bytes and writes 1 byte for each element of the updates. On the CPU only.
+    It reads 5 bytes and writes 1 byte for each element of the updates; on a GPU it reads the new
+    rows again.
 
     Args:
         out: float64 [d]; changed in place. NaN or infinite in the blocks where a row is.

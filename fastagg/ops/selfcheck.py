@@ -125,7 +125,6 @@ def run(
     d: int = 100_003,
     seed: int = 0,
     device: str = "cpu",
-    on_cuda: bool | None = None,
 ) -> list[Check]:
     """Compare every op of a device with the oracle on its example calls.
 
@@ -135,15 +134,11 @@ def run(
         d: number of parameters.
         seed: of the random data.
         device: "cpu" or "cuda".
-        on_cuda: leave out ops without a CUDA kernel; None: if ``device`` is not the CPU. (In the
-            emulator, CUDA kernels run on CPU tensors.)
 
     Returns:
         One check per op, in the order of the table of ops.
     """
     ours: Any = ops if device == "cpu" else OnDevice(device)
-    if on_cuda is None:
-        on_cuda = device != "cpu"
     data = ExampleData.random(K, S, d, seed)
     return [
         Check(
@@ -152,5 +147,4 @@ def run(
             op.bound if device == "cpu" else op.cuda_bound,
         )
         for op in TABLE.values()
-        if op.on_cuda or not on_cuda
     ]

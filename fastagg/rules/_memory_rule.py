@@ -90,9 +90,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         memory_dtype: "float32", or "bfloat16" for half the memory, or "int8" for a quarter. With
             the latter two, results are bit for bit those of a float32 memory for updates rounded to
             this dtype, and errors do not accumulate over rounds. With "bfloat16" the relative error
-            of an element is at most 2^-8. With "int8" (:func:`fastagg.ops.quantize_`; on the CPU
-            only) the error of an element is at most 1/253 of the largest magnitude in its block of
-            256 columns, or 2^-119 = 1.5e-36 if that is more.
+            of an element is at most 2^-8. With "int8" (:func:`fastagg.ops.quantize_`) the error of
+            an element is at most 1/253 of the largest magnitude in its block of 256 columns, or
+            2^-119 = 1.5e-36 if that is more.
         memory_folder: folder for a memory-mapped file that holds the rows and that is deleted when
             the process ends; None: rows are in memory. Checkpoints do not store this option: pass
             it to :func:`fastagg.load` again.

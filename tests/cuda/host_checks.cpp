@@ -370,6 +370,17 @@ void cosines() {
 
 // --- rows
 
+void scale_blocks() {
+  for (int64_t block : {int64_t{0}, int64_t{1}, int64_t{1} << 24}) {
+    std::set<int64_t> columns;
+    for (int lane = 0; lane < 32; ++lane)
+      for (int j = 0; j < kLaneColumns; ++j) columns.insert(scale_column(block, lane, j));
+    EXPECT(columns.size() == 256);
+    EXPECT(*columns.begin() == 256 * block && *columns.rbegin() == 256 * block + 255);
+    EXPECT(scale_column(block, 5, 3) + 1 == scale_column(block, 6, 3));
+  }
+}
+
 void row_blocks() {
   for (int64_t S = 0; S <= 1'500; ++S) {
     const RowBlock block = row_block(S);
@@ -520,6 +531,7 @@ int main(int count, char** arguments) {
       {"entries_depend_on_their_rows_alone", entries_depend_on_their_rows_alone},
       {"cosines", cosines},
       {"row_blocks", row_blocks},
+      {"scale_blocks", scale_blocks},
       {"widths", widths},
       {"ranking", ranking},
       {"scores", scores},

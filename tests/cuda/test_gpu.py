@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastagg import FDMS, EnqueuedFDMS, ops
 from fastagg.ops import reference
+from fastagg.ops.scales import num_scales
 
 if "cuda" not in ops.devices():
     pytest.skip("no CUDA kernels in this build, or no GPU", allow_module_level=True)
@@ -67,7 +68,22 @@ def short_steps(s: Server) -> None:
     ops.memory_update_(s.params, s.total, s.memory, rows, clients, torch.ones(S), 0.1, 1 / K)
 
 
-STEPS = [fdms_step, row_steps, short_steps]
+def statistic_and_int8_steps(s: Server) -> None:
+    """The means around the medians, and a memory of int8 rows."""
+    ops.meamed_(s.params, torch.empty(1, device="cuda"), s.updates, S - 3)
+    before, after = torch.empty(2, S, D, dtype=torch.int8, device="cuda")
+    scales, new_scales = torch.empty(2, S, num_scales(D), device="cuda")
+    ops.quantize_(list(before), scales, s.memory[:S])
+    total, peaks = torch.empty_like(s.total), torch.empty(S, device="cuda")
+    ops.quantized_total_(
+        total, peaks, s.total, list(before), list(scales), s.updates, torch.arange(S),
+        torch.ones(S), list(after), new_scales,
+    )  # fmt: skip
+    ops.dequantize_(list(s.memory[:S]), list(after), list(new_scales))
+    s.total.copy_(total)
+
+
+STEPS = [fdms_step, row_steps, short_steps, statistic_and_int8_steps]
 
 
 def assert_same(a: list[Tensor], b: list[Tensor]) -> None:

@@ -24,6 +24,7 @@ CHECKS = [
     "entries_depend_on_their_rows_alone",
     "cosines",
     "row_blocks",
+    "scale_blocks",
     "widths",
     "ranking",
     "scores",

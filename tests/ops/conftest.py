@@ -47,12 +47,3 @@ def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     _C.set_isa(request.param)
     yield request.param
     _C.set_isa(before)
-
-
-@pytest.fixture(params=[name for name in available() if name != "cuda"])
-def cpu_isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The instruction set that computes ops which only the CPU has."""
-    before = _C.isa()
-    _C.set_isa(request.param)
-    yield request.param
-    _C.set_isa(before)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fastagg import build_info, ops
-from fastagg.ops._dispatch import TABLE
 
 S, d, K = 4, 10, 8  # every argument has a multiple of eight bytes
 F32, F64, BF16, I8 = torch.float32, torch.float64, torch.bfloat16, torch.int8
@@ -175,12 +174,6 @@ OPS = {
         },
     ),
 }  # fmt: skip
-
-OPS = {
-    name: op
-    for name, op in OPS.items()
-    if TABLE[name.partition(",")[0]].on_cuda or build_info()["torch"] != "emulated"
-}
 
 
 class Arena:

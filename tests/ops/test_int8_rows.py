@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -28,16 +29,16 @@ class Rows8:
         self.numbers = [torch.full((d,), -128, dtype=torch.int8) for _ in range(S)]
         self.scales = torch.full((S, num_scales(d)), torch.nan)
 
-    def values(self, module: object = ops) -> Tensor:
+    def values(self, module: Any = None) -> Tensor:
         """Return the rows as float32 [S, d]."""
         out = torch.full((len(self.numbers), len(self.numbers[0])), torch.nan)
-        module.dequantize_(list(out), self.numbers, list(self.scales))  # type: ignore[attr-defined]
+        (module or ops).dequantize_(list(out), self.numbers, list(self.scales))
         return out
 
 
-def quantized(rows: Tensor, module: object = ops) -> Rows8:
+def quantized(rows: Tensor, module: Any = None) -> Rows8:
     found = Rows8(*rows.shape)
-    module.quantize_(found.numbers, found.scales, rows)  # type: ignore[attr-defined]
+    (module or ops).quantize_(found.numbers, found.scales, rows)
     return found
 
 
@@ -56,14 +57,14 @@ def same(one: Rows8, other: Rows8) -> bool:
 
 
 @pytest.mark.parametrize(("S", "d"), SHAPES)
-def test_against_oracle(cpu_isa: str, S: int, d: int) -> None:
+def test_against_oracle(isa: str, S: int, d: int) -> None:
     rows = drawn(S, d)
     found, oracle = quantized(rows), quantized(rows, reference)
     assert same(found, oracle)  # defined bit by bit
     assert torch.equal(found.values(), oracle.values(reference))
 
 
-def test_by_hand(cpu_isa: str) -> None:
+def test_by_hand(isa: str) -> None:
     # The largest number is 127 steps; halves of a step are rounded away from zero.
     rows = torch.tensor([[127.0, 1.0, 0.5, -0.5, 0.49, -1.5, 63.6, 0.0]])
     found = quantized(rows)
@@ -98,7 +99,7 @@ def test_the_stated_error_is_tight() -> None:
     assert 0.99 / 254 < error <= (1 + 2.0**-14) / 254
 
 
-def test_subnormal_scales_become_zero(cpu_isa: str) -> None:
+def test_subnormal_scales_become_zero(isa: str) -> None:
     below = 2.0**-119 * (1 - 2.0**-24)
     rows = torch.tensor([[2.0**-119, 0.0], [below, -below], [1e-44, 0.0]])
     found = quantized(rows)
@@ -107,7 +108,7 @@ def test_subnormal_scales_become_zero(cpu_isa: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_block_that_is_not_finite_stays_so(cpu_isa: str, bad: float) -> None:
+def test_a_block_that_is_not_finite_stays_so(isa: str, bad: float) -> None:
     rows = torch.randn(2, 700)
     rows[1, 300] = bad
     found = quantized(rows)
@@ -140,10 +141,10 @@ class Round:
         self.total = torch.randn(d, generator=g, dtype=F64)
         self.kept = Rows8(S, d)
 
-    def run(self, module: object = ops) -> tuple[Tensor, Tensor]:
+    def run(self, module: Any = None) -> tuple[Tensor, Tensor]:
         out = torch.full_like(self.total, torch.nan)
         peaks = torch.full((len(self.clients),), torch.nan)
-        module.quantized_total_(  # type: ignore[attr-defined]
+        (module or ops).quantized_total_(
             out, peaks, self.total, self.memory.numbers, self.scales, self.updates, self.clients,
             self.weights, self.kept.numbers, self.kept.scales,
         )  # fmt: skip
@@ -151,7 +152,7 @@ class Round:
 
 
 @pytest.mark.parametrize(("S", "d"), SHAPES)
-def test_one_pass_has_the_bits_of_two(cpu_isa: str, S: int, d: int) -> None:
+def test_one_pass_has_the_bits_of_two(isa: str, S: int, d: int) -> None:
     round_ = Round(S, d)
     out, peaks = round_.run()
     rounded = quantized(round_.updates)
@@ -186,7 +187,7 @@ def test_order_and_threads_do_not_matter(seed: int, S: int, d: int) -> None:
         assert torch.equal(first.kept.numbers[s], second.kept.numbers[place])
 
 
-def test_a_bad_row_shows_in_its_peak_and_in_the_sum(cpu_isa: str) -> None:
+def test_a_bad_row_shows_in_its_peak_and_in_the_sum(isa: str) -> None:
     for bad in (math.nan, math.inf):
         round_ = Round(6, 1_000)
         round_.weights[4] = 0.0  # does not hide the bad row

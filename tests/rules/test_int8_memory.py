@@ -19,8 +19,6 @@ import fastagg
 from fastagg import Aggregator, UpdateBuffer, ops
 from fastagg.distributed import ShardedAggregator
 from fastagg.growth import widened_state
-from fastagg.memory.int8 import Int8Memory
-from fastagg.memory.stores import RowStore
 from fastagg.ops.scales import num_scales
 from fastagg.updates.columns import Columns
 from fastagg.updates.streams import ColumnBlocks
@@ -253,11 +251,6 @@ def test_rows_that_leave_the_range_of_float32_are_refused(same_state: Check) -> 
                 agg.step(params, form, [0, 1])
         assert not params.any()
         same_state(agg, twin)
-
-
-def test_a_gpu_is_refused() -> None:
-    with pytest.raises(ValueError, match="memory_dtype: expected 'float32' or 'bfloat16' on cuda"):
-        Int8Memory(2, 3, torch.device("cuda"), RowStore(torch.int8))
 
 
 def test_ranks_begin_at_blocks(tmp_path: Path) -> None:

@@ -90,6 +90,21 @@ cudaError_t lerp_total(double* total, const double* end, int64_t d, double weigh
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
                       bool models, cudaStream_t stream);
 
+// Rows of int8 numbers (int8_rows.h). Numbers and scales have the bits of the CPU. `width` is that
+// of `kept` and `memory`. `peaks` is in the order of rows. The updates are read by one kernel, and
+// the rounded rows again by another.
+cudaError_t quantize(int8_t* const* numbers, float* const* scales, const float* const* rows,
+                     int64_t S, int64_t d, cudaStream_t stream);
+
+cudaError_t dequantize(float* const* out, const int8_t* const* numbers, const float* const* scales,
+                       int64_t S, int64_t d, cudaStream_t stream);
+
+cudaError_t quantized_total(double* out, float* peaks, const double* total,
+                            const float* const* updates, const int8_t* const* memory,
+                            const float* const* memory_scales, int64_t S, int64_t d,
+                            const double* weights, int8_t* const* kept, float* const* kept_scales,
+                            int width, cudaStream_t stream);
+
 // The arithmetic is the CPU's (moment_math.h), so unlike other results these should have its bits.
 template <class T>
 cudaError_t add_momentum(float* params, float* m, const T* aggregate, int64_t d, double lr,

@@ -35,6 +35,13 @@ FASTAGG_HD constexpr int64_t row_batches(int64_t S, int splits) {
   return ceil_div(S, int64_t{splits} * kHeldRows);
 }
 
+// The columns of int8 rows that a lane has in a scale block of 256 columns: neighbouring lanes have
+// neighbouring columns.
+constexpr int kLaneColumns = 8;
+FASTAGG_HD constexpr int64_t scale_column(int64_t block, int lane, int j) {
+  return (block * kLaneColumns + j) * 32 + lane;
+}
+
 // The number of elements of `bytes` bytes each, at most 8, that accesses of up to 16 bytes may take
 // from addresses whose bitwise or is `bits`.
 FASTAGG_HD constexpr int vector_width(std::uintptr_t bits, int bytes) {

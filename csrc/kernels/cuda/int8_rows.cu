@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../int8_rows.h"
+
+#include "kernels.h"
+#include "rows.cuh"
+
+namespace fastagg::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarp;
+
+// A task is a scale block of one row, and has one warp.
+//   peaks   // [S], raised to the largest magnitudes of the rounded rows, or nullptr
+__global__ void __launch_bounds__(kThreads)
+    quantize_kernel(int8_t* const* numbers, float* const* scales, const float* const* rows,
+                    int64_t blocks, int64_t tasks, int64_t d, int32_t* peaks) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t first = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  for (int64_t task = first; task < tasks; task += int64_t{gridDim.x} * kWarps) {
+    const int64_t s = task / blocks, block = task % blocks;
+    const float* row = rows[s];
+    float x[kLaneColumns];
+    int32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < kLaneColumns; ++j) {
+      const int64_t k = scale_column(block, lane, j);
+      x[j] = k < d ? row[k] : 0.0f;
+      bits = max(bits, magnitude_bits(x[j]));
+    }
+    for (int offset = kWarp / 2; offset > 0; offset /= 2)
+      bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
+    const Int8Scale scale = int8_scale(float_of_bits(static_cast<uint32_t>(bits)));
+#pragma unroll
+    for (int j = 0; j < kLaneColumns; ++j) {
+      const int64_t k = scale_column(block, lane, j);
+      if (k < d) numbers[s][k] = static_cast<int8_t>(int8_number(x[j], scale.halves));
+    }
+    if (lane > 0) continue;
+    scales[s][block] = scale.step;
+    // The largest element of a block is 127 steps.
+    const int32_t peak = magnitude_bits(127.0f * scale.step);
+    if (peaks && peak > 0) atomicMax(peaks + s, peak);
+  }
+}
+
+// A task is a scale block of one row, and has one warp.
+__global__ void __launch_bounds__(kThreads)
+    dequantize_kernel(float* const* out, const int8_t* const* numbers, const float* const* scales,
+                      int64_t blocks, int64_t tasks, int64_t d) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t first = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  for (int64_t task = first; task < tasks; task += int64_t{gridDim.x} * kWarps) {
+    const int64_t s = task / blocks, block = task % blocks;
+    const float scale = scales[s][block];
+#pragma unroll
+    for (int j = 0; j < kLaneColumns; ++j) {
+      const int64_t k = scale_column(block, lane, j);
+      if (k < d) out[s][k] = static_cast<float>(numbers[s][k]) * scale;
+    }
+  }
+}
+
+// out = total + sum_s weights[s] * (kept[s] - memory[s]), in the order of memory_total_kernel. The
+// columns of a thread share a scale.
+template <int V>
+__global__ void __launch_bounds__(kBlockThreads)
+    total_kernel(int64_t tasks, double* out, const double* total, const int8_t* const* kept,
+                 const float* const* kept_scales, const int8_t* const* memory,
+                 const float* const* memory_scales, int64_t S, int64_t d, const double* weights) {
+  static_assert(kScaleBlock % V == 0);
+  __shared__ double scratch[V * kBlockThreads];
+  const int64_t batches = row_batches(S, blockDim.y);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const auto columns = Columns<V>::of(task, d);
+    const int64_t block = columns.begin / kScaleBlock;
+    double sums[V] = {};
+    for (int64_t b = 0; b < batches; ++b) {
+      Batch<int8_t, V> fresh, old;
+      fresh.load_rows(kept, S, b, columns);
+      old.load_rows(memory, S, b, columns);
+#pragma unroll
+      for (int j = 0; j < kHeldRows; ++j) {
+        const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+        if (s >= S || columns.count <= 0) continue;
+        const float scale = kept_scales[s][block], old_scale = memory_scales[s][block];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          const float row = static_cast<float>(fresh.x[j].at[v]) * scale;
+          const float before = static_cast<float>(old.x[j].at[v]) * old_scale;
+          sums[v] =
+              fma(weights[s], static_cast<double>(row) - static_cast<double>(before), sums[v]);
+        }
+      }
+    }
+    sum_over_splits(sums, scratch);
+    if (threadIdx.y > 0) continue;
+    double now[V];
+    load_doubles(now, total, columns);
+#pragma unroll
+    for (int v = 0; v < V; ++v) now[v] = __dadd_rn(now[v], sums[v]);
+    store_doubles(out, now, columns);
+  }
+}
+
+// Launches a kernel whose tasks are the scale blocks of S rows.
+template <class... Parameters, class... Args>
+cudaError_t launch_blocks(void (*kernel)(Parameters...), int64_t tasks, cudaStream_t stream,
+                          Args... args) {
+  if (tasks == 0) return cudaSuccess;
+  int blocks = 0;
+  if (cudaError_t error = resident_blocks(kernel, kThreads, ceil_div(tasks, kWarps), &blocks))
+    return error;
+  kernel<<<blocks, kThreads, 0, stream>>>(args...);
+  return cudaGetLastError();
+}
+
+cudaError_t quantize(int8_t* const* numbers, float* const* scales, const float* const* rows,
+                     int64_t S, int64_t d, int32_t* peaks, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(d, kScaleBlock);
+  return launch_blocks(quantize_kernel, S * blocks, stream, numbers, scales, rows, blocks,
+                       S * blocks, d, peaks);
+}
+
+}  // namespace
+
+cudaError_t quantize(int8_t* const* numbers, float* const* scales, const float* const* rows,
+                     int64_t S, int64_t d, cudaStream_t stream) {
+  return quantize(numbers, scales, rows, S, d, nullptr, stream);
+}
+
+cudaError_t dequantize(float* const* out, const int8_t* const* numbers, const float* const* scales,
+                       int64_t S, int64_t d, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(d, kScaleBlock);
+  return launch_blocks(dequantize_kernel, S * blocks, stream, out, numbers, scales, blocks,
+                       S * blocks, d);
+}
+
+cudaError_t quantized_total(double* out, float* peaks, const double* total,
+                            const float* const* updates, const int8_t* const* memory,
+                            const float* const* memory_scales, int64_t S, int64_t d,
+                            const double* weights, int8_t* const* kept, float* const* kept_scales,
+                            int width, cudaStream_t stream) {
+  auto* bits = reinterpret_cast<int32_t*>(peaks);
+  if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
+  if (cudaError_t error = quantize(kept, kept_scales, updates, S, d, bits, stream)) return error;
+  return with_width(width, [&](auto w) {
+    constexpr int V = decltype(w)::value;
+    return launch_rows<V>(total_kernel<V>, S, d, stream, out, total, kept, kept_scales, memory,
+                          memory_scales, S, d, weights);
+  });
+}
+
+}  // namespace fastagg::cuda
