@@ -96,6 +96,9 @@ SHORT_ROWS = [(100, 10_000_000)]
 FDMS = [(40, 1_000_000), (200, 1_000_000), (1000, 10_000_000), (100, 100_000_000), (4096, 100_000)]
 COLUMNS = [(20, 10_000_000), (100, 1_000_000), (1000, 100_000)]
 MIMIC = [(200, 1_000_000), (100, 10_000_000)]  # K, d; half active
+INT8 = [(200, 1_000_000)]  # K, d; half active
+SKETCHES = [(100, 1_000_000)]
+MOMENTS = [10_000_000, 100_000_000]
 
 
 def cases(device: str, dry: bool) -> list[Case]:
@@ -140,6 +143,14 @@ def cases(device: str, dry: bool) -> list[Case]:
         for S, d in (size(*shape) for shape in COLUMNS):
             make = _bind(partial(columns, name), S, d, device)
             found.append(Case(f"columns {name}", S, d, make, "read", speedup=5.0))
+    for K, d in (size(*shape) for shape in INT8):
+        make = _bind(int8_step, K, d, device)
+        found.append(Case("step mifa, int8", K // 2, d, make, "copy", speedup=1.0, K=K))
+    for S, d in (size(*shape) for shape in SKETCHES):
+        found.append(Case("sketch_", S, d, _bind(sketch, S, d, device), "read", speedup=2.0))
+    for d in MOMENTS:
+        S, d = size(1, d)
+        found.append(Case("add_adaptive_", S, d, _bind(adam, S, d, device), "copy", 0.90))
     return found
 
 
@@ -320,11 +331,10 @@ def columns(name: str, S: int, d: int, device: str) -> Setup:
     out, peak = torch.empty(d, device=device), torch.empty(1, device=device)
     trim = (S - 1) // 2 if name == "median" else S // 5
 
-    def ours(index: int) -> None:
+    def ours(index: int) -> Tensor:
         if name == "meamed":
-            ops.meamed_(out, peak, sets[index], S - trim)
-        else:
-            ops.trimmed_mean_(out, peak, sets[index], trim)
+            return ops.meamed_(out, peak, sets[index], S - trim)
+        return ops.trimmed_mean_(out, peak, sets[index], trim)
 
     def careful(index: int) -> Tensor:
         ascending = sets[index].sort(dim=0).values
@@ -335,6 +345,44 @@ def columns(name: str, S: int, d: int, device: str) -> Setup:
         return torch.mean(ascending.gather(0, nearest), 0, out=out)
 
     return Setup(len(sets), [Way("fastagg", ours, "ours"), Way("torch.sort", careful)])
+
+
+def sketch(S: int, d: int, device: str) -> Setup:
+    """Sketches of 1024 numbers; the contender has its signs and positions in memory."""
+    sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
+    sums = torch.zeros(S, 1024, dtype=torch.float64, device=device)
+    squares, signed = sums.new_zeros(S), torch.empty(d, device=device)
+    buckets = torch.randint(1024, (d,), device=device)
+    signs = torch.randint(2, (d,), device=device).mul_(2).sub_(1).float()
+
+    def careful(index: int) -> Tensor:
+        for row, target in zip(sets[index], sums, strict=True):
+            target.index_add_(0, buckets, torch.mul(row, signs, out=signed).double())
+        return sums
+
+    ways = [
+        Way("fastagg", lambda i: ops.sketch_(sums, squares, sets[i], 5), "ours"),
+        Way("torch index_add_", careful),
+    ]
+    return Setup(len(sets), ways)
+
+
+def adam(S: int, d: int, device: str) -> Setup:
+    """A step of Adam along an aggregate [d]; S is 1."""
+    sets = [torch.randn(d, device=device) for _ in range(_sets(4 * d, device))]
+    params, m, s = torch.zeros(3, d, device=device)
+    own = torch.nn.Parameter(torch.zeros(d, device=device))
+    optimizer = torch.optim.Adam([own], lr=_LR, maximize=True, fused=True)
+
+    def careful(index: int) -> None:
+        own.grad = sets[index]
+        optimizer.step()
+
+    def ours(index: int) -> object:
+        return ops.add_adaptive_(params, m, s, sets[index], "adam", _LR, 0.9, 0.99, 1e-3)
+
+    ways = [Way("fastagg", ours, "ours"), Way("torch.optim.Adam, fused", careful, "careful", False)]
+    return Setup(len(sets), ways)
 
 
 # --- server steps ---------------------------------------------------------------------------------
@@ -425,3 +473,18 @@ def mimic_step(K: int, d: int, device: str) -> Setup:
         ),
     ]
     return Setup(setup.sets, [*steps, *(way for way in setup.ways if way.role != "ours")])
+
+
+def int8_step(K: int, d: int, device: str) -> Setup:
+    """Steps of MIFA with a memory of int8 rows, against a memory of float32 rows in torch."""
+    S = K // 2
+    setup = memory(S, d, device)
+    clients, params = torch.arange(0, K, 2), torch.zeros(d, device=device)
+    updates = torch.randn(S, d, device=device)
+    agg = fastagg.make(
+        "mifa", num_clients=K, num_params=d, server_lr=_LR, memory_dtype="int8", device=device
+    )
+    step = Way(
+        "fastagg.MIFA.step, int8", lambda _: agg.step(params, updates, clients), "ours", False
+    )
+    return Setup(setup.sets, [step, *(way for way in setup.ways if way.role != "ours")])

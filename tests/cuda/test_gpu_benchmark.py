@@ -25,6 +25,7 @@ def test_a_dry_run_writes_every_op(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     ops = {"gram", "weighted_sum_", "mimic_", "memory_update_", "step fdms", "step mimic"}
     ops |= {"columns median", "columns trimmed-mean", "columns meamed"}
+    ops |= {"step mifa, int8", "sketch_", "add_adaptive_"}
     assert {row["op"] for row in rows} == ops
     short = {row["op"] for row in rows if row["mode"] == "bfloat16"}
     assert short == {"weighted_sum_", "mimic_", "memory_update_"}
@@ -49,6 +50,9 @@ def test_a_dry_run_writes_every_op(tmp_path: Path) -> None:
         cuda_cases.weighted_sum,
         partial(cuda_cases.weighted_sum, dtype=torch.bfloat16),
         cuda_cases.fdms_step,
+        partial(cuda_cases.columns, "median"),
+        partial(cuda_cases.columns, "trimmed-mean"),
+        partial(cuda_cases.columns, "meamed"),
     ],
 )
 def test_contenders_compute_the_same(build: object) -> None:
