@@ -15,14 +15,15 @@ struct SimilarSizes {
   std::vector<int64_t> splits;
 };
 
-// Checks optional ids, int64 [any], in [0, most). Returns how many there are, `most` without ids.
-// Ids on a GPU are not read, because that would wait for the GPU.
+// Checks optional ids, int64 [any], in [0, most), on the CPU or on the device of the vectors.
+// Returns how many there are, `most` without ids. Ids on a GPU are not read, because that would
+// wait for it.
 inline int64_t check_ids(const std::optional<at::Tensor>& ids, const char* name, int64_t most,
                          const at::Device& device) {
   if (!ids) return most;
   check_tensor(*ids, name, at::kLong, {kAny});
-  check_same_device(*ids, name, device);
-  if (device.is_cpu()) {
+  if (!ids->is_cpu()) check_same_device(*ids, name, device);
+  if (ids->is_cpu()) {
     const auto* id = ids->const_data_ptr<int64_t>();
     for (int64_t i = 0; i < ids->numel(); ++i)
       TORCH_CHECK_INDEX(id[i] >= 0 && id[i] < most, name, ": expected ids in [0, ", most, "), got ",

@@ -49,7 +49,7 @@ FASTAGG_OP(select_friends,  yes, yes, no,
 FASTAGG_OP(eliminate_,      yes, yes, no,
            "(Tensor(a!) candidates, Tensor scores, Tensor counts, float threshold, "
            "Tensor? when=None) -> ()")
-FASTAGG_OP(most_similar,    yes, no,  yes,
+FASTAGG_OP(most_similar,    yes, yes, yes,
            "(Tensor queries, Tensor rows, Tensor factors, Tensor? query_ids=None, "
            "Tensor? row_ids=None, Tensor? splits=None) -> (Tensor, Tensor)")
 

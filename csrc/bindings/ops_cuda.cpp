@@ -13,8 +13,10 @@
 
 #include <cmath>
 
+#include "../kernels/cuda/similar_layout.h"
 #include "../kernels/cuda/sort_layout.h"
 #include "check_int8_rows.h"
+#include "check_most_similar.h"
 #include "check_sketch.h"
 #include "check_sorted_columns.h"
 #include "cuda_launch.h"
@@ -176,6 +178,48 @@ at::Tensor select_friends(const at::Tensor& scores, const at::Tensor& counts,
                                     flags, K, friends.mutable_data_ptr<int64_t>(), on.stream()),
                "select_friends", "scores [", K, ", ", K, "]");
   return friends;
+}
+
+std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const at::Tensor& rows,
+                                                const at::Tensor& factors,
+                                                const std::optional<at::Tensor>& query_ids,
+                                                const std::optional<at::Tensor>& row_ids,
+                                                const std::optional<at::Tensor>& splits) {
+  const OnDevice on(queries, "queries");
+  const SimilarSizes sizes = check_most_similar(queries, rows, factors, query_ids, row_ids, splits);
+  std::vector<int64_t> spans;
+  for (int64_t g = 0; g < sizes.groups; ++g) {
+    const int64_t* split = sizes.splits.data() + 2 * g;
+    for (int64_t begin = split[0]; begin < split[2]; begin += cuda::kSimilarTile) {
+      const int64_t end = std::min<int64_t>(begin + cuda::kSimilarTile, split[2]);
+      spans.insert(spans.end(), {begin, end, split[1], split[3]});
+    }
+  }
+  Tables tables;
+  const int64_t spans_at = tables.add(spans);
+  const auto add_ids = [&](const std::optional<at::Tensor>& given) {  // of ids on the CPU
+    if (!given || given->is_cuda()) return int64_t{-1};
+    const auto* id = given->const_data_ptr<int64_t>();
+    return tables.add(std::vector<int64_t>(id, id + given->numel()));
+  };
+  const int64_t query_ids_at = add_ids(query_ids), row_ids_at = add_ids(row_ids);
+  tables.upload(on);
+  const auto ids = [&](const std::optional<at::Tensor>& given, int64_t begin) -> const int64_t* {
+    if (!given) return nullptr;
+    return begin < 0 ? given->const_data_ptr<int64_t>() : tables.at<int64_t>(begin);
+  };
+  at::Tensor best = on.empty({sizes.queries}, at::kLong);
+  at::Tensor similarity = on.empty({sizes.queries}, at::kFloat);
+  check_launch(
+      cuda::most_similar(queries.const_data_ptr<int8_t>(), ids(query_ids, query_ids_at),
+                         queries.size(0), rows.const_data_ptr<int8_t>(),
+                         factors.const_data_ptr<float>(), ids(row_ids, row_ids_at), rows.size(0),
+                         tables.at<int64_t>(spans_at), static_cast<int64_t>(spans.size()) / 4,
+                         sizes.k, best.mutable_data_ptr<int64_t>(),
+                         similarity.mutable_data_ptr<float>(), on.stream()),
+      "most_similar", "queries [", sizes.queries, ", ", sizes.k, "], rows [", sizes.rows, ", ",
+      sizes.k, "]");
+  return {best, similarity};
 }
 
 void eliminate_(const at::Tensor& candidates, const at::Tensor& scores, const at::Tensor& counts,

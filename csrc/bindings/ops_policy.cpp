@@ -128,7 +128,8 @@ std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const
   const at::Tensor similarity = at::full({sizes.queries}, -INFINITY, factors.options());
   const auto some = [](const at::Tensor& all, const std::optional<at::Tensor>& ids, int64_t begin,
                        int64_t end) {
-    return ids ? at::index_select(all, 0, ids->slice(0, begin, end)) : all.slice(0, begin, end);
+    return ids ? at::index_select(all, 0, ids->slice(0, begin, end).to(all.device()))
+               : all.slice(0, begin, end);
   };
   for (int64_t g = 0; g < sizes.groups; ++g) {
     const int64_t* split = sizes.splits.data() + 2 * g;

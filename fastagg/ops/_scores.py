@@ -200,8 +200,9 @@ def most_similar(
         queries: int8 [N, k], k at most 1024.
         rows: int8 [S, k].
         factors: float32 [S], finite.
-        query_ids: int64 [Q], in [0, N); None: all queries in order.
-        row_ids: int64 [R], in [0, S); None: all rows in order.
+        query_ids: int64 [Q], in [0, N), on the CPU or on the device of the queries; None: all
+            queries in order.
+        row_ids: int64 [R], in [0, S), likewise; None: all rows in order.
         splits: int64 [G + 1, 2] on the CPU. Group g has the queries i with
             ``splits[g, 0] <= i < splits[g + 1, 0]``, and the rows j with
             ``splits[g, 1] <= j < splits[g + 1, 1]``. None: one group.

@@ -19,6 +19,7 @@
 #include "gram_layout.h"
 #include "pair_math.h"
 #include "row_layout.h"
+#include "similar_layout.h"
 #include "sketch_layout.h"
 #include "sort_layout.h"
 
@@ -472,6 +473,24 @@ void scores() {
   EXPECT(moved_mean(0.5f, 1.0, 2) == 0.75f);
 }
 
+// --- most_similar
+
+void similar_tiles() {
+  std::set<std::pair<int, int>> pairs, copied;
+  for (int thread = 0; thread < kSimilarThreads; ++thread) {
+    for (int i = 0; i < 4; ++i) {
+      copied.emplace(copied_row(thread), copied_word(thread) + i);
+      for (int j = 0; j < 4; ++j) pairs.emplace(similar_query(thread, i), similar_row(thread, j));
+      // The threads that share queries are neighbours in a warp, which exchange their best rows.
+      EXPECT(similar_query(thread, i) == similar_query(thread / 16 * 16, i));
+      EXPECT(i == 0 || similar_row(thread, i) > similar_row(thread, i - 1));
+    }
+  }
+  EXPECT(pairs.size() == kSimilarTile * kSimilarTile);
+  EXPECT(copied.size() == kSimilarTile * kSimilarWords);
+  EXPECT(pairs.rbegin()->first == kSimilarTile - 1 && copied.rbegin()->first == kSimilarTile - 1);
+}
+
 // --- sorted columns
 
 // Sorts one column as the kernel does: runs, then merges, in which every pair has one thread.
@@ -536,6 +555,7 @@ int main(int count, char** arguments) {
       {"ranking", ranking},
       {"scores", scores},
       {"sketches", sketches},
+      {"similar_tiles", similar_tiles},
       {"sorted_columns", sorted_columns},
   };
   if (count != 2) {

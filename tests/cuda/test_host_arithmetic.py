@@ -29,6 +29,7 @@ CHECKS = [
     "ranking",
     "scores",
     "sketches",
+    "similar_tiles",
     "sorted_columns",
 ]
 

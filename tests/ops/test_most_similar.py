@@ -33,7 +33,7 @@ def check(*args: Any) -> None:
     assert torch.equal(similarity, values)
 
 
-def test_by_hand() -> None:
+def test_by_hand(isa: str) -> None:
     rows = torch.tensor([[3, 4], [-1, 0], [0, 2]], dtype=torch.int8)
     scale = torch.tensor([0.2, 1.0, 0.5])  # 1 / |row|
     queries = torch.tensor([[6, 8], [-5, 1], [0, 0], [0, 127]], dtype=torch.int8)
@@ -44,11 +44,11 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 7, 64, 100, 1024])
 @pytest.mark.parametrize(("queries", "rows"), [(1, 1), (5, 32), (13, 33), (250, 70)])
-def test_oracle(k: int, queries: int, rows: int) -> None:
+def test_oracle(isa: str, k: int, queries: int, rows: int) -> None:
     check(numbers(queries, k, 1), numbers(rows, k, 2), factors(rows))
 
 
-def test_extreme_numbers_do_not_overflow() -> None:
+def test_extreme_numbers_do_not_overflow(isa: str) -> None:
     extremes = torch.full((3, 1024), -128, dtype=torch.int8)
     extremes[1] = 127
     extremes[2, ::2] = 127
@@ -70,7 +70,16 @@ def test_groups_and_ids_with_ties(seed: int, sizes: list[tuple[int, int]]) -> No
     check(numbers(20, 4, seed, 1), numbers(9, 4, seed + 1, 1), scale, query_ids, row_ids, splits)
 
 
-def test_nothing_to_compare_with() -> None:
+def test_tiles_of_groups(isa: str) -> None:
+    """On a GPU, groups are cut into tiles of 64 queries and of 64 rows."""
+    splits = torch.tensor([[0, 0], [1, 130], [66, 130], [210, 195], [210, 196]])
+    query_ids, row_ids = torch.arange(210) * 7 % 150, torch.arange(196) * 5 % 90
+    for k in (12, 70, 130):
+        queries, rows = numbers(150, k, k), numbers(90, k, 1)
+        check(queries, rows, factors(90) - 0.5, query_ids, row_ids, splits)
+
+
+def test_nothing_to_compare_with(isa: str) -> None:
     empty = torch.empty(0, 64, dtype=torch.int8)
     best, similarity = ops.most_similar(numbers(3, 64, 0), empty, torch.empty(0))
     assert best.tolist() == [-1] * 3

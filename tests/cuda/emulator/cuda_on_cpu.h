@@ -163,6 +163,13 @@ inline float __fsub_rn(float a, float b) {
 }
 using std::max;
 using std::min;
+inline int32_t __dp4a(int32_t a, int32_t b, int32_t sum) {
+  int8_t x[4], y[4];
+  memcpy(x, &a, 4);
+  memcpy(y, &b, 4);
+  for (int i = 0; i < 4; ++i) sum += x[i] * y[i];
+  return sum;
+}
 inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) {
   uint64_t v = (uint64_t(b) << 32) | a;
   uint32_t r = 0;
