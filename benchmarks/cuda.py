@@ -42,7 +42,7 @@ class Row:
     """A row of the table and of the CSV file; NaN if there is no value."""
 
     op: str
-    mode: str  # "tf32", or the dtype of the rows if it is not float32
+    mode: str  # "high" or "tf32", or the dtype of the rows if it is not float32
     K: int
     S: int
     d: int

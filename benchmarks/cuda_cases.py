@@ -62,7 +62,7 @@ class Case:
     share: float = 0.0
     speedup: float = 0.0
     K: int = 0
-    mode: str = ""  # "tf32", or the dtype of the rows if it is not float32
+    mode: str = ""  # "high" or "tf32", or the dtype of the rows if it is not float32
 
     @property
     def title(self) -> str:
@@ -79,7 +79,7 @@ class Case:
 
         TF32 takes twice as long as bfloat16.
         """
-        return 2 if self.mode == "tf32" else 4
+        return {"high": 4, "tf32": 2}.get(self.mode, 6)
 
     @property
     def flops(self) -> int:
@@ -133,6 +133,8 @@ def cases(device: str, dry: bool) -> list[Case]:
         )
     for S, d in (size(*shape) for shape in TF32):
         ceiling = "arithmetic" if S >= 256 else "read"
+        high = _bind(partial(gram, precision="high"), S, d, device)
+        found.append(Case("gram", S, d, high, ceiling, mode="high"))
         found.append(Case("gram", S, d, _bind(tf32_gram, S, d, device), ceiling, mode="tf32"))
     for mode, dtype in _SHORT.items():
         for name, build in row_ops:
@@ -214,10 +216,10 @@ def _in_tf32(call: Callable[[int], Tensor]) -> Callable[[int], Tensor]:
     return allowed
 
 
-def gram(S: int, d: int, device: str) -> Setup:
+def gram(S: int, d: int, device: str, precision: str = "highest") -> Setup:
     grams = _Grams(S, d, device)
     ways = [
-        grams.ours("highest"),
+        grams.ours(precision),
         Way("torch, chunks of d in float64", grams.in_chunks),
         Way("torch X @ X.T", grams.plain, "peer"),
         Way("torch X @ X.T in TF32", _in_tf32(grams.plain), "peer"),

@@ -23,7 +23,7 @@ def run(K: int, S: int, d: int, device: str) -> bool:
     wrong = [check.op for check in selfcheck.run(K, S, d, device=device) if not check.passed]
     print(f"K = {K}, S = {S}, d = {d}:", f"WRONG: {wrong}" if wrong else "all agree", flush=True)
     rows = torch.ones(S, d, device=device)
-    right = [bool((ops.gram(rows, precision="tf32") == d).all())]
+    right = [bool((ops.gram(rows, precision=p) == d).all()) for p in ("high", "tf32")]
     for short in (rows.bfloat16(), rows.half()):
         params, total = torch.zeros(d, device=device), torch.zeros(d, device=device).double()
         memory, clients = torch.zeros(K, d, device=device), torch.arange(S)
@@ -33,7 +33,8 @@ def run(K: int, S: int, d: int, device: str) -> bool:
         ops.mimic_(params, short, memory, clients, 1.0)
         ops.memory_update_(params, total, memory, short, clients, weights, 1.0, 1.0)
         right.append(bool((memory[:S] == 1).all()))
-    print("TF32, bfloat16, float16:", "right" if all(right) else f"WRONG: {right}", flush=True)
+    verdict = "right" if all(right) else f"WRONG: {right}"
+    print("gram in other precisions, bfloat16, float16:", verdict, flush=True)
     return not wrong and all(right)
 
 

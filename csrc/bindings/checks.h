@@ -150,9 +150,12 @@ inline const uint8_t* check_when(const std::optional<at::Tensor>& when, const at
 }
 
 inline Precision check_precision(c10::string_view precision) {
-  TORCH_CHECK_VALUE(precision == "highest" || precision == "tf32",
-                    "precision: expected \"highest\" or \"tf32\", got \"", precision, "\"");
-  return precision == "tf32" ? Precision::kTf32 : Precision::kHighest;
+  if (precision == "highest") return Precision::kHighest;
+  if (precision == "high") return Precision::kHigh;
+  TORCH_CHECK_VALUE(precision == "tf32",
+                    "precision: expected \"highest\", \"high\" or \"tf32\", got \"", precision,
+                    "\"");
+  return Precision::kTf32;
 }
 
 // Checks an aggregate, float32 or float64 [d]. Returns whether it is float64.

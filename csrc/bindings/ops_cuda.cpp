@@ -33,7 +33,9 @@ class GramLaunch {
     rows_at_ = tables_.add(rows.addresses);
     tables_.upload(on);
     width_.add(rows.addresses);
-    workspace_ = on.empty({cuda::gram_workspace(S_, d_)}, at::kByte);
+    int64_t bytes = 0;
+    check_launch(cuda::gram_workspace(S_, d_, &bytes), "gram", "updates [", S_, ", ", d_, "]");
+    workspace_ = on.empty({bytes}, at::kByte);
   }
   // out [S, S] = the Gram matrix of the rows.
   void run(const OnDevice& on, const uint8_t* flags, const at::Tensor& out) const {

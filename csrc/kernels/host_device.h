@@ -2,6 +2,7 @@
 // Functions that run on a GPU and, for the tests on machines without one, on a CPU.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #ifdef __CUDACC__
@@ -29,17 +30,12 @@ FASTAGG_HD constexpr int64_t triangle_index(int64_t i, int64_t j) {
   return i * (i + 1) / 2 + j;
 }
 
-// Its row: the largest i with i (i + 1) / 2 <= index, by bisection, exact for any index < 2^62.
-FASTAGG_HD constexpr int64_t triangle_row(int64_t index) {
-  int64_t low = 0, high = int64_t{1} << 31;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (triangle_index(middle, 0) <= index)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+// Its row: the largest i with i (i + 1) / 2 <= index, exact for any index < 2^61.
+FASTAGG_HD int64_t triangle_row(int64_t index) {
+  auto row = static_cast<int64_t>((sqrt(8.0 * static_cast<double>(index) + 1.0) - 1.0) / 2.0);
+  while (triangle_index(row, 0) > index) --row;
+  while (triangle_index(row + 1, 0) <= index) ++row;
+  return row;
 }
 
 }  // namespace fastagg::cuda

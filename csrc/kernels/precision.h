@@ -4,10 +4,10 @@
 
 namespace fastagg {
 
-// The CUDA kernels round each element x before they multiply it: by at most 2^-17 |x| (kHighest:
-// two bfloat16, 16 bits of mantissa, less than the 24 bits of float32) or 2^-11 |x| (kTf32).
-// Everything after that is the same for both. The CPU multiplies float32 numbers, which is at least
-// as precise as either.
-enum class Precision { kHighest, kTf32 };
+// The CUDA kernels multiply each element x as a sum of bfloat16 numbers: three (kHighest: all 24
+// bits of x, without products below 2^-24 of the largest one) or two (kHigh: x rounded by at most
+// 2^-17 |x|); or round it to TF32 (kTf32: by at most 2^-11 |x|). Everything after that is the same
+// for all. The CPU multiplies float32 numbers, which is at least as precise as any of them.
+enum class Precision { kHighest, kHigh, kTf32 };
 
 }  // namespace fastagg

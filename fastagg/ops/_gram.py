@@ -49,18 +49,21 @@ def gram(
         dtype: float32 or float64, the dtype of the result. In both cases sums are float32 inside
             blocks of up to 768 columns and float64 across blocks. float64 also holds the squares of
             rows of any magnitude.
-        precision: minimum precision of the products on a GPU, "highest" or "tf32".
+        precision: minimum precision of the products on a GPU, in the words of
+            ``torch.set_float32_matmul_precision``. Errors of entry (i, j) are in units of the sum
+            over k of |updates[i, k] * updates[j, k]|.
 
-            - "highest" is not float32 multiplication, which is what the word means in
-              ``torch.set_float32_matmul_precision``. Each element is split into two bfloat16
-              numbers, which keep 16 bits of its mantissa, and all products of the parts are added
-              in float32. Entry (i, j) is off by about 2^-16 times the sum over k of
-              |updates[i, k] * updates[j, k]|.
-            - "tf32" rounds each element to 10 bits of mantissa. Entry (i, j) is off by at most
-              2^-10 + 2^-18 times the same sum. These errors average out over many different
-              elements, but not between rows that hold few distinct values.
+            - "highest": that of float32. Each element is split into three bfloat16 numbers, which
+              keep its 24 bits, and their products are added, except those below 2^-26 of the
+              product. What remains is the error of sums: at most 2^-17, if all of them err in one
+              direction.
+            - "high": two bfloat16 numbers, which keep 16 bits, and all products of them; two thirds
+              of the multiplications of "highest". At most 2^-16 + 2^-18.
+            - "tf32": each element is rounded to 10 bits of mantissa; a third of the multiplications
+              of "highest". At most 2^-10 + 2^-18.
 
-            The CPU multiplies in float32 for both values.
+            The last two errors average out over many different elements, but not between rows that
+            hold few distinct values. The CPU multiplies in float32 for all values.
 
     Returns:
         [S, S], exactly symmetric. Each entry depends only on its two rows, bit for bit: not on the

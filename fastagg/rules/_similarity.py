@@ -14,7 +14,7 @@ from fastagg.options import FLOAT32_LIMIT, read_count
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import AnyRows, Columns, alike, each_row
 
-_PRECISIONS = {"cosine": ["highest", "tf32"], "distance": ["highest"]}
+_PRECISIONS = {"cosine": ["highest", "high", "tf32"], "distance": ["highest", "high"]}
 _NEAR = 1e-5  # much more than the rounding of squares in float32
 _INCREMENT = 0x9E3779B97F4A7C15  # of the state of SplitMix64
 _ALL = (1 << 64) - 1
@@ -27,7 +27,7 @@ class Similarity:
 
     Args:
         kind: "cosine", (cos + 1) / 2, or "distance", -|u_i - u_j|.
-        precision: of the exact Gram matrix on a GPU, "highest" or "tf32".
+        precision: of the exact Gram matrix on a GPU, "highest", "high" or "tf32".
         sketch: number k of buckets of the sketches that scores are computed from; None: of the
             rows themselves.
         seed: of the sketches.
@@ -51,9 +51,9 @@ class Similarity:
                 f"precision: expected one of {expected} with similarity={self.kind!r}, got "
                 f"{self.precision!r}"
             )
-        if self.sketch is not None and self.precision != "highest":
+        if self.sketch is not None and self.precision != "high":
             raise ValueError(
-                f"precision: expected 'highest' with sketch={self.sketch}, whose products are few; "
+                f"precision: expected 'high' with sketch={self.sketch}, whose products are few; "
                 f"got {self.precision!r}"
             )
 

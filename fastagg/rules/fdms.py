@@ -85,9 +85,10 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             :func:`fastagg.rules.thresholds.named_threshold`); or a callable t -> Theta_t such
             as :class:`fastagg.Theorem2Threshold`. t = 1, 2, ... counts the rounds so far,
             skipped ones included.
-        precision: of the Gram matrix on a GPU, "highest" or "tf32"; see :func:`fastagg.ops.gram`.
-            "tf32" requires "cosine": a short distance is the difference of large products, which
-            tf32 would lose.
+        precision: of the Gram matrix on a GPU, "highest", "high" or "tf32"; see
+            :func:`fastagg.ops.gram`. Friends are chosen by means of noisy cosines, for which the
+            2^-16 of "high" is far more than enough. A short distance is the difference of large
+            products: "highest" loses least of it, and "tf32" is refused.
         sketch: number k of buckets, a power of two from 64 to 16384; None: exact similarities.
         seed: of the sketches, >= 0. A client that knows it can make its update seem similar to
             others; so choose one that clients cannot know.
@@ -110,7 +111,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
         *,
         similarity: str = "cosine",
         elimination: str | Threshold | Mapping[str, Any] | None = None,
-        precision: str = "highest",
+        precision: str = "high",
         sketch: int | None = None,
         seed: int = 0,
         max_share: float | None = None,

@@ -42,7 +42,7 @@ class FDMSSoft(FDMS):
         friends: m, >= 1.
         temperature: > 0, in units of the scores. Large: friends have similar parts. Small: FDMS.
         similarity: "cosine" or "distance".
-        precision: "highest" or, with "cosine", "tf32"; see :class:`fastagg.FDMS`.
+        precision: "highest", "high" or, with "cosine", "tf32"; see :class:`fastagg.FDMS`.
         sketch, seed: similarities from random projections; see :class:`fastagg.FDMS`.
         max_share: largest factor of a row, in [1/K, 1]; None: no limit. See :class:`fastagg.FDMS`:
             what a row has no room for is divided among the m best friends that have room.
@@ -58,7 +58,7 @@ class FDMSSoft(FDMS):
         friends: int = 3,
         temperature: float = 0.1,
         similarity: str = "cosine",
-        precision: str = "highest",
+        precision: str = "high",
         sketch: int | None = None,
         seed: int = 0,
         max_share: float | None = None,

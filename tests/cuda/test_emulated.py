@@ -64,6 +64,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         "every_op",
         "entries_depend_on_their_rows_alone",
+        "precisions",
         "tf32",
     ],
 )
@@ -76,6 +77,8 @@ def test_on_either_tensor_core(folder: Path, check: str, core: str) -> None:
     [
         "accuracy",
         "any_alignment",
+        "groups_of_chunks",
+        "small_shared_memory",
         "in_any_order",
         "rows_out_of_range",
         "rounds_in_two_halves",
@@ -127,7 +130,8 @@ def run_python(folder: Path, *arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "kernel", ["neighbours", "warp_barrier", "blocks_apart", "atomic", "copy", "aligned"]
+    "kernel",
+    ["neighbours", "warp_barrier", "two_warps", "blocks_apart", "atomic", "copy", "aligned"],
 )
 def test_a_kernel_without_a_fault_passes(faults: Path, kernel: str) -> None:
     done = subprocess.run([faults, kernel], capture_output=True, text=True, check=False)
@@ -140,6 +144,8 @@ def test_a_kernel_without_a_fault_passes(faults: Path, kernel: str) -> None:
         ("no_barrier", "that no thread wrote"),
         ("write_after_read", "another thread read since the last barrier (race)"),
         ("no_warp_barrier", "another thread wrote since the last barrier (race)"),
+        ("not_announced", "another thread wrote since the last barrier (race)"),
+        ("announced_too_early", "another thread"),
         ("blocks_together", "another thread wrote since the last barrier (race)"),
         ("blocks_and_one_thread", "another thread of another block wrote (race)"),
         ("not_atomic", "another thread wrote since the last barrier (race)"),

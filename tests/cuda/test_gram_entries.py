@@ -17,7 +17,7 @@ from fastagg import ops
 
 
 @pytest.mark.parametrize("device", ops.devices())
-@pytest.mark.parametrize("precision", ["highest", "tf32"])
+@pytest.mark.parametrize("precision", ["highest", "high", "tf32"])
 @pytest.mark.parametrize("d", [1, 7, 513, 9_000])
 def test_gram_entries_depend_on_their_two_rows_alone(d: int, precision: str, device: str) -> None:
     def entries(updates: Tensor, **options: Any) -> Tensor:

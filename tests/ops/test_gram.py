@@ -236,9 +236,9 @@ def test_tf32_is_a_lower_bound_on_the_precision(isa: str, S: int, d: int) -> Non
         (torch.ones(2, 3), {"dtype": torch.float16}, TypeError, "dtype"),
         (
             torch.ones(2, 3),
-            {"precision": "high"},
+            {"precision": "medium"},
             ValueError,
-            'precision: expected "highest" or "tf32", got "high"',
+            'precision: expected "highest", "high" or "tf32", got "medium"',
         ),
     ],
 )

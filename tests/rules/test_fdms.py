@@ -302,7 +302,7 @@ def test_a_bad_threshold_changes_nothing(
     ("options", "error", "match"),
     [
         ({"similarity": "cosin"}, ValueError, "similarity"),
-        ({"precision": "high"}, ValueError, "precision: expected one of"),
+        ({"precision": "medium"}, ValueError, "precision: expected one of"),
         ({"similarity": "distance", "precision": "tf32"}, ValueError, "precision.*distance"),
         ({"elimination": "theorem1"}, ValueError, "elimination.*theorem2"),
         ({"elimination": 0.5}, TypeError, "elimination"),
@@ -325,11 +325,11 @@ def test_precision_reaches_the_op(monkeypatch: pytest.MonkeyPatch, elimination: 
         return op(*args, precision=precision, **kwargs)
 
     monkeypatch.setattr(ops, name, spy)
-    for precision in ("highest", "tf32"):
+    for precision in ("highest", "high", "tf32"):
         agg = FDMS(num_clients=3, num_params=4, precision=precision, elimination=elimination)
         agg.step(torch.zeros(4), torch.randn(2, 4), [0, 2])
         assert agg.options()["precision"] == precision
-    assert asked == ["highest", "tf32"]
+    assert asked == ["highest", "high", "tf32"]
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-12, 1.0, 1e12, 1e18, 1e37])

@@ -166,7 +166,7 @@ def test_a_new_seed_in_every_round_that_a_checkpoint_continues(
         ({"sketch": "64"}, TypeError, "sketch: expected an int"),
         ({"sketch": True}, TypeError, "sketch: expected an int"),
         ({"sketch": 64, "seed": -1}, ValueError, "seed: expected at least 0"),
-        ({"sketch": 64, "precision": "tf32"}, ValueError, "precision: expected 'highest'"),
+        ({"sketch": 64, "precision": "tf32"}, ValueError, "precision: expected 'high'"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], error: type, message: str) -> None:

@@ -202,7 +202,7 @@ def test_quick_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
-    assert "elimination=null, precision=highest" in printed  # of fdms
+    assert "elimination=null, precision=high" in printed  # of fdms
     assert "round-robin       tau_max=20, sampling=uniform" in printed
     assert "num_clients=" not in printed and "server_lr" not in printed
     names = ["fdms", "stale-models", "cluster-floor", "mnist-cnn", "shards", "fdms-fig3"]

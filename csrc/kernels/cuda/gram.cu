@@ -50,26 +50,27 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) needed[blockIdx.x] = any;
 }
 
-// Adds up the partial sums of `count` chunks: in ascending order inside each group of kChunkGroup
-// chunks, then the sums of the groups in ascending order, after those of earlier waves. A thread
-// block takes 32 slots, and its threads share the groups.
+// Adds up `count` partial sums of each slot: in ascending order inside each group of `each`, then
+// the sums of the groups in ascending order, after those of earlier waves. A thread block takes 32
+// slots, and its threads share the groups.
 //   totals   // [slots], read unless this is the first wave, written unless it is the last
 template <bool kFew>
 __global__ void __launch_bounds__(512)
-    reduce_kernel(const double* partials, int64_t slots, int64_t count, double* totals, bool first,
-                  bool last, const uint8_t* needed, Matrix matrix, Suspects rows, double tiny) {
+    reduce_kernel(const double* partials, int64_t slots, int64_t count, int each, double* totals,
+                  bool first, bool last, const uint8_t* needed, Matrix matrix, Suspects rows,
+                  double tiny) {
   __shared__ double sums[kMaxChunks / kChunkGroup][kWarp];
   const int64_t slot = int64_t{blockIdx.x} * kWarp + threadIdx.x;
   const Entry e = kFew ? few_entry(slot) : many_entry(slot);
   const bool there = e.i < matrix.S && e.j <= e.i;
   const bool computed = there && (!needed || needed[slot / kTileSlots]);
-  const int groups = static_cast<int>(ceil_div(count, kChunkGroup));
+  const int groups = static_cast<int>(ceil_div(count, each));
   for (int group = threadIdx.y; group < groups; group += blockDim.y) {
     double values[kChunkGroup];
 #pragma unroll
     for (int c = 0; c < kChunkGroup; ++c) {
-      const int64_t chunk = int64_t{group} * kChunkGroup + c;
-      values[c] = computed && chunk < count ? partials[chunk * slots + slot] : 0.0;
+      const int64_t n = int64_t{group} * each + c;
+      values[c] = computed && c < each && n < count ? partials[n * slots + slot] : 0.0;
     }
     double sum = values[0];
 #pragma unroll
@@ -120,23 +121,31 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t s = threadIdx.x; s < matrix.S; s += blockDim.x) any = any || suspects.rescuable(s);
   if (!__syncthreads_or(any)) return;
   __shared__ double scratch[kThreads];
-  int64_t pair = 0;
-  for (int64_t i = 0; i < matrix.S; ++i)
-    for (int64_t j = 0; j <= i; ++j, ++pair) {
-      if (pair % gridDim.x != blockIdx.x) continue;
-      if (!matrix.wants(i, j) || !(suspects.rescuable(i) || suspects.rescuable(j))) continue;
-      double sum = 0.0;
-      for (int64_t k = threadIdx.x; k < d; k += kThreads)
-        sum = fma(static_cast<double>(rows[i][k]), static_cast<double>(rows[j][k]), sum);
-      scratch[threadIdx.x] = sum;
-      for (int half = kThreads / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (threadIdx.x < half)
-          scratch[threadIdx.x] = __dadd_rn(scratch[threadIdx.x], scratch[threadIdx.x + half]);
-      }
-      if (threadIdx.x == 0) matrix.set(i, j, scratch[0]);
+  for (int64_t pair = blockIdx.x; pair < triangle_index(matrix.S, 0); pair += gridDim.x) {
+    const int64_t i = triangle_row(pair), j = pair - triangle_index(i, 0);
+    if (!matrix.wants(i, j) || !(suspects.rescuable(i) || suspects.rescuable(j))) continue;
+    double sum = 0.0;
+    for (int64_t k = threadIdx.x; k < d; k += kThreads)
+      sum = fma(static_cast<double>(rows[i][k]), static_cast<double>(rows[j][k]), sum);
+    scratch[threadIdx.x] = sum;
+    for (int half = kThreads / 2; half > 0; half /= 2) {
       __syncthreads();
+      if (threadIdx.x < half)
+        scratch[threadIdx.x] = __dadd_rn(scratch[threadIdx.x], scratch[threadIdx.x + half]);
     }
+    if (threadIdx.x == 0) matrix.set(i, j, scratch[0]);
+    __syncthreads();
+  }
+}
+
+// *small = whether a thread block of the current GPU has less than kLargeShared bytes.
+cudaError_t shared_is_small(bool* small) {
+  int device = 0, bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  *small = bytes < kLargeShared;
+  return error;
 }
 
 template <class T>
@@ -146,15 +155,20 @@ T* at(void* workspace, int64_t offset) {
 
 }  // namespace
 
-int64_t gram_workspace(int64_t S, int64_t d) {
-  return gram_workspace_of(plan_gram(S, d), S).bytes;
+cudaError_t gram_workspace(int64_t S, int64_t d, int64_t* bytes) {
+  bool small = false;
+  const cudaError_t error = shared_is_small(&small);
+  *bytes = gram_workspace_of(plan_gram(S, d, small), S).bytes;
+  return error;
 }
 
 cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
                  Precision precision, void* workspace, int width, cudaStream_t stream) {
   if (S == 0) return cudaSuccess;
   if (d == 0) return cudaMemsetAsync(out, 0, S * S * sizeof(double), stream);
-  const GramPlan plan = plan_gram(S, d);
+  bool small = false;
+  if (cudaError_t error = shared_is_small(&small)) return error;
+  const GramPlan plan = plan_gram(S, d, small);
   const GramWorkspace offsets = gram_workspace_of(plan, S);
   auto* partials = at<double>(workspace, offsets.partials);
   auto* totals = at<double>(workspace, offsets.totals);
@@ -178,8 +192,8 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* 
     if (error) return error;
     const auto reduce = plan.few ? reduce_kernel<true> : reduce_kernel<false>;
     reduce<<<static_cast<unsigned>(plan.slots / kWarp), dim3(kWarp, 16), 0, stream>>>(
-        partials, plan.slots, count, totals, first == 0, first + count == chunks, needed, matrix,
-        suspects, tiny);
+        partials, plan.slots, ceil_div(count, plan.together), kChunkGroup / plan.together, totals,
+        first == 0, first + count == chunks, needed, matrix, suspects, tiny);
   }
   int blocks = 0;
   if (cudaError_t error = resident_blocks(rescue_kernel, kThreads, S * (S + 1) / 2, &blocks))

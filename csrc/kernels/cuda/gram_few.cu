@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Gram kernel for few rows, which is bound by memory. Each warp has one chunk and the whole
-// triangle of products, so warps share nothing and never wait for each other. A lane copies exactly
-// the 16 bytes of each row group that it will use, asynchronously and several steps ahead, into a
-// ring in shared memory that no other lane uses. The A operand of 16 rows is also the B operand of
-// two tiles, so nothing is loaded twice.
+// The Gram kernel for few rows, which is bound by memory. Two warps have one chunk and the whole
+// triangle of products: they take its blocks of columns in turn, and add their float32 sums to
+// common float64 sums in the order of the blocks. A lane copies exactly the 16 bytes of each row
+// group that it will use, asynchronously and several steps ahead, into a ring in shared memory that
+// no other lane uses. The A operand of 16 rows is also the B operand of two tiles, so nothing is
+// loaded twice.
 #include "gram_mma.cuh"
 #include "gram_parts.h"
 
@@ -11,19 +12,24 @@ namespace fastagg::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kChunkWarps = 2;
+constexpr int kBlockChunks = kWarps / kChunkWarps;  // chunks of a thread block
 
-template <int M>  // strips of 16 rows
+// M strips of 16 rows; kSmall: for at most kSmallShared bytes of shared memory.
+template <int M, bool kSmall>
 struct Few {
   static constexpr int kSums = few_tiles(M) * 4;              // accumulators of a lane
   static constexpr int kSteps = M == 1 ? 4 : M == 2 ? 2 : 1;  // of a stage, 3 to 4 KB of rows
-  static constexpr int kStages = M == 3 ? 6 : 5;              // of the ring, 18 or 20 KB
-  static constexpr int kStageVectors = kSteps * 2 * M;        // that a lane loads
+  static constexpr int kStages = kSmall && M == 4 ? 3 : M == 3 ? 6 : 5;  // of the ring
+  static constexpr int kStageVectors = kSteps * 2 * M;                   // that a lane loads
+  static constexpr int kStageColumns = kSteps * kStep;
+  static constexpr int kBlockStages = kBlockSteps / kSteps;  // of a block of columns
   static constexpr int kRingBytes = kStages * kStageVectors * kWarp * int{sizeof(float4)};
   static constexpr int kSumBytes = kSums * kWarp * int{sizeof(double)};
   static constexpr int kTableBytes = 16 * M * int{sizeof(const float*)};
-  static constexpr int kSharedBytes = kTableBytes + kWarps * (kRingBytes + kSumBytes);
+  static constexpr int kSharedBytes = kTableBytes + kWarps * kRingBytes + kBlockChunks * kSumBytes;
   static_assert(kBlockSteps % kSteps == 0 && kTableBytes % 16 == 0);
-  static_assert(kSharedBytes <= 163 << 10);  // limit of sm_80
+  static_assert(kSharedBytes <= (kSmall ? kSmallShared : kLargeShared));
 };
 
 // Copies 4 floats in accesses of kBytes bytes. Only the first `valid` floats are read; the others
@@ -47,91 +53,132 @@ __device__ __forceinline__ void copy_async(float4* to, const float* from, int64_
   }
 }
 
-template <int M, int kBytes, Precision kPrecision>
-__global__ void __launch_bounds__(kWarps* kWarp)
+// One of two warps announces that it has written, and the other waits for that.
+__device__ __forceinline__ void announce(int barrier) {
+  asm volatile("bar.arrive %0, 64;" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void wait_for_other(int barrier) {
+  asm volatile("bar.sync %0, 64;" ::"r"(barrier) : "memory");
+}
+
+template <int M, bool kSmall, int kBytes, Precision kPrecision>
+__global__ void __launch_bounds__(kWarps* kWarp, 1)
     gram_few_kernel(const float* const* rows, int64_t S, int64_t d, Partition part,
                     double* partials, int32_t* found) {
-  using T = Few<M>;
+  using T = Few<M, kSmall>;
   extern __shared__ float4 shared[];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  auto* table = reinterpret_cast<const float**>(shared);  // null past S
-  for (int s = threadIdx.x; s < 16 * M; s += blockDim.x) table[s] = s < S ? rows[s] : nullptr;
+  const int own = warp % kChunkWarps, in_block = warp / kChunkWarps;
+  auto* table = reinterpret_cast<const float**>(shared);
+  for (int s = threadIdx.x; s < 16 * M; s += blockDim.x) table[s] = rows[at_most(s, S - 1)];
   if (blockIdx.x == 0 && threadIdx.x == 0) *found = 0;
   __syncthreads();
 
-  const int64_t chunk = int64_t{blockIdx.x} * kWarps + warp;
-  if (chunk >= part.chunks) return;
+  const int64_t chunk = int64_t{blockIdx.x} * kBlockChunks + in_block;
   const int64_t begin = chunk * part.chunk, end = at_most(begin + part.chunk, d);
-  const int64_t stages = ceil_div(end - begin, T::kSteps * kStep);
+  // The blocks of columns of the chunk, and those of this warp: own, own + 2, ...
+  const int blocks =
+      chunk < part.chunks ? static_cast<int>(ceil_div(end - begin, kBlockColumns)) : 0;
   float4* ring = shared + (T::kTableBytes + warp * T::kRingBytes) / int{sizeof(float4)} + lane;
   double* wide =
       reinterpret_cast<double*>(shared) +
-      (T::kTableBytes + kWarps * T::kRingBytes + warp * T::kSumBytes) / int{sizeof(double)} + lane;
+      (T::kTableBytes + kWarps * T::kRingBytes + in_block * T::kSumBytes) / int{sizeof(double)} +
+      lane;
 
-  // Vector v of a stage is step v / 2M, row group v % 2M. Past the last stage, an empty group of
-  // copies is committed, so that wait_group still counts correctly.
-  const auto fetch = [&](int64_t stage, int place) {
-    if (stage < stages)
+  // The next stage to fetch: a column, a place in the ring, and how many stages of its block of
+  // columns have been fetched. Vector v of a stage is step v / 2M, row group v % 2M; rows past S
+  // are zeros. Only the last stages of a row need to know where it ends. (With accesses of 4 bytes,
+  // of which a vector takes four, all stages share this code: two copies need too many registers.)
+  // Past the last stage, an empty group of copies is committed, so that wait_group still counts
+  // right.
+  int64_t coming = begin + own * kBlockColumns;
+  int coming_place = 0, fetched = 0;
+  const float* const* lane_rows = table + lane_row(lane);  // one of each row group
+  const int there = static_cast<int>(S) - lane_row(lane);  // groups from `there` / 8 on are past S
+  const auto fetch = [&] {
+    float4* const to = ring + coming_place * T::kStageVectors * kWarp;
+    if (kBytes > 4 && coming + T::kStageColumns <= end) {
 #pragma unroll
-      for (int v = 0; v < T::kStageVectors; ++v) {
-        const float* row = table[v % (2 * M) * 8 + lane_row(lane)];
-        const int64_t column =
-            begin + (stage * T::kSteps + v / (2 * M)) * kStep + lane_column(lane);
-        const int64_t valid = row ? d - column : 0;
-        copy_async<kBytes>(ring + (place * T::kStageVectors + v) * kWarp,
-                           valid > 0 ? row + column : table[0], valid);
+      for (int group = 0; group < 2 * M; ++group) {
+        const float* from = lane_rows[group * 8] + coming + lane_column(lane);
+#pragma unroll
+        for (int step = 0; step < T::kSteps; ++step)
+          copy_async<kBytes>(to + (step * 2 * M + group) * kWarp, from + step * kStep,
+                             group * 8 < there ? 4 : 0);
       }
+    } else if (coming < end) {
+#pragma unroll 1
+      for (int v = 0; v < T::kStageVectors; ++v) {
+        const int group = v % (2 * M);
+        const int64_t column = coming + v / (2 * M) * kStep + lane_column(lane);
+        const int64_t valid = group * 8 < there ? d - column : 0;
+        copy_async<kBytes>(to + v * kWarp, valid > 0 ? lane_rows[group * 8] + column : table[0],
+                           valid);
+      }
+    }
     asm volatile("cp.async.commit_group;" ::: "memory");
+    coming += T::kStageColumns;
+    if (++fetched == T::kBlockStages) {
+      fetched = 0;
+      coming += (kChunkWarps - 1) * kBlockColumns;
+    }
+    coming_place = coming_place + 1 == T::kStages ? 0 : coming_place + 1;
   };
 
   float sums[T::kSums] = {};
+  if (own == 0)
 #pragma unroll
-  for (int n = 0; n < T::kSums; ++n) wide[n * kWarp] = 0.0;
+    for (int n = 0; n < T::kSums; ++n) wide[n * kWarp] = 0.0;
+  if (own < blocks)
 #pragma unroll
-  for (int stage = 0; stage < T::kStages - 1; ++stage) fetch(stage, stage);
+    for (int stage = 0; stage < T::kStages - 1; ++stage) fetch();
 
+  // Barriers of a chunk: the warp that names it has added a block of columns.
+  const int added = 1 + in_block * kChunkWarps;
   int place = 0;  // of this stage in the ring
-  int steps = 0;  // since the last flush
-  for (int64_t stage = 0; stage < stages; ++stage) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(T::kStages - 2) : "memory");
-    // This overwrites the stage before this one, which has been read.
-    fetch(stage + T::kStages - 1, place == 0 ? T::kStages - 1 : place - 1);
+  for (int block = own; block < blocks; block += kChunkWarps) {
+    const int64_t left = end - begin - int64_t{block} * kBlockColumns;
+    const int stages = static_cast<int>(at_most(ceil_div(left, T::kStageColumns), T::kBlockStages));
+    for (int stage = 0; stage < stages; ++stage) {
+      asm volatile("cp.async.wait_group %0;" ::"n"(T::kStages - 2) : "memory");
+      fetch();  // overwrites the stage before this one, which has been read
 #pragma unroll
-    for (int step = 0; step < T::kSteps; ++step) {
-      Words4 words[2 * M];
+      for (int step = 0; step < T::kSteps; ++step) {
+        OperandB<Products<kPrecision>::kWords> groups[2 * M];
 #pragma unroll
-      for (int group = 0; group < 2 * M; ++group)
-        words[group] = Products<kPrecision>::words(
-            ring[(place * T::kStageVectors + step * 2 * M + group) * kWarp]);
+        for (int group = 0; group < 2 * M; ++group)
+          Products<kPrecision>::split(
+              ring[(place * T::kStageVectors + step * 2 * M + group) * kWarp], groups[group].at);
 #pragma unroll
-      for (int a = 0; a < M; ++a)
+        for (int a = 0; a < M; ++a)
 #pragma unroll
-        for (int b = 0; b <= 2 * a + 1; ++b)
-          add_step<kPrecision>(sums + 4 * few_tile(a, b), words[2 * a], words[2 * a + 1], words[b]);
+          for (int b = 0; b <= 2 * a + 1; ++b)
+            add_step<kPrecision>(sums + 4 * few_tile(a, b),
+                                 operand_a(groups[2 * a].at, groups[2 * a + 1].at), groups[b]);
+      }
+      place = place + 1 == T::kStages ? 0 : place + 1;
     }
-    place = place + 1 == T::kStages ? 0 : place + 1;
-    steps += T::kSteps;
-    if (steps == kBlockSteps) {
-      flush(sums, wide, kWarp);
-      steps = 0;
-    }
+    if (block > 0) wait_for_other(added + 1 - own);
+    flush<T::kSums>(sums, wide, kWarp);
+    if (block + 1 < blocks) announce(added + own);
   }
-  flush(sums, wide, kWarp);
+  __syncthreads();
   double* out = partials + chunk * T::kSums * kWarp + lane;
+  if (chunk < part.chunks)
 #pragma unroll 4
-  for (int n = 0; n < T::kSums; ++n) out[n * kWarp] = wide[n * kWarp];
+    for (int n = own; n < T::kSums; n += kChunkWarps) out[n * kWarp] = wide[n * kWarp];
 }
 
-template <int M, int kBytes, Precision kPrecision>
+template <int M, int kBytes, Precision kPrecision, bool kSmall = false>
 cudaError_t launch(const float* const* rows, int64_t S, int64_t d, Partition part, double* partials,
                    int32_t* found, cudaStream_t stream) {
-  const auto kernel = gram_few_kernel<M, kBytes, kPrecision>;
-  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                               Few<M>::kSharedBytes))
+  const auto kernel = gram_few_kernel<M, kSmall, kBytes, kPrecision>;
+  constexpr int kSharedBytes = Few<M, kSmall>::kSharedBytes;
+  if (cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
     return error;
-  const auto blocks = static_cast<unsigned>(ceil_div(part.chunks, kWarps));
-  kernel<<<blocks, kWarps * kWarp, Few<M>::kSharedBytes, stream>>>(rows, S, d, part, partials,
-                                                                   found);
+  const auto blocks = static_cast<unsigned>(ceil_div(part.chunks, kBlockChunks));
+  kernel<<<blocks, kWarps * kWarp, kSharedBytes, stream>>>(rows, S, d, part, partials, found);
   return cudaGetLastError();
 }
 
@@ -147,6 +194,7 @@ cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramP
       const auto call = plan.row_tiles == 1   ? launch<1, kBytes, kPrecision>
                         : plan.row_tiles == 2 ? launch<2, kBytes, kPrecision>
                         : plan.row_tiles == 3 ? launch<3, kBytes, kPrecision>
+                        : plan.small          ? launch<4, kBytes, kPrecision, true>
                                               : launch<4, kBytes, kPrecision>;
       return call(rows, S, d, plan.part, partials, found, stream);
     });

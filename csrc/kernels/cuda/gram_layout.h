@@ -42,25 +42,25 @@ FASTAGG_HD constexpr int lane_column(int lane) {
   return lane % 4 * 4;
 }
 
-// Each element becomes a word of two bfloat16: h, its leading 8 bits (upper half), and l, the next
-// 8 (lower half). Multiplying two words half by half gives h h' + l l'; with the halves of one
-// operand swapped, h l' + l h'. Together these are the four products of (h + l) (h' + l'). (With
-// kTf32, a word is one TF32 number.)
+// Each element becomes words of two bfloat16: h, its leading 8 bits (upper half), and m, the next
+// 8 (lower half); with kHighest also the word of h and l, the last 8. Multiplying two words half by
+// half gives h h' + m m'; with the halves of one operand swapped, h m' + m h'. (With kTf32, a word
+// is one TF32 number.)
 FASTAGG_HD constexpr uint32_t swapped(uint32_t word) {
   return word >> 16 | word << 16;
 }
 
-// One mma.m16n8k16 multiplies 16 rows with 8 rows over 16 halves, which are 8 words. A step takes
-// two of them (`half` 0 and 1), and two more with swapped operands. The columns may be summed in
-// any order that is the same for both operands, so each lane uses the words that it holds: register
-// r of operand A is word a_word(half, r) of row group 2a + a_group(r), ...
+// One mma.m16n8k16 multiplies 16 rows with 8 rows over 16 halves, which are the words of 8 columns.
+// A step has two halves of 8 columns, 0 and 1. The columns may be summed in any order that is the
+// same for both operands, so each lane uses the words that it holds: register r of operand A is the
+// word of element a_word(half, r) of row group 2a + a_group(r), ...
 FASTAGG_HD constexpr int a_group(int r) {
   return r % 2;
 }
 FASTAGG_HD constexpr int a_word(int half, int r) {
   return 2 * half + r / 2;
 }
-// ... and register r of operand B is word b_word(half, r) of row group b.
+// ... and register r of operand B is that of element b_word(half, r) of row group b.
 FASTAGG_HD constexpr int b_word(int half, int r) {
   return 2 * half + r;
 }
@@ -98,10 +98,11 @@ FASTAGG_HD constexpr Entry few_entry(int64_t slot) {
 // ---- gram_many: a thread block has a tile of 128 x 128 -----------------------------------------
 
 constexpr int kTileRows = 128;
-constexpr int kTileThreads = 256;  // 8 warps of 64 x 32 entries, in 2 rows
-constexpr int kTileSums = 64;      // of a thread: 4 x 4 tiles of 16 x 8, 4 registers
+constexpr int kTileThreads = 256;  // 8 warps
+constexpr int kTileSums = 64;      // of a thread: 16 tiles of 16 x 8, 4 registers
 constexpr int64_t kTileSlots = kTileSums * kTileThreads;
 
+// Off the diagonal, a warp has 64 x 32 entries.
 FASTAGG_HD constexpr int warp_row(int warp) {
   return warp / 4 * 64;
 }
@@ -111,15 +112,42 @@ FASTAGG_HD constexpr int warp_column(int warp) {
 FASTAGG_HD constexpr int tile_sum(int a, int b, int r) {
   return (a * 4 + b) * 4 + r;
 }
-// Slots of partial sums: [tile of the lower triangle, kTileSums, kTileThreads].
-FASTAGG_HD constexpr Entry many_entry(int64_t slot) {
-  const int thread = static_cast<int>(slot % kTileThreads);
+
+// On the diagonal, a thread block has the 72 tiles of 16 x 8 on and below the diagonal, 2 (a + 1)
+// in row a. Rows 7 - p and p together have 18; each of the warps 2p and 2p + 1 takes nine.
+constexpr int kDiagonalTiles = 9;
+constexpr int kDiagonalSums = 4 * kDiagonalTiles;
+
+// The first of these tiles that is in row p, not 7 - p; kDiagonalTiles if none is.
+FASTAGG_HD constexpr int diagonal_turn(int warp) {
+  return warp % 2 == 0 ? kDiagonalTiles : 7 - warp / 2 * 2;
+}
+
+struct DiagonalTile {
+  int a, b;  // rows from 16 a on, columns from 8 b on
+};
+
+FASTAGG_HD constexpr DiagonalTile diagonal_tile(int warp, int n) {
+  const int turn = diagonal_turn(warp);
+  if (n >= turn) return {warp / 2, n - turn};
+  return {7 - warp / 2, warp % 2 == 0 ? n : kDiagonalTiles + n};
+}
+
+// Slots of partial sums: [tile of the lower triangle, kTileSums, kTileThreads]. Those that are not
+// used have no entry: i is less than j.
+FASTAGG_HD Entry many_entry(int64_t slot) {
+  const int thread = static_cast<int>(slot % kTileThreads), lane = thread % 32, warp = thread / 32;
   const int sum = static_cast<int>(slot / kTileThreads % kTileSums);
   const int64_t tile = slot / kTileSlots, I = triangle_row(tile);
   const int64_t J = tile - triangle_index(I, 0);
-  const Entry e = tile_entry(thread % 32, sum % 4);
-  return {I * kTileRows + warp_row(thread / 32) + sum / 16 * 16 + e.i,
-          J * kTileRows + warp_column(thread / 32) + sum / 4 % 4 * 8 + e.j};
+  const Entry e = tile_entry(lane, sum % 4);
+  if (I == J) {
+    if (sum >= kDiagonalSums) return {-1, 0};
+    const DiagonalTile at = diagonal_tile(warp, sum / 4);
+    return {I * kTileRows + at.a * 16 + e.i, I * kTileRows + at.b * 8 + e.j};
+  }
+  return {I * kTileRows + warp_row(warp) + sum / 16 * 16 + e.i,
+          J * kTileRows + warp_column(warp) + sum / 4 % 4 * 8 + e.j};
 }
 
 // ---- all chunks --------------------------------------------------------------------------------
@@ -127,24 +155,38 @@ FASTAGG_HD constexpr Entry many_entry(int64_t slot) {
 // Limit on the partial sums of the chunks in flight; kChunkGroup chunks may exceed it.
 constexpr int64_t kPartialBytes = int64_t{256} << 20;
 
+// Bytes of shared memory of a thread block: at most kLargeShared on sm_80 (more on sm_90), and
+// kSmallShared on sm_86, sm_89 and sm_120.
+constexpr int kLargeShared = 163 << 10, kSmallShared = 99 << 10;
+
 struct GramPlan {
   bool few;
+  bool small;     // a thread block has less than kLargeShared bytes of shared memory
   int row_tiles;  // strips of 16 rows, if few
   int64_t tiles;  // of 128 x 128, on and below the diagonal, if not few
   int64_t slots;  // partial sums of a chunk
   Partition part;
+  int together;  // chunks of one partial sum: 1, or kChunkGroup
   int64_t wave;  // chunks in flight: their partial sums are kept; a multiple of kChunkGroup
+
+  FASTAGG_HD constexpr int64_t kept() const { return wave / together; }  // partial sums of a slot
 };
 
-FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d) {
-  GramPlan plan{S <= kFewRows, static_cast<int>(ceil_div(S, 16)), 0, 0, partition(d), 0};
+// Rows from which on there are enough tiles for all multiprocessors if a thread block of gram_many
+// sums a group of chunks. It writes, and reduce_kernel reads, an eighth of the partial sums.
+constexpr int64_t kGroupedRows = 512;
+
+FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d, bool small) {
+  GramPlan plan{S <= kFewRows, small, static_cast<int>(ceil_div(S, 16)), 0, 0, partition(d), 1, 0};
+  if (S >= kGroupedRows && !small) plan.together = kChunkGroup;
   if (plan.few) {
     plan.slots = int64_t{few_tiles(plan.row_tiles)} * 128;
   } else {
     plan.tiles = triangle_index(ceil_div(S, kTileRows), 0);
     plan.slots = plan.tiles * kTileSlots;
   }
-  const int64_t fitting = kPartialBytes / 8 / at_least(plan.slots, 1) / kChunkGroup * kChunkGroup;
+  const int64_t fitting =
+      kPartialBytes / 8 / at_least(plan.slots, 1) * plan.together / kChunkGroup * kChunkGroup;
   const int64_t all = ceil_div(plan.part.chunks, kChunkGroup) * kChunkGroup;
   plan.wave = at_least(at_most(fitting, all), kChunkGroup);
   return plan;
@@ -152,7 +194,7 @@ FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d) {
 
 // Byte offsets in the workspace.
 struct GramWorkspace {
-  int64_t partials;  // [wave, slots] double
+  int64_t partials;  // [kept, slots] double
   int64_t totals;    // [slots] double, if there is more than one wave
   int64_t suspects;  // [S] int32: whether squares may have left the range of float32
   int64_t peaks;     // [S] int32: magnitude bits of suspects
@@ -163,7 +205,7 @@ struct GramWorkspace {
 
 FASTAGG_HD constexpr GramWorkspace gram_workspace_of(const GramPlan& plan, int64_t S) {
   GramWorkspace at{};
-  at.totals = at.partials + plan.wave * plan.slots * 8;
+  at.totals = at.partials + plan.kept() * plan.slots * 8;
   at.suspects = at.totals + (plan.wave < plan.part.chunks ? plan.slots * 8 : 0);
   at.peaks = at.suspects + S * 4;
   at.found = at.peaks + S * 4;

@@ -1,21 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Gram kernel for more rows, which is bound by arithmetic. A thread block has one tile of
-// 128 x 128 entries and one chunk. While its warps multiply one step, the next step is loaded from
-// memory into registers. It is converted to words once and stored in shared memory in the order in
-// which lanes read it.
+// 128 x 128 entries, and one chunk or a group of chunks. While its warps multiply one step, the
+// next step is loaded from memory into registers. It is split into words once and stored in shared
+// memory in the order in which lanes read it.
 #include "gram_mma.cuh"
 #include "gram_parts.h"
 
 namespace fastagg::cuda {
 namespace {
 
-constexpr int kGroups = kTileRows / 8;                       // row groups of a strip
-constexpr int kStripVectors = kGroups * kWarp;               // of a step: [group, lane]
-constexpr int kStageVectors = 2 * kStripVectors;             // strips I and J
-constexpr int kLoads = kStageVectors / kTileThreads;         // of a thread
-constexpr int kSumBytes = kTileSlots * int{sizeof(double)};  // 128 KB
-constexpr int kSharedBytes = kSumBytes + 2 * kStageVectors * int{sizeof(Words4)};  // and 32 KB
-static_assert(kLoads == 4 && kSharedBytes <= 163 << 10);                           // of sm_80
+constexpr int kPairs = kTileRows / 16;  // pairs of row groups of a strip, one for each warp
+static_assert(kPairs * kWarp == kTileThreads);
+constexpr int kLoads = 4;  // of a thread: two row groups of strip I, and two of strip J
+
+// A stage is the words of one step of both strips. With two stages, a step is stored while others
+// are multiplied; with one, there is a barrier in between.
+template <Precision kPrecision, bool kSmall>
+struct Many {
+  static constexpr int kWords = Products<kPrecision>::kWords;
+  static constexpr int kStages = kWords == 1 ? 2 : 1;
+  static constexpr int kStripVectors = kPairs * kWords * 2 * kWarp;  // of Words4
+  static constexpr int kStageVectors = 2 * kStripVectors;
+  static constexpr int kSumBytes = kSmall ? 0 : kTileSlots * int{sizeof(double)};  // 128 KB
+  static constexpr int kSharedBytes = kSumBytes + kStages * kStageVectors * int{sizeof(Words4)};
+  static_assert(kSharedBytes <= (kSmall ? kSmallShared : kLargeShared));
+};
 
 template <int V>
 __device__ __forceinline__ float4 load_vector(const float* row, int64_t column, int64_t d) {
@@ -30,82 +39,173 @@ __device__ __forceinline__ float4 load_vector(const float* row, int64_t column, 
   return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-template <int V, Precision kPrecision>
+// Strip I is stored as operand A, [pair of row groups, word, half, lane], and strip J as operand B,
+// [row group, word, lane].
+template <int kWords>
+__device__ __forceinline__ OperandA<kWords> load_a(const Words4* strip, int pair) {
+  OperandA<kWords> a;
+#pragma unroll
+  for (int n = 0; n < kWords; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const Words4 words = strip[((pair * kWords + n) * 2 + half) * kWarp];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) a.at[n][half][r] = words.at[r];
+    }
+  return a;
+}
+template <int kWords>
+__device__ __forceinline__ OperandB<kWords> load_b(const Words4* strip, int group) {
+  OperandB<kWords> b;
+#pragma unroll
+  for (int n = 0; n < kWords; ++n) b.at[n] = strip[(group * kWords + n) * kWarp];
+  return b;
+}
+
+// wide[n * kTileThreads] += sums[n], and sums[n] = 0, for n in [0, N), in global memory:
+// kTogether are loaded before the first is stored.
+template <int N, int kTogether>
+__device__ __forceinline__ void flush_far(float* sums, double* wide) {
+  static_assert(N % kTogether == 0);
+#pragma unroll
+  for (int n = 0; n < N; n += kTogether) {
+    double before[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) before[k] = wide[(n + k) * kTileThreads];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      wide[(n + k) * kTileThreads] = __dadd_rn(before[k], static_cast<double>(sums[n + k]));
+      sums[n + k] = 0.0f;
+    }
+  }
+}
+
+//   partials   // [chunks of the grid / together, slots]
+template <int V, Precision kPrecision, bool kSmall>
 __global__ void __launch_bounds__(kTileThreads, 1)
     gram_many_kernel(const float* const* rows, int64_t S, int64_t d, Partition part, int64_t first,
-                     const uint8_t* needed, int64_t slots, double* partials, int32_t* found) {
+                     int64_t count, int together, const uint8_t* needed, int64_t slots,
+                     double* partials, int32_t* found) {
+  using T = Many<kPrecision, kSmall>;
+  constexpr int kWords = T::kWords;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *found = 0;
   const int64_t tile = blockIdx.x;
   if (needed && !needed[tile]) return;
   const int64_t I = triangle_row(tile), J = tile - triangle_index(I, 0);
-  const int64_t begin = (first + blockIdx.y) * part.chunk;
-  const int64_t end = at_most(begin + part.chunk, d);
-  const int64_t steps = ceil_div(end - begin, kStep);
 
   extern __shared__ float4 shared[];
-  auto* wide = reinterpret_cast<double*>(shared) + threadIdx.x;
-  auto* stage = reinterpret_cast<Words4*>(shared + kSumBytes / int{sizeof(float4)});
+  double* const out = partials + blockIdx.y * slots + tile * kTileSlots + threadIdx.x;
+  double* const wide = kSmall ? out : reinterpret_cast<double*>(shared) + threadIdx.x;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  auto* stages = reinterpret_cast<Words4*>(shared + T::kSumBytes / int{sizeof(float4)}) + lane;
   const bool diagonal = I == J;
   const int used = diagonal ? kLoads / 2 : kLoads;
+  const int entries = diagonal ? kDiagonalSums : kTileSums;
 
-  // The rows of vectors threadIdx.x + n * kTileThreads of a stage: strip I first, then J.
+  // Row groups 2 * warp and 2 * warp + 1 of strip I, then of J.
   const float* source[kLoads];
 #pragma unroll
   for (int n = 0; n < kLoads; ++n) {
-    const int vector = threadIdx.x + n * kTileThreads;
-    const int64_t strip = vector < kStripVectors ? I : J;
-    const int64_t s = strip * kTileRows + vector % kStripVectors / kWarp * 8 + lane_row(lane);
+    const int64_t s = (n < 2 ? I : J) * kTileRows + (2 * warp + n % 2) * 8 + lane_row(lane);
     source[n] = s < S && n < used ? rows[s] : nullptr;
   }
   float4 coming[kLoads];
-  const auto fetch = [&](int64_t step) {
-    const int64_t column = begin + step * kStep + lane_column(lane);
-#pragma unroll
-    for (int n = 0; n < kLoads; ++n) coming[n] = load_vector<V>(source[n], column, d);
-  };
-  const auto put = [&](int place) {
+  const auto fetch = [&](int64_t column) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n)
-      if (n < used)
-        stage[place * kStageVectors + threadIdx.x + n * kTileThreads] =
-            Products<kPrecision>::words(coming[n]);
+      coming[n] = load_vector<V>(source[n], column + lane_column(lane), d);
+  };
+  const auto put = [&](int stage) {
+    Words4* const strip_i = stages + stage * T::kStageVectors;
+    Words4* const strip_j = strip_i + T::kStripVectors;
+    Words4 even[kWords], odd[kWords];
+    Products<kPrecision>::split(coming[0], even);
+    Products<kPrecision>::split(coming[1], odd);
+    const OperandA<kWords> a = operand_a(even, odd);
+#pragma unroll
+    for (int n = 0; n < kWords; ++n)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t (&r)[4] = a.at[n][half];
+        strip_i[((warp * kWords + n) * 2 + half) * kWarp] = {{r[0], r[1], r[2], r[3]}};
+      }
+    if (!diagonal) {
+      Products<kPrecision>::split(coming[2], even);
+      Products<kPrecision>::split(coming[3], odd);
+    }
+#pragma unroll
+    for (int n = 0; n < kWords; ++n) {
+      strip_j[(2 * warp * kWords + n) * kWarp] = even[n];
+      strip_j[((2 * warp + 1) * kWords + n) * kWarp] = odd[n];
+    }
   };
 
-  const int row = warp_row(warp), column = warp_column(warp);
-  const bool busy = !diagonal || column < row + 64;  // else all entries are above the diagonal
   float sums[kTileSums] = {};
+  const auto multiply = [&](int stage) {
+    const Words4* const strip_i = stages + stage * T::kStageVectors;
+    const Words4* const strip_j = strip_i + T::kStripVectors;
+    if (diagonal) {
+      const int turn = diagonal_turn(warp);
+      OperandA<kWords> a;
 #pragma unroll
-  for (int n = 0; n < kTileSums; ++n) wide[n * kTileThreads] = 0.0;
-  fetch(0);
-  put(0);
-  __syncthreads();
-  for (int64_t step = 0; step < steps; ++step) {
-    if (step + 1 < steps) fetch(step + 1);
-    if (busy) {
-      const Words4* strip_i = stage + (step % 2) * kStageVectors;
-      const Words4* strip_j = diagonal ? strip_i : strip_i + kStripVectors;
-      Words4 words_b[4];
-#pragma unroll
-      for (int b = 0; b < 4; ++b) words_b[b] = strip_j[(column / 8 + b) * kWarp + lane];
-#pragma unroll
-      for (int a = 0; a < 4; ++a) {
-        const Words4 a0 = strip_i[(row / 8 + 2 * a) * kWarp + lane];
-        const Words4 a1 = strip_i[(row / 8 + 2 * a + 1) * kWarp + lane];
-#pragma unroll
-        for (int b = 0; b < 4; ++b)
-          add_step<kPrecision>(sums + tile_sum(a, b, 0), a0, a1, words_b[b]);
+      for (int n = 0; n < kDiagonalTiles; ++n) {
+        const DiagonalTile at = diagonal_tile(warp, n);
+        if (n == 0 || n == turn) a = load_a<kWords>(strip_i, at.a);
+        add_step<kPrecision>(sums + 4 * n, a, load_b<kWords>(strip_j, at.b));
       }
-      if (step % kBlockSteps == kBlockSteps - 1) flush(sums, wide, kTileThreads);
+      return;
     }
-    // This writes the other half of the stage, which all warps have read before the last barrier.
-    if (step + 1 < steps) put((step + 1) % 2);
+    OperandB<kWords> b[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) b[n] = load_b<kWords>(strip_j, warp_column(warp) / 8 + n);
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const OperandA<kWords> a = load_a<kWords>(strip_i, warp_row(warp) / 16 + m);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) add_step<kPrecision>(sums + tile_sum(m, n, 0), a, b[n]);
+    }
+  };
+  const auto flush_sums = [&] {
+    constexpr int kTogether = V == 1 ? 1 : 4;  // as registers allow
+    if (kSmall && diagonal)
+      flush_far<kDiagonalSums, kTogether>(sums, wide);
+    else if (kSmall)
+      flush_far<kTileSums, kTogether>(sums, wide);
+    else if (diagonal)
+      flush<kDiagonalSums>(sums, wide, kTileThreads);
+    else
+      flush<kTileSums>(sums, wide, kTileThreads);
+  };
+
+  for (int c = 0; c < together; ++c) {
+    const int64_t chunk = int64_t{blockIdx.y} * together + c;
+    if (chunk >= count) break;
+    const int64_t begin = (first + chunk) * part.chunk, end = at_most(begin + part.chunk, d);
+    const int64_t steps = ceil_div(end - begin, kStep);
+    for (int n = 0; n < entries; ++n) wide[n * kTileThreads] = 0.0;
+    fetch(begin);
+    put(0);
     __syncthreads();
-  }
-  flush(sums, wide, kTileThreads);
-  double* out = partials + blockIdx.y * slots + tile * kTileSlots + threadIdx.x;
+    for (int64_t step = 0; step < steps; ++step) {
+      const bool more = step + 1 < steps;
+      if (more) fetch(begin + (step + 1) * kStep);
+      multiply(static_cast<int>(step % T::kStages));
+      if (step % kBlockSteps == kBlockSteps - 1) flush_sums();
+      // This overwrites a stage that all warps have read before the last barrier.
+      if (T::kStages == 1) __syncthreads();
+      if (more) put(static_cast<int>((step + 1) % T::kStages));
+      __syncthreads();
+    }
+    flush_sums();
+    // The first sum of a group is stored, the others are added to it: each in order of the chunks.
+    if constexpr (!kSmall) {  // otherwise the sums of one chunk are in their place
 #pragma unroll 4
-  for (int n = 0; n < kTileSums; ++n) out[n * kTileThreads] = wide[n * kTileThreads];
+      for (int n = 0; n < entries; ++n) {
+        const double sum = wide[n * kTileThreads];
+        out[n * kTileThreads] = c == 0 ? sum : __dadd_rn(out[n * kTileThreads], sum);
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -113,16 +213,22 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
                       int64_t first, int64_t count, const uint8_t* needed, double* partials,
                       int32_t* found, Precision precision, int width, cudaStream_t stream) {
+  const auto launch = [&](auto p, auto w, auto small) {
+    constexpr bool kSmall = decltype(small)::value;
+    const auto kernel = gram_many_kernel<decltype(w)::value, decltype(p)::value, kSmall>;
+    constexpr int kSharedBytes = Many<decltype(p)::value, kSmall>::kSharedBytes;
+    if (cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
+      return error;
+    const dim3 grid(static_cast<unsigned>(plan.tiles),
+                    static_cast<unsigned>(ceil_div(count, plan.together)));
+    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(
+        rows, S, d, plan.part, first, count, plan.together, needed, plan.slots, partials, found);
+    return cudaGetLastError();
+  };
   return with_precision(precision, [&](auto p) {
     return with_width(width, [&](auto w) {
-      const auto kernel = gram_many_kernel<decltype(w)::value, decltype(p)::value>;
-      if (cudaError_t error = cudaFuncSetAttribute(
-              kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
-        return error;
-      const dim3 grid(static_cast<unsigned>(plan.tiles), static_cast<unsigned>(count));
-      kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(rows, S, d, plan.part, first, needed,
-                                                           plan.slots, partials, found);
-      return cudaGetLastError();
+      return plan.small ? launch(p, w, std::true_type()) : launch(p, w, std::false_type());
     });
   });
 }

@@ -18,7 +18,7 @@ cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramP
 
 // For any S: chunks [first, first + count).
 //   needed     // [tiles] flags, or nullptr: all tiles
-//   partials   // [count, slots]; tiles that are not needed do not change
+//   partials   // [ceil(count / plan.together), slots]; tiles that are not needed do not change
 cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
                       int64_t first, int64_t count, const uint8_t* needed, double* partials,
                       int32_t* found, Precision precision, int width, cudaStream_t stream);

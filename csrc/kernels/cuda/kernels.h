@@ -117,8 +117,8 @@ cudaError_t add_adaptive(float* params, float* m, float* s, const T* aggregate, 
 
 // --- Gram ---------------------------------------------------------------------------------------
 
-// The size of the `workspace` of gram, in bytes. It must be aligned to 256.
-int64_t gram_workspace(int64_t S, int64_t d);
+// *bytes = the size of the `workspace` of gram on the current GPU. It must be aligned to 256.
+cudaError_t gram_workspace(int64_t S, int64_t d, int64_t* bytes);
 
 // `pairs` must be symmetric. Tiles of 128 x 128 entries without any wanted pair are skipped; rows
 // are not reordered.

@@ -64,6 +64,8 @@ def translated_kernel(path: Path) -> str:
         s = without(s, "__device__ __forceinline__ void mma_tf32(")
     if path.name == "gram_few.cu":
         s = without(s, "template <int kBytes>\n__device__ __forceinline__ void copy_async")
+        s = without(s, "__device__ __forceinline__ void announce(")
+        s = without(s, "__device__ __forceinline__ void wait_for_other(")
     s = s.replace('asm volatile("cp.async.commit_group;" ::: "memory");', "copy_async_commit();")
     s = re.sub(
         r'asm volatile\("cp\.async\.wait_group %0;" ::"n"\((.*?)\) : "memory"\);',

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 
@@ -15,8 +16,11 @@ from fastagg.ops import bits, reference, selfcheck
 F64 = torch.float64
 
 
-def gram(rows: Tensor, pairs: Tensor | None = None) -> Tensor:
-    return ops.gram(rows, pairs=pairs, dtype=F64)
+PRECISIONS = ("highest", "high", "tf32")
+
+
+def gram(rows: Tensor, pairs: Tensor | None = None, precision: str = "highest") -> Tensor:
+    return ops.gram(rows, pairs=pairs, dtype=F64, precision=precision)
 
 
 def every_op() -> None:
@@ -27,16 +31,70 @@ def every_op() -> None:
 
 
 def entries_depend_on_their_rows_alone() -> None:
-    rows = torch.randn(140, 530)
-    full = gram(rows)
-    assert torch.equal(full, full.T)
-    order = torch.randperm(140)
-    for count in (1, 16, 17, 40, 64, 65, 140):  # either kernel, any part of a tile
-        some = order[:count]
-        assert torch.equal(gram(rows[some]), full[some][:, some])
-    group = torch.arange(140) // 50
-    pairs = group[:, None] == group
-    assert torch.equal(gram(rows, pairs), torch.where(pairs, full, 0.0))
+    """In either kernel, in any part of a tile, on and off the diagonal, with any other rows.
+
+    A chunk of 600 columns has two blocks, which two warps of the kernel for few rows take.
+    """
+    for precision in PRECISIONS:
+        rows = torch.randn(140, 600)
+        full = gram(rows, precision=precision)
+        assert torch.equal(full, full.T)
+        order = torch.randperm(140)
+        for count in (1, 16, 17, 40, 64, 65, 140):
+            some = order[:count]
+            assert torch.equal(gram(rows[some], precision=precision), full[some][:, some])
+        group = torch.arange(140) // 50
+        pairs = group[:, None] == group
+        assert torch.equal(gram(rows, pairs, precision), torch.where(pairs, full, 0.0))
+
+
+def groups_of_chunks() -> None:
+    """From 512 rows on, a thread block adds up eight chunks, in the order of the reduction."""
+    rows = torch.randn(520, 4_106)  # nine chunks
+    some = torch.tensor([0, 17, 40, 127, 128, 200, 519])
+    pairs = torch.zeros(520, 520, dtype=torch.bool)
+    pairs[some[:, None], some] = True
+    assert torch.equal(gram(rows, pairs, "tf32")[some][:, some], gram(rows[some], None, "tf32"))
+
+
+def small_shared_memory() -> None:
+    """GPUs whose thread blocks have 99 KB of shared memory compute the same bits."""
+    for count, d in ((60, 1_300), (140, 600), (520, 601)):
+        rows = torch.randn(count, d)
+        pairs = torch.zeros(count, count, dtype=torch.bool)
+        pairs[:30, :30] = True
+        for precision in PRECISIONS:
+            results = []
+            for kib in ("163", "99"):
+                os.environ["FASTAGG_EMULATED_SHARED"] = kib
+                results.append(gram(rows, pairs, precision))
+            assert torch.equal(*results)
+    del os.environ["FASTAGG_EMULATED_SHARED"]
+
+
+def precisions() -> None:
+    """Each precision is within its bound, and more exact than the next one.
+
+    The bound of "highest" is that of sums alone: 12 truncated sums in a chain of 16 products (six
+    products of matrices, each summed in two parts), and 32 roundings in the chains of a block.
+    """
+    bounds = {"highest": 2.0**-17, "high": 2.0**-16 + 2.0**-18, "tf32": 2.0**-10 + 2.0**-18}
+    for count, d in ((3, 1_040), (40, 530), (70, 530), (140, 301)):
+        rows = torch.randn(count, d) + torch.randn(d)
+        magnitudes = rows.double().abs() @ rows.double().abs().T
+        exact = reference.gram(rows, dtype=F64)
+        worst = []
+        for precision, bound in bounds.items():
+            error = (gram(rows, precision=precision) - exact).abs() / magnitudes
+            assert error.max() <= bound, (precision, error.max())
+            worst.append(error.max())
+        assert worst[0] < worst[1] < worst[2] / 10, worst
+    # Three bfloat16 hold every float32: with one column there is one sum, of six products.
+    x = torch.randn(64, 1)
+    assert ((gram(x) - reference.gram(x, dtype=F64)).abs() <= 2.0**-21 * (x @ x.T).abs()).all()
+    third = torch.tensor([[1 + 2.0**-9 + 2.0**-18]])  # three parts, of which "high" drops the last
+    off = [gram(third, precision=p).item() - third.double().item() ** 2 for p in PRECISIONS]
+    assert abs(off[0]) < 2.0**-22 and 2.0**-18 < abs(off[1]) < 2.0**-16, off
 
 
 def any_alignment() -> None:
@@ -110,13 +168,16 @@ def accuracy() -> None:
     exact = reference.gram(rows, dtype=F64)
     cosines = ops.cosine_scores(exact)
     constant = (1.0 + torch.rand(64))[:, None].expand(64, 512).contiguous()
-    for core in ("sm_80", "sm_90"):
+    for core, precision in itertools.product(("sm_80", "sm_90"), ("highest", "high")):
         os.environ["FASTAGG_EMULATED_TENSOR_CORE"] = core
-        error = (ops.cosine_scores(gram(rows)) - cosines).abs().max().item()
-        worst = (ops.cosine_scores(gram(constant)) - 1.0).abs().max().item()
-        print(f"{core}: {error:.2g}, constant rows {worst:.2g}")
-        assert error < 1e-7, (core, error)  # the documented accuracy
-        assert worst < 2e-6, (core, worst)  # 4 sums of 16 columns, each truncated by about 2^-22
+        got = gram(rows, precision=precision)
+        error = (ops.cosine_scores(got) - cosines).abs().max().item()
+        same = gram(constant, precision=precision)
+        worst = (ops.cosine_scores(same) - 1.0).abs().max().item()
+        print(f"{core}, {precision}: {error:.2g}, constant rows {worst:.2g}")
+        assert error < 1e-7, (core, precision, error)  # the documented accuracy
+        # a chain of 16 columns has four or six sums, each truncated by about 2^-22
+        assert worst < 2e-6, (core, precision, worst)
     del os.environ["FASTAGG_EMULATED_TENSOR_CORE"]
 
 

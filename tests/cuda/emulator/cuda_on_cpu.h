@@ -10,6 +10,7 @@
 //
 //   FASTAGG_EMULATED_ORDER=N          the N-th random order of blocks and threads (0: none)
 //   FASTAGG_EMULATED_TENSOR_CORE=...  sm_80 or sm_90 (default)
+//   FASTAGG_EMULATED_SHARED=KIB       shared memory of a thread block (default: 163, as on sm_80)
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -46,7 +47,11 @@ inline float4 make_float4(float a, float b, float c, float d) {
 typedef int cudaError_t;
 typedef struct Stream* cudaStream_t;
 enum { cudaSuccess = 0 };
-enum { cudaDevAttrMultiProcessorCount, cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaFuncAttributeMaxDynamicSharedMemorySize
+};
 inline cudaError_t cudaGetLastError() {
   return 0;
 }
@@ -54,9 +59,10 @@ inline cudaError_t cudaGetDevice(int* d) {
   *d = 0;
   return 0;
 }
+int shared_limit();  // bytes of a thread block
 // Few multiprocessors, so that each block takes several tasks.
-inline cudaError_t cudaDeviceGetAttribute(int* v, int, int) {
-  *v = 3;
+inline cudaError_t cudaDeviceGetAttribute(int* v, int attribute, int) {
+  *v = attribute == cudaDevAttrMultiProcessorCount ? 3 : shared_limit();
   return 0;
 }
 template <class K>
@@ -112,6 +118,9 @@ void declare_shared(void* data, size_t bytes);
 void __syncthreads();
 int __syncthreads_or(int predicate);
 void __syncwarp();
+// bar.arrive and bar.sync of two warps: all lanes of one, then all of the other.
+void announce(int barrier);
+void wait_for_other(int barrier);
 uint64_t exchange(uint64_t value, int offset);
 template <class T>
 T __shfl_xor_sync(unsigned, T v, int offset) {

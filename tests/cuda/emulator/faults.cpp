@@ -46,6 +46,22 @@ void within_a_warp(float* out, bool wait) {
   out[t] = __shfl_xor_sync(0xffffffffu, right, 1);
 }
 
+// The second warp reads what the first one wrote; `announced`: after waiting for it. With `early`,
+// the first warp writes again after it has announced.
+void two_warps(float* out, bool announced, bool early) {
+  static float place[kThreads / 2];
+  declare_shared(place, sizeof place);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x < 32) {
+    place[lane] = lane;
+    if (announced) announce(1);
+    if (early) place[lane] = 0;
+  } else {
+    if (announced) wait_for_other(1);
+    out[lane] = place[lane];
+  }
+}
+
 void one_address(float* out, bool in_turn) {
   const unsigned writer = in_turn ? blockIdx.x * kThreads + threadIdx.x : 0;
   out[writer] = 1;
@@ -110,6 +126,9 @@ int main(int, char** arguments) {
   if (name == "blocks_and_one_thread") launch(one_thread, out);
   if (name == "warp_barrier") launch(within_a_warp, out, true);
   if (name == "no_warp_barrier") launch(within_a_warp, out, false);
+  if (name == "two_warps") launch(two_warps, out, true, false);
+  if (name == "not_announced") launch(two_warps, out, false, false);
+  if (name == "announced_too_early") launch(two_warps, out, true, true);
   if (name == "atomic") launch(largest, most, true);
   if (name == "not_atomic") launch(largest, most, false);
   if (name == "copy") launch(copy, in->at, out, true, true, int64_t{0});

@@ -74,6 +74,8 @@ unsigned block_x = 0, block_y = 0;
 uint32_t first_block = 1;  // of this launch
 When now;
 std::vector<uint16_t> warp_epochs;
+// Accesses of a warp in epochs below this came before what another warp does now: [warp, other].
+std::vector<std::vector<uint16_t>> seen;
 
 int find_constants(dl_phdr_info* info, size_t, void*) {
   const auto here = reinterpret_cast<uintptr_t>(&find_constants);
@@ -152,7 +154,8 @@ bool unordered(const When& then) {
   if (then.block < first_block) return false;
   if (then.block != now.block) return true;
   if (then.epoch != now.epoch || then.thread == now.thread) return false;
-  return then.warp != now.warp || then.warp_epoch == now.warp_epoch;
+  if (then.warp == now.warp) return then.warp_epoch == now.warp_epoch;
+  return then.warp < 0 || then.warp_epoch >= seen[now.warp][then.warp];
 }
 
 [[noreturn]] void race(uintptr_t address, Access access, const char* did, const When& then) {
@@ -234,6 +237,7 @@ void begin_block(unsigned x, unsigned y, const void* dynamic_shared, size_t byte
   ++now.block;
   ++now.epoch;
   warp_epochs.assign(1024 / kWarp, 0);
+  seen.assign(1024 / kWarp, warp_epochs);
   shared.assign(1, range(dynamic_shared, bytes));
 }
 void add_shared(const void* data, size_t bytes) {
@@ -253,6 +257,12 @@ void barrier() {
 }
 void barrier_of_warp(int warp) {
   ++warp_epochs[warp];
+}
+void announced(int warp) {
+  ++warp_epochs[warp];
+}
+void other_seen(int warp, int other) {
+  seen[warp][other] = warp_epochs[other];
 }
 void end_launch() {
   shared.clear();

@@ -7,9 +7,9 @@
 //   - accesses an address outside all tensors, shared memory and its own stack;
 //   - reads shared memory that its block has not written;
 //   - reads data that another thread wrote, or writes data that another thread read or wrote,
-//     without a barrier of their block or their common warp in between, unless both accesses are
-//     atomic. Nothing orders two blocks. A shuffle is not a barrier, and two writes of the same
-//     value are a race, too;
+//     without a barrier of their block, their common warp or their two warps in between, unless
+//     both accesses are atomic. Nothing orders two blocks. A shuffle is not a barrier, and two
+//     writes of the same value are a race, too;
 //   - accesses the destination of an asynchronous copy before it has waited for the copy.
 #pragma once
 #include <cstddef>
@@ -32,6 +32,8 @@ void begin_thread(int thread);                    // accesses from here on are i
 void end_thread();                                // accesses from here on are the host's
 void barrier();                                   // of the block
 void barrier_of_warp(int warp);
+void announced(int warp);              // at a barrier of two warps
+void other_seen(int warp, int other);  // `warp` has waited for what `other` announced
 void end_launch();
 
 void check(const void* data, size_t bytes, Access access);

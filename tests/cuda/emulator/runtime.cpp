@@ -26,7 +26,17 @@ namespace {
 constexpr int kMostThreads = 1024, kWarp = 32;
 constexpr size_t kStackBytes = 128 << 10;
 
-enum class Wait { kNothing, kBarrier, kBarrierOr, kWarpBarrier, kShuffle, kBf16, kTf32 };
+enum class Wait {
+  kNothing,
+  kBarrier,
+  kBarrierOr,
+  kWarpBarrier,
+  kAnnounce,
+  kOther,
+  kShuffle,
+  kBf16,
+  kTf32
+};  // the block waits for the first ones, warps for the others
 
 struct Copy {
   float* to;
@@ -42,6 +52,7 @@ struct Fiber {
   uint64_t shuffled;
   int partner;
   int predicate;
+  int barrier;
   MmaLane* mma;
   std::vector<Copy> copies;              // of the group that is still open
   std::deque<std::vector<Copy>> groups;  // closed ones, the oldest first
@@ -56,6 +67,7 @@ const void* thread_arguments;
 size_t dynamic_limit = 48 << 10;
 char* dynamic_shared = nullptr;
 size_t dynamic_bytes = 0;
+int announcing[16];  // for each barrier of two warps, the warp that has announced, or -1
 std::mt19937 random_order;
 bool in_order = true;
 TensorCore tensor_core;
@@ -130,8 +142,23 @@ bool release_warp(Fiber* lanes) {
   if (wait < Wait::kWarpBarrier) return false;
   for (int l = 0; l < kWarp; ++l)
     if (lanes[l].done || lanes[l].wait != wait) return false;
+  const int warp = static_cast<int>(lanes - fibers.data()) / kWarp;
   if (wait == Wait::kWarpBarrier) {
-    memory_check::barrier_of_warp(static_cast<int>(lanes - fibers.data()) / kWarp);
+    memory_check::barrier_of_warp(warp);
+  } else if (wait == Wait::kAnnounce || wait == Wait::kOther) {
+    int& other = announcing[lanes[0].barrier];
+    for (int l = 0; l < kWarp; ++l)
+      if (lanes[l].barrier != lanes[0].barrier) memory_check::fail("lanes are at two barriers");
+    if (wait == Wait::kAnnounce) {
+      if (other >= 0)
+        memory_check::fail("warp %d announces what warp %d has announced", warp, other);
+      other = warp;
+      memory_check::announced(warp);
+    } else {
+      if (other < 0) return false;
+      memory_check::other_seen(warp, other);
+      other = -1;
+    }
   } else if (wait == Wait::kShuffle) {
     uint64_t values[kWarp];
     for (int l = 0; l < kWarp; ++l) values[l] = lanes[lanes[l].partner].shuffled;
@@ -168,6 +195,7 @@ bool release_block(int threads) {
 
 void run_block(int threads) {
   prepare(threads);
+  std::fill(std::begin(announcing), std::end(announcing), -1);
   std::vector<int> order(threads);
   std::iota(order.begin(), order.end(), 0);
   for (;;) {
@@ -198,7 +226,13 @@ TensorCore chosen_tensor_core() {
 
 }  // namespace
 
+int shared_limit() {
+  const char* kib = std::getenv("FASTAGG_EMULATED_SHARED");
+  return (kib ? std::atoi(kib) : 163) << 10;
+}
+
 void allow_dynamic_shared(int bytes) {
+  if (bytes > shared_limit()) memory_check::fail("%d bytes of shared memory", bytes);
   dynamic_limit = bytes;
 }
 
@@ -254,6 +288,14 @@ int __syncthreads_or(int predicate) {
 }
 void __syncwarp() {
   wait_for(Wait::kWarpBarrier);
+}
+void announce(int barrier) {
+  current->barrier = barrier;
+  wait_for(Wait::kAnnounce);
+}
+void wait_for_other(int barrier) {
+  current->barrier = barrier;
+  wait_for(Wait::kOther);
 }
 uint64_t exchange(uint64_t value, int offset) {
   Fiber* me = current;

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Count what the inner loops of the Gram kernels execute: ``sass_counts.py sm_90 [FOLDER]``.
+
+Compiles csrc of this tree, or of the checkout FOLDER, and prints a table in Markdown. A row is the
+basic block of a kernel with the most matrix products, and the stall cycles that the compiler has
+put into its instructions: the least time that one warp needs for it. Needs nvcc, c++filt, and
+nvdisasm of at least version 12 on the PATH (pip install nvidia-cuda-nvdisasm), no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptxas_summary import ROOT, readable
+
+SOURCES = ("gram_few", "gram_many")
+SHOWN = ("HMMA", "FADD", "LDS", "PRMT", "MOV")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?((?:IMAD\.)?[A-Z0-9]+)")
+_HIGH_WORD = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/$")
+_STALL_BIT = 105 - 64
+"""Where an instruction of 128 bits has its stall count of four bits, in the upper word."""
+_ENDS = {"BRA", "EXIT", "RET", "BRX"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A basic block: how often it has each instruction, and its stall cycles."""
+
+    counts: Counter[str]
+    stalls: int
+
+
+def disassembled(source: Path, arch: str) -> str:
+    """Return the SASS of a source, with the encoding of every instruction."""
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = f"{folder}/kernels.cubin"
+        flags = ["-cubin", f"-arch={arch}", "-O3", "-std=c++17", f"-I{source.parents[2]}"]
+        subprocess.run(["nvcc", *flags, str(source), "-o", cubin], check=True)
+        done = subprocess.run(
+            ["nvdisasm", "-hex", cubin], capture_output=True, text=True, check=True
+        )
+    return done.stdout
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Return the basic blocks of the SASS of one kernel."""
+    found: list[Block] = []
+    counts: Counter[str] = Counter()
+    stalls, ended, last = 0, False, ""
+    for line in text.splitlines():
+        if ended or line.startswith(".L_"):
+            found.append(Block(counts, stalls))
+            counts, stalls, ended = Counter(), 0, False
+        if instruction := _INSTRUCTION.search(line):
+            last = (
+                instruction[1].removeprefix("IMAD.") if "MOV" in instruction[1] else instruction[1]
+            )
+            counts[last] += 1
+        elif high := _HIGH_WORD.match(line):
+            stalls += int(high[1], 16) >> _STALL_BIT & 15
+            ended = last in _ENDS
+    return [*found, Block(counts, stalls)]
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) not in (1, 2) or not re.fullmatch(r"sm_\d+a?", arguments[0]):
+        raise SystemExit("usage: sass_counts.py sm_90 [FOLDER]")
+    root = Path(arguments[1]) if len(arguments) == 2 else ROOT
+    print("| kernel | instructions | stall cycles | " + " | ".join(SHOWN) + " |")
+    print("|---|" + "---|" * (2 + len(SHOWN)))
+    for name in SOURCES:
+        text = disassembled(root / f"csrc/kernels/cuda/{name}.cu", arguments[0])
+        sections = re.split(r"^\.section\s+\.text\.|^//-+ \.text\.", text, flags=re.MULTILINE)[1:]
+        kernels = {}
+        for section in sections:
+            block = max(blocks_of(section), key=lambda block: block.counts["HMMA"])
+            if block.counts["HMMA"]:
+                kernels[re.match(r"\w+", section)[0]] = block
+        for kernel, block in sorted(zip(readable(list(kernels)), kernels.values(), strict=True)):
+            cells = [sum(block.counts.values()), block.stalls, *(block.counts[i] for i in SHOWN)]
+            print(f"| `{kernel}` | " + " | ".join(map(str, cells)) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
