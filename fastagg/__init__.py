@@ -26,6 +26,7 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.inbox import Inbox
 from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import bits, reference
@@ -92,6 +93,7 @@ __all__ = [
     "FedVARP",
     "FlatLayout",
     "GeometricMedian",
+    "Inbox",
     "Krum",
     "Meamed",
     "Median",

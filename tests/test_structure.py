@@ -33,7 +33,10 @@ LAYERS = [
     {"fastagg.registry"},
     {"fastagg.making"},
     {"fastagg.rules"},
-    {"fastagg.robust", "fastagg.distributed", "fastagg.planning", "fastagg.growth"},
+    {
+        *("fastagg.robust", "fastagg.distributed", "fastagg.planning", "fastagg.growth"),
+        *("fastagg.inbox", "fastagg.answer_files"),
+    },
     {"fastagg.integrations", "fastagg_sim"},
     {"fastagg_sim.experiments"},
     # Entry points: they import everything below them, and nothing below may import them.
