@@ -26,6 +26,7 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.inbox import Inbox
 from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import bits, reference
@@ -44,6 +45,7 @@ from fastagg.rules import (
     FDMSSoft,
     FedAU,
     FedAvg,
+    FedBuff,
     FedVARP,
     GeometricMedian,
     Krum,
@@ -62,6 +64,7 @@ from fastagg.rules import (
 )
 from fastagg.rules.enqueued_fdms import EnqueuedFDMS
 from fastagg.server_optimizer import ServerOptimizer
+from fastagg.staleness import Staleness
 from fastagg.updates import columns, files, streams
 from fastagg.updates.buffer import UpdateBuffer
 from fastagg.updates.files import ClientFiles
@@ -86,9 +89,11 @@ __all__ = [
     "FDMSSoft",
     "FedAU",
     "FedAvg",
+    "FedBuff",
     "FedVARP",
     "FlatLayout",
     "GeometricMedian",
+    "Inbox",
     "Krum",
     "Meamed",
     "Median",
@@ -104,6 +109,7 @@ __all__ = [
     "ServerOptimizer",
     "Stale",
     "StaleModels",
+    "Staleness",
     "StepReport",
     "TensorRows",
     "Theorem2Threshold",

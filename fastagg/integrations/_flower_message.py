@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import (
@@ -32,6 +33,7 @@ from fastagg.integrations._flower_common import (
     settle_round,
     wait_for_nodes,
 )
+from fastagg.integrations._flower_late import LateReplies
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
@@ -54,10 +56,10 @@ class FastAggStrategy(FedAvg):
     reports it, until this node has left.
 
     A client that was asked and did not answer is absent, whatever the reason: it crashed, was late,
-    or answered with an error. An answer is rejected and logged if it has wrong names, shapes or
-    dtypes, NaN, or no finite ``num-examples``, if it comes from a node that was not asked, or if
-    it claims the partition of another node. The round continues without it. If no answer is left,
-    the model does not change.
+    or answered with an error. (With ``staleness`` and ``max_staleness``, a late reply counts.) An
+    answer is rejected and logged if it has wrong names, shapes or dtypes, NaN, or no finite
+    ``num-examples``, if it comes from a node that was not asked, or if it claims the partition of
+    another node. The round continues without it. If no answer is left, the model does not change.
 
     Each metric is averaged, with the weights ``num-examples``, over the clients that sent a finite
     number for it; the log names the others. Updates are weighted by the rule:
@@ -100,7 +102,9 @@ class FastAggStrategy(FedAvg):
             running_var, "rule" for the rest. For a module whose statistics have other names:
             ``roles=fastagg.FlatLayout.from_module(module, roles="auto").roles``.
         **rule_options: options of the rule, if it is given by name: ``server_lr``,
-            ``client_weights``, ``max_norm`` (a longer update is rejected), ...
+            ``client_weights``, ``max_norm`` (a longer update is rejected), ... With ``staleness``
+            and ``max_staleness``, replies that come after the end of their round count in a later
+            one, with their age; so the ``timeout`` of :meth:`start` can be short.
 
     Attributes:
         server: model, rule and ids: a :class:`fastagg.integrations._server.AggregationServer`.
@@ -171,6 +175,7 @@ class FastAggStrategy(FedAvg):
             **rule_options,
         )
         self.last_report: RoundReport | None = None
+        self._questions = LateReplies()
         self._record: ArrayRecord | None = None  # the global model in the form that is sent
 
     def summary(self) -> None:
@@ -216,6 +221,8 @@ class FastAggStrategy(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model, None if it did not change, and the metrics of active clients."""
         valid = self._log_errors("aggregate_train", replies)
+        # Late ones first: metrics are those of the last reply of a node.
+        valid.sort(key=lambda message: self._round_of(message) or server_round)
         answers = [self._read(message) for message in valid]
         report = self.server.close_round(answers, settled=False)
         self.last_report = report
@@ -336,7 +343,7 @@ class FastAggStrategy(FedAvg):
     ) -> None:
         """Train and evaluate once; add the results to ``result``."""
         messages = self.configure_train(server_round, result.arrays, train_config, grid)
-        replies = grid.send_and_receive(messages=messages, timeout=timeout) if messages else []
+        replies = self._exchange(grid, messages, timeout, server_round)
         arrays, metrics = self.aggregate_train(server_round, replies)
         if arrays is not None:
             result.arrays = arrays
@@ -344,6 +351,17 @@ class FastAggStrategy(FedAvg):
             _LOG.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[server_round] = metrics
         self._run_evaluation(server_round, result, grid, timeout, evaluate_config)
+
+    def _exchange(
+        self, grid: Grid, messages: Iterable[Message], timeout: float, server_round: int
+    ) -> Iterable[Message]:
+        """Send the messages of a round and return the replies; late ones too, if they can count."""
+        listed = list(messages)
+        if not listed:
+            return []
+        if not self.server.takes_late_answers:
+            return grid.send_and_receive(messages=listed, timeout=timeout)
+        return self._questions.exchange(grid, listed, timeout, server_round, self.server.oldest)
 
     def _run_evaluation(
         self,
@@ -438,6 +456,15 @@ class FastAggStrategy(FedAvg):
 
     def _read(self, message: Message) -> Answer:
         """Return the answer in a reply; its ``problem`` is set if it cannot be used."""
+        answer = self._content(message)
+        return replace(answer, round=self._round_of(message))
+
+    def _round_of(self, message: Message) -> int | None:
+        """Return the number of the earlier round that a reply is for; None: of this one."""
+        number = self._questions.round_of(message)
+        return None if number is None or number > self.server.rounds else number
+
+    def _content(self, message: Message) -> Answer:
         sender = _sender(message)
         records = message.content.array_records
         problem = weight_problem(message.content.metric_records, self.weighted_by_key)

@@ -23,6 +23,7 @@ class Answer:
         partition: the partition id that the client reported, None if it reported none.
         problem: why the answer cannot be used; None if no problem was found yet.
         is_update: whether the arrays of the rule are an update, and not weights.
+        round: number of the round whose model the client got, from 1; None: the present one.
     """
 
     sender: str
@@ -30,6 +31,7 @@ class Answer:
     partition: object | None = None
     problem: str | None = None
     is_update: bool = False
+    round: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class RoundReport:
         ignored: senders of answers that were not of this round, each with the reason: late ones,
             second ones, and those of clients that were not asked. :class:`fastagg.Server` alone
             fills it.
+        late: senders of the active clients whose answers were of earlier rounds, each with the age.
         step: the rule's report; None if the rule refused the step.
         error: why the rule refused the step, None if it did not.
         checkpoint_error: why the checkpoint that was due could not be written; None if it was.
@@ -66,6 +69,7 @@ class RoundReport:
     reassigned: dict[int, tuple[str, str]] = field(default_factory=dict)
     forgotten: tuple[int, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)
+    late: dict[str, int] = field(default_factory=dict)
 
     @property
     def moved(self) -> bool:
@@ -79,6 +83,12 @@ class RoundReport:
             order = sorted((c is None, c or 0, sender) for sender, c in self.absent.items())
             names = [_name(sender, self.absent[sender]) for _, _, sender in order]
             lines.append(f"absent: {listed(names)}")
+        if self.late:
+            names = [
+                f"{_name(sender, self.ids.get(sender))}, age {age}"
+                for sender, age in sorted(self.late.items())
+            ]
+            lines.append(f"late: {listed(names)}")
         if self.friends:
             stands = [f"{friend} for {client}" for client, friend in sorted(self.friends.items())]
             lines.append(f"stood in: {listed(stands)}")

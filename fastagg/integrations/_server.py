@@ -4,6 +4,9 @@
 A framework sends the model to some clients and passes their answers to the server. Clients send
 *weights*, so the server keeps the model that the round started from and computes updates itself. A
 client that was asked and did not answer, for any reason, is absent: absent = asked - answered.
+
+If the rule has ``staleness`` and ``max_staleness``, answers to earlier rounds count with their age
+(:class:`Answer` has their round). The newest answer of a client is used.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from fastagg.integrations._hosted_rule import (
     under,
 )
 from fastagg.integrations._ids import ClientIds, by_number
+from fastagg.integrations._late import EarlierRounds
 from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._signals import SignalGuard
@@ -136,6 +140,7 @@ class AggregationServer:
         self._overdue = False  # whether the last checkpoint could not be written
         self._settled = True  # whether the model is that which is sent next
         self._sent: set[str] = set()
+        self._earlier = EarlierRounds(None)
         self._trains = True
         self._layout: WireLayout | None = None
         self._carried: dict[str, bytes] = {}
@@ -151,6 +156,16 @@ class AggregationServer:
     @property
     def has_model(self) -> bool:
         return self._layout is not None
+
+    @property
+    def takes_late_answers(self) -> bool:
+        """Whether answers to earlier rounds count; False before there is a model."""
+        return self._earlier.most > 0
+
+    @property
+    def oldest(self) -> int:
+        """The number of the first round to which a late answer can still count."""
+        return self._earlier.oldest(self.rounds + 1)
 
     @property
     def params(self) -> Tensor:
@@ -213,6 +228,8 @@ class AggregationServer:
         with self.held():
             self._layout, self._params, self._carried = layout, params, carried
             self._statistics, statistics.values = statistics, values
+            if self._aggregator is None or not self._earlier.most:
+                self._earlier = EarlierRounds(aggregator.max_staleness)
             self._aggregator = aggregator
 
     def arrays(self) -> dict[str, bytes]:
@@ -277,6 +294,9 @@ class AggregationServer:
         """
         self._trains = senders is not None
         self._sent = set(senders or ())
+        if self.takes_late_answers:
+            steps = self.aggregator.committed
+            self._earlier.begin(self.rounds + 1, self._sent, self._params, steps)
         self.ids.open_round(self.rounds + 1, None if connected is None else set(connected))
 
     def close_round(self, answers: Sequence[Answer], *, settled: bool = True) -> RoundReport:
@@ -287,7 +307,8 @@ class AggregationServer:
         fewer than ``min_answers``, the model does not change and the report has the reason.
 
         Args:
-            answers: of the clients that were asked, and perhaps of others.
+            answers: of the clients that were asked, and perhaps of others; also late ones, to the
+                last ``max_staleness`` rounds.
             settled: whether the new model is sent as it is. If somebody may still change it (add
                 noise), pass False; no checkpoint is written until :meth:`settle_round`.
 
@@ -298,8 +319,9 @@ class AggregationServer:
         """
         layout = self._model()
         with self.held():
-            rejected = {a.sender: a.problem for a in answers if a.problem is not None}
+            rejected = {_label(a): a.problem for a in answers if a.problem is not None}
             usable = self._asked_once(answers, rejected)
+            late = {a.sender: a.round for a in usable if a.round is not None}
             reported = {a.sender: a.partition for a in usable}
             found = self.ids.resolve(reported)
             ids = found.ids
@@ -309,7 +331,8 @@ class AggregationServer:
             statistics.begin(self.aggregator.max_norm)
             for answer in [a for a in usable if a.sender in ids]:
                 try:
-                    received.add(ids[answer.sender], answer.arrays, answer.is_update)
+                    base = None if answer.round is None else self._earlier.model(answer.round)
+                    received.add(ids[answer.sender], answer.arrays, answer.is_update, base)
                     statistics.read(answer.arrays, ids[answer.sender])
                 except WireError as error:
                     rejected[answer.sender] = str(error)
@@ -319,7 +342,13 @@ class AggregationServer:
                 rejected[sender] = far[ids.pop(sender)]
             forgotten = sorted(found.fresh.intersection(ids.values()))
             self.aggregator.forget(forgotten)
-            step, error_text = self._step(received, sorted(ids.values()))
+            steps = self.aggregator.committed
+            ages = {
+                ids[sender]: self._earlier.age(number, steps)
+                for sender, number in late.items()
+                if sender in ids
+            }
+            step, error_text = self._step(received, sorted(ids.values()), ages)
             if step is not None:
                 for sender, client in list(ids.items()):
                     if client in step.reasons:
@@ -330,7 +359,12 @@ class AggregationServer:
                 )
             self.ids.remember(found, reported)
             reassigned = {k: pair for k, pair in found.reassigned.items() if pair[1] in ids}
-            silent = self._sent - {a.sender for a in answers}
+            in_time = {a.sender for a in answers if a.round is None}
+            silent = self._sent - in_time - (late.keys() & ids.keys())
+            self._earlier.end(self.rounds + 1, in_time)
+            for answer in answers:
+                if answer.round is not None:
+                    self._earlier.end(answer.round, [answer.sender])
             self.rounds += 1
             asked, self._sent = len(self._sent), set()
             report = RoundReport(
@@ -344,6 +378,7 @@ class AggregationServer:
                 error=error_text,
                 reassigned=reassigned,
                 forgotten=tuple(forgotten),
+                late={sender: ages[ids[sender]] for sender in late if sender in ids},
             )
             self._settled = settled or not report.moved
             if self._settled:
@@ -493,6 +528,7 @@ class AggregationServer:
         self.history = history
         self._layout, self._params, self._carried = layout, params, carried
         self._aggregator, self.ids = aggregator, ids
+        self._earlier = EarlierRounds(aggregator.max_staleness)
         self.rounds = self._saved_rounds = content["rounds"]
         return changed
 
@@ -531,31 +567,66 @@ class AggregationServer:
         The other answers are added to ``rejected``, each with the reason.
         """
         usable = []
-        counts = Counter(answer.sender for answer in answers)
-        for answer in answers:
+        in_time = [answer for answer in answers if answer.round is None]
+        counts = Counter(answer.sender for answer in in_time)
+        for answer in in_time:
             if answer.sender not in self._sent:
                 rejected[answer.sender] = "was not asked in this round"
             elif counts[answer.sender] > 1:
                 rejected[answer.sender] = f"answered {counts[answer.sender]} times"
             elif answer.problem is None:
                 usable.append(answer)
-        return usable
+        return usable + self._newest_late(answers, {a.sender for a in usable}, rejected)
+
+    def _newest_late(
+        self, answers: Sequence[Answer], answered: set[str], rejected: dict[str, str]
+    ) -> list[Answer]:
+        """Return the newest late answer of each sender that has no answer in time.
+
+        The other ones are added to ``rejected``, each with the reason.
+        """
+        newest: dict[str, Answer] = {}
+        listed = [(answer.round, answer) for answer in answers if answer.round is not None]
+        for number, answer in sorted(listed, key=lambda pair: pair[0], reverse=True):
+            problem = self._earlier.problem(number, answer.sender)
+            if problem is not None:
+                rejected[_label(answer)] = problem
+            elif answer.problem is None:
+                if answer.sender in answered or answer.sender in newest:
+                    rejected[_label(answer)] = "a newer answer of this client counts"
+                else:
+                    newest[answer.sender] = answer
+        return [*newest.values()]
 
     def _step(
-        self, received: ReceivedModels, clients: list[int]
+        self, received: ReceivedModels, clients: list[int], ages: Mapping[int, int]
     ) -> tuple[StepReport | None, str | None]:
-        """Run a step; return the rule's report, or None and why there was no step."""
+        """Run a step; return the rule's report, or None and why there was no step.
+
+        Args:
+            received: the models of ``clients``.
+            clients: ids.
+            ages: of late answers, by client.
+        """
         if len(clients) < self.min_answers:
             return None, f"min_answers: expected at least {self.min_answers}, got {len(clients)}"
         try:
             if not clients:
                 return self.aggregator.step(self._params, [], []), None
-            return self.aggregator.step(self._params, received.updates(clients), clients), None
+            updates = received.updates(clients)
+            late = [ages.get(k, 0) for k in clients] if ages else None
+            return self.aggregator.step(self._params, updates, clients, ages=late), None
         except ValueError as error:  # parameters and state are as before
             return None, str(error)
         finally:
             if self._rows is not None:
                 self._rows.release()
+
+
+def _label(answer: Answer) -> str:
+    """Return the sender of an answer, and the round if it is late, for a report."""
+    late = "" if answer.round is None else f" (of round {answer.round})"
+    return f"{answer.sender}{late}"
 
 
 def _there(value: T | None) -> T:

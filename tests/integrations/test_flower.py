@@ -694,3 +694,62 @@ def test_legacy_metrics_of_accepted_clients() -> None:
 
     legacy({1: {2: "nan"}}, 1, rule="fedavg", fit_metrics_aggregation_fn=mean)
     assert [m["partition-id"] for _, m in seen[0]] == [0, 1, 3, 4]
+
+
+class SlowGrid(NodesGrid):
+    """Nodes whose replies can be pulled some rounds later: ``delays`` by (round, client)."""
+
+    def __init__(self, answer: Fault, delays: dict[tuple[int, int], int]) -> None:
+        super().__init__(answer)
+        self.delays, self.now = delays, 0
+        self.replies: dict[str, tuple[int, Message]] = {}  # round in which it comes, by message
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:  # type: ignore[override]
+        keys = []
+        for message in messages:
+            client = self.nodes.index(message.metadata.dst_node_id)
+            self.now = int(message.content["config"]["server-round"])
+            key = f"{self.now}-{client}"
+            message.metadata.__dict__["_message_id"] = key
+            answer = self.answer(message.content, self.now, client)
+            assert answer is not None
+            at = self.now + self.delays.get((self.now, client), 0)
+            self.replies[key] = at, Message(answer, reply_to=message)
+            keys.append(key)
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:  # type: ignore[override]
+        found = [key for key in message_ids if self.replies[key][0] <= self.now]
+        return [self.replies.pop(key)[1] for key in found]
+
+
+def test_late_replies_count_with_their_age(logged: list[str]) -> None:
+    delays = {(1, 3): 1, (2, 3): 1, (3, 3): 1, (2, 1): 2, (3, 1): 9, (4, 1): 9, (4, 2): 1}
+    used = strategy("mifa", staleness="constant", max_staleness=2)
+    grid = SlowGrid(reply, delays)
+    used.start(grid, initial(), num_rounds=5, timeout=0.01)
+    # The same rounds by hand. A client that answers both in time and late counts once.
+    params, models = flat(first_model()), {}
+    agg = fastagg.make("mifa", num_clients=K, num_params=14, staleness="constant", max_staleness=2)
+    for number in range(1, 6):
+        model = first_model()
+        model["w"] = params[:12].numpy().reshape(3, 4).copy()
+        model["h"] = params[12:].numpy().astype(np.float16)
+        models[number] = model, params.clone()
+        came = {k: number for k in range(K) if (number, k) not in delays}
+        for (r, k), delay in delays.items():
+            if r + delay == number and k not in came:
+                came[k] = r
+        rows = [flat(trained(models[r][0], r, k)) - models[r][1] for k, r in came.items()]
+        ages = [number - r for r in came.values()]
+        agg.step(params, rows, list(came), ages=ages)
+    assert torch.equal(used.server.params, params)
+    assert any("late: client 3" in line and "age 1" in line for line in logged)
+    assert any("a newer answer of this client counts" in line for line in logged)
+    assert "3-1" in grid.replies  # it has not come when its round is too old
+
+
+def test_without_staleness_late_replies_are_not_pulled() -> None:
+    used = strategy("mifa")
+    used.start(NodesGrid(reply), initial(), num_rounds=2)  # which has no pull_messages
+    assert not used.server.takes_late_answers

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers of an inbox on disk: a file each, which survives the end of the process.
+
+A file is a checkpoint without a rule: it has a digest and is written atomically. Its name says
+whether the answer waits or was used, and in which round::
+
+    answer-SERIAL          it waits
+    used-ROUND-SERIAL      a step of this round has used it, or tried to
+
+Serial numbers ascend in the order of arrival.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastagg import checkpoint
+from fastagg.checkpoint import CheckpointError
+from fastagg.durable import sync_folder
+
+_KIND = "inbox.answer"  # in the place of a rule's name in an aggregator's checkpoint
+_NAME = re.compile(r"(?:answer|used-(?P<round>[0-9]{19}))-(?P<serial>[0-9]{19})")
+_PARTIAL = re.compile(r"\.answer-[0-9]{19}\.[0-9a-f]{16}\.partial")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredAnswer:
+    """One row of one client.
+
+    Attributes:
+        serial: its number in the order of arrival.
+        client: the id of the client.
+        round: the round whose model it started from.
+        row: [d] float32, contiguous.
+    """
+
+    serial: int
+    client: int
+    round: int
+    row: Tensor
+
+
+class AnswerFiles:
+    """The files of one inbox, in a folder that no other process may use at the same time.
+
+    Args:
+        folder: created if it does not exist.
+
+    Raises:
+        OSError: the folder cannot be made or opened.
+        ValueError: another inbox uses the folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.folder.mkdir(exist_ok=True)
+        self._descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._descriptor)
+            raise ValueError(f"folder: another inbox uses {self.folder}; close it first") from None
+        except OSError:
+            pass  # a file system without locks: nobody can tell
+
+    def close(self) -> None:
+        """Let other inboxes use the folder. The files stay."""
+        os.close(self._descriptor)
+
+    def load(
+        self, num_clients: int, num_params: int, rounds: int
+    ) -> tuple[list[StoredAnswer], dict[str, str], int]:
+        """Read the answers that wait, in the order of arrival.
+
+        Answers that were used in a round before ``rounds`` are deleted. Those that were used in a
+        later one wait again: the model and the rule are from before that round.
+
+        Args:
+            num_clients: K.
+            num_params: d.
+            rounds: the rounds of the model and of the rule.
+
+        Returns:
+            The answers; the reasons why files cannot be read, by name (they stay where they are);
+            and the next serial number.
+
+        Raises:
+            OSError: a file cannot be renamed or deleted.
+        """
+        found: list[StoredAnswer] = []
+        damaged: dict[str, str] = {}
+        following = 0
+        for name in sorted(os.listdir(self.folder)):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                if _PARTIAL.fullmatch(name):  # its writer was killed
+                    (self.folder / name).unlink()
+                continue
+            serial = int(match["serial"])
+            following = max(following, serial + 1)
+            if match["round"] is not None:
+                if int(match["round"]) < rounds:
+                    (self.folder / name).unlink()
+                    continue
+                os.rename(self.folder / name, self.path(serial))
+            try:
+                found.append(_read(self.path(serial), serial, num_clients, num_params))
+            except (OSError, ValueError) as error:
+                damaged[self.path(serial).name] = str(error)
+        sync_folder(self.folder)
+        return sorted(found, key=lambda answer: answer.serial), damaged, following
+
+    def write(self, answer: StoredAnswer) -> None:
+        """Write the file of an answer.
+
+        Raises:
+            OSError: it cannot be written; no file is left.
+        """
+        content = {"client": answer.client, "round": answer.round}
+        path = self.path(answer.serial)
+        try:
+            checkpoint.write(path, _KIND, content, {"row": answer.row})
+        except BaseException:
+            with suppress(OSError):  # it may be there if only the folder could not be synced
+                path.unlink()
+            raise
+
+    def delete(self, answers: Iterable[StoredAnswer]) -> None:
+        """Delete the files of answers that wait.
+
+        Raises:
+            OSError: one cannot be deleted.
+        """
+        for answer in answers:
+            self.path(answer.serial).unlink(missing_ok=True)
+
+    def mark(self, answers: Iterable[StoredAnswer], rounds: int) -> None:
+        """Note that answers are used in round ``rounds``.
+
+        Raises:
+            OSError: a file cannot be renamed; all of them wait as before.
+        """
+        marked = []
+        try:
+            for answer in answers:
+                os.rename(self.path(answer.serial), self._used(answer.serial, rounds))
+                marked.append(answer)
+            sync_folder(self.folder)
+        except BaseException:
+            self.unmark(marked, rounds)
+            raise
+
+    def unmark(self, answers: Iterable[StoredAnswer], rounds: int) -> None:
+        """Note that answers that were marked for round ``rounds`` wait again.
+
+        A file that cannot be renamed waits again after a restart from a checkpoint of this round.
+        """
+        for answer in answers:
+            with suppress(OSError):
+                os.rename(self._used(answer.serial, rounds), self.path(answer.serial))
+
+    def settle(self, rounds: int) -> None:
+        """Delete the answers that were used in rounds before ``rounds``.
+
+        Raises:
+            OSError: a file cannot be deleted.
+        """
+        for name in os.listdir(self.folder):
+            match = _NAME.fullmatch(name)
+            if match is not None and match["round"] is not None and int(match["round"]) < rounds:
+                (self.folder / name).unlink(missing_ok=True)
+
+    def path(self, serial: int) -> Path:
+        return self.folder / f"answer-{serial:019d}"
+
+    def _used(self, serial: int, rounds: int) -> Path:
+        return self.folder / f"used-{rounds:019d}-{serial:019d}"
+
+
+def _read(path: Path, serial: int, num_clients: int, num_params: int) -> StoredAnswer:
+    """Read one file.
+
+    Raises:
+        OSError: it cannot be read.
+        CheckpointError: it is damaged, or not an answer for K clients and d parameters.
+    """
+    with checkpoint.opened(path) as saved:
+        if saved.rule != _KIND or saved.names != ["row"]:
+            raise CheckpointError(path, f"expected an answer, got {saved.rule[:200]!r}")
+        entry, client, rounds = (
+            saved.entries["row"],
+            saved.options.get("client"),
+            saved.options.get("round"),
+        )
+        if type(client) is not int or not 0 <= client < num_clients:
+            raise CheckpointError(path, f"client: expected an id in [0, {num_clients})")
+        if type(rounds) is not int or rounds < 0:
+            raise CheckpointError(path, "round: expected a number >= 0")
+        if entry.dtype != torch.float32 or entry.shape != (num_params,):
+            raise CheckpointError(
+                path, f"row: expected float32 [{num_params}], got {entry.dtype} {[*entry.shape]}"
+            )
+        row = torch.empty(num_params, dtype=torch.float32, device="cpu")
+        saved.read({"row": [row]})
+    return StoredAnswer(serial, client, rounds, row)

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collect the answers of clients between steps: thread-safe, bounded, and durable if wanted.
+
+::
+
+    inbox = fastagg.Inbox(num_clients=K, num_params=d, capacity=1000, policy="queue")
+    inbox.put(client, update, round=r)  # any thread; r: the round of its model
+
+    answers = inbox.take(10, round=t, timeout=60.0)
+    if answers is not None:
+        report = answers.step(aggregator, params)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fastagg.answer_files import AnswerFiles, StoredAnswer
+from fastagg.modes import plain_modes
+from fastagg.options import MOST, read_choice, read_count, read_size
+from fastagg.report import StepReport
+
+if TYPE_CHECKING:
+    from fastagg.aggregator import Aggregator
+
+_FOREVER = threading.TIMEOUT_MAX
+
+
+class InboxFull(RuntimeError):
+    """Raised by :meth:`Inbox.put` if there is no room for another answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """Answers that were taken from an inbox for a step.
+
+    :meth:`step` makes the step. For another use, it is a context manager: after an exception the
+    answers wait again, otherwise they are used up::
+
+        with answers as (updates, clients, ages):
+            ...
+
+    Attributes:
+        updates: M tensors [d] float32.
+        clients: M ids.
+        ages: M ages: the round for which they were taken, minus the round of each.
+    """
+
+    updates: list[Tensor]
+    clients: list[int]
+    ages: list[int]
+    _inbox: Inbox = field(repr=False)
+    _taken: list[StoredAnswer] = field(repr=False)
+    _round: int = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def step(self, aggregator: Aggregator, params: Tensor) -> StepReport:
+        """Run ``aggregator.step`` with these answers.
+
+        They are used up if the step has taken effect, also if a signal handler raised an exception
+        after it; otherwise they wait again. No other thread may step the aggregator meanwhile.
+
+        Args:
+            aggregator: a rule with ``staleness``, unless all ages are 0.
+            params: [d] float32; changed in place.
+
+        Raises:
+            Exception: what :meth:`fastagg.Aggregator.step` raises.
+        """
+        before = aggregator.committed
+        try:
+            return aggregator.step(params, self.updates, self.clients, ages=self.ages)
+        finally:
+            self._inbox._finish(self._taken, self._round, used=aggregator.committed != before)
+
+    def __enter__(self) -> tuple[list[Tensor], list[int], list[int]]:
+        return self.updates, self.clients, self.ages
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._inbox._finish(self._taken, self._round, used=kind is None)
+
+
+class Inbox:
+    """Answers of clients that wait for a step, in the order of their arrival.
+
+    Any number of threads may call :meth:`put` and :meth:`take`.
+
+    **Rounds.** A round is the number of steps of the aggregator, skipped ones included, when a
+    model was sent. The age of an answer in a step is the difference of the two rounds.
+
+    **On disk.** With ``folder``, every answer has a file, which is written before :meth:`put`
+    returns, has a digest, and survives the end of the process. An answer counts exactly once in the
+    model of a checkpoint, whenever the process ends, if each checkpoint holds model, rule and the
+    number of rounds t, and
+
+    1. after it was written, ``settle(t)`` is called;
+    2. after a restart from it, the inbox is made with ``round=t``.
+
+    The files of used answers are kept until then, because a restart from an older checkpoint needs
+    them again. A damaged file is reported in ``damaged`` and stays where it is.
+
+    Args:
+        num_clients: K; client ids are in [0, K).
+        num_params: d.
+        capacity: the largest number of answers, >= 1, those of a step in progress included. Their
+            rows take 4 d bytes each, in memory, and with ``folder`` as much on disk.
+        policy: "newest": a client has one answer; one of a newer round, or of the same one,
+            replaces it. "queue": a client may have several, of different rounds, for ``fedbuff``.
+        full: what :meth:`put` does without room. "refuse": raise :class:`InboxFull`. "oldest": drop
+            the answer that came first.
+        finite: refuse rows with NaN or Inf. (A step checks this in any case.)
+        folder: folder for the files; created if it does not exist. Only one inbox may use it. None:
+            answers are in memory only.
+        round: the number of rounds so far; see above.
+
+    Attributes:
+        dropped: number of answers that ``full="oldest"`` dropped, in this process.
+        damaged: why files could not be read, by name.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described, or another inbox uses the folder.
+        OSError: the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_clients: int,
+        num_params: int,
+        capacity: int,
+        policy: str = "newest",
+        full: str = "refuse",
+        finite: bool = False,
+        folder: str | os.PathLike[str] | None = None,
+        round: int = 0,
+    ) -> None:
+        self.num_clients = read_size("num_clients", num_clients)
+        self.num_params = read_size("num_params", num_params)
+        self.capacity = read_size("capacity", capacity)
+        self.policy = read_choice("policy", policy, ["newest", "queue"])
+        self.full = read_choice("full", full, ["refuse", "oldest"])
+        if not isinstance(finite, bool):
+            raise TypeError(f"finite: expected True or False, got {finite!r}")
+        self.finite = finite
+        rounds = _read_round(round)
+        self.dropped = 0
+        self.damaged: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._waiting: dict[int, StoredAnswer] = {}  # by serial number, ascending
+        self._out = 0  # answers of steps in progress
+        self._next = 0
+        self._files: AnswerFiles | None = None
+        if folder is not None:
+            self._files = AnswerFiles(folder)
+            try:
+                self._load(self._files, rounds)
+            except BaseException:
+                self._files.close()
+                raise
+
+    def _load(self, files: AnswerFiles, rounds: int) -> None:
+        found, self.damaged, self._next = files.load(self.num_clients, self.num_params, rounds)
+        for answer in found:  # two of a client are there if the process ended between two calls
+            older = self._replaced_by(answer)
+            if older is None:
+                files.delete([answer])
+                continue
+            files.delete(older)
+            for old in older:
+                del self._waiting[old.serial]
+            self._waiting[answer.serial] = answer
+        if len(self._waiting) > self.capacity:
+            raise ValueError(
+                f"capacity: expected room for the {len(self._waiting)} answers in {files.folder}, "
+                f"got {self.capacity}"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of answers that wait."""
+        return len(self._waiting)
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Return client and round of the answers that wait, in the order of their arrival."""
+        with self._changed:
+            return [(answer.client, answer.round) for answer in self._waiting.values()]
+
+    def put(self, client: int, update: Tensor, *, round: int) -> bool:
+        """Add an answer; copies ``update``.
+
+        Args:
+            client: its id.
+            update: [d] float32 on the CPU, any stride; the local model minus the model that the
+                client started from.
+            round: the round of that model.
+
+        Returns:
+            Whether the answer waits now; False: the client has one of a newer round ("newest").
+
+        Raises:
+            TypeError, ValueError, IndexError: an argument is not as described.
+            InboxFull: there is no room.
+            OSError: the file cannot be written.
+
+        After an exception, nothing has changed.
+        """
+        client = _read_client(client, self.num_clients)
+        rounds = _read_round(round)
+        row = self._read_row(update)
+        with self._changed:
+            answer = StoredAnswer(self._next, client, rounds, row)
+            gone = self._replaced_by(answer)
+            if gone is None:
+                return False
+            dropped = 0
+            if len(self._waiting) - len(gone) + self._out >= self.capacity:
+                first = next(iter(self._waiting.values()), None)
+                if self.full == "refuse" or first is None:
+                    raise InboxFull(
+                        f"inbox: {len(self._waiting)} answers wait and {self._out} are in a step, "
+                        f"of capacity = {self.capacity}"
+                    )
+                gone, dropped = [first], 1
+            if self._files is not None:
+                self._files.write(answer)
+                self._files.delete(gone)
+            for old in gone:
+                del self._waiting[old.serial]
+            self._waiting[answer.serial] = answer
+            self._next += 1
+            self.dropped += dropped
+            self._changed.notify_all()
+        return True
+
+    def _replaced_by(self, answer: StoredAnswer) -> list[StoredAnswer] | None:
+        """Return the answers that another one replaces; None: it is older than one of them."""
+        same = [other for other in self._waiting.values() if other.client == answer.client]
+        if self.policy == "queue":
+            return [other for other in same if other.round == answer.round]
+        return None if any(other.round > answer.round for other in same) else same
+
+    def _read_row(self, update: object) -> Tensor:
+        if not isinstance(update, Tensor):
+            raise TypeError(f"update: expected a torch.Tensor, got {type(update).__name__}")
+        if update.layout != torch.strided or update.dtype != torch.float32:
+            raise TypeError(
+                f"update: expected a dense float32 tensor, got {update.dtype}, {update.layout}"
+            )
+        if update.shape != (self.num_params,) or update.device.type != "cpu":
+            raise ValueError(
+                f"update: expected shape [{self.num_params}] on the CPU, got {[*update.shape]} on "
+                f"{update.device}"
+            )
+        with plain_modes():
+            row = update.detach().resolve_neg().clone(memory_format=torch.contiguous_format)
+            if self.finite and not bool(torch.isfinite(row).all()):
+                raise ValueError("update: expected finite values, got NaN or Inf")
+        return row
+
+    def take(
+        self,
+        count: int | None = None,
+        *,
+        round: int,
+        timeout: float | None = 0.0,
+        least: int | None = None,
+    ) -> Answers | None:
+        """Take answers for a step: those that came first.
+
+        Args:
+            count: wait until this many are there, and take this many; None: wait for one, and take
+                all.
+            round: the present round, from which ages are counted.
+            timeout: seconds to wait, >= 0; None: as long as it takes.
+            least: after the timeout, take what is there if it is at least this many; None: all of
+                ``count``.
+
+        Returns:
+            The answers; None if there are too few. They count towards ``capacity`` until their step
+            has ended.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described, or an answer is of a later
+                round.
+            OSError: a file cannot be renamed. Nothing was taken.
+        """
+        rounds = _read_round(round)
+        wanted = 1 if count is None else read_size("count", count)
+        fewest = wanted if least is None else read_count("least", least, least=1, most=wanted)
+        end = time.monotonic() + _read_timeout(timeout)
+        with self._changed:
+            while len(self._waiting) < wanted:
+                left = end - time.monotonic()
+                if left <= 0.0 or not self._changed.wait(min(left, _FOREVER)):
+                    break
+            if len(self._waiting) < fewest:
+                return None
+            listed = [*self._waiting.values()]
+            taken = listed if count is None else listed[:wanted]
+            newest = max(answer.round for answer in taken)
+            if newest > rounds:
+                raise ValueError(
+                    f"round: expected at least {newest}, that of an answer, got {rounds}"
+                )
+            if self._files is not None:
+                self._files.mark(taken, rounds)
+            for answer in taken:
+                del self._waiting[answer.serial]
+            self._out += len(taken)
+        return Answers(
+            [answer.row for answer in taken],
+            [answer.client for answer in taken],
+            [rounds - answer.round for answer in taken],
+            self,
+            taken,
+            rounds,
+        )
+
+    def _finish(self, taken: list[StoredAnswer], rounds: int, *, used: bool) -> None:
+        """End the step of answers; those that were not used wait again. A second call does nothing.
+
+        If a newer answer has come meanwhile, it replaces one that would wait again.
+        """
+        with self._changed:
+            self._out -= len(taken)
+            if not used:
+                if self._files is not None:
+                    self._files.unmark(taken, rounds)
+                for answer in taken:
+                    self._put_back(answer)
+                self._waiting = dict(sorted(self._waiting.items()))
+                self._changed.notify_all()
+            taken.clear()
+
+    def _put_back(self, answer: StoredAnswer) -> None:
+        """Let an answer wait again, unless one that came later takes its place."""
+        for other in self._waiting.values():
+            same_round = other.round == answer.round
+            newer = other.round >= answer.round and self.policy == "newest"
+            if other.client == answer.client and (same_round or newer):
+                if self._files is not None:
+                    self._files.delete([answer])
+                return
+        for other in self._replaced_by(answer) or []:
+            if self._files is not None:
+                self._files.delete([other])
+            del self._waiting[other.serial]
+        self._waiting[answer.serial] = answer
+
+    def settle(self, round: int) -> None:
+        """Delete the files of the answers that were used before ``round``.
+
+        Args:
+            round: the number of rounds of the checkpoint that was written last.
+
+        Raises:
+            OSError: a file cannot be deleted.
+        """
+        rounds = _read_round(round)
+        if self._files is not None:
+            self._files.settle(rounds)
+
+    def close(self) -> None:
+        """Let another inbox use the folder. The files stay; this inbox must not be used again."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+
+def _read_client(value: object, num_clients: int) -> int:
+    client = read_count("client", value, least=-MOST, most=MOST)
+    if not 0 <= client < num_clients:
+        raise IndexError(f"client: expected an id in [0, {num_clients}), got {client}")
+    return client
+
+
+def _read_round(value: object) -> int:
+    return read_count("round", value, least=0, most=MOST)
+
+
+def _read_timeout(value: object) -> float:
+    """Return seconds; None: as long as a lock can wait."""
+    if value is None:
+        return _FOREVER
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"timeout: expected seconds or None, got {value!r}")
+    if math.isnan(value) or value < 0.0:
+        raise ValueError(f"timeout: expected a number >= 0, got {value}")
+    return min(float(value), _FOREVER)

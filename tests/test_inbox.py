@@ -1,0 +1,486 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inbox: policies, bounds, threads, and answers that count exactly once after a kill."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fastagg
+from fastagg import Inbox
+from fastagg.inbox import InboxFull
+from tests.scripts import ROOT
+
+K, D = 4, 3
+
+
+def row(value: float) -> Tensor:
+    return torch.full((D,), float(value))
+
+
+def make(**options: Any) -> Inbox:
+    return Inbox(**{"num_clients": K, "num_params": D, "capacity": 10, **options})
+
+
+def test_ages_and_rows_of_a_step() -> None:
+    inbox = make()
+    update = row(1.0)
+    assert inbox.put(2, update, round=0)
+    update.zero_()  # put has copied it
+    assert inbox.put(0, torch.arange(6.0)[::2], round=3)
+    answers = inbox.take(2, round=4)
+    assert answers is not None and len(answers) == 2
+    with answers as (updates, clients, ages):
+        assert clients == [2, 0] and ages == [4, 1]
+        assert [u.tolist() for u in updates] == [[1.0, 1.0, 1.0], [0.0, 2.0, 4.0]]
+    assert len(inbox) == 0 and inbox.take(round=5) is None
+
+
+def test_newest_replaces_the_answer_of_a_client() -> None:
+    inbox = make()
+    assert inbox.put(1, row(1.0), round=1)
+    assert inbox.put(2, row(2.0), round=0)
+    assert inbox.put(1, row(3.0), round=2)
+    assert not inbox.put(1, row(4.0), round=1)
+    assert inbox.put(2, row(5.0), round=0)
+    assert inbox.waiting() == [(1, 2), (2, 0)]
+    answers = inbox.take(round=2)
+    assert answers is not None
+    assert [u[0].item() for u in answers.updates] == [3.0, 5.0]
+
+
+def test_a_queue_keeps_several_of_a_client_in_order() -> None:
+    inbox = make(policy="queue")
+    for value, (client, r) in enumerate([(1, 1), (1, 0), (0, 0), (1, 1)]):
+        assert inbox.put(client, row(value), round=r)
+    assert inbox.waiting() == [(1, 0), (0, 0), (1, 1)]  # the last one came again
+    answers = inbox.take(2, round=3)
+    assert answers is not None
+    assert (answers.clients, answers.ages) == ([1, 0], [3, 3])
+    assert inbox.waiting() == [(1, 1)]
+
+
+def test_full() -> None:
+    inbox = make(capacity=2)
+    inbox.put(0, row(0.0), round=0)
+    inbox.put(1, row(0.0), round=0)
+    inbox.put(1, row(0.0), round=1)  # replaces
+    with pytest.raises(InboxFull, match="2 answers wait and 0 are in a step, of capacity = 2"):
+        inbox.put(2, row(0.0), round=0)
+    answers = inbox.take(1, round=1)
+    assert answers is not None
+    with pytest.raises(InboxFull, match="1 answers wait and 1 are in a step"):
+        inbox.put(2, row(0.0), round=0)
+    with answers:
+        pass
+    assert inbox.put(2, row(0.0), round=0)
+
+
+def test_full_drops_the_oldest() -> None:
+    inbox = make(capacity=2, full="oldest")
+    for client in range(4):
+        assert inbox.put(client, row(0.0), round=client)
+    assert inbox.waiting() == [(2, 2), (3, 3)] and inbox.dropped == 2
+    answers = inbox.take(round=3)
+    with pytest.raises(InboxFull):  # those of a step are not dropped
+        inbox.put(0, row(0.0), round=0)
+    assert answers is not None
+
+
+def test_a_failed_step_leaves_the_answers(tmp_path: Path) -> None:
+    for folder in (None, tmp_path / "answers"):
+        inbox = make(folder=folder)
+        agg, params = fastagg.make("fedavg", num_clients=K, num_params=D), torch.zeros(D)
+        for client in (3, 1):
+            inbox.put(client, row(2.0), round=1)
+        answers = inbox.take(2, round=2)
+        assert answers is not None
+        with pytest.raises(ValueError, match="staleness"):
+            answers.step(agg, params)
+        assert inbox.waiting() == [(3, 1), (1, 1)] and params.tolist() == [0.0] * D
+        inbox.put(3, row(5.0), round=2)  # newer than the answer that goes back
+        again = inbox.take(2, round=2)
+        assert again is not None and (again.clients, again.ages) == ([1, 3], [1, 0])
+        inbox.put(1, row(8.0), round=2)
+        with pytest.raises(KeyError), again:
+            raise KeyError
+        assert inbox.waiting() == [(3, 2), (1, 2)]
+        third = inbox.take(round=2)
+        assert third is not None
+        third.step(agg, params)
+        assert params.tolist() == [6.5] * D and len(inbox) == 0
+        inbox.close()
+
+
+def test_a_step_that_took_effect_uses_the_answers_up() -> None:
+    """Also if a signal handler raises an exception out of the call."""
+    inbox = make()
+    agg, params = fastagg.make("fedavg", num_clients=K, num_params=D), torch.zeros(D)
+    inbox.put(0, row(1.0), round=0)
+    answers = inbox.take(round=0)
+    assert answers is not None
+    agg_commit = agg._note_commit
+
+    def interrupt(report: Any) -> None:
+        agg_commit(report)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    agg._note_commit = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        answers.step(agg, params)
+    assert params.tolist() == [1.0] * D and len(inbox) == 0
+
+
+def test_take_waits_for_others() -> None:
+    inbox = make()
+
+    def send() -> None:
+        for client in range(3):
+            time.sleep(0.02)
+            inbox.put(client, row(client), round=0)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    answers = inbox.take(3, round=0, timeout=60.0)
+    thread.join()
+    assert answers is not None and answers.clients == [0, 1, 2]
+    start = time.monotonic()
+    inbox.put(0, row(0.0), round=0)
+    assert inbox.take(2, round=0, timeout=0.05) is None
+    assert time.monotonic() - start >= 0.05 and len(inbox) == 1
+    few = inbox.take(2, round=0, timeout=0.01, least=1)
+    assert few is not None and few.clients == [0]
+    inbox.put(1, row(1.0), round=0)
+    last = inbox.take(1, round=0, timeout=None)
+    assert last is not None and last.clients == [1]
+
+
+def test_many_threads_lose_and_double_nothing() -> None:
+    """Six threads put and two take; every row is taken exactly once."""
+    count, inbox = 60, Inbox(num_clients=6, num_params=1, capacity=20, policy="queue")
+    seen: list[float] = []
+
+    def send(client: int) -> None:
+        for r in range(count):
+            while True:
+                try:
+                    inbox.put(client, torch.tensor([float(client * count + r)]), round=r)
+                    break
+                except InboxFull:
+                    time.sleep(0.001)
+
+    def receive() -> None:
+        draw = random.Random(1)
+        while len(seen) < 6 * count:
+            answers = inbox.take(3, round=count, timeout=0.01, least=1)
+            if answers is None:
+                continue
+            if draw.random() < 0.3:
+                with pytest.raises(KeyError), answers:
+                    raise KeyError
+            else:
+                with answers as (updates, _, _):
+                    seen.extend(u.item() for u in updates)
+
+    threads = [threading.Thread(target=send, args=(client,)) for client in range(6)]
+    threads += [threading.Thread(target=receive) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(6 * count))
+
+
+@given(data=st.data())
+def test_it_follows_a_model(data: st.DataObject) -> None:
+    """Against a list of (client, round, value), for both policies and both ways of being full."""
+    policy = data.draw(st.sampled_from(["newest", "queue"]))
+    full = data.draw(st.sampled_from(["refuse", "oldest"]))
+    inbox = Inbox(num_clients=3, num_params=1, capacity=4, policy=policy, full=full)
+    model: list[tuple[int, int, float]] = []
+    for value in range(data.draw(st.integers(1, 25))):
+        if data.draw(st.booleans()):
+            client, r = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 3))
+            gone = [a for a in model if a[0] == client and (policy == "newest" or a[1] == r)]
+            if any(a[1] > r for a in gone):
+                assert not inbox.put(client, torch.tensor([float(value)]), round=r)
+                continue
+            if len(model) - len(gone) == 4:
+                if full == "refuse":
+                    with pytest.raises(InboxFull):
+                        inbox.put(client, torch.tensor([float(value)]), round=r)
+                    continue
+                gone = model[:1]
+            assert inbox.put(client, torch.tensor([float(value)]), round=r)
+            model = [a for a in model if a not in gone] + [(client, r, float(value))]
+        else:
+            count = data.draw(st.integers(1, 5))
+            answers = inbox.take(count, round=3)
+            assert (answers is None) == (len(model) < count)
+            if answers is not None:
+                found = zip(answers.clients, answers.ages, answers.updates, strict=True)
+                assert [(k, 3 - age, u.item()) for k, age, u in found] == model[:count]
+                with answers:
+                    model = model[count:]
+        assert inbox.waiting() == [(client, r) for client, r, _ in model]
+
+
+# --- on disk ----------------------------------------------------------------------------------
+
+
+def reopened(inbox: Inbox, folder: Path, **options: Any) -> Inbox:
+    inbox.close()
+    return make(folder=folder, **options)
+
+
+def test_answers_survive(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path)
+    for client, r in ((1, 2), (0, 1), (1, 3)):
+        inbox.put(client, torch.tensor([client + 0.1, r + 0.1, 1e-40]), round=r)
+    inbox = reopened(inbox, tmp_path)
+    assert inbox.waiting() == [(0, 1), (1, 3)] and not inbox.damaged
+    answers = inbox.take(round=3)
+    assert answers is not None
+    assert torch.equal(answers.updates[1], torch.tensor([1.1, 3.1, 1e-40]))
+    assert not os.stat(next(tmp_path.iterdir())).st_mode & 0o077  # only the owner reads it
+    inbox.close()
+
+
+def test_used_answers_come_back_with_an_older_checkpoint(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path)
+    for t in range(4):  # checkpoints of rounds 0 and 2; settle after each
+        inbox.put(t, row(t), round=t)
+        answers = inbox.take(round=t)
+        assert answers is not None
+        with answers:
+            pass
+        if t == 1:
+            inbox.settle(2)
+    assert len(inbox) == 0
+    inbox = reopened(inbox, tmp_path, round=2)
+    assert inbox.waiting() == [(2, 2), (3, 3)]  # of the rounds after the checkpoint
+    inbox = reopened(inbox, tmp_path, round=2)
+    assert inbox.waiting() == [(2, 2), (3, 3)]
+    inbox.close()
+
+
+def test_a_checkpoint_that_was_not_settled_has_its_answers(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path)
+    inbox.put(0, row(0.0), round=0)
+    inbox.take(round=0)
+    inbox = reopened(inbox, tmp_path, round=1)  # killed between the checkpoint and settle(1)
+    assert len(inbox) == 0 and not any(tmp_path.iterdir())
+    inbox.close()
+
+
+def test_a_replaced_answer_is_not_there_twice(tmp_path: Path) -> None:
+    """The process ended between writing the new file and deleting the old one."""
+    inbox = make(folder=tmp_path)
+    inbox.put(0, row(1.0), round=0)
+    old = next(tmp_path.iterdir())
+    content = old.read_bytes()
+    inbox.put(0, row(2.0), round=1)
+    old.write_bytes(content)
+    inbox = reopened(inbox, tmp_path)
+    assert inbox.waiting() == [(0, 1)] and len([*tmp_path.iterdir()]) == 1
+    inbox.close()
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "damage", [flip, lambda p: p.write_bytes(p.read_bytes()[:-1]), lambda p: p.write_bytes(b"")]
+)
+def test_a_damaged_file_is_reported_and_stays(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    inbox = make(folder=tmp_path)
+    inbox.put(0, row(1.0), round=0)
+    inbox.put(1, row(1.0), round=0)
+    (tmp_path / ".answer-0000000000000000007.0123456789abcdef.partial").touch()
+    (tmp_path / "notes").touch()  # not ours
+    first = sorted(tmp_path.glob("answer-*"))[0]
+    damage(first)
+    inbox = reopened(inbox, tmp_path)
+    assert inbox.waiting() == [(1, 0)]
+    assert [*inbox.damaged] == [first.name] and str(first) in inbox.damaged[first.name]
+    assert first.exists() and (tmp_path / "notes").exists()
+    inbox.put(2, row(1.0), round=0)
+    assert first.exists() and not [*tmp_path.glob(".answer*")]
+    inbox.close()
+
+
+def test_files_of_another_run_are_damaged(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path)
+    inbox.put(3, row(1.0), round=0)
+    inbox.close()
+    for options in ({"num_params": 2}, {"num_clients": 3}):
+        other = make(folder=tmp_path, **options)
+        assert len(other) == 0 and len(other.damaged) == 1
+        other.close()
+
+
+def test_the_folder_has_one_inbox(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path)
+    with pytest.raises(ValueError, match="folder: another inbox uses"):
+        make(folder=tmp_path)
+    inbox.put(0, row(0.0), round=0)
+    inbox.put(1, row(0.0), round=0)
+    inbox.close()
+    with pytest.raises(ValueError, match="capacity: expected room for the 2 answers"):
+        make(folder=tmp_path, capacity=1)
+    make(folder=tmp_path).close()
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = make(folder=tmp_path)
+    inbox.put(0, row(1.0), round=0)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fastagg.checkpoint.atomic.sync", fail)
+        with pytest.raises(OSError, match="No space left"):
+            inbox.put(0, row(2.0), round=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("fastagg.answer_files.sync_folder", fail)
+        with pytest.raises(OSError, match="No space left"):
+            inbox.take(round=1)
+    assert inbox.waiting() == [(0, 0)]
+    inbox = reopened(inbox, tmp_path)
+    assert inbox.waiting() == [(0, 0)]
+    inbox.close()
+
+
+SERVER = """
+import sys
+from pathlib import Path
+import torch
+import fastagg
+
+folder, count = Path(sys.argv[1]), int(sys.argv[2])
+saved = folder / "rule"
+if saved.exists():
+    params = torch.empty(count)
+    agg = fastagg.load(saved, params=params)
+else:
+    params, agg = torch.zeros(count), fastagg.make("fedbuff", num_clients=3, num_params=count)
+rounds = count + int(params[0])  # later than those of all answers, which tell them apart
+inbox = fastagg.Inbox(
+    num_clients=3, num_params=count, capacity=count, policy="queue", folder=folder / "answers",
+    round=rounds,
+)
+assert not inbox.damaged
+waiting = {r for _, r in inbox.waiting()}
+todo = [n for n in range(1, count) if params[n] == 0 and n not in waiting]
+print("ready", flush=True)
+while todo or len(inbox):
+    for n in todo[:3]:
+        update = torch.zeros(count)
+        update[n] = update[0] = 1.0
+        inbox.put(n % 3, update, round=n)
+    todo = todo[3:]
+    with inbox.take(1, round=rounds) as (updates, clients, ages):
+        agg.step(params, updates, clients)
+    rounds += 1
+    if rounds % 3 == 0:
+        agg.save(saved, params=params)
+        inbox.settle(rounds)
+agg.save(saved, params=params)
+inbox.settle(rounds)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_every_answer_counts_once_whenever_the_server_is_killed(tmp_path: Path) -> None:
+    """A server is killed at random times until it is done; parameter n counts answer n."""
+    count, kills, draw = 120, 0, random.Random(5)
+    for _ in range(60):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(tmp_path), str(count)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(draw.uniform(0.0, 0.25) if kills < 6 else 0.0)
+        if kills < 6:
+            kills += process.poll() is None
+            process.kill()
+            process.communicate()
+            continue
+        said, _ = process.communicate()
+        assert process.returncode == 0 and said == "done\n"
+        break
+    assert kills == 6
+    params = torch.empty(count)
+    fastagg.load(tmp_path / "rule", params=params)
+    assert params[1:].tolist() == [1.0] * (count - 1)
+    assert int(params[0]) == count - 1
+    assert not any((tmp_path / "answers").iterdir())
+
+
+# --- wrong arguments --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("client", "update", "rounds", "error", "match"),
+    [
+        (4, row(1.0), 0, IndexError, r"client: expected an id in \[0, 4\), got 4"),
+        (-1, row(1.0), 0, IndexError, "client"),
+        (1.0, row(1.0), 0, TypeError, "client"),
+        (True, row(1.0), 0, TypeError, "client"),
+        (1, torch.zeros(2), 0, ValueError, r"update: expected shape \[3\]"),
+        (1, torch.zeros(1, 3), 0, ValueError, r"update: expected shape \[3\]"),
+        (1, torch.zeros(3, dtype=torch.float64), 0, TypeError, "update: expected a dense float32"),
+        (1, torch.zeros(3, device="meta"), 0, ValueError, "update: .* on meta"),
+        (1, [0.0, 0.0, 0.0], 0, TypeError, "update: expected a torch.Tensor"),
+        (1, row(float("nan")), 0, ValueError, "update: expected finite values"),
+        (1, row(1.0), -1, ValueError, "round: expected at least 0"),
+        (1, row(1.0), 0.5, TypeError, "round"),
+    ],
+)
+def test_wrong_answers(
+    client: Any, update: Any, rounds: Any, error: type[Exception], match: str
+) -> None:
+    inbox = make(finite=True)
+    with pytest.raises(error, match=match):
+        inbox.put(client, update, round=rounds)
+    assert len(inbox) == 0
+
+
+def test_wrong_calls() -> None:
+    inbox = make()
+    inbox.put(0, row(0.0), round=5)
+    with pytest.raises(ValueError, match="round: expected at least 5, that of an answer, got 4"):
+        inbox.take(round=4)
+    for wrong in ({"count": 0}, {"count": 1.5}, {"timeout": -1.0}, {"timeout": float("nan")},
+                  {"timeout": "1"}, {"count": 2, "least": 3}):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=[*wrong][-1]):
+            inbox.take(round=5, **wrong)
+    assert len(inbox) == 1
+    for options in ({"capacity": 0}, {"policy": "last"}, {"full": "wait"}, {"finite": 1},
+                    {"round": -1}, {"num_clients": 0}, {"num_params": 0}):  # fmt: skip
+        with pytest.raises((TypeError, ValueError), match=next(iter(options))):
+            make(**options)
