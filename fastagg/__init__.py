@@ -44,6 +44,7 @@ from fastagg.rules import (
     FDMSSoft,
     FedAU,
     FedAvg,
+    FedBuff,
     FedVARP,
     GeometricMedian,
     Krum,
@@ -62,6 +63,7 @@ from fastagg.rules import (
 )
 from fastagg.rules.enqueued_fdms import EnqueuedFDMS
 from fastagg.server_optimizer import ServerOptimizer
+from fastagg.staleness import Staleness
 from fastagg.updates import columns, files, streams
 from fastagg.updates.buffer import UpdateBuffer
 from fastagg.updates.files import ClientFiles
@@ -86,6 +88,7 @@ __all__ = [
     "FDMSSoft",
     "FedAU",
     "FedAvg",
+    "FedBuff",
     "FedVARP",
     "FlatLayout",
     "GeometricMedian",
@@ -104,6 +107,7 @@ __all__ = [
     "ServerOptimizer",
     "Stale",
     "StaleModels",
+    "Staleness",
     "StepReport",
     "TensorRows",
     "Theorem2Threshold",

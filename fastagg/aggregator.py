@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from fastagg import checkpoint, ops
 from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
+from fastagg.description import describe
 from fastagg.memory.rows import RowMemory, sink_of
 from fastagg.modes import MadeInPlainModes, plain_modes, writable
 from fastagg.norm_bound import (
@@ -33,7 +33,6 @@ from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
-    option_defaults,
     option_names,
     read_count,
     read_device,
@@ -58,9 +57,19 @@ from fastagg.server_optimizer import (
     read_server_optimizer,
 )
 from fastagg.signals import SignalsDeferred
+from fastagg.staleness import Staleness, late_positions, read_max_staleness, read_staleness
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import Clients
-from fastagg.updates.cohort import Cohort, Updates, check_vector, read_cohort, read_ids
+from fastagg.updates.cohort import (
+    Ages,
+    Cohort,
+    Updates,
+    check_apart,
+    check_readable,
+    check_vector,
+    read_cohort,
+    read_ids,
+)
 from fastagg.updates.columns import Columns, segment_columns
 from fastagg.updates.small import ids_tensor, rounded
 
@@ -92,6 +101,8 @@ class CommonOptions(TypedDict, total=False):
     max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None
     server_optimizer: str | ServerOptimizer | Mapping[str, Any]
     min_active: int
+    staleness: str | Staleness | Mapping[str, Any] | None
+    max_staleness: int | None
 
 
 class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
@@ -139,6 +150,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         min_active: the least number of active clients, in [1, num_clients]; may be changed between
             steps. If fewer are left after rejections, all of them count as absent: they are listed
             in ``rejected``, and the round is one without active clients.
+        staleness: how much late rows count (``ages`` of :meth:`step`, docs/rules.md): "constant",
+            "polynomial", "hinge", a :class:`fastagg.Staleness` or a mapping. None: they are errors.
+        max_staleness: the largest age of a row, >= 0; older ones are rejected. None: no limit.
 
     Attributes:
         columns: applies ops to rows; :mod:`fastagg.distributed` replaces it by one for its shards.
@@ -172,6 +186,10 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """Names of constructor arguments that :meth:`options` leaves out."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options of other rules that this one cannot have, with the reasons."""
+    refused_staleness: Mapping[str, str] = {}
+    """Functions of ages that the rule cannot have as ``staleness``, with the reasons."""
+    repeats_clients: ClassVar[bool] = False
+    """Whether a step takes several rows of a client, of different ages."""
 
     def __init__(
         self,
@@ -184,6 +202,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None = "auto",
         server_optimizer: str | ServerOptimizer | Mapping[str, Any] = "sgd",
         min_active: int = 1,
+        staleness: str | Staleness | Mapping[str, Any] | None = None,
+        max_staleness: int | None = None,
     ) -> None:
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
@@ -199,6 +219,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         if self.server_optimizer.name != "sgd":
             self._moments = Moments(self.server_optimizer, self.num_params, self.device)
         self.min_active = min_active
+        self.staleness = read_staleness(staleness, self.refused_staleness)
+        self.max_staleness = read_max_staleness(max_staleness, self.staleness)
         self.columns = Columns(segment_columns(self.num_params))
         self.committed = 0
         self.last_report: StepReport | None = None
@@ -239,12 +261,14 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self._min_active = read_count("min_active", value, least=1, most=self.num_clients)
 
     @torch.no_grad()
-    def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
+    def step(
+        self, params: Tensor, updates: Updates, clients: Clients, *, ages: Ages | None = None
+    ) -> StepReport:
         """Apply one round of updates to ``params``, in place.
 
-        The result is invariant to arrival order: any permutation of (updates, clients) gives the
-        same bits. If no client is active, or fewer than ``min_active``, the round is skipped and
-        ``params`` do not change, unless the rule says otherwise (``mifa``).
+        The result is invariant to arrival order: any permutation of (updates, clients, ages) gives
+        the same bits. If no client is active, or fewer than ``min_active``, the round is skipped
+        and ``params`` do not change, unless the rule says otherwise (``mifa``).
 
         If ``updates`` is an :class:`fastagg.UpdateBuffer`, a rule with a memory may take ownership
         of its rows of ``clients``: it keeps them and gives the buffer other rows in exchange,
@@ -263,7 +287,10 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 row k is that of client k. Or a stream of S rows that need not fit into memory, see
                 :mod:`fastagg.updates.streams`.
             clients: S distinct ids in [0, K): a tensor or NumPy array of integers, or a sequence of
-                ints.
+                ints. ``fedbuff`` takes several rows of a client, of different ages.
+            ages: of the rows, >= 0, in the same forms as ``clients``: rounds (calls of ``step``,
+                skipped ones included) since the model that a row started from; above 0 only with
+                the option ``staleness``. None: zeros.
 
         Returns:
             The report of the step.
@@ -281,14 +308,16 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         with self._alone("step"), plain_modes():
             try:
                 reserve(_RESERVE)
-                return self._step(params, updates, clients)
+                return self._step(params, updates, clients, ages)
             except MemoryError as error:
                 raise MemoryError(
                     f"step: not enough memory ({error or 'allocation failed'}); parameters "
                     "and state have not changed"
                 ) from error
 
-    def _step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
+    def _step(
+        self, params: Tensor, updates: Updates, clients: Clients, ages: Ages | None
+    ) -> StepReport:
         cohort = read_cohort(
             params,
             updates,
@@ -297,23 +326,29 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             num_params=self.num_params,
             device=self.device,
             gather=self.gathers_rows,
+            ages=ages,
+            repeats=self.repeats_clients,
         )
-        self._check_apart(params)
+        if self.column_state or self._moments is not None:
+            vectors = [*self._whole_state().values(), getattr(self, "aggregate", None)]
+            check_apart(params, vectors)
         params = writable(params)
         if self._norms is not None:
             self._norms.begin()
-        reasons: dict[int, str] = {}
-        reason = "no client was active"
+        cohort, reasons = self._without_late(cohort)
+        reason, checked = "no client was active", False
         while True:
-            if 0 < len(cohort) < self.min_active:
-                reason = f"too few active clients: {len(cohort)} of min_active = {self.min_active}"
+            active = len(set(cohort.ids)) if self.repeats_clients else len(cohort)
+            if 0 < active < self.min_active:
+                reason = f"too few active clients: {active} of min_active = {self.min_active}"
                 reasons |= dict.fromkeys(cohort.ids, reason)
                 cohort = cohort.without(cohort.ids)
             if len(cohort) == 0 and not self.moves_without_clients:
                 return self._skip_round(params, cohort, reasons, reason)
             try:
-                if cohort.streamed and not reasons:
-                    self._check_readable(cohort)
+                if cohort.streamed and not checked:
+                    check_readable(cohort, self.columns)
+                    checked = True
                 received = self._receive(cohort)
                 known = self.norms_known or (received.streamed and self.reads_streams_once)
                 if self.max_norm is not None and not known and received.ids:
@@ -335,6 +370,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             reading.friends,
             plan.pairs,
             reasons=reasons,
+            ages=cohort.ages,
         )
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         reserve(_RESERVE + _RESERVE_ROW * len(received))
@@ -343,6 +379,19 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             self._commit(received, plan, reading)
             self._note_commit(report)
         return report
+
+    def _without_late(self, cohort: Cohort) -> tuple[Cohort, dict[int, str]]:
+        """Return the cohort without rows that are too late, and why, by client id.
+
+        Raises:
+            ValueError: the rule was not told what to do with late rows, or an age is too large.
+        """
+        if cohort.ages is None:
+            return cohort, {}
+        found = late_positions(cohort, self.staleness, self.max_staleness, self.name)
+        found = self._too_late(cohort, cohort.ages) | found
+        reasons = {cohort.ids[position]: found[position] for position in sorted(found)}
+        return cohort.without_rows(found) if found else cohort, reasons
 
     def _move(self, params: Tensor, aggregate: Aggregate) -> None:
         """Move the parameters along the aggregate. Cannot fail after :meth:`_check_range`."""
@@ -395,21 +444,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             )
         return self._lock.checked(call)
 
-    def _check_apart(self, params: Tensor) -> None:
-        """Raise ValueError if ``params`` shares memory with a vector of the state."""
-        if not self.column_state and self._moments is None:
-            return
-        begin, end = params.data_ptr(), params.data_ptr() + params.nbytes
-        vectors = [*self._whole_state().values(), getattr(self, "aggregate", None)]
-        for vector in vectors:
-            if isinstance(vector, Tensor) and vector.nbytes:
-                start = vector.data_ptr()
-                if start < end and begin < start + vector.nbytes and vector.device == params.device:
-                    raise ValueError(
-                        "params: must not share memory with the state of the rule; pass a "
-                        "separate tensor"
-                    )
-
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
 
@@ -457,6 +491,18 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         """
 
     # --- further methods that a rule may override ---------------------------------------------
+
+    def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:
+        """Return, by position, why late rows cannot be used any more. By default, all can.
+
+        Args:
+            cohort: the active clients, with late rows.
+            ages: [S] int64, those of the cohort.
+
+        Raises:
+            ValueError: a row is older than the rule.
+        """
+        return {}
 
     def _receive(self, cohort: Cohort) -> Cohort:
         """Return the cohort with rows that ``_read`` can use. By default, all are in memory.
@@ -567,24 +613,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             self._note_commit(report)
         return report
 
-    def _check_readable(self, cohort: Cohort) -> None:
-        """Refuse streamed rows that cannot be read by this process or another rank.
-
-        Raises:
-            BrokenUpdates: such rows exist; the exception names all of them.
-        """
-        problems = cohort.problems()
-        flags = torch.zeros(len(cohort), dtype=torch.bool)
-        flags[list(problems)] = True
-        flags = self.columns.join_flags(flags)
-        if bool(flags.any()):
-            why = {
-                client: f"cannot be read: {problems.get(position, 'on another rank')}"
-                for position, client in enumerate(cohort.ids)
-                if flags[position]
-            }
-            raise BrokenUpdates(why)
-
     @property
     def memory_bytes(self) -> int:
         """Size of the state in bytes."""
@@ -668,13 +696,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 )
         vector = None
         if params is not None:
-            if saved.params is None:
-                raise ValueError("expected the parameters of a model in the file, got none")
-            if saved.params.shape != (self.num_params,) or saved.params.kind != "F32":
-                raise ValueError(
-                    f"params: expected F32 [{self.num_params}], got {saved.params.kind} "
-                    f"{list(saved.params.shape)}"
-                )
+            saved.check_params(self.num_params)
             vector = torch.empty(self.num_params, device="cpu", dtype=torch.float32)
         sinks = {name: sink_of(value) for name, value in own.items()}
         saved.read(sinks, None if vector is None else [vector])
@@ -732,18 +754,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             )
 
     def __repr__(self) -> str:
-        always = ("num_clients", "num_params", "server_lr")
-        shown = {name: getattr(self, name) for name in always}
-        for name, default in option_defaults(type(self)).items():
-            if name == "max_norm":
-                default = read_max_norm(resolve_max_norm(default, self.nonfinite))
-            elif name == "server_optimizer":
-                default = read_server_optimizer(default)
-            if name not in shown and not _is(getattr(self, name, default), default):
-                shown[name] = getattr(self, name)
-        plain = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in shown.items()}
-        options = ", ".join(f"{name}={_short.repr(value)}" for name, value in plain.items())
-        return f"{type(self).__name__}({options})"
+        return describe(self)
 
     # --- checks for rules: finite values, range of float32, norms of rows ---------------------
 
@@ -829,7 +840,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         if self.max_norm is None and self.nonfinite != "drop":
             return
         largest = self._largest_row()
-        norms = dict(zip(cohort.ids, map(math.sqrt, squares), strict=True))
+        norms: dict[int, float] = {}  # of a client with several rows, the largest one
+        for client, norm in zip(cohort.ids, map(math.sqrt, squares), strict=True):
+            norms[client] = max(norm, norms.get(client, 0.0))
         bound, name = math.inf, "max_norm"
         if self._norms is not None:
             name = "the adaptive max_norm"
@@ -878,16 +891,3 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             return True
         moments.measure(self.columns)
         return peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT
-
-
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 80
-
-
-def _is(value: object, default: object) -> bool:
-    """Return whether an option has its default. Equal weights of all clients are the default."""
-    if isinstance(value, torch.device):
-        return str(value) == str(default)
-    if isinstance(value, Tensor):
-        return default is None and bool((value == value.view(-1)[:1]).all())
-    return bool(value == default)

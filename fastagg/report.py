@@ -28,6 +28,9 @@ class StepReport:
         reasons: for each client id in ``rejected``, why its row was left out.
         reason: why the round was skipped: no client was active, or fewer than ``min_active``.
             Empty if it was not skipped.
+        ages: [S] int64, the age of each row of ``active``; None: no row was late. ``fedbuff`` takes
+            several rows of a client: its id is then in ``active`` several times, in the order of
+            ages, and also in ``rejected`` if one of its rows was too old.
     """
 
     active: Tensor
@@ -38,6 +41,7 @@ class StepReport:
     skipped: bool = False
     reasons: Mapping[int, str] = field(default_factory=dict)
     reason: str = ""
+    ages: Tensor | None = None
 
 
 @dataclass

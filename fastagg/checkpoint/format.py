@@ -186,6 +186,16 @@ class Saved:
         """Names of the state's tensors."""
         return [*self.entries]
 
+    def check_params(self, num_params: int) -> None:
+        """Raise ValueError if the file holds no parameters, or not ``num_params`` of them."""
+        if self.params is None:
+            raise ValueError("expected the parameters of a model in the file, got none")
+        if self.params.shape != (num_params,) or self.params.kind != "F32":
+            raise ValueError(
+                f"params: expected F32 [{num_params}], got {self.params.kind} "
+                f"{list(self.params.shape)}"
+            )
+
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor of the state."""
         return self.entries[name].dtype

@@ -207,7 +207,11 @@ class RowMemory:
     # --- the commit ---------------------------------------------------------------------------
 
     def exchange(
-        self, clients: Sequence[int], owner: RowExchange | None, reference: Tensor | None = None
+        self,
+        clients: Sequence[int],
+        owner: RowExchange | None,
+        reference: Tensor | None = None,
+        without: Container[int] = (),
     ) -> None:
         """Exchange the memory rows of ``clients`` for new ones. Copies nothing.
 
@@ -216,21 +220,23 @@ class RowMemory:
             owner: gives the new rows of ``clients`` and receives the old ones; None: ``spares``.
             reference: [d], the reference of the new rows; the caller must not change it afterwards.
                 None: the new rows are the remembered vectors.
+            without: those of ``clients`` whose new rows are the remembered vectors anyway.
         """
         given = (owner or self.spares).exchange(clients, self.of(clients))
         for client, row in zip(clients, given, strict=True):
             self.rows[client] = row
         if reference is None and not self._live:
             return
-        if reference is self._unused:
+        relative = {client for client in clients if client not in without}
+        new = None if reference is None or not relative else Reference(reference, relative)
+        if new is not None and reference is self._unused:
             self._unused = None
-        new = None if reference is None else Reference(reference, set(clients))
         references = self.references
         for client in clients:
-            old, references[client] = references[client], new
+            old, references[client] = references[client], new if client in relative else None
             if old is not None:
                 self._release(old, client)
-        if new is not None and clients:
+        if new is not None:
             self._live.append(new)
 
     def forget(self, clients: Sequence[int]) -> None:

@@ -135,6 +135,7 @@ def plan(
     mimic-aged    4Kd + 8K + 8 (*)   12Sd + 32d; owned 8Sd + 36d       5Sd + 3d
     fedvarp       as mifa            12Sd + 60d; owned 8Sd + 60d       3Sd + 6d
     fedau         24K                as fedavg                         2Sd
+    fedbuff       0                  as fedavg                         2Sd
     fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms
     median (****) 0                  4Sd + 24d                         (L + 1)Sd
     robust rules  0                  8Sd + 24d                         S(S + 3)d
@@ -146,6 +147,10 @@ def plan(
     them. With ``memory_folder``, another ``memory_dtype`` than "float32" or streamed updates rows
     are copied in any case. With ``memory_dtype="bfloat16"`` a memory row takes 2d bytes instead of
     4d, with "int8" d + 4 ceil(d / 256).
+
+    With ``staleness``, a rule that remembers rows or corrections keeps their rounds, as with
+    ``max_age``, 8K + 8 bytes if it has no rounds otherwise; mimic and mimic-aged also keep A =
+    ``max_staleness`` aggregates, 4Ad + 8A + 8 bytes, of which a round writes one, 8d.
 
     (*) With ``owned``, or if copied rows take more than 8 MB together, the rule also keeps a
     reference vector for each round in which some client was last active: at most K - S + 1 and at

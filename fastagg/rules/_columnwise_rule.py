@@ -16,6 +16,7 @@ from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.report import Aggregate, Plan, Reading
+from fastagg.staleness import none_but_constant
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import ColumnStatistic
 from fastagg.updates.small import factors_tensor
@@ -38,7 +39,7 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
 
     A client has a different influence on every column, so the rule has no factor for a row.
     ``StepReport.weights`` are 1/S. A step reads the rows once; with ``max_norm`` once more, unless
-    they are streamed.
+    they are streamed. A late row is a row like any other.
 
     Args:
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
@@ -55,6 +56,10 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
             "sketch": "a sketch has no values of columns, and the rule needs no distances",
             "reuse": "last updates of absent clients are not remembered; bulyan has reuse",
         }
+    )
+
+    refused_staleness = none_but_constant(
+        "the rule sorts the values of a column, and every row has one value"
     )
 
     def __init__(self, **options: Unpack[CommonOptions]) -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
-from fastagg.rules._ages import read_max_age
+from fastagg.rules._ages import RowAges, check_ages, read_max_age
 from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.rules._recent_aggregates import RECENT, RecentAggregates, check_recent, recent_bytes
+from fastagg.staleness import none_but_constant
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ class Corrected(Reading):
 
     peaks: Tensor  # [K] float64, >= |corrections[k]| after the step
     reference: Tensor | None  # [d], v, if the new memory rows are relative to it
+    rounded: Tensor | None = None  # [d] float32, v
+    late: list[int] = field(default_factory=list)  # ids whose new memory rows are corrections
 
 
 class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
@@ -71,6 +76,13 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     2e6 max|u| after a million rounds. If the bounds would refuse a step, the rule first replaces
     the bounds of all |c| by their exact values and checks again.
 
+    With ``staleness``, a late row of round r is corrected as it would have been in round r, and its
+    new correction belongs to round r: ``c_s = v_r - u_s``, with the v of the first round from r on
+    that was not skipped, because rows of both rounds started from one model. The rule keeps these v
+    of the last ``max_staleness`` rounds, which must be given. A row that is not newer than the
+    client's correction is rejected. The mean of the equations has equal weights, so no other factor
+    than "constant" is possible.
+
     Args:
         memory_folder: folder for a memory-mapped file that holds the corrections; see
             :class:`fastagg.rules._memory_rule.MemoryRule`.
@@ -82,10 +94,15 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     Attributes:
         corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` returns
             a copy of row k, ``corrections.clone()`` of all.
+        ages: the ages of the corrections, which subclasses make; None if no option needs them.
+        recent: the aggregates of the last rounds; None without ``staleness``.
     """
 
-    column_state = frozenset({"corrections"})
+    column_state = frozenset({"corrections", RECENT})
     collects_streams = False
+    refused_staleness = none_but_constant(
+        "MimiC's mean of corrected updates has equal weights; max_staleness leaves old rows out"
+    )
 
     def __init__(
         self,
@@ -96,6 +113,15 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     ) -> None:
         super().__init__(**options)
         self.max_age = read_max_age(max_age)
+        self.ages: RowAges | None = None
+        self.recent: RecentAggregates | None = None
+        if self.staleness is not None:
+            if not self.max_staleness:
+                raise ValueError(
+                    "max_staleness: expected at least 1 with staleness, because the rule keeps the "
+                    f"aggregates of this many rounds, got {self.max_staleness}"
+                )
+            self.recent = RecentAggregates(self.max_staleness, self.num_params, self.device)
         self._allocate(memory_folder)
 
     def _allocate(self, memory_folder: str | os.PathLike[str] | None) -> None:
@@ -105,8 +131,14 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         self._mean = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
 
+    def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:
+        return {} if self.ages is None else self.ages.too_late(cohort, ages)
+
     def _receive(self, cohort: Cohort) -> Cohort:
-        return self.corrections.receive(cohort, self.columns)
+        late = cohort.ages is not None  # the read phase writes their corrections into the copies
+        if late:
+            cohort = cohort.with_rows(cohort.rows)
+        return self.corrections.receive(cohort, self.columns, copy=late)
 
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         return CorrectionPlan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
@@ -136,17 +168,71 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         )
         row_peaks = self._check_peaks(cohort, self.columns.join_peaks(row_peaks))
         counted = None if plan.fading is None else plan.fading > 0.0
-        aggregate = self._bound(peak, clients, row_peaks, counted)
-        peaks = self._peaks.index_copy(0, clients, (aggregate + row_peaks) * _ROUNDING)
+        earlier = self._earlier_aggregates(cohort)
+        found = self.columns.abs_max([*earlier.values()]) if earlier else torch.zeros(0)
+        largest = found.to("cpu", torch.float64)  # of each of these aggregates
+        aggregate = self._bound(
+            peak, clients, row_peaks, counted, float(largest.max()) if earlier else 0.0
+        )
+        own_peaks = torch.full((len(cohort),), aggregate, dtype=torch.float64)
+        for (position, vector), bound in zip(earlier.items(), largest.tolist(), strict=True):
+            own_peaks[position] = bound
+            row = cohort.tensors()[position]
+            ops.weighted_sum_(row, [vector], torch.ones(1, dtype=torch.float32), beta=-1.0)
+        peaks = self._peaks.index_copy(0, clients, (own_peaks + row_peaks) * _ROUNDING)
         reference = None if kept and not copies else rounded
-        return Corrected(plan.weights, Aggregate(self._mean, aggregate), peaks, reference)
+        late = [cohort.ids[position] for position in earlier]
+        v = Aggregate(self._mean, aggregate)
+        return Corrected(plan.weights, v, peaks, reference, rounded, late)
+
+    def _earlier_aggregates(self, cohort: Cohort) -> dict[int, Tensor]:
+        """Return the aggregates [d] to which corrections of late rows belong, by position.
+
+        A late row has none if there was no aggregate since its round: it started from the present
+        model.
+        """
+        if cohort.ages is None:
+            return {}
+        assert self.recent is not None and self.ages is not None
+        rounds = int(self.ages.rounds)
+        listed = [
+            (position, self.recent.find(rounds - age))
+            for position, age in enumerate(cohort.ages.tolist())
+            if age
+        ]
+        return {position: vector for position, vector in listed if vector is not None}
 
     def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
-        self.corrections.exchange(cohort.ids, cohort.owner, reading.reference)
+        self.corrections.exchange(cohort.ids, cohort.owner, reading.reference, reading.late)
         self._peaks = reading.peaks
+        self._count(cohort, reading.rounded)
+
+    def _correction_ages(self, cohort: Cohort) -> Tensor:
+        """Return the ages of the clients' corrections [S] int64, in the rounds of their rows."""
+        assert self.ages is not None
+        known = self.ages.rounds - self.ages.last.index_select(0, cohort.clients)
+        return known if cohort.ages is None else known - cohort.ages
+
+    def _count(self, cohort: Cohort | None = None, aggregate: Tensor | None = None) -> None:
+        """Count the round, with the active clients and the aggregate [d], unless it is skipped."""
+        if self.ages is None:
+            return
+        if self.recent is not None:
+            self.recent.add(int(self.ages.rounds), aggregate)
+        if cohort is not None:
+            self.ages.renew(cohort.clients, ages=cohort.ages)
+        self.ages.rounds += 1
+
+    def _skip(self) -> None:
+        self._count()
 
     def _bound(
-        self, peak: float, clients: Tensor, row_peaks: Tensor, counted: Tensor | None
+        self,
+        peak: float,
+        clients: Tensor,
+        row_peaks: Tensor,
+        counted: Tensor | None,
+        earlier: float,
     ) -> float:
         """Return a bound of |v|; check that corrections and parameters stay in range.
 
@@ -155,12 +241,13 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             clients: [S] int64.
             row_peaks: [S] float64, largest magnitudes in their rows.
             counted: [S] bool, whose corrections count; None: all.
+            earlier: the largest magnitude in the aggregates to which late rows belong.
         """
         bound = self._aggregate_bound(clients, row_peaks, counted)
-        if not self._fits(bound, peak, row_peaks):
+        if not self._fits(bound, peak, row_peaks, earlier):
             self._measure()
             bound = self._aggregate_bound(clients, row_peaks, counted)
-            if not self._fits(bound, peak, row_peaks):
+            if not self._fits(bound, peak, row_peaks, earlier):
                 raise ValueError(
                     "updates: too large, corrections or parameters could leave the range of "
                     f"float32 (updates up to {row_peaks.max().item():.3g}, corrections up to "
@@ -178,18 +265,31 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             peaks = peaks * counted
         return float((row_peaks + peaks).mean()) * _ROUNDING
 
-    def _fits(self, aggregate: float, peak: float, row_peaks: Tensor) -> bool:
+    def _fits(self, aggregate: float, peak: float, row_peaks: Tensor, earlier: float) -> bool:
         """Return whether the sum of v, new corrections and new parameters fit into float32."""
-        largest = max(aggregate * len(row_peaks), aggregate + row_peaks.max().item())
+        new = max(aggregate, earlier) + row_peaks.max().item()
+        largest = max(aggregate * len(row_peaks), new)
         return largest <= FLOAT32_LIMIT and self._step_fits(peak, aggregate)
 
     def _forget(self, ids: list[int]) -> None:
         peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)
         self.corrections.forget(ids)
         self._peaks = peaks
+        if self.ages is not None:
+            self.ages.forget(ids)
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        if self.ages is not None:
+            check_ages(state, "corrections")
+        if self.recent is not None:
+            check_recent(state)
 
     def _state(self) -> State:
-        return {"corrections": self.corrections}
+        state: dict[str, Tensor | RowMemory] = {"corrections": self.corrections}
+        if self.ages is not None:
+            state |= {"last": self.ages.last, "rounds": self.ages.rounds}
+        return state if self.recent is None else state | self.recent.state()
 
     def _state_loaded(self) -> None:
         self._measure()
@@ -198,14 +298,16 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
         # abs_max of params; rows and corrections read, v written twice; v to params
         K, S, d = sizes.K, sizes.S, sizes.d
-        flops, moved, copied = 5 * S * d + 3 * d, 8 * S * d + 32 * d, 0
+        recent = recent_bytes(options, d)  # of which a round writes one aggregate
+        state = 4 * K * d + recent
+        flops, moved, copied = 5 * S * d + 3 * d, 8 * S * d + (40 if recent else 32) * d, 0
         if not sizes.owned:
             copied = 4 * S * d  # into spare rows
             if copied <= _CACHED_BYTES:
-                return Cost(4 * K * d, 12 * d + copied, moved + copied, flops)
+                return Cost(state, 12 * d + copied, moved + copied, flops)
         references = 4 * min(K - S + 1, _most_references(K, d)) * d  # of which one is read
         scratch, moved = 12 * d + copied, moved + 4 * d + copied
-        return Cost(4 * K * d, scratch, moved, flops, references=references)
+        return Cost(state, scratch, moved, flops, references=references)
 
 
 def _most_references(num_clients: int, num_params: int) -> int:

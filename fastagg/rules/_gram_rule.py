@@ -19,11 +19,12 @@ from fastagg.memory.int8 import COLUMN_BLOCKS, SCALES, AnyMemory, check_int8
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
 from fastagg.report import Aggregate, Plan, Reading
-from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
+from fastagg.rules._ages import RowAges, age_bytes, check_ages, make_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._reuse import ReusedRows
 from fastagg.rules.common_row import find_common_row, with_common_row
 from fastagg.rules.gram_policy import Policy
+from fastagg.staleness import discounted, none_but_constant
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import AROUND_BLOCK, AnyRows, Columns, alike, each_row
 from fastagg.updates.small import factors_tensor
@@ -32,7 +33,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder", "max_age", "min_active")
+_FULL = none_but_constant(
+    "with reuse=True, the remembered row of an absent client counts in full, however old it is, "
+    "and so does a late one; max_age leaves old rows out"
+)
+_ROW_OPTIONS = (
+    *("client_weights", "memory_dtype", "memory_folder", "max_age", "min_active"),
+    *("staleness", "max_staleness"),
+)
 """Options that say nothing of the policy, and may not fit a rule with one client."""
 
 SQUARES = 8
@@ -87,6 +95,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
     row of zeros. The rule remembers exactly the rows that clients send: to reuse momentum, clients
     send their momentum. The rule may take ownership of rows instead of copying them.
 
+    A late row is a row like any other; ``staleness`` multiplies its client's weight. With
+    ``reuse``, it becomes the remembered row, if that is older, and counts in full.
+
     Args:
         policy: computes the factors.
         reuse: use the last updates of absent clients as well.
@@ -105,8 +116,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
         memory: [K, d] in ``memory_dtype``, the last row of every client; None without ``reuse``.
             ``memory[k]`` returns a copy of row k, ``memory.clone()`` a copy of all rows.
         rounds: [] int64, steps so far, skipped ones included. It is part of the state only if the
-            policy uses the round number, or with ``max_age``.
-        ages: the ages of the memory rows; None without ``max_age``.
+            policy uses the round number, or with ``ages``.
+        ages: the ages of the memory rows; None without ``reuse``, or without ``max_age`` and
+            ``staleness``.
     """
 
     sums_rows: ClassVar[bool] = True
@@ -133,9 +145,11 @@ class GramRule(Aggregator[GramPlan, Judged]):
         max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(**options)
         if not isinstance(reuse, bool):
             raise TypeError(f"reuse: expected True or False, got {reuse!r}")
+        if reuse:
+            self.refused_staleness = _FULL
+        super().__init__(**options)
         self.policy = policy
         self.reuse = reuse
         self.memory_dtype = memory_dtype
@@ -162,12 +176,15 @@ class GramRule(Aggregator[GramPlan, Judged]):
             )
         self.max_age = read_max_age(max_age)
         self.ages: RowAges | None = None
-        if self.max_age is not None:
-            self.ages = RowAges(self.num_clients, self.max_age, self.rounds)
+        if reuse:
+            self.ages = make_ages(self.num_clients, self.max_age, self.staleness, self.rounds)
 
     @property
     def memory(self) -> AnyMemory | None:
         return None if self._reused is None else self._reused.memory
+
+    def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:
+        return {} if self.ages is None else self.ages.too_late(cohort, ages)
 
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort if self._reused is None else self._reused.receive(cohort, self.columns)
@@ -176,11 +193,12 @@ class GramRule(Aggregator[GramPlan, Judged]):
         size, ids = len(cohort), cohort.ids
         if self._reused is not None:
             shares = self._all_shares
-        elif self._equal is not None:
+        elif self._equal is not None and cohort.ages is None:
             share = self._equal / math.fsum([self._equal] * size)  # the bits of `relative`
             ids, shares = list(range(size)), factors_tensor([share] * size)
         else:
             ids, weights = list(range(size)), self.client_weights.index_select(0, cohort.clients)
+            weights = discounted(weights, cohort, self.staleness)
             shares = relative(weights, "the active clients")
         expired = [] if self.ages is None else self.ages.expired()
         return GramPlan(shares, pairs=size * (size - 1), active=ids, expired=expired)
@@ -208,7 +226,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if self._reused is not None:
             self._reused.commit(cohort, reading.gram, plan.expired)
         if self.ages is not None:
-            self.ages.renew(cohort.clients, plan.expired)
+            self.ages.renew(cohort.clients, plan.expired, cohort.ages)
         self.rounds += 1
 
     def _sum(self, rows: AnyRows, factors: Tensor) -> None:
@@ -323,8 +341,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
         copies = reuse and not sizes.owned  # into spare rows
         copied, spares = (8 * S * d, S * row) if copies else (0, 0)
         rounds = 8 if policy.uses_round else 0
+        if reuse:
+            rounds += age_bytes(options, sizes.K, counts_rounds=policy.uses_round)
         return Cost(
-            state=state + rounds + age_bytes(options, sizes.K, counts_rounds=policy.uses_round),
+            state=state + rounds,
             scratch=4 * d + 8 * SQUARES * n * n + 4 * n * min(d, AROUND_BLOCK) + spares,
             moved=8 * n * d + 24 * d + copied,
             flops=2 * products * d + 2 * n * d,

@@ -26,9 +26,10 @@ from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
-from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
+from fastagg.rules._ages import age_bytes, check_ages, make_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.staleness import none_but_constant
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     With ``max_age``, rows that are too old are subtracted from the total before the round's rows
     enter it. They count as never seen: in the mean, in differences to new rows, in ``memory``.
 
+    With ``staleness``, a late row becomes the memory row of its client if it is of a later round
+    than this; otherwise it is rejected. From then on, the state is that which the rule would have
+    if the row had arrived in time. No other factor than "constant" is possible, because the memory
+    row of an absent client counts in full, however old it is.
+
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         memory_dtype: "float32", or "bfloat16" for half the memory, or "int8" for a quarter. With
@@ -105,10 +111,14 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             clients never active. ``memory[k]`` returns a copy of row k, ``memory.clone()`` of all;
             as float32 if ``memory_dtype`` is "int8".
         total: [d] float64, ``shares @ memory``; shares are the weights divided by their sum.
-        ages: the ages of the memory rows; None without ``max_age``.
+        ages: the ages of the memory rows; None without ``max_age`` and ``staleness``.
     """
 
     column_state = frozenset({"memory", SCALES, "total"})
+    refused_staleness = none_but_constant(
+        "the remembered row of an absent client counts in full, however old it is, and so does a "
+        "late one; max_age leaves old rows out"
+    )
     column_blocks = COLUMN_BLOCKS
     collects_streams = False
     remembers_models: ClassVar[bool] = False
@@ -125,10 +135,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     ) -> None:
         super().__init__(**options)
         self.max_age = read_max_age(max_age)
-        self.ages: RowAges | None = None
-        if self.max_age is not None:
-            rounds = torch.zeros((), dtype=torch.int64)
-            self.ages = RowAges(self.num_clients, self.max_age, rounds)
+        rounds = torch.zeros((), dtype=torch.int64)
+        self.ages = make_ages(self.num_clients, self.max_age, self.staleness, rounds)
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
         store = read_store(memory_dtype, memory_folder)
@@ -150,6 +158,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _expired(self) -> list[int]:
         """Return the ids of the clients whose memory rows count no longer, ascending."""
         return [] if self.ages is None else self.ages.expired()
+
+    def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:
+        return {} if self.ages is None else self.ages.too_late(cohort, ages)
 
     def _receive(self, cohort: Cohort) -> Cohort:
         # The norms that max_norm limits are those of the rows that the rule uses: rounded ones.
@@ -278,7 +289,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         self.total, self._next_total = self._next_total, self.total
         self._peaks = reading.peaks
         if self.ages is not None:
-            self.ages.renew(cohort.clients, plan.expired)
+            self.ages.renew(cohort.clients, plan.expired, cohort.ages)
             self.ages.rounds += 1
 
     def _skip(self) -> None:

@@ -10,6 +10,7 @@ from fastagg.options import read_factor
 from fastagg.registry import register
 from fastagg.report import Plan
 from fastagg.rules._weighted_rule import AveragingRule
+from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ class Amplified(AveragingRule[Plan]):
     """``params += server_lr * beta * sum_s w_s u_s`` over the active clients s (Su et al. eq. 2).
 
     The weights of the active clients are not divided by their sum, so a step with few active
-    clients is small; ``beta`` compensates for this on average.
+    clients is small; ``beta`` compensates for this on average. Of a late row, w_s is multiplied by
+    s(age).
 
     With ``sequential``, the aggregate is that of the paper's released code, which changes the model
     once per active client s, ascending by id:
@@ -50,9 +52,8 @@ class Amplified(AveragingRule[Plan]):
         self.sequential = sequential
 
     def _plan(self, cohort: Cohort) -> Plan:
-        weights = self.beta * self.client_weights.index_select(
-            0, cohort.clients
-        )  # [S], ids ascending
+        weights = self.beta * self.client_weights.index_select(0, cohort.clients)
+        weights = discounted(weights, cohort, self.staleness)  # [S], ids ascending
         if self.sequential:
             left = (1.0 - weights).flip(0).cumprod(0).flip(0)  # product of 1 - w_j, j >= s
             weights[:-1] *= left[1:]

@@ -20,6 +20,7 @@ from fastagg.rules._gram_rule import ReuseOptions, used_rows
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Policy, square_distances
 from fastagg.rules.krum import krum_scores
+from fastagg.staleness import none_but_constant
 from fastagg.updates.columns import AnyRows, ColumnStatistic
 from fastagg.updates.small import factors_tensor
 
@@ -113,7 +114,7 @@ class Bulyan(SketchedGramRule):
     Source: El Mhamdi, Guerraoui and Rouault 2018, section 4, with Krum as the rule A. Krum's scores
     are those of :class:`fastagg.Krum`. The lowest id wins a tie of scores, and the smaller one of
     two values at the same distance from the median is nearer. ``StepReport.weights`` are 1 / theta
-    for the chosen clients and 0 for the others.
+    for the chosen clients and 0 for the others. A late row is a row like any other.
 
     Args:
         num_byzantine: f, the largest number of Byzantine clients among the active ones, >= 0. With
@@ -129,6 +130,9 @@ class Bulyan(SketchedGramRule):
     """
 
     sums_rows = False
+    refused_staleness = none_but_constant(
+        "the rule has no weights of rows other than 0, so a factor would make no difference"
+    )
 
     def __init__(
         self,

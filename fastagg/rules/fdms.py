@@ -23,6 +23,7 @@ from fastagg.rules._share_cap import Proposal
 from fastagg.rules._similarity import read_similarity, read_sketch, settle_squares
 from fastagg.rules._substitution import SubstitutionRule
 from fastagg.rules.thresholds import Threshold, read_threshold, value_at
+from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.small import flags_of
 
@@ -75,6 +76,11 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
     mean and a standard deviation of at most sqrt((1 + c^2) / k). Noise of different rounds is
     independent, so that of R falls with the square root of k N. Lengths are exact with "cosine";
     a distance is that of the two sketches. Not from the paper.
+
+    A late row counts as its client and, like any other, as the friend of absent ones; its factor is
+    then multiplied by s(age). Only rows of equal age are compared: a similarity is that of two
+    updates of one model (eq. 14), and those of different models also differ by what happened
+    between them. So a pair of different ages is no common round.
 
     A pair of clients takes 6 bytes, and one more bit with elimination. Counts stop at 32767: from
     then on a new similarity has weight 1/32767 in the mean.
@@ -136,12 +142,16 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
         # A round changes only scores of pairs of active clients, and friends of absent clients do
         # not depend on these. So friends can be chosen here, before the state changes.
         size, clients = len(cohort), cohort.clients
-        needed = None  # [S, S] bool: j is a candidate of i, and another client
+        needed = None  # [S, S] bool: j is another client, a candidate of i, and of the same age
         if self.candidates is not None:
             needed = bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
+        if cohort.ages is not None:
+            ages = cohort.ages.to(self.device)
+            of_one_model = (ages[:, None] == ages).fill_diagonal_(False)
+            needed = of_one_model if needed is None else needed & of_one_model
         weights, friends = self._substitute(cohort)
         return Substitution(
-            weights,
+            discounted(weights, cohort, self.staleness),
             friends=friends,
             pairs=size * (size - 1) if needed is None else int(needed.count_nonzero()),
             wanted=None if needed is None else needed | needed.T,  # scores are symmetric

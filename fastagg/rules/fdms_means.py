@@ -21,6 +21,7 @@ from fastagg.rules._mean_sketches import Means, Rows, check_means
 from fastagg.rules._share_cap import Proposal
 from fastagg.rules._similarity import read_sketch, round_seed, settle_squares
 from fastagg.rules._substitution import SubstitutionRule
+from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.small import flags_of
 
@@ -57,6 +58,9 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
     The state takes K (k + 8) bytes. Any two clients that were ever active can be compared, while
     ``fdms`` needs a round in which both were active. But the similarity is that of means, over all
     rounds, and not the mean similarity in common rounds; docs/rules.md says what it estimates.
+
+    A late row is one more direction of its client, since the means compare different rounds anyway;
+    its factor is multiplied by s(age).
 
     Because the means of all rounds are compared, the projection is always the same one. Its noise
     does not average out: a cosine c has a standard deviation of about (1 - c^2) / sqrt(k).
@@ -134,6 +138,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         clients = cohort.clients.to(self.device)
         means = self._means.renewed(clients, sketches.to(self.device), self.min_weight)
         weights, friends = self._substitute(cohort, means)
+        weights = discounted(weights, cohort, self.staleness)
         self.columns.weighted_sum_(self._aggregate, cohort.rows, weights, beta=0.0)
         return Renewal(weights, self._check_aggregate(params, cohort), means, friends=friends)
 

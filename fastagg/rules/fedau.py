@@ -18,6 +18,7 @@ from fastagg.report import Plan, Reading
 from fastagg.rules._client_weights import relative
 from fastagg.rules._interval_state import check_interval_state
 from fastagg.rules._weighted_rule import AveragingRule
+from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ class FedAU(AveragingRule[_Counted]):
     omega_k estimates 1 / (participation rate of client k). It is the mean length in rounds of the
     client's intervals so far, and 1 before the first one ends. An interval ends when the client is
     active, or after ``cutoff`` rounds. So rarely active clients have large weights, and no update
-    needs to be remembered. Skipped rounds (without active clients) count too.
+    needs to be remembered. Skipped rounds (without active clients) count too. The factor of a late
+    row is multiplied by s(age); its client is active in the round in which the row arrives.
 
     Args:
         cutoff: length of the longest interval in rounds, >= 1; K in the paper, which uses 50. The
@@ -70,6 +72,7 @@ class FedAU(AveragingRule[_Counted]):
     def _plan(self, cohort: Cohort) -> _Counted:
         shares = self._shares.index_select(0, cohort.clients)
         weights = shares * self.factors.index_select(0, cohort.clients)
+        weights = discounted(weights, cohort, self.staleness)
         return _Counted(weights, state=self._counted(cohort.clients))
 
     def _counted(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:

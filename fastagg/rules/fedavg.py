@@ -7,6 +7,7 @@ from fastagg.registry import register
 from fastagg.report import Plan
 from fastagg.rules._client_weights import relative
 from fastagg.rules._weighted_rule import AveragingRule
+from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
 
 
@@ -14,7 +15,8 @@ from fastagg.updates.cohort import Cohort
 class FedAvg(AveragingRule[Plan]):
     """``params += server_lr * sum_s w_s u_s / sum_s w_s`` over the active clients s.
 
-    If all clients are active, this is "Full" of FL-FDMS (eq. 4), otherwise "Dropout" (eq. 5).
+    If all clients are active, this is "Full" of FL-FDMS (eq. 4), otherwise "Dropout" (eq. 5). The
+    weight of a late row is ``s(age) w_s``, also in the sum.
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
@@ -24,6 +26,5 @@ class FedAvg(AveragingRule[Plan]):
     """
 
     def _plan(self, cohort: Cohort) -> Plan:
-        return Plan(
-            relative(self.client_weights.index_select(0, cohort.clients), "the active clients")
-        )
+        weights = self.client_weights.index_select(0, cohort.clients)
+        return Plan(relative(discounted(weights, cohort, self.staleness), "the active clients"))

@@ -13,6 +13,7 @@ from fastagg.registry import register
 from fastagg.rules._gram_rule import ReuseOptions
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Policy, check_majority, square_distances
+from fastagg.staleness import none_but_constant
 from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class Krum(SketchedGramRule):
     n is the number of active clients, and at most f of them are assumed to be Byzantine (faulty or
     malicious). The score of a client is the sum of the squared distances from its update to the
     max(1, n - f - 2) nearest other ones. The aggregate is the update with the lowest score; the
-    lowest id wins a tie. Source: Blanchard et al. 2017, who prove resilience for n >= 2f + 3.
+    lowest id wins a tie. A late row is a row like any other. Source: Blanchard et al. 2017, who
+    prove resilience for n >= 2f + 3.
 
     Args:
         num_byzantine: f, the largest number of Byzantine clients among the active ones, >= 0.
@@ -74,6 +76,10 @@ class Krum(SketchedGramRule):
 
     A step raises ValueError if n <= 2f.
     """
+
+    refused_staleness = none_but_constant(
+        "the rule takes one row as it is, so a factor would make no difference"
+    )
 
     def __init__(
         self,

@@ -15,11 +15,11 @@ from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
 from fastagg.report import Aggregate
-from fastagg.rules._ages import RowAges, age_bytes, check_ages
+from fastagg.rules._ages import age_bytes, make_ages
 from fastagg.rules._correction_rule import Corrected, CorrectionPlan, CorrectionRule
 from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.staleness import no_late_rows
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,7 +35,8 @@ class MimiC(CorrectionRule):
     In mode "client" the clients keep their corrections (:class:`fastagg.MimiCClient`) and send
     u_s + c_s. The server has no state: it needs only the sum of the received rows, which secure
     aggregation can compute, and sends v back to the clients of the round. Parameters are those of
-    mode "server", up to the rounding of u_s + c_s to float32.
+    mode "server", up to the rounding of u_s + c_s to float32. This mode takes no late rows: their
+    clients would need the v of their own round.
 
     Args:
         mode: "server" or "client": where corrections are kept.
@@ -47,7 +48,7 @@ class MimiC(CorrectionRule):
             a copy of row k, ``corrections.clone()`` of all. Mode "server" only.
         aggregate: [d] float32, v of the last step that had active clients; zeros at first. Valid
             until the next step. Mode "client" only.
-        ages: the ages of the corrections; None without ``max_age``.
+        ages: the ages of the corrections; None without ``max_age`` and ``staleness``.
     """
 
     def __init__(
@@ -62,16 +63,19 @@ class MimiC(CorrectionRule):
             raise ValueError(f'mode: expected "server" or "client", got {mode!r}')
         self.mode = mode
         self.remembers_clients = mode == "server"
+        if mode == "client":
+            self.refused_staleness = no_late_rows(
+                'with mode "client" the server has only the v of the last round, and a client\'s '
+                "correction belongs to the round in which it started"
+            )
         super().__init__(memory_folder=memory_folder, max_age=max_age, **options)
-        self.ages: RowAges | None = None
-        if self.max_age is not None:
-            if mode == "client":
-                raise ValueError(
-                    'max_age: expected None with mode "client", where the server keeps no '
-                    f"corrections, got {max_age!r}"
-                )
-            rounds = torch.zeros((), dtype=torch.int64)
-            self.ages = RowAges(self.num_clients, self.max_age, rounds)
+        if self.max_age is not None and mode == "client":
+            raise ValueError(
+                'max_age: expected None with mode "client", where the server keeps no '
+                f"corrections, got {max_age!r}"
+            )
+        rounds = torch.zeros((), dtype=torch.int64)
+        self.ages = make_ages(self.num_clients, self.max_age, self.staleness, rounds)
 
     def _allocate(self, memory_folder: str | os.PathLike[str] | None) -> None:
         if self.mode == "server":
@@ -91,9 +95,11 @@ class MimiC(CorrectionRule):
 
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
-        old = set() if self.ages is None else set(self.ages.expired())
-        if not old.isdisjoint(cohort.ids):
-            plan.fading = factors_tensor([float(client not in old) for client in cohort.ids])
+        if self.ages is not None and self.max_age is not None:
+            known = self.ages.last.index_select(0, cohort.clients) >= 0
+            old = known & (self._correction_ages(cohort) > self.max_age)
+            if bool(old.any()):
+                plan.fading = (~old).to(torch.float64)
         return plan
 
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
@@ -110,33 +116,15 @@ class MimiC(CorrectionRule):
     def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
         if self.mode == "server":
             super()._commit(cohort, plan, reading)
-            if self.ages is not None:
-                self.ages.renew(cohort.clients)
-                self.ages.rounds += 1
-            return
-        self.aggregate, self._next = self._next, self.aggregate
-
-    def _skip(self) -> None:
-        if self.ages is not None:
-            self.ages.rounds += 1
+        else:
+            self.aggregate, self._next = self._next, self.aggregate
 
     def _forget(self, ids: list[int]) -> None:
         if self.mode == "server":
             super()._forget(ids)
-        if self.ages is not None:
-            self.ages.forget(ids)
-
-    def _check_state(self, state: State) -> None:
-        super()._check_state(state)
-        if self.ages is not None:
-            check_ages(state, "corrections")
 
     def _state(self) -> State:
-        if self.mode == "client":
-            return {}
-        if self.ages is None:
-            return super()._state()
-        return {**super()._state(), "last": self.ages.last, "rounds": self.ages.rounds}
+        return {} if self.mode == "client" else super()._state()
 
     def _state_loaded(self) -> None:
         if self.mode == "server":

@@ -19,6 +19,7 @@ from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._overlap import refuse_shared_memory
+from fastagg.staleness import no_late_rows
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class Scaffold(Aggregator[Plan, Controlled]):
     Option I of the paper, where c_i is the gradient at the global model, is not available: it needs
     another pass over the clients' data and a second row from each of them.
 
+    The rule takes no late rows: d_i of a late row has the c of the round in which its client
+    started, which the server does not keep.
+
     Args:
         local_work: K_i eta_l > 0, the number of local steps times the local learning rate, or the
             sum of the rates if they change within the round: one number for all clients, or [K].
@@ -71,6 +75,10 @@ class Scaffold(Aggregator[Plan, Controlled]):
     """
 
     column_state = frozenset({"controls", "mean_control"})
+    refused_staleness = no_late_rows(
+        "the client trained with the control variates of its own round, and the server keeps only "
+        "the present ones"
+    )
     uploads_per_client: ClassVar[int] = 2
     """Number of vectors [d] that a client sends per round in the paper."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fastagg.registry import register
 from fastagg.rules.stale import Stale
+from fastagg.staleness import no_late_rows
 
 
 @register("stale-models")
@@ -16,6 +17,9 @@ class StaleModels(Stale):
     FL-FDMS code. This mean contains old global models, so progress is slower and smoother than with
     :class:`fastagg.Stale`.
 
+    The rule takes no late rows: their local models contain the global model of their own round,
+    which the server does not keep. ``stale`` takes them.
+
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
         **options: ``memory_dtype``, ``memory_folder``, ``max_age`` (:class:`MemoryRule`), and the
@@ -25,3 +29,7 @@ class StaleModels(Stale):
     """
 
     remembers_models = True
+    refused_staleness = no_late_rows(
+        "the local model of a late row contains the global model of its own round, which the "
+        'server does not keep; use the rule "stale"'
+    )

@@ -10,23 +10,29 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex, TypeGuard
+from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
+from fastagg.options import MOST
+from fastagg.report import BrokenUpdates
 from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
-from fastagg.updates.columns import AnyRows, StreamedRow, alike, each_row, in_memory
+from fastagg.updates.columns import AnyRows, Columns, StreamedRow, alike, each_row, in_memory
 from fastagg.updates.small import ids_tensor, rows_in_order
 from fastagg.updates.streams import ColumnSource
 
 Updates = Rows | UpdateBuffer | ColumnSource
 """The types that a step accepts as updates."""
+
+Ages = Tensor | NDArray[np.integer[Any]] | Sequence[int]
+"""Ages of S rows, in rounds: a tensor or NumPy array [S] of integers, or a sequence of ints."""
 
 
 _INTEGERS = frozenset(
@@ -53,19 +59,23 @@ class Cohort:
         rows: [S, d] float32, or S tensors [d], or S rows that are read piece by piece.
         owner: exchanges the rows for other ones, if the rule may take ownership of them; None: the
             rule may only read the rows.
+        ages: [S] int64, >= 0, not all 0: for each row, the number of rounds since the model that
+            it started from. A client may have several rows, if the rule allows it; they are in the
+            order of their ages. None: no row is late.
     """
 
     ids: list[int]
     clients: Tensor
     rows: AnyRows
     owner: RowExchange | None = None
+    ages: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
         """Return a cohort of the same clients with other rows."""
-        return Cohort(self.ids, self.clients, rows, owner)
+        return Cohort(self.ids, self.clients, rows, owner, self.ages)
 
     def tensors(self) -> list[Tensor]:
         """Return the rows as S tensors [d].
@@ -96,10 +106,17 @@ class Cohort:
 
     def without(self, rejected: Container[int]) -> Cohort:
         """Return the cohort without the clients whose ids are in ``rejected``."""
-        kept = [client not in rejected for client in self.ids]
-        ids = [client for client, keep in zip(self.ids, kept, strict=True) if keep]
-        rows = [row for row, keep in zip(self.rows, kept, strict=True) if keep]
-        return Cohort(ids, ids_tensor(ids), alike(self.rows, rows), self.owner)
+        return self._at([s for s, client in enumerate(self.ids) if client not in rejected])
+
+    def without_rows(self, positions: Container[int]) -> Cohort:
+        """Return the cohort without the rows at ``positions``."""
+        return self._at([s for s in range(len(self.ids)) if s not in positions])
+
+    def _at(self, positions: list[int]) -> Cohort:
+        ids, rows = [self.ids[s] for s in positions], each_row(self.rows)
+        kept = alike(self.rows, [rows[s] for s in positions])
+        ages = None if self.ages is None else _if_late(self.ages[positions].tolist())
+        return Cohort(ids, ids_tensor(ids), kept, self.owner, ages)
 
 
 def read_cohort(
@@ -111,8 +128,10 @@ def read_cohort(
     num_params: int,
     device: torch.device,
     gather: bool = False,
+    ages: Ages | None = None,
+    repeats: bool = False,
 ) -> Cohort:
-    """Check the arguments of ``Aggregator.step`` and sort the rows by client id.
+    """Check the arguments of ``Aggregator.step`` and sort the rows by client id, then by age.
 
     Args:
         params: [d] float32, contiguous.
@@ -124,6 +143,8 @@ def read_cohort(
         device: where all tensors must live.
         gather: copy the rows of a small matrix in the order of ids, instead of making a view of
             each: an op checks one tensor faster than S.
+        ages: S ages; None: zeros.
+        repeats: a client may have several rows, of different ages.
 
     Returns:
         The cohort; its rows are views of ``updates``, or a copy.
@@ -135,7 +156,8 @@ def read_cohort(
     check_vector("params", params, num_params, device)
     if params.requires_grad and params.grad_fn is not None and params._base is None:
         _warn_of_a_copy(params)
-    ids = read_ids(clients, num_clients)
+    ids = read_ids(clients, num_clients, distinct=ages is None or not repeats)
+    late = None if ages is None else _read_ages(ages, ids)
     buffer = updates if isinstance(updates, UpdateBuffer) else None
     if isinstance(updates, UpdateBuffer):
         _check_buffer(updates, ids, num_params)
@@ -151,16 +173,58 @@ def read_cohort(
         _check_overlap(params, _check_updates(updates, len(ids), num_params, device))
         given = updates if isinstance(updates, Tensor) else RowList(updates)
     _check_count(len(given), len(ids))
-    ascending = sorted(ids)
-    if ascending == ids:
-        pass
-    elif gather and isinstance(given, Tensor) and given.nbytes <= _SMALL:
-        order = sorted(range(len(ids)), key=ids.__getitem__)
-        given = rows_in_order(given, order)
-    else:
-        rows = each_row(given)
-        given = alike(given, [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)])
-    return Cohort(ascending, ids_tensor(ascending), given, buffer)
+    keys: Sequence[Any] = ids if late is None else list(zip(ids, late, strict=True))
+    if sorted(keys) != keys:
+        order = sorted(range(len(ids)), key=keys.__getitem__)
+        ids = [ids[s] for s in order]
+        late = None if late is None else [late[s] for s in order]
+        if gather and isinstance(given, Tensor) and given.nbytes <= _SMALL:
+            given = rows_in_order(given, order)
+        else:
+            rows = each_row(given)
+            given = alike(given, [rows[s] for s in order])
+    return Cohort(ids, ids_tensor(ids), given, buffer, None if late is None else _if_late(late))
+
+
+def _if_late(ages: list[int]) -> Tensor | None:
+    """Return ages as a tensor [S] int64; None if all are 0."""
+    return ids_tensor(ages) if any(ages) else None
+
+
+def _read_ages(value: Ages, ids: list[int]) -> list[int]:
+    """Return the argument ``ages``, one for each of ``ids``, whose pairs with them are distinct."""
+    ages = read_integers("ages", value, max(len(ids), _MOST_REPEATED))
+    if len(ages) != len(ids):
+        raise ValueError(f"ages: expected one age per client ({len(ids)}), got {len(ages)}")
+    if ages and not 0 <= min(ages) <= max(ages) <= MOST:
+        wrong = next(age for age in ages if not 0 <= age <= MOST)
+        raise ValueError(f"ages: expected ints in [0, {MOST}], got {wrong}")
+    if len(set(zip(ids, ages, strict=True))) != len(ids):
+        pairs = Counter(zip(ids, ages, strict=True))
+        twice = sorted(pair for pair, times in pairs.items() if times > 1)
+        raise ValueError(
+            f"clients, ages: expected distinct pairs of id and age, got {twice} more than once"
+        )
+    return ages
+
+
+def check_readable(cohort: Cohort, columns: Columns) -> None:
+    """Refuse streamed rows that cannot be read by this process or another rank.
+
+    Raises:
+        BrokenUpdates: such rows exist; the exception names all of them.
+    """
+    problems = cohort.problems()
+    flags = torch.zeros(len(cohort), dtype=torch.bool)
+    flags[list(problems)] = True
+    flags = columns.join_flags(flags)
+    if bool(flags.any()):
+        why = {
+            client: f"cannot be read: {problems.get(position, 'on another rank')}"
+            for position, client in enumerate(cohort.ids)
+            if flags[position]
+        }
+        raise BrokenUpdates(why)
 
 
 def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:
@@ -233,6 +297,11 @@ def _check_buffer(buffer: UpdateBuffer, ids: list[int], num_params: int) -> None
         raise ValueError(
             f"updates: expected a buffer with a row for client {max(ids)}, got {buffer}"
         )
+    if len(set(ids)) != len(ids):
+        raise ValueError(
+            "updates: expected rows of their own, because a buffer has one row per client and a "
+            "client has several here, got an UpdateBuffer"
+        )
 
 
 def _check_count(rows: int, ids: int) -> None:
@@ -282,61 +351,74 @@ def _bytes_reached(matrix: Tensor) -> int:
     return 4 * (int(matrix.storage_offset()) + (rows - 1) * matrix.stride(0) + columns)
 
 
-def read_ids(clients: object, num_clients: int) -> list[int]:
-    """Return the argument ``clients`` as distinct ints in [0, K).
+def read_ids(clients: object, num_clients: int, *, distinct: bool = True) -> list[int]:
+    """Return the argument ``clients`` as ints in [0, K), distinct ones unless told otherwise.
 
     Raises:
         TypeError, ValueError, IndexError: it is not that.
     """
-    if isinstance(clients, np.ndarray):
-        if clients.dtype.kind not in "iu":
-            raise TypeError(f"clients: expected integers, got an array of {clients.dtype}")
-        if clients.ndim != 1:
-            raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
-        ids = clients.tolist()
-    elif isinstance(clients, Tensor):
-        if clients.dtype not in _INTEGERS:
-            raise TypeError(f"clients: expected integers, got {clients.dtype}")
-        if clients.is_nested:
-            raise ValueError("clients: expected a dense tensor, got a nested tensor")
-        if clients.ndim != 1:
-            raise ValueError(f"clients: expected shape [S], got {list(clients.shape)}")
-        if clients.numel() > max(num_clients, _MOST_REPEATED):
-            raise ValueError(
-                f"clients: expected distinct ids of {num_clients} clients, got {clients.numel()}"
-            )
-        try:
-            ids = clients.tolist()
-        except (RuntimeError, NotImplementedError) as error:
-            raise ValueError(
-                f"clients: expected a dense tensor with data, got one on device {clients.device} "
-                f"of layout {clients.layout}: {error}"
-            ) from error
-    elif isinstance(clients, Sequence) and not isinstance(clients, str | bytes):
-        ids = [_read_id(client) for client in clients]
-    else:
-        raise TypeError(
-            "clients: expected a tensor or array of integers or a sequence of ints, got "
-            f"{type(clients).__name__}"
-        )
+    ids = read_integers("clients", clients, max(num_clients, _MOST_REPEATED))
     if ids and not 0 <= min(ids) <= max(ids) < num_clients:
         wrong = next(client for client in ids if not 0 <= client < num_clients)
         raise IndexError(f"clients: expected ids in [0, {num_clients}), got {wrong}")
-    if len(set(ids)) != len(ids):
+    if distinct and len(set(ids)) != len(ids):
         twice = sorted(client for client, times in Counter(ids).items() if times > 1)
         raise ValueError(f"clients: expected distinct ids, got {twice} more than once")
     return ids
 
 
-def _read_id(client: object) -> int:
-    if type(client) is int:  # the common case; isinstance of a protocol takes microseconds
-        return client
-    if isinstance(client, bool) or not isinstance(client, SupportsIndex):
-        raise TypeError(f"clients: expected ints, got {client!r} ({type(client).__name__})")
+def read_integers(name: str, value: object, most: int) -> list[int]:
+    """Return an argument, a tensor or array [S] of integers or a sequence of ints, as ints.
+
+    Args:
+        name: of the argument.
+        value: its value.
+        most: numbers that a tensor, which may be the view of one number, has at most.
+
+    Raises:
+        TypeError, ValueError: it is not that; the message begins with ``name``.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "iu":
+            raise TypeError(f"{name}: expected integers, got an array of {value.dtype}")
+        if value.ndim != 1:
+            raise ValueError(f"{name}: expected shape [S], got {list(value.shape)}")
+        found: list[int] = value.tolist()
+        return found
+    if isinstance(value, Tensor):
+        if value.dtype not in _INTEGERS:
+            raise TypeError(f"{name}: expected integers, got {value.dtype}")
+        if value.is_nested:
+            raise ValueError(f"{name}: expected a dense tensor, got a nested tensor")
+        if value.ndim != 1:
+            raise ValueError(f"{name}: expected shape [S], got {list(value.shape)}")
+        if value.numel() > most:
+            raise ValueError(f"{name}: expected at most {most} numbers, got {value.numel()}")
+        try:
+            listed: list[int] = value.tolist()
+        except (RuntimeError, NotImplementedError) as error:
+            raise ValueError(
+                f"{name}: expected a dense tensor with data, got one on device {value.device} "
+                f"of layout {value.layout}: {error}"
+            ) from error
+        return listed
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_read_integer(name, number) for number in value]
+    raise TypeError(
+        f"{name}: expected a tensor or array of integers or a sequence of ints, got "
+        f"{type(value).__name__}"
+    )
+
+
+def _read_integer(name: str, value: object) -> int:
+    if type(value) is int:  # the common case; isinstance of a protocol takes microseconds
+        return value
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: expected ints, got {value!r} ({type(value).__name__})")
     try:
-        return operator.index(client)
+        return operator.index(value)
     except (TypeError, RuntimeError) as error:  # tensors that hold no integer
-        raise TypeError(f"clients: expected ints, got {type(client).__name__}: {error}") from error
+        raise TypeError(f"{name}: expected ints, got {type(value).__name__}: {error}") from error
 
 
 def _warn_of_a_copy(params: Tensor) -> None:
@@ -360,3 +442,16 @@ def _check_overlap(params: Tensor, starts: Sequence[int]) -> None:
                 f"params: must not share memory with updates, but does with row {s}; "
                 "pass a separate tensor"
             )
+
+
+def check_apart(params: Tensor, state: Iterable[object]) -> None:
+    """Raise ValueError if ``params`` shares memory with a tensor of the state."""
+    begin, end = params.data_ptr(), params.data_ptr() + params.nbytes
+    for vector in state:
+        if isinstance(vector, Tensor) and vector.nbytes:
+            start = vector.data_ptr()
+            if start < end and begin < start + vector.nbytes and vector.device == params.device:
+                raise ValueError(
+                    "params: must not share memory with the state of the rule; pass a "
+                    "separate tensor"
+                )

@@ -39,10 +39,12 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fdms-means", {"sketch": 64, "max_norm": 100.0}),
     ("fdms-soft", {"friends": 2, "max_share": 0.3}),
     ("fdms-soft", {"sketch": 64, "similarity": "distance"}),
+    ("fdms", {"staleness": "hinge"}),
     ("fedau", {"cutoff": 2}),
     ("fedavg", {"client_weights": WEIGHTS}),
     ("fedavg", {"server_optimizer": "adam", "server_lr": 0.1, "min_active": 2}),
     ("fedavg", {"max_norm": {"multiple": 1.001, "window": 4, "warmup": 0}}),
+    ("fedbuff", {"staleness": "polynomial"}),
     ("fedvarp", {"server_lr": 0.7}),
     ("geometric-median", {"client_weights": WEIGHTS}),
     ("geometric-median", {"reuse": True, "max_age": 1}),
@@ -53,12 +55,14 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("mifa", {"memory_dtype": "int8", "max_norm": 100.0}),
     ("multi-krum", {"memory_dtype": "int8", "reuse": True}),
     ("mimic", {"server_lr": 0.7}),
+    ("mimic", {"staleness": "constant", "max_staleness": 2}),
     ("mimic-aged", {"fading": 0.5}),
     ("multi-krum", {"keep": 2}),
     ("multi-krum", {"keep": 2, "sketch": 128, "seed": 4}),
     ("nnm", {"num_byzantine": 1, "reuse": True}),
     ("scaffold", {"local_work": 0.5}),
     ("stale", {"max_age": 1}),
+    ("stale", {"staleness": "constant"}),
     ("stale-models", {"server_lr": 0.7}),
     ("stale-models", {"server_optimizer": "momentum"}),
     ("trimmed-mean", {"num_byzantine": 1}),
@@ -78,6 +82,11 @@ def rounds(first: int, last: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield common + spread * torch.randn(len(clients), D, generator=generator), clients
 
 
+def ages_of(options: dict[str, Any], t: int, clients: Tensor) -> Tensor | None:
+    """Ages [S] of the rows of round t, for a rule with these options."""
+    return (clients + t).remainder(3).clamp(max=t) if "staleness" in options else None
+
+
 def first_params() -> Tensor:
     return torch.randn(D, generator=torch.Generator().manual_seed(99))
 
@@ -88,17 +97,18 @@ def split(agg: ShardedAggregator, updates: Tensor) -> Tensor:
 
 def follow(agg: ShardedAggregator, params: Tensor, first: int, last: int) -> list[list[float]]:
     weights = []
-    for t, (updates, clients) in enumerate(rounds(first, last)):
-        own = split(agg, updates)
+    options = {} if agg.local.staleness is None else {"staleness": agg.local.staleness}
+    for t, (updates, clients) in enumerate(rounds(first, last), start=first):
+        own, ages = split(agg, updates), ages_of(options, t, clients)
         if t % 2 and len(own):  # the same rows from a stream
             blocks = ColumnBlocks(
                 lambda own=own: iter(own.split(700, dim=1)),
                 num_rows=len(own),
                 num_params=agg.num_own,
             )
-            report = agg.step(params, blocks, clients)
+            report = agg.step(params, blocks, clients, ages=ages)
         else:
-            report = agg.step(params, own, clients)
+            report = agg.step(params, own, clients, ages=ages)
         weights.append(report.weights.tolist())
     return weights
 
@@ -174,6 +184,7 @@ def job_refuse(folder: Path) -> Any:
     seen = {
         "shape": outcome(lambda: agg.step(params, updates[:, : -1 if odd else None], [0, 1, 2])),
         "clients": outcome(lambda: agg.step(params, updates, [0, 1, 3 if odd else 2])),
+        "ages": outcome(lambda: agg.step(params, updates, [0, 1, 2], ages=[0, int(odd), 0])),
         "options": outcome(lambda: ShardedAggregator("mifa", num_clients=K + rank, num_params=D)),
         "save": outcome(lambda: agg.save(folder / ("missing/\0" if odd else "good"))),
         "folder": outcome(lambda: in_own_folder(folder, rank)),

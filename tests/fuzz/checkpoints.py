@@ -54,7 +54,8 @@ def sample(index: int) -> tuple[Aggregator, Tensor]:
     generator, params = torch.Generator().manual_seed(index), torch.zeros(D)
     for _ in range(ROUNDS):
         clients = torch.randperm(K, generator=generator)[:3]
-        agg.step(params, torch.randn(3, D, generator=generator), clients)
+        ages = None if agg.staleness is None else (clients % 3).clamp(max=agg.committed)
+        agg.step(params, torch.randn(3, D, generator=generator), clients, ages=ages)
     return agg, params
 
 
@@ -239,8 +240,9 @@ def use(agg: Aggregator) -> None:
         clients = torch.randperm(agg.num_clients, generator=generator)[:size]
         updates = torch.randn(len(clients), agg.num_params, generator=generator)
         before, state = params.clone(), agg.state_dict()
+        ages = None if agg.staleness is None else clients % 2
         try:
-            agg.step(params, updates, clients)
+            agg.step(params, updates, clients, ages=ages)
         except ValueError:
             assert torch.equal(params, before), "a step that raised changed parameters"
             for name, value in agg.state_dict().items():

@@ -81,7 +81,7 @@ def draw_case(seed: int, index: int) -> Case:
     case: Case = {"seed": seed, "index": index, "size": size, "threads": draw.choice([1, 1, 1, 3])}
     if draw.random() < 0.12:
         case |= {"rule": draw.randrange(len(CONFIGURATIONS))}
-        names = ["params", "updates", "updates", "clients", "clients", "options"]
+        names = ["params", "updates", "updates", "clients", "clients", "options", "ages"]
     else:
         case |= {"op": draw.choice(sorted(TABLE)), "raw": draw.random() < 0.4}
         case["call"] = draw.randrange(len(examples(case["op"], size)))
@@ -305,6 +305,8 @@ def call_rule(case: Case) -> str:
             "updates": torch.randn(size, d, generator=generator),
             "clients": ids,
         }
+        if agg.staleness is not None:
+            given["ages"] = ids % 2
         if turn == 0:
             given = mutated(case, given, {"params"})
         result = step(agg, given, result)
@@ -314,7 +316,7 @@ def call_rule(case: Case) -> str:
 def step(agg: Aggregator, given: dict[str, Any], result: str) -> str:
     state, before = agg.state_dict(), Snapshot(given)
     try:
-        agg.step(given["params"], given["updates"], given["clients"])
+        agg.step(given["params"], given["updates"], given["clients"], ages=given.get("ages"))
     except Exception as error:
         judge(error)
         found = before.changed()

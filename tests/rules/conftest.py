@@ -90,7 +90,20 @@ OPTIMIZED: list[Configuration] = [
     ("geometric-median", {"reuse": True, "server_optimizer": "momentum"}),
 ]
 EXACT = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2}), *OPTIMIZED]
-CONFIGURATIONS = [*EXACT, *INT8]
+# Rules that take late rows. (The corpus of tests/fuzz has numbers of CONFIGURATIONS: append only.)
+LATE_AVERAGING: list[Configuration] = [
+    ("fedbuff", {}),
+    ("fedbuff", {"buffer_size": 6, "server_lr": 0.7}),
+    ("mifa", {"staleness": "constant"}),
+    ("mimic", {"staleness": "constant", "max_staleness": 2}),
+    ("mimic-aged", {"staleness": "constant", "max_staleness": 3, "max_age": 4}),
+]
+LATE: list[Configuration] = [
+    *LATE_AVERAGING,
+    ("krum", {"reuse": True, "staleness": "constant"}),
+    ("fdms", {"staleness": "polynomial"}),
+]
+CONFIGURATIONS = [*EXACT, *INT8, *LATE]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,7 +113,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    markers = {"every_rule": CONFIGURATIONS, "exact_rule": EXACT, "averaging_rule": AVERAGING}
+    markers = {
+        "every_rule": CONFIGURATIONS,
+        "exact_rule": [*EXACT, *LATE],
+        "averaging_rule": [*AVERAGING, *LATE_AVERAGING],
+    }
     for marker, configurations in markers.items():
         if not metafunc.definition.get_closest_marker(marker):
             continue

@@ -17,7 +17,10 @@ K, D = 6, 23
 every_rule = pytest.mark.every_rule
 exact_rule = pytest.mark.exact_rule
 # not of single clients
-COMMON = {"rounds", "previous", "norms", "norm_count", "m", "s", "steps"}
+COMMON = {
+    *("rounds", "previous", "norms", "norm_count", "m", "s", "steps"),
+    *("recent", "aggregates", "before"),
+}
 SUMS = {"total": 1e-15, "mean_control": 1e-6}  # over clients: one rounding for each that is left
 
 
