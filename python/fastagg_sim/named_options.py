@@ -12,10 +12,11 @@ import fastagg
 from fastagg.aggregator import CommonOptions
 from fastagg.options import option_defaults
 from fastagg.registry import find
-from fastagg_sim import dropout, latency
+from fastagg_sim import dropout, latency, schedules
 from fastagg_sim.dropout.base import PROCESSES, DropoutProcess
 from fastagg_sim.latency.base import LATENCIES, LatencyProcess
 from fastagg_sim.partition import PARTITIONS
+from fastagg_sim.schedules.base import SCHEDULES
 
 Options = dict[str, list[str]]
 """Texts KEY=DEFAULT, or KEY for an option without a default, by name of the rule or process."""
@@ -57,6 +58,18 @@ def of_latencies() -> Options:
             if field.name not in common
         ]
         for name in latency.available()
+    }
+
+
+def of_schedules() -> Options:
+    """Return the options of each schedule."""
+    return {
+        name: [
+            _text(parameter.name, parameter.default)
+            for parameter in inspect.signature(SCHEDULES[name]).parameters.values()
+            if parameter.name != "latency"
+        ]
+        for name in schedules.available()
     }
 
 

@@ -105,7 +105,7 @@ def test_uniform_numbers() -> None:
     and the extreme values."""
     n = 20_000
     x = torch.tensor([uniform(5, "u", k) for k in range(n)], dtype=torch.float64)
-    assert 0 < x.min() and x.max() < 1
+    assert x.min() > 0 and x.max() < 1
     assert abs(x.mean() - 1 / 2) < 5 / (12 * n) ** 0.5
     assert abs((x - 1 / 2).square().mean() - 1 / 12) < 5 / (180 * n) ** 0.5
     assert abs(((x[1:] - 1 / 2) * (x[:-1] - 1 / 2)).mean()) < 5 / 12 / n**0.5
