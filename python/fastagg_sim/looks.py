@@ -95,6 +95,8 @@ METHODS: Mapping[str, Look] = {
     "cclip 1": Look("blue", 5),
     "bucketing cclip 1": Look("vermillion", 6),
     "FDMS first": Look("orange", 7),
+    "FedAvg late": Look("sky", 7),
+    "FedAvg waits": Look("black", 2),
     "FDMS k=1024": Look("green", 1),
     "Means first": Look("purple", 5),
     "MIFA bfloat16": Look("vermillion", 1),

@@ -245,6 +245,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == len(experiments.available())
     assert all(row[start - 2 : start] == "  " for row in rows for start in starts)
     ours = ("demo", "friends-from-means", "friends-sketched", "memory-dtypes", "scale-friends")
+    ours += ("late-fig1",)
     of_papers = [row for row in rows if not row.split()[0].startswith(ours)]
     assert all(row[start] != " " for row in of_papers for start in starts)
 
