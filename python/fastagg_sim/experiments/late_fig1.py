@@ -171,7 +171,7 @@ EXPERIMENT = Experiment(
     options=LateOptions,
     configs=configs,
     claims=claims,
-    expected=Expected(cpu=10, quick=1),
+    expected=Expected(cpu=5, quick=1),
     draw=draw,
     table=table,
     unused=("rounds",),
