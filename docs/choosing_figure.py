@@ -13,6 +13,7 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 
+from fastagg_sim.experiments import late_fig1
 from fastagg_sim.experiments._statistics import (
     AREA,
     CHANGE,
@@ -32,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar", "fdms-fig1-mnist", "mimic-table3"
 TABLE4 = "mimic-table4-fmnist"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
+LATE = "late-fig1"
+LAST_FIFTH, WHOLE_TIME = late_fig1.statistics(late_fig1.LateOptions())
 FULL = "full"
 
 
@@ -102,6 +105,12 @@ COMPARISONS = (
     *(Comparison(SU[n], "", LOSS_CHANGE, "FedAvg variant", "FedAvg") for n in (9, 11)),
     *(Comparison(SU[n], "", END, "cclip", "FedAvg") for n in (9, 11)),
     *(Comparison(SU[n], "", END, "MIFA", "FedAvg") for n in (9, 11)),
+    # stragglers
+    *(Comparison(LATE, FULL, LAST_FIFTH, method, "FedAvg") for method in late_fig1.REMEDIES),
+    *(
+        Comparison(LATE, FULL, WHOLE_TIME, method, "FedAvg waits")
+        for method in ("MimiC", "MIFA", "FedBuff", "FedAvg late")
+    ),
 )
 
 # --- the figure -------------------------------------------------------------------------------

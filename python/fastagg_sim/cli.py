@@ -38,19 +38,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ListCommand:
-    """List all rules, dropout processes and partitions with their options, and all models,
-    experiments and data sets.
+    """List all rules, dropout and latency processes, schedules and partitions with their options,
+    and all models, experiments and data sets.
 
     KEY=VALUE is an option with its default, KEY alone one that must be given.
     """
 
     def execute(self, console: Console) -> int:
         from fastagg_sim import data, models
-        from fastagg_sim.named_options import of_partitions, of_processes, of_rules
+        from fastagg_sim.named_options import (
+            of_latencies,
+            of_partitions,
+            of_processes,
+            of_rules,
+            of_schedules,
+        )
 
         for title, found in (
             ("rules (--rules NAME:KEY=VALUE,KEY=VALUE)", of_rules()),
             ("dropout processes (--dropout NAME:KEY=VALUE,KEY=VALUE)", of_processes()),
+            ("latency processes (--latency NAME:KEY=VALUE,KEY=VALUE)", of_latencies()),
+            ("schedules (--schedule NAME:KEY=VALUE,KEY=VALUE)", of_schedules()),
             ("partitions (--partition NAME --partition-options KEY=VALUE)", of_partitions()),
         ):
             console.print(title, markup=False, highlight=False)

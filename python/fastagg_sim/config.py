@@ -127,6 +127,7 @@ class Method:
         received (as in its released code).
     training: local training for this method, instead of that of the task (for instance FedProx).
     sample_weights: give client k the weight n_k / N, its fraction of all training samples.
+    schedule: for which answers the server waits; needs `Task.latency`. None: for all.
     """
 
     label: str
@@ -137,6 +138,7 @@ class Method:
     gradient_units: bool = False
     training: LocalTraining | None = None
     sample_weights: bool = False
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,35 @@ class Dropout:
         unique by a hash.
         """
         return "-".join([self.process, *(_label(*option) for option in self.options.items())])
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long clients take to answer, in simulated seconds.
+
+    process: the name of a latency process (`fastagg_sim.latency`).
+    options: its options, for example `median`.
+    """
+
+    process: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """For which answers the server waits, in simulated time.
+
+    name: the name of a schedule (`fastagg_sim.schedules`).
+    options: its options, for example `seconds`.
+    """
+
+    name: str = "synchronous"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The name and the options as text, such as "deadline-seconds=5"; as `Dropout.label`."""
+        return "-".join([self.name, *(_label(*option) for option in self.options.items())])
 
 
 def _label(key: str, value: Any) -> str:
@@ -214,6 +245,9 @@ class Task:
     memory: record the largest resident memory of the process so far in every round (memory.csv).
     device: the device of models, data and the server, "cpu" or "cuda". Results differ by rounding
         errors.
+    latency: how long clients take to answer. None: there is no simulated time.
+    max_seconds: end a job after the round in which the simulated time reaches this number of
+        seconds, and after `rounds` at the latest; needs `latency`. None: end after `rounds`.
     """
 
     dataset: str
@@ -233,6 +267,8 @@ class Task:
     norm_rounds: tuple[int, ...] = ()
     memory: bool = False
     device: str = "cpu"
+    latency: Latency | None = None
+    max_seconds: float | None = None
 
     def __post_init__(self) -> None:
         _require(self.train_loss >= 0, "train_loss", "at least 0", self.train_loss)
@@ -242,6 +278,10 @@ class Task:
         _require(self.eval_every >= 1, "eval_every", "at least 1", self.eval_every)
         enough = self.max_uploads is None or self.max_uploads >= 1
         _require(enough, "max_uploads", "at least 1, or none", self.max_uploads)
+        limit = self.max_seconds
+        if limit is not None:
+            _require(math.isfinite(limit) and limit > 0, "max_seconds", "a number > 0", limit)
+            _require(self.latency is not None, "max_seconds", "none without latency", limit)
         _require(
             0 < self.train_fraction <= 1,
             "train_fraction",
@@ -301,6 +341,8 @@ class Config:
         for label in [m.label for m in self.methods] + [d.label for d in self.dropouts]:
             plain = all(c.isalnum() or c in "-.+= " for c in label) and label.strip()
             _require(bool(plain), "label", "letters, digits, '-', '.', '+', '=', spaces", label)
+        for method in self.methods if self.task.latency is None else ():
+            _require(method.schedule is None, "schedule", "none without latency", method.schedule)
 
     def jobs(self) -> list[Job]:
         """Return all jobs: for each seed, every method with every dropout setting, in order."""
@@ -348,11 +390,24 @@ def job_from_dict(data: dict[str, Any]) -> Job:
 
 
 def _task(value: Any, where: str) -> Task:
-    return _build(Task, value, where, training=_training, norm_rounds=_rounds)
+    return _build(
+        Task,
+        value,
+        where,
+        training=_training,
+        norm_rounds=_rounds,
+        latency=lambda v, at: v and _build(Latency, v, at),
+    )
 
 
 def _method(value: Any, where: str) -> Method:
-    return _build(Method, value, where, training=lambda v, at: v and _training(v, at))
+    return _build(
+        Method,
+        value,
+        where,
+        training=lambda v, at: v and _training(v, at),
+        schedule=lambda v, at: v and _build(Schedule, v, at),
+    )
 
 
 def _training(value: Any, where: str) -> LocalTraining:

@@ -29,6 +29,7 @@ METRIC_COLUMNS = (
 )
 DISTANCE_COLUMNS = ("round", "distance2_friends", "distance2_all")
 MEMORY_COLUMNS = ("round", "peak_mb")
+TIME_COLUMNS = ("time", "late", "age")
 TIMING_COLUMNS = ("round", "seconds_training", "seconds_aggregation", "seconds_evaluation")
 
 
@@ -120,6 +121,7 @@ class JobFolder:
             simulation.load(checkpoint)
         job = self.job
         metrics = METRIC_COLUMNS + (("train_loss",) if job.task.train_loss else ())
+        metrics += TIME_COLUMNS if job.task.latency is not None else ()
         files = {"metrics.csv": metrics, "timings.csv": TIMING_COLUMNS}
         if job.task.distances:
             files["distances.csv"] = DISTANCE_COLUMNS

@@ -70,7 +70,8 @@ def _rows(path: Path) -> tuple[str, dict[tuple[str, ...], list[str]]]:
 def _check_complete(path: Path, rows: list[str], task: Task) -> None:
     column = len(JOB_COLUMNS)
     rounds = [row.split(",")[column] for row in rows]
-    enough = len(rows) == task.rounds or (task.max_uploads is not None and rows)
+    shorter = task.max_uploads is not None or task.max_seconds is not None
+    enough = len(rows) == task.rounds or (shorter and rows)
     if not enough or rounds != [str(index) for index in range(len(rows))]:
         raise ConfigError(
             f"{path}: expected {task.rounds} rows of a finished job, numbered from 0, got "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of rules, dropout processes and partitions, for `fastagg-sim list`."""
+"""The options of all that has a name on the command line, for `fastagg-sim list`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import fastagg
 from fastagg.aggregator import CommonOptions
 from fastagg.options import option_defaults
 from fastagg.registry import find
-from fastagg_sim import dropout
+from fastagg_sim import dropout, latency, schedules
 from fastagg_sim.dropout.base import PROCESSES, DropoutProcess
+from fastagg_sim.latency.base import LATENCIES, LatencyProcess
 from fastagg_sim.partition import PARTITIONS
+from fastagg_sim.schedules.base import SCHEDULES
 
 Options = dict[str, list[str]]
 """Texts KEY=DEFAULT, or KEY for an option without a default, by name of the rule or process."""
@@ -43,6 +45,31 @@ def of_processes() -> Options:
             if field.init and field.name not in common
         ]
         for name in dropout.available()
+    }
+
+
+def of_latencies() -> Options:
+    """Return the options of each latency process."""
+    common = {field.name for field in dataclasses.fields(LatencyProcess)}
+    return {
+        name: [
+            _text(field.name, _default(field))
+            for field in dataclasses.fields(LATENCIES[name])
+            if field.name not in common
+        ]
+        for name in latency.available()
+    }
+
+
+def of_schedules() -> Options:
+    """Return the options of each schedule."""
+    return {
+        name: [
+            _text(parameter.name, parameter.default)
+            for parameter in inspect.signature(SCHEDULES[name]).parameters.values()
+            if parameter.name != "latency"
+        ]
+        for name in schedules.available()
     }
 
 

@@ -25,6 +25,8 @@ from fastagg_sim.looks import Look, looks, set_title
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 
 DPI = 150
+Line = tuple[Sequence[float], Sequence[float]]
+"""The (x, y) values of one seed; x is ascending."""
 POINTS = 600  # of a line in a figure, at most; longer lines are thinned
 # The same figure is the same bytes: no date, and ids that do not depend on the process.
 _SVG: dict[Any, Any] = {
@@ -89,11 +91,14 @@ def note_equal_lines(panel: Axes, lines: Mapping[str, Sequence[np.ndarray]]) -> 
         panel.set_xlabel("\n".join([*([label] if label else []), *notes]))
 
 
-def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
+def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = False) -> Path:
     """Draw the test accuracy over rounds, `save` it to `target` and return `target`.
 
     There is one panel per dropout setting and one line per method: the mean over seeds, with a band
     from the lowest to the highest seed. Methods without dropout appear in every panel.
+
+    over_time: draw it over the simulated seconds, which all curves must have. Values are
+        interpolated linearly, because the steps of seeds are at different times.
     """
     methods = {curve.method: curve.rule for curve in curves}
     every = looks(methods)
@@ -112,11 +117,15 @@ def accuracy_figure(curves: Sequence[Curve], target: Path) -> Path:
         drawn: dict[str, list[np.ndarray]] = {}
         for method, how in every.items():
             seeds = [c for c in curves if c.method == method and c.dropout in (dropout, NO_DROPOUT)]
-            if seeds:
+            if seeds and over_time:
+                lines = [(curve.time, curve.accuracy) for curve in seeds]
+                draw_line(panel, method, lines, how)
+            elif seeds:
                 _draw(panel, seeds, how)
+            if seeds:
                 drawn[method] = [np.array(curve.accuracy) for curve in seeds]
         set_title(panel, dropout_title(dropout))
-        panel.set_xlabel("round")
+        panel.set_xlabel("simulated seconds" if over_time else "round")
         note_equal_lines(panel, drawn)
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.set_xlim(left=0)
@@ -142,6 +151,36 @@ def dropout_title(label: str) -> str:
     options = re.findall(pattern, label[len(process) + 1 :])
     parts = (f"{(key or plain).replace('-', '_')} = {value}" for key, value in options)
     return ", ".join([process, *parts])
+
+
+def draw_line(
+    panel: Axes,
+    label: str,
+    lines: Sequence[Line],
+    look: Look,
+    marker: str | None = None,
+) -> None:
+    """Draw the mean over seeds, and a band from the lowest to the highest seed.
+
+    Values are interpolated linearly, and drawn in the range of x that all seeds have.
+    """
+    start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    grid = np.unique(np.concatenate([np.asarray(x, dtype=float) for x, _ in lines]))
+    grid = thin(grid[(grid >= start) & (grid <= end)])
+    values = np.array([np.interp(grid, x, y) for x, y in lines])  # [seeds, points]
+    mean = values.mean(0)
+    panel.plot(
+        grid,
+        mean,
+        linestyle=look.style,
+        color=look.color,
+        linewidth=1.5,
+        label=label,
+        marker=marker,
+    )
+    if len(lines) > 1:
+        low, high = values.min(0), values.max(0)
+        panel.fill_between(grid, low, high, color=look.color, alpha=0.15, linewidth=0)
 
 
 def _draw(panel: Axes, seeds: Sequence[Curve], look: Look) -> None:
@@ -195,11 +234,14 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
 def plot_folder(path: Path) -> list[Path]:
     """Draw the figures of the results folder `path` and return the files written.
 
-    These are accuracy.png and, if the run has score matrices, similarity.png, which shows the first
-    seed of each method and dropout setting.
+    These are accuracy.png; if the run has latencies, time.png, the accuracy over simulated time;
+    and, if it has score matrices, similarity.png, which shows the first seed of each method and
+    dropout setting.
     """
     curves = read_curves(path / "metrics.csv")
     written = [accuracy_figure(curves, path / "accuracy.png")]
+    if any(curve.time for curve in curves):
+        written.append(accuracy_figure(curves, path / "time.png", over_time=True))
     named: dict[str, Scores] = {}
     for curve in curves:
         file = path / "jobs" / job_key(curve.method, curve.dropout, curve.seed) / "scores.csv"

@@ -21,6 +21,7 @@ class Curve:
     rounds: the rounds (0, 1, ...) in which the model was evaluated.
     uploads, accuracy: the values after those rounds, one entry per entry of `rounds`.
     train_loss: the same, or empty if the run did not evaluate the training loss.
+    time: simulated seconds at the end of those rounds; empty if the run has no latencies.
     wrong_friends: (wrong-friend rate, number of substitutions) of every round that has
         substitutions, where the groups of the clients are known.
     """
@@ -34,6 +35,7 @@ class Curve:
     accuracy: list[float] = field(default_factory=list)
     wrong_friends: list[tuple[float, int]] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
+    time: list[float] = field(default_factory=list)
 
     def after(self, rounds: int) -> float | None:
         """Return the accuracy after `rounds` rounds, or None if it was not evaluated then."""
@@ -43,6 +45,12 @@ class Curve:
     def last(self, count: int = 10) -> float:
         """Return the mean accuracy of the last `count` evaluations."""
         return fmean(self.accuracy[-count:])
+
+    def time_to(self, target: float) -> float | None:
+        """Return the simulated seconds after which an evaluation first had an accuracy of at least
+        `target`; None if none had, or without latencies."""
+        reached = (t for t, a in zip(self.time, self.accuracy, strict=False) if a >= target)
+        return next(reached, None)
 
 
 def read_curves(path: Path) -> list[Curve]:
@@ -69,6 +77,8 @@ def read_curves(path: Path) -> list[Curve]:
                 curve.accuracy.append(float(row["accuracy"]))
                 if row.get("train_loss"):
                     curve.train_loss.append(float(row["train_loss"]))
+                if row.get("time"):
+                    curve.time.append(float(row["time"]))
     return list(curves.values())
 
 

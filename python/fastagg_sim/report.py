@@ -10,13 +10,14 @@ from pathlib import Path
 from rich.console import Console
 
 from fastagg_sim import data
-from fastagg_sim.config import Config, ConfigError
+from fastagg_sim.config import Config, ConfigError, Dropout, Job
 from fastagg_sim.devices import require_device
 from fastagg_sim.files import write_atomically
 from fastagg_sim.models import make_model
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, run_jobs
+from fastagg_sim.simulated_time import simulated_time
 from fastagg_sim.simulation import dropout_process, make_aggregator, split_clients
 from fastagg_sim.tables import summary
 
@@ -46,7 +47,8 @@ def check(config: Config) -> None:
             seed=seed,
         )
         for method in config.methods:
-            make_aggregator(task, method, 1, split)
+            aggregator = make_aggregator(task, method, 1, split)
+            simulated_time(Job(task, method, Dropout(), seed), split.groups, aggregator)
         for dropout in config.dropouts:
             dropout_process(dropout, split, dataset, seed)
     except (ValueError, TypeError) as error:

@@ -10,7 +10,8 @@ RESULTS/metrics.csv       all jobs: one row per job and round; a rerun writes th
 RESULTS/timings.csv       all jobs: seconds per round; these vary from run to run
 RESULTS/distances.csv     all jobs: distances between updates (if Task.distances is set)
 RESULTS/memory.csv        all jobs: peaks of memory so far (if Task.memory is set); these vary, too
-RESULTS/table.md, accuracy.png, similarity.png, and the same figures as .svg
+RESULTS/table.md, accuracy.png, time.png (if Task.latency is set), similarity.png, and the same
+                          figures as .svg
 """
 
 from __future__ import annotations

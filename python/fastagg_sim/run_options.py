@@ -16,8 +16,10 @@ from fastagg_sim.config import (
     Config,
     ConfigError,
     Dropout,
+    Latency,
     LocalTraining,
     Method,
+    Schedule,
     Task,
     plain_label,
 )
@@ -73,6 +75,15 @@ class RunOptions:
     alphas: tuple[float, ...] = (0.5,)
     """Dropout ratios. Every process that has a dropout ratio runs once per ratio, unless its
     KEY=VALUE options already set it (docs/dropout.md)."""
+    latency: str | None = None
+    """How long clients take to answer: PROCESS or PROCESS:KEY=VALUE,KEY=VALUE (for instance
+    lognormal:median=20,sigma=0.5). Rounds then take simulated time (docs/latency.md)."""
+    schedule: tuple[str, ...] = ()
+    """For which answers the server waits, each SCHEDULE or SCHEDULE:KEY=VALUE,KEY=VALUE (for
+    instance deadline:seconds=30); with --latency. Every rule runs with each of them. By default the
+    server waits for all."""
+    max_seconds: float | None = None
+    """Simulated seconds after which a run ends, if it has not reached --rounds; with --latency."""
     seeds: tuple[int, ...] = (0,)
     """Seeds; the run is repeated once per seed."""
     rounds: int = 50
@@ -179,6 +190,8 @@ class RunOptions:
                 server_lr=self.server_lr,
                 eval_every=self.eval_every,
                 device=self.device,
+                latency=self._latency(),
+                max_seconds=self.max_seconds,
             ),
             methods=self._methods(),
             dropouts=tuple(settings.values()),
@@ -191,6 +204,7 @@ class RunOptions:
 
     def _check_names(self) -> None:
         import fastagg
+        from fastagg_sim import schedules
         from fastagg_sim.data import DATASETS
         from fastagg_sim.models import MODELS
         from fastagg_sim.partition import PARTITIONS
@@ -204,6 +218,22 @@ class RunOptions:
                 _check_name(option, option, name, known)
         for text in self.rules:
             _check_name("rules", "rule", _named("rules", text)[0], fastagg.available())
+        for text in self.schedule:
+            name, _ = _named("schedule", text)
+            _check_name("schedule", "schedule", name, schedules.available())
+
+    def _latency(self) -> Latency | None:
+        if self.latency is None:
+            for name in ("schedule", "max_seconds"):
+                if getattr(self, name):
+                    option = "--" + name.replace("_", "-")
+                    raise ConfigError(f"{option}: needs --latency, which gives rounds a length")
+            return None
+        from fastagg_sim import latency
+
+        process, options = _named("latency", self.latency)
+        _check_name("latency", "latency process", process, latency.available())
+        return Latency(process, options)
 
     def _data_options(self) -> dict[str, Any]:
         """Return the options of the data set.
@@ -234,7 +264,13 @@ class RunOptions:
         full: tuple[Method, ...] = ()
         if self.with_full:
             full = (Method("Full", "fedavg", self._server_options(), full_participation=True),)
-        return (*full, *(self._method(text) for text in self.rules))
+        settings: list[Schedule | None] = [
+            Schedule(*_named("schedule", text)) for text in self.schedule
+        ]
+        return (
+            *full,
+            *(self._method(text, setting) for text in self.rules for setting in settings or [None]),
+        )
 
     def _server_options(self) -> dict[str, Any]:
         """Return the options that all rules share, where they are not the defaults."""
@@ -252,15 +288,16 @@ class RunOptions:
             options["min_active"] = self.min_active
         return options
 
-    def _method(self, text: str) -> Method:
+    def _method(self, text: str, schedule: Schedule | None) -> Method:
         rule, options = _named("rules", text)
         settings = (f"{key.replace('_', '-')}={_value(v)}" for key, v in options.items())
         return Method(
-            "-".join([rule, *settings]),
+            "-".join([rule, *settings, *([] if schedule is None else [schedule.label])]),
             rule,
             {**self._server_options(), **options},
             full_first_round=self.full_first_round,
             gradient_units=self.gradient_units,
+            schedule=schedule,
         )
 
 

@@ -7,7 +7,7 @@ on that name. The choices of a round therefore do not depend on how many numbers
 drew, on the order in which clients train, or on whether the run was resumed. Checkpoints contain no
 random state.
 
-Streams in use: "data", "partition", "dropout", "model", "batches", "layers",
+Streams in use: "data", "partition", "dropout", "latency", "schedule", "model", "batches", "layers",
 "train-loss".
 """
 
@@ -45,6 +45,15 @@ def generator(seed: int, *names: str | int) -> torch.Generator:
     that two clients use the same order of samples.
     """
     return torch.Generator().manual_seed(derive(seed, *names))
+
+
+def uniform(seed: int, *names: str | int) -> float:
+    """Return the number of the stream `names`, uniform in (0, 1); the same on every machine.
+
+    It is one of 2^52 equally likely numbers, the middles of intervals of equal length. For streams
+    of a single number; no generator is made.
+    """
+    return ((derive(seed, *names) >> 11) + 0.5) / (1 << 52)
 
 
 def numpy_generator(seed: int, *names: str | int) -> np.random.RandomState:

@@ -31,7 +31,10 @@ from fastagg_sim.devices import find_device, now, peak_memory, repeatable, seed_
 from fastagg_sim.dropout import DropoutProcess, make_dropout, needs
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, generated, partition
+from fastagg_sim.schedules import Plan
+from fastagg_sim.schedules.base import of_round
 from fastagg_sim.seeds import derive, generator
+from fastagg_sim.simulated_time import ROWS, simulated_time
 from fastagg_sim.statistics import RunningStatistics
 
 _HEADER_LIMIT = 1 << 24  # bytes of the header of a file of a checkpoint
@@ -56,6 +59,11 @@ class RoundRecord:
     train_loss: on the sample that `Task.train_loss` asks for, else None.
     peak_mb: largest resident memory of the process so far, in 10^6 bytes; None unless
         `Task.memory`.
+    time: simulated seconds since the start of the run, at the end of the round; None without
+        `Task.latency`, as `late` and `age`.
+    late: number of clients that are at work, or are stopped, when the round ends.
+    age: mean number of rounds between an answer's model and the step that takes it; None without
+        answers.
     seconds_*: wall-clock times.
     """
 
@@ -74,6 +82,9 @@ class RoundRecord:
     distance2_all: float | None = None
     train_loss: float | None = None
     peak_mb: float | None = None
+    time: float | None = None
+    late: int | None = None
+    age: float | None = None
 
 
 class Simulation:
@@ -124,6 +135,12 @@ class Simulation:
         self._norms: dict[int, list[float]] = {}  # round -> [K]
         self.aggregator = make_aggregator(task, job.method, layout.num_params, split, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
+        self._time = simulated_time(job, split.groups, self.aggregator)
+        if self._statistics and self._takes_late_answers:
+            raise ConfigError(
+                "model: expected one without running statistics, which are the mean of the "
+                "clients of one round, for a schedule with late answers"
+            )
         # In MimiC's client mode, clients store their own corrections: those that were ever active.
         self._client_mode = (
             isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client"
@@ -134,20 +151,25 @@ class Simulation:
     def done(self) -> bool:
         task = self.job.task
         enough = task.max_uploads is not None and self._uploads >= task.max_uploads
+        if self._time is not None and task.max_seconds is not None:
+            enough = enough or self._time.time >= task.max_seconds
         return enough or self.next_round >= task.rounds
 
     @property
     def rounds_done(self) -> int:
         """Number of rounds done, for the progress display.
 
-        If the task ends after a number of uploads (`max_uploads`), this is the same fraction of
-        `rounds` as the uploads so far are of `max_uploads`, if that is larger.
+        If the task ends after a number of uploads (`max_uploads`) or of simulated seconds
+        (`max_seconds`), this is the same fraction of `rounds` as the uploads or seconds so far are
+        of that number, if that is larger.
         """
         task = self.job.task
-        if task.max_uploads is None:
-            return self.next_round
-        uploads = min(task.rounds, task.rounds * self._uploads // task.max_uploads)
-        return max(self.next_round, uploads)
+        done = self.next_round
+        if task.max_uploads is not None:
+            done = max(done, task.rounds * self._uploads // task.max_uploads)
+        if self._time is not None and task.max_seconds is not None:
+            done = max(done, int(task.rounds * min(1.0, self._time.time / task.max_seconds)))
+        return min(done, task.rounds)
 
     def _active(self, round_index: int) -> Tensor:
         """Return the active clients, int64 [S], and append them to the history.
@@ -161,13 +183,24 @@ class Simulation:
         self._history.append(active)
         return active
 
+    @property
+    def _takes_late_answers(self) -> bool:
+        return self._time is not None and self._time.schedule.late_answers
+
+    def _plan(self, round_index: int) -> Plan:
+        """Return who starts and who answers in a round."""
+        active = self._active(round_index).tolist()
+        if self._time is None:
+            return Plan(tuple(active), of_round(active, round_index), 0, 0.0)
+        return self._time.schedule.next(round_index, active)
+
     def run_round(self) -> RoundRecord:
         """Compute the next round. Changes `params` and the state of the aggregator in place."""
         index = self.next_round
         started = now(self.device)
         self._buffer.release()
-        active = self._active(index)
-        clients: list[int] = active.tolist()
+        plan = self._plan(index)
+        clients = list(plan.starts)
         task = self.job.task
         # Updates are sent in units of `unit`: the server gets row / unit and its learning rate is
         # multiplied by `unit`.
@@ -187,19 +220,22 @@ class Simulation:
         if index in task.norm_rounds:
             self._norms[index] = self._row_norms(clients)
         started_step = now(self.device)
-        report = self._step(active)
+        active = torch.tensor([work.client for work in plan.answers], dtype=torch.int64)
+        report = self._step_late(plan, index) if self._takes_late_answers else self._step(active)
         self._statistics.average(self.aggregator, report.active.tolist())
         aggregated = now(self.device)
         self.next_round += 1
-        self._uploads += len(clients) * (1 if scaffold is None else scaffold.uploads_per_client)
+        answers = len(plan.answers)
+        self._uploads += answers * (1 if scaffold is None else scaffold.uploads_per_client)
         with repeatable(self.device):
             accuracy, loss, train_loss = self._evaluate()
         evaluated = now(self.device)
         substitutions, wrong_rate = self._count_substitutions(report.friends, active)
+        ages = plan.ages(index)
         return RoundRecord(
             round=index,
             uploads=self._uploads,
-            active=len(clients),
+            active=answers,
             accuracy=accuracy,
             loss=loss,
             wrong_friend_rate=wrong_rate,
@@ -212,6 +248,9 @@ class Simulation:
             distance2_all=distances[1],
             train_loss=train_loss,
             peak_mb=peak_memory() / 1e6 if task.memory else None,
+            time=None if self._time is None else plan.time,
+            late=None if self._time is None else plan.late,
+            age=sum(ages) / len(ages) if ages and self._time is not None else None,
         )
 
     def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
@@ -263,6 +302,13 @@ class Simulation:
         before = self._momentum.get(client, torch.zeros_like(velocity))
         finite = torch.isfinite(velocity).all()
         self._momentum[client] = torch.where(finite, velocity, before)
+
+    def _step_late(self, plan: Plan, index: int) -> fastagg.StepReport:
+        """Run one step of the server on answers from models of this and earlier rounds."""
+        assert self._time is not None
+        rows = self._time.collect(plan, index, self._buffer)
+        clients = [work.client for work in plan.answers]
+        return self.aggregator.step(self.params, rows, clients, ages=plan.ages(index))
 
     def _step(self, active: Tensor) -> fastagg.StepReport:
         """Run one step of the server and, in MimiC's client mode, the clients' part of it."""
@@ -355,6 +401,8 @@ class Simulation:
             kept = {str(client): momentum for client, momentum in self._momentum.items()}
             save_file(kept, folder / "momentum.safetensors")
         state = {"next_round": self.next_round, "uploads": self._uploads, "norms": self._norms}
+        if self._time is not None:
+            state["schedule"] = self._time.save(folder)
         (folder / "state.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
@@ -369,6 +417,11 @@ class Simulation:
             norms = {int(t): norms for t, norms in state.get("norms", {}).items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{folder / 'state.json'}: damaged: {error!r}") from error
+        time = self._time
+        if time is not None:
+            time = time.restored(state.get("schedule"), next_round, folder / "state.json")
+            if self._takes_late_answers:
+                time.put(self._read(folder / ROWS, time.names()))
         aggregator = fastagg.load(folder / "aggregator.safetensors", device=str(self.device))
         params = self._read(folder / "params.safetensors", ["params"])["params"]
         statistics = self._statistics.values
@@ -384,6 +437,7 @@ class Simulation:
         self.params = params
         self._statistics.values = statistics
         self.aggregator = aggregator
+        self._time = time
         self._mimic = {}
         for name, correction in corrections.items():
             client = self._mimic[int(name)] = fastagg.MimiCClient(len(params), self.device)
@@ -411,7 +465,8 @@ class Simulation:
             raise ConfigError(f"{path}: damaged: {error}") from error
         wrong = set(names) != set(found) if names is not None else not all(map(_is_id, found))
         if wrong:
-            raise ConfigError(f"{path}: expected {names or 'client ids'}, got {sorted(found)[:10]}")
+            expected = "client ids" if names is None else names[:10]
+            raise ConfigError(f"{path}: expected {expected}, got {sorted(found)[:10]}")
         for name, vector in found.items():
             if vector.shape != shape or vector.dtype != torch.float32:
                 raise ConfigError(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,12 +64,15 @@ def summary(folder: ResultsFolder) -> Grid:
 
     The columns are means over seeds: accuracy at the end; accuracy over the last evaluations
     (± standard deviation over seeds); uploads; fraction of the substitutions whose friend belongs
-    to another group; milliseconds of aggregation per round.
+    to another group; milliseconds of aggregation per round. With latencies also: simulated seconds
+    at the end; simulated seconds until an evaluation reached a target (`time_target`), over the
+    seeds that reached it, and the number of those if not all did.
     """
     curves: dict[tuple[str, str], list[Curve]] = defaultdict(list)
     for curve in read_curves(folder.path / "metrics.csv"):
         curves[curve.dropout, curve.method].append(curve)
     seconds = _aggregation_seconds(folder.path / "timings.csv")
+    target = time_target([curve for group in curves.values() for curve in group])
     rows: list[tuple[str, ...]] = []
     settings = list(dict.fromkeys(dropout for dropout, _ in curves))
     for dropout, method in sorted(curves, key=lambda key: settings.index(key[0])):
@@ -83,11 +87,14 @@ def summary(folder: ResultsFolder) -> Grid:
                 str(round(fmean(curve.uploads[-1] for curve in group))),
                 f"{100 * wrong / substitutions:.1f} %" if substitutions else "",
                 f"{1000 * seconds[method, dropout]:.2f}",
+                *(() if target is None else _times(group, target)),
             )
         )
     task = folder.config.task
     uploads = task.max_uploads
     length = f"{task.rounds} rounds" if uploads is None else f"{uploads} uploads"
+    if task.max_seconds is not None:
+        length = f"{task.max_seconds:g} simulated seconds"
     seeds = len(folder.config.seeds)
     return Grid(
         f"{folder.config.name}: test accuracy on {task.dataset} after {length}, "
@@ -100,11 +107,37 @@ def summary(folder: ResultsFolder) -> Grid:
             "uploads",
             "wrong",
             "agg ms",
+            *(() if target is None else ("seconds", f"to {target:.2f}")),
         ),
         rows,
         f"last {LAST}: mean of the last evaluations ± deviation over seeds; wrong: stand-ins of "
-        "another group; agg: server time per round",
+        "another group; agg: server time per round"
+        + ("" if target is None else f"; seconds: simulated, at the end and to {target:.2f}"),
     )
+
+
+def time_target(curves: Sequence[Curve]) -> float | None:
+    """Return the accuracy to which a summary states the time: nine tenths of the best mean over the
+    last evaluations, rounded down to hundredths. None without latencies."""
+    if not all(curve.time for curve in curves):
+        return None
+    return math.floor(90 * max(curve.last(LAST) for curve in curves)) / 100
+
+
+def time_to(curves: Sequence[Curve], target: float) -> str:
+    """Return the mean time to `target` over the seeds that reached it, for tables; "" if none did.
+
+    If not all seeds did, the text says how many."""
+    times = [time for curve in curves if (time := curve.time_to(target)) is not None]
+    if not times:
+        return ""
+    return f"{fmean(times):.4g}" + (
+        "" if len(times) == len(curves) else f" ({len(times)} of {len(curves)})"
+    )
+
+
+def _times(curves: Sequence[Curve], target: float) -> tuple[str, str]:
+    return f"{fmean(curve.time[-1] for curve in curves):.4g}", time_to(curves, target)
 
 
 def _friends(curves: Sequence[Curve]) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,13 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--rules", "fdms:unknown=1"], "unknown"),
         (["--local-epochs", "1", "--local-steps", "1"], "exactly one"),
         (["--partition-options", "num_groups=3"], "num_groups"),
+        (["--schedule", "deadline:seconds=3"], "--schedule: needs --latency"),
+        (["--max-seconds", "3"], "--max-seconds: needs --latency"),
+        (["--latency", "slow"], "--latency: unknown latency process 'slow'"),
+        (["--latency", "pareto:shape=0"], "shape: expected a number between 0.1 and 100, got 0"),
+        (["--latency", "pareto", "--schedule", "late"], "--schedule: unknown schedule 'late'"),
+        (["--latency", "pareto", "--schedule", "deadline:seconds=-1"], "seconds: expected a numb"),
+        (["--latency", "pareto", "--max-seconds", "-1"], "max_seconds: expected a number > 0"),
         (["--config", "nowhere.json"], "found none"),
         (["--config", "nowhere.json", "--lr", "0.5"], "cannot be combined with --lr"),
     ],
@@ -148,6 +156,24 @@ def test_progress_goes_to_standard_error(
 
 
 @pytest.mark.slow
+def test_a_run_in_simulated_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    arguments = [*TINY, "--rounds", "60", "--dropout", "full", "--max-seconds", "45"]
+    arguments += ["--latency", "classes:medians=[1.0,20.0],shares=[4,1],by=group"]
+    arguments += ["--rules", "fedavg", "--with-full"]
+    arguments += ["--schedule", "deadline:seconds=3", "over-selection:take=4,extra=2"]
+    assert main([*arguments, "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "time.png" in printed and "seconds" in printed
+    rows = [line.split(",") for line in (out / "metrics.csv").read_text().splitlines()]
+    rounds = Counter(row[0] for row in rows[1:])
+    # The last group is slow, two of ten clients: waiting for it takes most of the time.
+    assert rounds["fedavg-deadline-seconds=3"] == 15
+    assert rounds["fedavg-over-selection-take=4-extra=2"] > 15 > 4 > rounds["Full"]
+    assert {"time.png", "time.svg"} <= {path.name for path in out.iterdir()}
+
+
+@pytest.mark.slow
 def test_every_process_and_partition_runs(tmp_path: Path) -> None:
     trace = tmp_path / "who is there.csv"
     trace.write_text("round,client\n0,1\n0,2\n2,0\n")
@@ -204,6 +230,9 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "elimination=null, precision=high" in printed  # of fdms
     assert "round-robin       tau_max=20, sampling=uniform" in printed
+    assert "lognormal  median=1.0, sigma=0.5" in printed
+    assert "deadline        seconds, late=lost" in printed
+    assert "buffered        size, concurrency=null" in printed
     assert "num_clients=" not in printed and "server_lr" not in printed
     names = ["fdms", "stale-models", "cluster-floor", "mnist-cnn", "shards", "fdms-fig3"]
     for name in (*names, "round-robin", "adversarial", "vgg11", "dirichlet", "label-limited"):
@@ -216,6 +245,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows) == len(experiments.available())
     assert all(row[start - 2 : start] == "  " for row in rows for start in starts)
     ours = ("demo", "friends-from-means", "friends-sketched", "memory-dtypes", "scale-friends")
+    ours += ("late-fig1",)
     of_papers = [row for row in rows if not row.split()[0].startswith(ours)]
     assert all(row[start] != " " for row in of_papers for start in starts)
 

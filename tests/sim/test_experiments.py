@@ -31,6 +31,7 @@ from fastagg_sim.experiments import (
     fdms_fig9,
     friends_fig1,
     friends_fig2,
+    late_fig1,
     mimic_fig5,
     mimic_fig6,
     mimic_table3,
@@ -47,6 +48,7 @@ from fastagg_sim.experiments._statistics import (
     Trace,
     contrast,
     largest_rise,
+    over_time,
     rises,
 )
 from fastagg_sim.job_folder import (
@@ -54,6 +56,7 @@ from fastagg_sim.job_folder import (
     JOB_COLUMNS,
     MEMORY_COLUMNS,
     METRIC_COLUMNS,
+    TIME_COLUMNS,
     TIMING_COLUMNS,
 )
 from fastagg_sim.records import Curve
@@ -79,6 +82,7 @@ def test_registry_lists_every_experiment_with_its_own_options() -> None:
     adversarial = {f"adversarial-fig{n}" for n in (1, 5, 8, 9, 11)}
     adversarial |= {"adversarial-clipping", "theorem4"}
     ours = {"demo", "friends-from-means", "friends-sketched", "memory-dtypes", "scale-friends"}
+    ours.add("late-fig1")
     assert ours | {"friends-fig1", "friends-fig2"} | fdms | mimic | adversarial == set(known)
     assert len({e.options for e in known.values()}) == len(known)
     for experiment in known.values():
@@ -144,6 +148,34 @@ def test_claims_of_scale_friends(tmp_path: Path) -> None:
     curve = Curve("Means", "fdms-means", "x", 0, wrong_friends=[(0.5, 10), (0.0, 30), (0.25, 40)])
     # 5 + 0 + 10 of 80
     assert contrast([(1, [curve])], scale_friends.WRONG).value == pytest.approx(15 / 80)
+
+
+def test_accuracy_over_simulated_time() -> None:
+    """At each of 100 times, that of the newest model; before the first one, guessing."""
+    made = curve("A", "x", [0.5, 0.7, 0.9])
+    made.time.extend([10.0, 35.0, 120.0])
+    trace = over_time(made, 50.0)
+    assert (len(trace.x), trace.x[0], trace.x[-1]) == (100, 0.5, 50.0)
+    # The times are 0.5, 1, ..., 50: 19 of them before 10, 50 from 10 to 34.5, 31 from 35 on.
+    assert trace.y.tolist() == [0.1] * 19 + [0.5] * 50 + [0.7] * 31
+
+
+def test_claims_of_late_fig1_are_about_equal_time() -> None:
+    """A method with many steps and one with few are compared at the same times."""
+    options = late_fig1.LateOptions(seconds=100.0)
+    end, whole = late_fig1.statistics(options)
+    few, many = (curve(name, "full", values) for name, values in (("a", [0.9]), ("b", [0.5] * 50)))
+    few.time.append(79.5)
+    many.time.extend(2.0 * (t + 1) for t in range(50))
+    assert contrast([(1, [few]), (-1, [many])], end).value == pytest.approx(0.4)
+    # a: 0.1 before 79.5, 0.9 from 80 on, 21 of 100 times; b: 0.1 once, then 0.5.
+    means = (79 * 0.1 + 21 * 0.9) / 100, (0.1 + 99 * 0.5) / 100
+    assert contrast([(1, [few])], whole).value == pytest.approx(means[0])
+    difference = contrast([(1, [few]), (-1, [many])], whole)
+    assert difference.value == pytest.approx(means[0] - means[1])
+    (config,) = late_fig1.configs(options).values()
+    assert (config.task.max_seconds, config.task.rounds) == (100.0, 100)
+    assert late_fig1.LateOptions(quick=True).chosen_seconds() == 200.0
 
 
 def test_settings_of_mnist() -> None:
@@ -640,7 +672,8 @@ def test_everything_is_repeated_from_the_csv_files(tmp_path: Path) -> None:
 def write_fake_results(folder: Path, config: Config) -> None:
     """Write results of every job; accuracy grows with rounds to a level per method and seed."""
     folder.mkdir(parents=True, exist_ok=True)
-    metrics = [",".join(JOB_COLUMNS + METRIC_COLUMNS)]
+    timed = config.task.latency is not None
+    metrics = [",".join(JOB_COLUMNS + METRIC_COLUMNS + (TIME_COLUMNS if timed else ()))]
     distances = [",".join(JOB_COLUMNS + DISTANCE_COLUMNS)]
     timings = [",".join(JOB_COLUMNS + TIMING_COLUMNS)]
     memory = [",".join(JOB_COLUMNS + MEMORY_COLUMNS)]
@@ -648,7 +681,8 @@ def write_fake_results(folder: Path, config: Config) -> None:
         head = f"{job.method.label},{job.method.rule},{job.dropout.label},{job.seed}"
         for t in range(12):
             accuracy = 0.1 + 0.02 * t + 0.001 * number
-            metrics.append(f"{head},{t},{20 * (t + 1)},5,{accuracy:.4f},1.0,,0,{40 - t}")
+            time = f",{(t + 1) * (config.task.max_seconds or 0) / 12},0,0" if timed else ""
+            metrics.append(f"{head},{t},{20 * (t + 1)},5,{accuracy:.4f},1.0,,0,{40 - t}{time}")
             distances.append(f"{head},{t},0.5,1.5")
             timings.append(f"{head},{t},0.4,0.1,0.2")
             memory.append(f"{head},{t},{300 + t + 10 * number:.6f}")
@@ -666,7 +700,11 @@ def write_fake_results(folder: Path, config: Config) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [n for n in experiments.available() if n.startswith(("fdms-", "friends-", "mimic-", "scale-"))],
+    [
+        n
+        for n in experiments.available()
+        if n.startswith(("fdms-", "friends-", "late-", "mimic-", "scale-"))
+    ],
 )
 @pytest.mark.parametrize("quick", [False, True])
 def test_claims_figure_and_table_of_every_experiment(
@@ -687,7 +725,7 @@ def test_claims_figure_and_table_of_every_experiment(
         with Image.open(tmp_path / "figure.png") as image:
             assert image.width > 400 and image.height > 300
         assert b"<svg" in (tmp_path / "figure.svg").read_bytes()[:500]
-    if name.startswith("mimic-"):
+    if name.startswith(("late-", "mimic-")):
         assert experiment.table is not None
         grid = experiment.table(folders, options)
         assert grid.rows and all(len(row) == len(grid.columns) for row in grid.rows)

@@ -13,14 +13,23 @@ import pytest
 from PIL import Image
 
 from fastagg_sim import report
-from fastagg_sim.config import Config, ConfigError, Dropout, LocalTraining, Method, Task, job_key
+from fastagg_sim.config import (
+    Config,
+    ConfigError,
+    Dropout,
+    Latency,
+    LocalTraining,
+    Method,
+    Task,
+    job_key,
+)
 from fastagg_sim.job_folder import JOB_COLUMNS, METRIC_COLUMNS, TIMING_COLUMNS
 from fastagg_sim.plots import plot_folder
-from fastagg_sim.records import Scores, read_curves, read_scores
+from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 from fastagg_sim.report import compute
 from fastagg_sim.results import ResultsFolder, read_config
 from fastagg_sim.runner import Interrupted
-from fastagg_sim.tables import summary
+from fastagg_sim.tables import summary, time_target, time_to
 
 CONFIG = Config(
     name="fake",
@@ -144,6 +153,44 @@ def test_table_has_means_over_seeds(tmp_path: Path) -> None:
     assert rows[1]["wrong"] == "25.0 %"
     assert rows[1]["agg ms"] == "2.00"
     assert grid.to_markdown().count("\n") == 2 + 2 + 3 + 2
+
+
+def timed(method: str, seed: int, time: list[float], accuracy: list[float]) -> Curve:
+    rounds = list(range(len(time)))
+    return Curve(method, "fedavg", "x", seed, rounds, rounds, accuracy, time=time)
+
+
+def test_time_to_a_target() -> None:
+    first = timed("a", 0, [10.0, 20.0, 35.0], [0.2, 0.6, 0.5])
+    assert [first.time_to(target) for target in (0.1, 0.5, 0.6, 0.7)] == [10.0, 20.0, 20.0, None]
+    second = timed("a", 1, [12.0, 30.0], [0.2, 0.4])
+    assert [time_to([first, second], target) for target in (0.1, 0.4, 0.6, 0.9)] == [
+        *("11", "25", "20 (1 of 2)", "")
+    ]
+    # Nine tenths of the best mean of the last evaluations: 0.9 * 1.3 / 3 = 0.39
+    assert time_target([first, second]) == 0.39
+    assert time_target([first, Curve("b", "fedavg", "x", 0, [0], [1], [0.5])]) is None
+    assert Curve("b", "fedavg", "x", 0, [0], [1], [0.5]).time_to(0.1) is None
+
+
+@pytest.mark.slow
+def test_a_table_and_a_figure_of_simulated_time(tmp_path: Path) -> None:
+    task = dataclasses.replace(CONFIG.task, latency=Latency("pareto"))
+    folder = fake_results(tmp_path, dataclasses.replace(CONFIG, task=task))
+    for job in folder.job_folders():
+        header, *rows = (job.path / "metrics.csv").read_text().splitlines()
+        times = [f"{row},{(t + 1) * (10 + job.job.seed)},1,0.5" for t, row in enumerate(rows)]
+        (job.path / "metrics.csv").write_text("\n".join([f"{header},time,late,age", *times]) + "\n")
+    folder.merge()
+    grid = summary(folder)
+    # The best mean of the last evaluations is that of Full with seed 1: (0.21 + 0.41) / 2 = 0.31.
+    assert grid.columns[-2:] == ("seconds", "to 0.27") and "simulated" in grid.note
+    rows = {row[:2]: row[-2:] for row in grid.rows}
+    assert rows["full", "Full"] == ("31.5", "31.5")
+    assert rows["exact-0.5", "FDMS"] == ("31.5", "")
+    paths = plot_folder(tmp_path)
+    assert [path.name for path in paths] == ["accuracy.png", "time.png", "similarity.png"]
+    assert "simulated seconds" in paths[1].with_suffix(".svg").read_text()
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastagg_sim.seeds import derive, first_of_order, generator, numpy_generator
+from fastagg_sim.seeds import derive, first_of_order, generator, numpy_generator, uniform
 
 names = st.lists(st.one_of(st.text(max_size=5), st.integers(-(2**70), 2**70)), max_size=4)
 
@@ -18,6 +18,7 @@ def test_known_values() -> None:
     assert derive(0, "batches", 3, 7) == 2554292621350499299
     assert torch.randperm(6, generator=generator(1, "dropout", 2)).tolist() == [1, 0, 2, 4, 3, 5]
     assert numpy_generator(1, "data").randint(0, 1000, 3).tolist() == [984, 650, 27]
+    assert uniform(0, "latency", 3, 7) == 0.9705801701425364
 
 
 @given(st.integers(), names, st.integers(), names)
@@ -97,3 +98,14 @@ def test_orders_of_many_numbers_are_uniform() -> None:
         assert (counts - draws / 16).abs().max() < 5 * (draws / 16 * 15 / 16) ** 0.5
     ascending = (orders[:, 0] < orders[:, -1]).double().mean()
     assert abs(ascending - 0.5) < 5 * (0.25 / draws) ** 0.5
+
+
+def test_uniform_numbers() -> None:
+    """Mean, variance and a correlation between neighbouring streams, within five standard errors,
+    and the extreme values."""
+    n = 20_000
+    x = torch.tensor([uniform(5, "u", k) for k in range(n)], dtype=torch.float64)
+    assert x.min() > 0 and x.max() < 1
+    assert abs(x.mean() - 1 / 2) < 5 / (12 * n) ** 0.5
+    assert abs((x - 1 / 2).square().mean() - 1 / 12) < 5 / (180 * n) ** 0.5
+    assert abs(((x[1:] - 1 / 2) * (x[:-1] - 1 / 2)).mean()) < 5 / 12 / n**0.5

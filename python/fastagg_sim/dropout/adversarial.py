@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fastagg_sim.dropout.base import DropoutProcess, register
-from fastagg_sim.dropout.id_files import read_numbers
+from fastagg_sim.number_files import read_numbers
 from fastagg_sim.seeds import generator
 
 ALL = "all"

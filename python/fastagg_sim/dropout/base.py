@@ -11,37 +11,30 @@ from typing import Any
 
 import torch
 
+from fastagg_sim.client_process import ClientProcess
 from fastagg_sim.registry import call, lookup
 from fastagg_sim.seeds import generator
 
 
 @dataclass(frozen=True, kw_only=True)
-class DropoutProcess(ABC):
+class DropoutProcess(ClientProcess, ABC):
     """Decides which clients are active in a round.
 
     A process is a pure function of (seed, round, history). State that it stores only saves time, so
     rounds can be requested in any order, repeatedly, or after a restart.
 
-    num_clients: K, at least 1.
     seed: the seed of the run. Draws for round t use the stream ("dropout", t); draws that are made
         once per run use the stream ("dropout", name of the process).
-    groups: the group of every client, if the process needs them.
     label_counts: how many samples of each label every client has, K rows of C numbers, if the
         process needs them.
+
+    For num_clients and groups see `ClientProcess`.
     """
 
-    num_clients: int
-    seed: int
-    groups: tuple[int, ...] | None = None
     label_counts: tuple[tuple[int, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients: expected a positive number, got {self.num_clients}")
-        if self.groups is not None and len(self.groups) != self.num_clients:
-            raise ValueError(
-                f"groups: expected one group per client, {self.num_clients}, got {len(self.groups)}"
-            )
+        super().__post_init__()
         if self.label_counts is not None and (
             len(self.label_counts) != self.num_clients
             or len({len(row) for row in self.label_counts}) != 1
@@ -85,18 +78,6 @@ class DropoutProcess(ABC):
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """Draw the result of `active` from `rng`, the random stream of this round."""
-
-    def whole_numbers(self, name: str, minimum: int) -> None:
-        """Raise ValueError unless the option `name` is a whole number >= `minimum`."""
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
-            raise ValueError(f"{name}: expected a whole number >= {minimum}, got {value!r}")
-
-    def one_of(self, name: str, choices: Sequence[str]) -> None:
-        """Raise ValueError unless the option `name` is one of `choices`."""
-        value = getattr(self, name)
-        if value not in choices:
-            raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
 
 PROCESSES: dict[str, type[DropoutProcess]] = {}

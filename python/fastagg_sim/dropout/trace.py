@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from fastagg_sim.dropout.base import DropoutProcess, register
-from fastagg_sim.dropout.id_files import read_numbers
 from fastagg_sim.files import write_atomically
+from fastagg_sim.number_files import read_numbers
 
 
 @register("trace")

@@ -15,13 +15,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from fastagg_sim.looks import Look, looks, set_title
-from fastagg_sim.plots import note_equal_lines, save, seeds_note, thin
+from fastagg_sim.looks import looks, set_title
+from fastagg_sim.plots import Line, draw_line, note_equal_lines, save, seeds_note
 from fastagg_sim.records import Curve
 
 GREY = "#8a8a8a"
-Line = tuple[Sequence[float], Sequence[float]]
-"""The (x, y) values of one seed; x is ascending."""
 
 
 @dataclass(frozen=True)
@@ -128,33 +126,3 @@ def _draw_published(panel: Axes, line: Line, end: float, style: Any) -> None:
         marker="o" if len(grid) == 1 else None,
         markersize=4,
     )
-
-
-def draw_line(
-    panel: Axes,
-    label: str,
-    lines: Sequence[Line],
-    look: Look,
-    marker: str | None = None,
-) -> None:
-    """Draw the mean over seeds, and a band from the lowest to the highest seed.
-
-    Values are interpolated linearly, and drawn in the range of x that all seeds have.
-    """
-    start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    grid = np.unique(np.concatenate([np.asarray(x, dtype=float) for x, _ in lines]))
-    grid = thin(grid[(grid >= start) & (grid <= end)])
-    values = np.array([np.interp(grid, x, y) for x, y in lines])  # [seeds, points]
-    mean = values.mean(0)
-    panel.plot(
-        grid,
-        mean,
-        linestyle=look.style,
-        color=look.color,
-        linewidth=1.5,
-        label=label,
-        marker=marker,
-    )
-    if len(lines) > 1:
-        low, high = values.min(0), values.max(0)
-        panel.fill_between(grid, low, high, color=look.color, alpha=0.15, linewidth=0)

@@ -11,6 +11,9 @@ mean absolute change  |accuracy - that of the evaluation      second half of the
                       before|
 rise within blocks    largest difference between a value and  five equal blocks of the second half
                       an earlier one of the same block
+
+The series `over_time` has values at equal distances of simulated time, so that methods with many
+steps and with few are compared at the same times.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from fastagg_sim.records import Curve
 from fastagg_sim.verdicts import Estimate, over_blocks, over_seeds
 
 RISE_BLOCKS = 5
+POINTS = 100  # of a series over simulated time
+CHANCE = 0.1
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,14 @@ def over_uploads(curve: Curve) -> Trace:
     """Return the accuracy in percent over the fraction of the uploads of the run."""
     uploads = np.array(curve.uploads, dtype=float)
     return Trace(curve.seed, uploads / uploads[-1], 100 * np.array(curve.accuracy))
+
+
+def over_time(curve: Curve, seconds: float) -> Trace:
+    """Return the accuracy of the newest evaluated model at `POINTS` equal distances of simulated
+    time, up to `seconds`. Before the first evaluation it is that of guessing one of ten labels."""
+    x = seconds * np.arange(1, POINTS + 1) / POINTS
+    known = np.searchsorted(np.array(curve.time), x, side="right")  # evaluations up to x
+    return Trace(curve.seed, x, np.concatenate([[CHANCE], curve.accuracy])[known])
 
 
 def changes(trace: Trace) -> Trace:
