@@ -134,6 +134,7 @@ def plan(
     scaffold      4Kd + 4d           12Sd + 36d                        6Sd + 6d
     mimic-aged    4Kd + 8K + 8 (*)   12Sd + 32d; owned 8Sd + 36d       5Sd + 3d
     fedvarp       as mifa            12Sd + 60d; owned 8Sd + 60d       3Sd + 6d
+    fedstale      4Kd + 8d + 24K     20Sd + 52d; owned 16Sd + 52d      7Sd + 5d
     fedau         24K                as fedavg                         2Sd
     fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms
     median (****) 0                  4Sd + 24d                         (L + 1)Sd

@@ -20,6 +20,7 @@ from fastagg.rules.fdms_means import FDMSMeans
 from fastagg.rules.fdms_soft import FDMSSoft
 from fastagg.rules.fedau import FedAU
 from fastagg.rules.fedavg import FedAvg
+from fastagg.rules.fedstale import FedStale
 from fastagg.rules.fedvarp import FedVARP
 from fastagg.rules.geometric_median import GeometricMedian
 from fastagg.rules.krum import Krum
@@ -49,6 +50,7 @@ __all__ = [
     "FDMSSoft",
     "FedAU",
     "FedAvg",
+    "FedStale",
     "FedVARP",
     "GeometricMedian",
     "Krum",

@@ -28,6 +28,7 @@ from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
+from fastagg.rules._interval_state import Intervals
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.cohort import Cohort
 
@@ -59,6 +60,7 @@ class MemoryPlan(Plan):
     expired: list[int] = field(kw_only=True)  # ids of clients whose memory rows count no longer
     blank: list[int] = field(kw_only=True)  # those of them that are absent: their rows become 0
     part: float = field(kw_only=True)  # the total moves by this part of the way to the aggregate
+    intervals: Intervals | None = None  # of the clients after the round, if the rule counts them
 
 
 @dataclass

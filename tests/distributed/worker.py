@@ -43,6 +43,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"client_weights": WEIGHTS}),
     ("fedavg", {"server_optimizer": "adam", "server_lr": 0.1, "min_active": 2}),
     ("fedavg", {"max_norm": {"multiple": 1.001, "window": 4, "warmup": 0}}),
+    ("fedstale", {"beta": 0.3, "cutoff": 2}),
     ("fedvarp", {"server_lr": 0.7}),
     ("geometric-median", {"client_weights": WEIGHTS}),
     ("geometric-median", {"reuse": True, "max_age": 1}),

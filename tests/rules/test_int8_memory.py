@@ -35,6 +35,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("stale", {"client_weights": [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]}),
     ("stale", {"max_age": 1}),
     ("fedvarp", {"server_lr": 0.7}),
+    ("fedstale", {"cutoff": 3, "max_age": 2}),
     ("krum", {"reuse": True}),
     ("centered-clip", {"reuse": True, "tau": 90.0}),
     ("geometric-median", {"reuse": True, "max_age": 2}),
