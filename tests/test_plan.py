@@ -102,6 +102,7 @@ def test_the_formulas() -> None:
     assert of("fedavg") == of("fedavg", owned=True) == (4 * d, 4 * sd + 24 * d, 2 * sd)
     assert of("mifa") == (8 * d + 4 * sd, 12 * sd + 36 * d, 3 * sd + 3 * d)
     assert of("mifa", owned=True) == (8 * d, 8 * sd + 36 * d, 3 * sd + 3 * d)
+    assert of("mifa-client") == (12 * d, 4 * sd + 44 * d, 3 * sd + 4 * d)
     assert of("stale-models", owned=True) == (12 * d, 8 * sd + 52 * d, 5 * sd + 3 * d)
     assert of("mimic") == (12 * d + 4 * sd, 12 * sd + 32 * d, 5 * sd + 3 * d)
     assert of("mimic", owned=True) == (12 * d, 8 * sd + 36 * d, 5 * sd + 3 * d)

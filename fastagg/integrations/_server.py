@@ -32,7 +32,7 @@ from fastagg.integrations._hosted_rule import (
     check_sizes,
     load_rule,
     pack_rule,
-    refuse_scaffold,
+    refuse_needy,
     under,
 )
 from fastagg.integrations._ids import ClientIds, by_number
@@ -500,8 +500,8 @@ class AggregationServer:
         return ClientIds(self.num_clients, lasting=self._lasting, **self._id_options)
 
     def _make(self, num_params: int) -> Aggregator:
-        refuse_scaffold(str(self.rule_name))
         """Make the rule that was given by name."""
+        refuse_needy(self.rule_name)
         options = {"nonfinite": "drop", **self._options}
         aggregator = make(
             RuleName(self.rule_name), num_clients=self.num_clients, num_params=num_params, **options

@@ -27,6 +27,7 @@ from fastagg.rules.krum import Krum
 from fastagg.rules.meamed import Meamed
 from fastagg.rules.median import Median
 from fastagg.rules.mifa import MIFA
+from fastagg.rules.mifa_client import MIFAClient, MIFADifferences
 from fastagg.rules.mimic import MimiC
 from fastagg.rules.mimic_aged import MimiCAged
 from fastagg.rules.mimic_client import MimiCClient
@@ -54,6 +55,8 @@ __all__ = [
     "FedVARP",
     "GeometricMedian",
     "Krum",
+    "MIFAClient",
+    "MIFADifferences",
     "Meamed",
     "Median",
     "MimiC",

@@ -70,7 +70,6 @@ RULES: Mapping[str, Look] = {
     "fdms-soft": Look("vermillion", 0),
     "fedau": Look("sky", 5),
     "fedavg": Look("blue", 1),
-    "fedstale": Look("blue", 4),
     "fedvarp": Look("orange", 0),
     "geometric-median": Look("blue", 0),
     "krum": Look("green", 5),

@@ -25,6 +25,7 @@ from fastagg.updates.row_pool import RowPool
 from fastagg_sim import data
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, uses_products
 from fastagg_sim.client import LocalTrainer, evaluate
+from fastagg_sim.client_parts import client_parts
 from fastagg_sim.client_store import ClientStore, DealtSamples, GeneratedSamples
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.devices import find_device, now, peak_memory, repeatable, seed_layers
@@ -124,11 +125,7 @@ class Simulation:
         self._norms: dict[int, list[float]] = {}  # round -> [K]
         self.aggregator = make_aggregator(task, job.method, layout.num_params, split, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
-        # In MimiC's client mode, clients store their own corrections: those that were ever active.
-        self._client_mode = (
-            isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client"
-        )
-        self._mimic: dict[int, fastagg.MimiCClient] = {}
+        self._parts = client_parts(self.aggregator)
 
     @property
     def done(self) -> bool:
@@ -265,23 +262,10 @@ class Simulation:
         self._momentum[client] = torch.where(finite, velocity, before)
 
     def _step(self, active: Tensor) -> fastagg.StepReport:
-        """Run one step of the server and, in MimiC's client mode, the clients' part of it."""
-        aggregator = self.aggregator
-        if not (self._client_mode and isinstance(aggregator, fastagg.MimiC)):
-            return aggregator.step(self.params, self._buffer, active)
-        clients = active.tolist()
-        for client in clients:
-            if client not in self._mimic:
-                self._mimic[client] = fastagg.MimiCClient(len(self.params), self.device)
-        sent = [self._mimic[k].correct_(self._buffer.row(k)) for k in clients]
-        report = aggregator.step(self.params, sent, active)
-        # Rejected rows are not finite and do not contribute to the aggregate, so these clients
-        # must not update their corrections.
-        rejected = set(report.rejected.tolist())
-        for client, row in zip(clients, sent, strict=True):
-            if client not in rejected:
-                self._mimic[client].learn(row, aggregator.aggregate)
-        return report
+        """Run one step of the server and, for rules that have one, the clients' part of it."""
+        if self._parts is not None:
+            return self._parts.step(self.params, self._buffer, active)
+        return self.aggregator.step(self.params, self._buffer, active)
 
     def _distances(self, clients: Sequence[int]) -> tuple[float | None, float | None]:
         """Return `RoundRecord.distance2_friends` and `distance2_all` of the active `clients`."""
@@ -348,9 +332,8 @@ class Simulation:
         if self._statistics:
             values = {"statistics": self._statistics.values}
             save_file(values, folder / "statistics.safetensors")
-        if self._client_mode:
-            corrections = {str(k): client.correction for k, client in self._mimic.items()}
-            save_file(corrections, folder / "corrections.safetensors")
+        if self._parts is not None:
+            save_file(self._parts.state(), folder / self._parts.file)
         if self._momentum:
             kept = {str(client): momentum for client, momentum in self._momentum.items()}
             save_file(kept, folder / "momentum.safetensors")
@@ -375,19 +358,18 @@ class Simulation:
         if self._statistics:
             path = folder / "statistics.safetensors"
             statistics = self._read(path, ["statistics"], statistics)["statistics"]
-        corrections: dict[str, Tensor] = {}
-        if self._client_mode:
-            corrections = self._read(folder / "corrections.safetensors", None)
+        parts, kept = client_parts(aggregator), dict[str, Tensor]()
+        if parts is not None:
+            kept = self._read(folder / parts.file, None, dtype=parts.dtype)
         momentum: dict[str, Tensor] = {}
         if (folder / "momentum.safetensors").exists():
             momentum = self._read(folder / "momentum.safetensors", None)
         self.params = params
         self._statistics.values = statistics
         self.aggregator = aggregator
-        self._mimic = {}
-        for name, correction in corrections.items():
-            client = self._mimic[int(name)] = fastagg.MimiCClient(len(params), self.device)
-            client.correction = correction
+        self._parts = parts
+        if parts is not None:
+            parts.load(kept)
         self._uploads = uploads
         self._norms = norms
         self._momentum = {int(client): vector for client, vector in momentum.items()}
@@ -397,12 +379,17 @@ class Simulation:
             self._active(index)
 
     def _read(
-        self, path: Path, names: list[str] | None, like: Tensor | None = None
+        self,
+        path: Path,
+        names: list[str] | None,
+        like: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> dict[str, Tensor]:
         """Read vectors of a model. Files are not mapped: others may change them.
 
         names: of the vectors; None: any client ids.
         like: a vector of their size; None: the parameters.
+        dtype: their dtype.
         """
         shape = (self.params if like is None else like).shape
         try:
@@ -413,9 +400,9 @@ class Simulation:
         if wrong:
             raise ConfigError(f"{path}: expected {names or 'client ids'}, got {sorted(found)[:10]}")
         for name, vector in found.items():
-            if vector.shape != shape or vector.dtype != torch.float32:
+            if vector.shape != shape or vector.dtype != dtype:
                 raise ConfigError(
-                    f"{path}: expected {name} of shape {tuple(shape)} float32 for this "
+                    f"{path}: expected {name} of shape {tuple(shape)} {dtype} for this "
                     f"job, got {tuple(vector.shape)} {vector.dtype}"
                 )
         return {name: vector.to(self.device) for name, vector in found.items()}

@@ -52,6 +52,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("median", {"max_norm": 100.0}),
     ("mifa", {"memory_dtype": "bfloat16", "max_norm": 100.0}),
     ("mifa", {"memory_dtype": "int8", "max_norm": 100.0}),
+    ("mifa-client", {"client_weights": WEIGHTS, "max_norm": 100.0}),
     ("multi-krum", {"memory_dtype": "int8", "reuse": True}),
     ("mimic", {"server_lr": 0.7}),
     ("mimic-aged", {"fading": 0.5}),

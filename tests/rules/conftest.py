@@ -96,7 +96,11 @@ ESTIMATED: list[Configuration] = [
     ("fedstale", {"cutoff": 2}),
     ("fedstale", {"beta": 1.0, "client_weights": WEIGHTS, "max_age": 1, "server_lr": 0.7}),
 ]
-EXACT = [*AVERAGING, *ROBUST, *ESTIMATED, *OPTIMIZED]
+SUMMED: list[Configuration] = [
+    ("mifa-client", {}),
+    ("mifa-client", {"client_weights": WEIGHTS, "empty_rounds": "skip", "server_lr": 0.7}),
+]
+EXACT = [*AVERAGING, *ROBUST, *ESTIMATED, *SUMMED, *OPTIMIZED]
 CONFIGURATIONS = [*EXACT, *INT8]
 
 

@@ -16,7 +16,10 @@ import fastagg
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.simulation import RoundRecord, Simulation
 
-RULES = ("fedavg", "fdms", "stale", "stale-models", "mifa", "mimic", "scaffold", "bucketing")
+RULES = (
+    *("fedavg", "fdms", "stale", "stale-models", "mifa", "mifa-client", "fedstale", "mimic"),
+    *("scaffold", "bucketing"),
+)
 CLIENT_MODE = {"options": {"mode": "client"}}
 
 
@@ -147,15 +150,29 @@ def test_both_modes_of_mimic_end_with_the_same_parameters(gradient_units: bool) 
     assert (plain.params - finals[0]).abs().max() > 1e-2  # corrections do matter here
 
 
-@pytest.mark.parametrize("mode", ["server", "client"])
+def test_mifa_is_the_same_wherever_rows_are_kept() -> None:
+    """Over 12 rounds: the server keeps the rows, or the clients do and send differences."""
+    training = LocalTraining(batch_size=10, local_steps=1, lr=0.1, lr_decay=0.9)
+    finals = []
+    for rule in ("mifa", "mifa-client"):
+        given = {"gradient_units": True, "full_first_round": True}
+        simulation = Simulation(make_job(rule, rounds=12, training=training, method=given))
+        run(simulation)
+        finals.append(simulation.params)
+    # Twelve rounds of float32 roundings of the sent rows, carried through local training.
+    torch.testing.assert_close(finals[1], finals[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "given"),
+    [("mimic", {"mode": "server"}), ("mimic", {"mode": "client"}), ("mifa-client", {})],
+)
 def test_a_client_whose_update_was_dropped_comes_back(
-    mode: str, monkeypatch: pytest.MonkeyPatch
+    rule: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client whose update has a NaN misses only that round, in both modes of corrections."""
-    options = {"mode": mode, "nonfinite": "drop"}
-    simulation = Simulation(
-        make_job("mimic", method={"options": options, "full_first_round": True})
-    )
+    """A client whose update has a NaN misses only that round, wherever vectors are kept."""
+    options = {**given, "nonfinite": "drop"}
+    simulation = Simulation(make_job(rule, method={"options": options, "full_first_round": True}))
     train = simulation._train
 
     def once(clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
