@@ -25,12 +25,15 @@ LAYERS = [
         "fastagg.tensor_file",
     },
     {"fastagg.updates"},
-    {"fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.server_optimizer"},
+    {
+        *("fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.server_optimizer"),
+        "fastagg.churn",
+    },
     {"fastagg.aggregator"},
     {"fastagg.registry"},
     {"fastagg.making"},
     {"fastagg.rules"},
-    {"fastagg.robust", "fastagg.distributed", "fastagg.planning", "fastagg.growth"},
+    {"fastagg.robust", "fastagg.distributed", "fastagg.planning"},
     {"fastagg.integrations", "fastagg_sim"},
     {"fastagg_sim.experiments"},
     # Entry points: they import everything below them, and nothing below may import them.

@@ -49,6 +49,7 @@ class FastAggLegacyStrategy(FedAvg):
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
         num_clients: K, the number of partitions; may be left out if ``rule`` is an aggregator.
+        max_clients: as in the other API.
         partition_key: the metric with which clients report their partition, an int in [0, K).
         seed: seed of the sampling of clients, which is a function of the seed, the round and the
             clients' ids.
@@ -79,6 +80,7 @@ class FastAggLegacyStrategy(FedAvg):
         rule: str | Aggregator,
         *,
         num_clients: int | None = None,
+        max_clients: int | None = None,
         partition_key: str = "partition-id",
         seed: int = 0,
         checkpoint_path: str | os.PathLike[str] | None = None,
@@ -105,6 +107,7 @@ class FastAggLegacyStrategy(FedAvg):
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
+            max_clients=max_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
             checkpoint_keep=checkpoint_keep,

@@ -71,6 +71,9 @@ class FastAggStrategy(FedAvg):
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
         num_clients: K, the number of partitions; may be left out if ``rule`` is an aggregator.
+        max_clients: K grows, up to this number, when nodes need more ids than are free, or report
+            partitions of K and more. None: such answers are rejected; ``server.grow`` may be called
+            between rounds.
         fraction_train ... evaluate_metrics_aggr_fn: as for Flower's ``FedAvg``.
         partition_key: the metric with which clients report their partition, an int in [0, K).
         seed: seed of the sampling of nodes, which is a function of the seed, the round and the
@@ -115,6 +118,7 @@ class FastAggStrategy(FedAvg):
         rule: str | Aggregator,
         *,
         num_clients: int | None = None,
+        max_clients: int | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int = 2,
@@ -160,6 +164,7 @@ class FastAggStrategy(FedAvg):
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
+            max_clients=max_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
             checkpoint_keep=checkpoint_keep,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
-from fastagg.growth import widened_state
+from fastagg.churn import widened_state
 from fastagg.options import to_saved
 from fastagg.registry import check_saved
 from fastagg.rules.mimic import MimiC

@@ -72,6 +72,8 @@ class AggregationServer:
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
         min_answers: with fewer usable answers, a round does not change the model.
+        max_clients: while answers need more ids than there are, K grows, up to this number; see
+            :meth:`grow`. None: K does not grow by itself.
         max_empty_rounds: number of rounds in a row without an active client after which
             :meth:`close_round` raises an error.
         ids, release_after: where client ids come from, and when they may go to others; see
@@ -97,6 +99,7 @@ class AggregationServer:
         rule: str | Aggregator,
         *,
         num_clients: int | None = None,
+        max_clients: int | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
         checkpoint_keep: int = 2,
@@ -143,6 +146,20 @@ class AggregationServer:
         self._aggregator: Aggregator | None = rule if isinstance(rule, Aggregator) else None
         self._rows: RowPool | None = None
         self._statistics: Statistics | None = None
+        self.max_clients = max_clients
+        if max_clients is not None:
+            read_count("max_clients", max_clients, least=self.num_clients)
+            self._check_alike()
+
+    def _check_alike(self) -> None:
+        """Raise ValueError if new clients would need options of their own."""
+        options = (self._aggregator or self._make(num_params=1)).options()
+        each = [v for v in options.values() if isinstance(v, Tensor) and v.dim() == 1]
+        if any(bool((value != value[0]).any()) for value in each):
+            raise ValueError(
+                "max_clients: expected equal options of all clients, because nobody says those of "
+                "new ones; got others, so call grow instead"
+            )
 
     @property
     def rule_name(self) -> str:
@@ -266,6 +283,47 @@ class AggregationServer:
         rng = random.Random(f"fastagg/{seed}/{self.rounds}{stream}")
         return rng.sample(order, min(count, len(order)))
 
+    def grow(self, num_clients: int, **options: Any) -> None:
+        """Go on with more clients, between two rounds; clients keep their ids.
+
+        Args:
+            num_clients: the new K.
+            **options: of the rule, see :meth:`fastagg.Aggregator.grow`.
+
+        Raises:
+            TypeError, ValueError, MemoryError, OSError: as for the rule. The server is unchanged.
+        """
+        with self.held():
+            if self._aggregator is None:
+                number = read_count("num_clients", num_clients, least=self.num_clients)
+                before, self._options = self._options, {**self._options, **options}
+                try:
+                    self._make(num_params=1, num_clients=number)
+                except BaseException:
+                    self._options = before
+                    raise
+            else:
+                self._aggregator.grow(num_clients, **options)
+            self._resize(num_clients)
+
+    def _resize(self, num_clients: int) -> None:
+        self.num_clients = self.ids.num_clients = num_clients
+        self._rows = None  # it has room for clients of before
+        if self._statistics is not None:
+            self._statistics.grow(num_clients)
+
+    def forget(self, clients: Sequence[int]) -> None:
+        """Free the ids of clients that have left for good, and forget what the rule remembers.
+
+        Raises:
+            TypeError, ValueError, IndexError: as for :meth:`fastagg.Aggregator.forget`. Nothing has
+                changed.
+        """
+        with self.held():
+            rule = self._aggregator or self._make(num_params=1)  # to check the ids
+            rule.forget(clients)
+            self.ids.forget([int(client) for client in clients])
+
     def open_round(
         self, senders: Iterable[str] | None, connected: Iterable[str] | None = None
     ) -> None:
@@ -301,6 +359,10 @@ class AggregationServer:
             rejected = {a.sender: a.problem for a in answers if a.problem is not None}
             usable = self._asked_once(answers, rejected)
             reported = {a.sender: a.partition for a in usable}
+            if self.max_clients is not None:
+                needed = self.ids.needed(reported, self.max_clients)
+                if needed > self.num_clients:
+                    self.grow(needed)
             found = self.ids.resolve(reported)
             ids = found.ids
             rejected |= found.refused
@@ -449,7 +511,8 @@ class AggregationServer:
         """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.
 
         The rule's ``server_lr``, ``max_norm`` and ``min_active`` may be others than before.
-        ``num_clients`` may be larger: new ids follow the old ones.
+        ``num_clients`` may be larger: new ids follow the old ones. It may be smaller, too, if the
+        run had grown to at most ``max_clients`` and the rule was given by name.
 
         Returns:
             The options that are others than before, as text.
@@ -471,17 +534,18 @@ class AggregationServer:
             if self._layout is not None and layout != self._layout:
                 raise ValueError(f"layout: expected the arrays of {self._layout}, got {layout}")
             params, carried = _read_model(layout, state)
-            check_sizes(
-                str(path), self.rule_name, self.num_clients, layout.num_params, content, state
-            )
-            ids = self._new_ids()
+            number = self._number_to_resume(content)
+            check_sizes(str(path), self.rule_name, number, layout.num_params, content, state)
+            ids = self._new_ids(number)
             ids.load_json(content["ids"])
-            aggregator = self._aggregator or self._make(layout.num_params)
+            aggregator = self._aggregator
+            if aggregator is None or aggregator.num_clients != number:
+                aggregator = self._make(layout.num_params, number)
             changed = check_rule(str(path), aggregator, content, state)
             history = MetricHistory()
             if "history" in state:  # an older file has none
                 history = MetricHistory.from_tensor(state["history"])
-            statistics = Statistics(layout, self.num_clients)
+            statistics = Statistics(layout, number)
             saved = read_max_norm(content["rule_options"].get("max_norm"))
             statistics.load(under("statistics.", state), saved, aggregator.max_norm)
             load_rule(aggregator, content, state)
@@ -493,20 +557,34 @@ class AggregationServer:
         self.history = history
         self._layout, self._params, self._carried = layout, params, carried
         self._aggregator, self.ids = aggregator, ids
+        self._resize(number)
         self.rounds = self._saved_rounds = content["rounds"]
         return changed
 
-    def _new_ids(self) -> ClientIds:
-        return ClientIds(self.num_clients, lasting=self._lasting, **self._id_options)
+    def _number_to_resume(self, content: Mapping[str, Any]) -> int:
+        """Return K of the run of a checkpoint that this server may continue."""
+        options = content.get("rule_options")
+        saved = options.get("num_clients") if isinstance(options, dict) else None
+        most = (
+            0 if self.max_clients is None or not isinstance(self._rule, str) else self.max_clients
+        )
+        if isinstance(saved, int) and self.num_clients < saved <= most:
+            return saved
+        return self.num_clients
 
-    def _make(self, num_params: int) -> Aggregator:
+    def _new_ids(self, num_clients: int | None = None) -> ClientIds:
+        number = num_clients or self.num_clients
+        return ClientIds(number, lasting=self._lasting, **self._id_options)
+
+    def _make(self, num_params: int, num_clients: int | None = None) -> Aggregator:
         """Make the rule that was given by name."""
         refuse_needy(self.rule_name)
         options = {"nonfinite": "drop", **self._options}
+        number = num_clients or self.num_clients
         aggregator = make(
-            RuleName(self.rule_name), num_clients=self.num_clients, num_params=num_params, **options
+            RuleName(self.rule_name), num_clients=number, num_params=num_params, **options
         )
-        check_aggregator(aggregator, self.num_clients, {})
+        check_aggregator(aggregator, number, {})
         return aggregator
 
     def _model(self) -> WireLayout:

@@ -316,8 +316,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             drift = min(_DRIFT, self.server_optimizer.largest_error)
             invariants.require(off <= drift, "total", "the weighted sum of the memory rows")
 
-    def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        total, row = torch.zeros_like(state["total"]), remembered(state)
+    def _widened(self, state: dict[str, Tensor | RowMemory]) -> dict[str, Tensor | RowMemory]:
+        total, row = torch.zeros_like(self.total), remembered(state)
         for client, share in enumerate(self._shares.tolist()):
             total.add_(row(client, 0, len(total)), alpha=share)
         return {**state, "total": total}

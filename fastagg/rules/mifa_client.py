@@ -135,6 +135,13 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
             )
         self._leave(ids, self.total)
 
+    def _check_growth(self, grown: MIFADifferences) -> None:
+        if not torch.equal(grown._weights[: self.num_clients], self._weights):
+            raise ValueError(
+                "client_weights: expected the same weights for the present clients, which only "
+                "they could apply to their rows in the total, got others"
+            )
+
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory
 

@@ -134,6 +134,45 @@ def job_resume(folder: Path) -> Any:
     return results
 
 
+GROWN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("fedavg", {"client_weights": WEIGHTS}, {"client_weights": [*WEIGHTS, 2.0, 6.0]}),
+    ("stale-models", {}, {}),
+    ("fedstale", {}, {}),
+    ("mimic", {}, {}),
+    ("mifa", {"memory_dtype": "int8"}, {}),
+    ("geometric-median", {"reuse": True}, {}),
+]
+"""Rules, their options, and those with which they grow by two clients."""
+
+
+def churn(agg: Any, params: Tensor, own: Callable[[Tensor], Tensor], more: dict[str, Any]) -> None:
+    """Run rounds before and after the rule grows and forgets."""
+    for updates, clients in rounds(0, 2):
+        agg.step(params, own(updates), clients)
+    agg.grow(K + 2, **more)
+    agg.forget([1, 4])
+    for t, (updates, clients) in enumerate(rounds(2, 5)):
+        agg.step(params, own(updates), (clients + t) % (K + 2))
+
+
+def job_grow(folder: Path) -> Any:
+    results = []
+    for name, options, more in GROWN:
+        agg = ShardedAggregator(name, num_clients=K, num_params=D, segment=SEGMENT, **options)
+        params = agg.own(first_params())
+        churn(agg, params, lambda rows, agg=agg: split(agg, rows), more)
+        results.append(agg.gather(params))
+    rank = dist.get_rank()
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    said = [
+        outcome(lambda: agg.grow(K + 1 + rank)),
+        outcome(lambda: agg.grow(K - 1)),
+        outcome(lambda: agg.forget([rank])),
+        outcome(lambda: agg.forget([K])),
+    ]
+    return results, said, agg.num_clients
+
+
 def outcome(call: Callable[[], Any]) -> str:
     try:
         call()

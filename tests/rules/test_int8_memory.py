@@ -17,8 +17,8 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer, ops
+from fastagg.churn import widened_state
 from fastagg.distributed import ShardedAggregator
-from fastagg.growth import widened_state
 from fastagg.memory.int8 import Int8Memory
 from fastagg.memory.stores import RowStore
 from fastagg.ops.scales import num_scales
