@@ -56,7 +56,7 @@ class FastAggLegacyStrategy(FedAvg):
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next.
         checkpoint_keep, node_timeout, min_answers, max_empty_rounds: as in the other API.
-        ids, release_after: as in the other API; nodes are named by their ``cid``.
+        ids, release_after, selection: as in the other API; nodes are named by their ``cid``.
         roles: as in the other API. Arrays have no names here: patterns match the names of
             ``names``. Clients answer with all arrays, or with all but "local" ones, in the order of
             the model.
@@ -91,6 +91,7 @@ class FastAggLegacyStrategy(FedAvg):
         max_empty_rounds: int = 10,
         ids: str | IdFn = "partition",
         release_after: int | None = 0,
+        selection: str = "random",
         roles: Roles = "auto",
         names: Sequence[str] | None = None,
         resume_from: str | os.PathLike[str] | None = None,
@@ -115,6 +116,7 @@ class FastAggLegacyStrategy(FedAvg):
             max_empty_rounds=max_empty_rounds,
             ids=id_source(ids),
             release_after=release_after,
+            selection=selection,
             roles=roles,
             **(rule_options or {}),
         )

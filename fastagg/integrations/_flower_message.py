@@ -94,6 +94,9 @@ class FastAggStrategy(FedAvg):
         release_after: an id goes to another node when its own has not been connected for more than
             this number of rounds; 0: when it is not connected in this round. None: never, for
             authenticated SuperNodes, whose node ids are stable.
+        selection: which of the connected nodes train in a round. "random": as in Flower, but as a
+            function of ``seed``. "longest-absent": those that were asked the longest ago, nodes
+            never asked first, ties at random (FedLaAvg).
         roles: an ordered mapping from names of arrays, or patterns as of :mod:`fnmatch`, to roles;
             the first match decides. "rule": the rule aggregates the array. "mean": the mean of the
             active clients' values, with the rule's ``client_weights``. "server": the server's
@@ -139,6 +142,7 @@ class FastAggStrategy(FedAvg):
         max_empty_rounds: int = 10,
         ids: str | IdFn = "partition",
         release_after: int | None = 0,
+        selection: str = "random",
         roles: Roles = "auto",
         **rule_options: Any,
     ) -> None:
@@ -172,6 +176,7 @@ class FastAggStrategy(FedAvg):
             max_empty_rounds=max_empty_rounds,
             ids=id_source(ids),
             release_after=release_after,
+            selection=selection,
             roles=roles,
             **rule_options,
         )

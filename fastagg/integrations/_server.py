@@ -38,6 +38,7 @@ from fastagg.integrations._hosted_rule import (
 from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
+from fastagg.integrations._selection import Selection
 from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._statistics import Statistics, client_weights
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
@@ -78,6 +79,8 @@ class AggregationServer:
             :meth:`close_round` raises an error.
         ids, release_after: where client ids come from, and when they may go to others; see
             :class:`fastagg.integrations._ids.ClientIds`.
+        selection: how :meth:`sample` chooses those that train; see
+            :class:`fastagg.integrations._selection.Selection`.
         roles: patterns of names of arrays and their roles, see :mod:`fastagg.updates.roles`.
         **options: options of the rule, if it is given by name.
 
@@ -107,6 +110,7 @@ class AggregationServer:
         max_empty_rounds: int = 10,
         ids: str = "partition",
         release_after: int | None = 0,
+        selection: str = "random",
         roles: Roles = "auto",
         **options: Any,
     ) -> None:
@@ -128,6 +132,7 @@ class AggregationServer:
         self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
         self.min_answers = read_count("min_answers", min_answers, least=0)
         self.max_empty_rounds = read_size("max_empty_rounds", max_empty_rounds)
+        self.selection = Selection(selection)
         self.roles = read_roles(roles)
         self.rounds = 0
         self.empty_rounds = 0
@@ -262,6 +267,9 @@ class AggregationServer:
     ) -> list[str]:
         """Draw the clients for the next round, as a function of seed, round and candidates.
 
+        With another ``selection`` than "random" it also depends on who was asked before. Draws for
+        other purposes than training are always random.
+
         Candidates are ordered by id before the draw, so names do not matter for those whose id is
         known. Candidates without a known id come last, ordered by name: after a restart in which
         all nodes get new names, other clients may be drawn, because which client a node is shows
@@ -281,7 +289,8 @@ class AggregationServer:
         # Draws for training have the streams that older checkpoints continue.
         stream = "" if purpose == "train" else f"/{purpose}"
         rng = random.Random(f"fastagg/{seed}/{self.rounds}{stream}")
-        return rng.sample(order, min(count, len(order)))
+        selection = self.selection if purpose == "train" else Selection()
+        return selection.draw(order, count, rng)
 
     def grow(self, num_clients: int, **options: Any) -> None:
         """Go on with more clients, between two rounds; clients keep their ids.
@@ -335,7 +344,10 @@ class AggregationServer:
         """
         self._trains = senders is not None
         self._sent = set(senders or ())
-        self.ids.open_round(self.rounds + 1, None if connected is None else set(connected))
+        present = None if connected is None else set(connected)
+        self.ids.open_round(self.rounds + 1, present)
+        lasting = None if present is None else present | self.ids.known.keys()
+        self.selection.note(self.rounds + 1, self._sent, lasting)
 
     def close_round(self, answers: Sequence[Answer], *, settled: bool = True) -> RoundReport:
         """Aggregate the answers, given in any order, and write a checkpoint if one is due.
@@ -502,6 +514,7 @@ class AggregationServer:
             **rule,
             "rounds": self.rounds,
             "ids": self.ids.to_json(),
+            "asked": self.selection.asked,
             "layout": layout.to_json(),
         }
         limit = checkpoint.LISTS_LIMIT
@@ -538,6 +551,8 @@ class AggregationServer:
             check_sizes(str(path), self.rule_name, number, layout.num_params, content, state)
             ids = self._new_ids(number)
             ids.load_json(content["ids"])
+            selection = Selection(self.selection.kind)
+            selection.load_json(content.get("asked", {}))
             aggregator = self._aggregator
             if aggregator is None or aggregator.num_clients != number:
                 aggregator = self._make(layout.num_params, number)
@@ -556,7 +571,7 @@ class AggregationServer:
         self._statistics = statistics
         self.history = history
         self._layout, self._params, self._carried = layout, params, carried
-        self._aggregator, self.ids = aggregator, ids
+        self._aggregator, self.ids, self.selection = aggregator, ids, selection
         self._resize(number)
         self.rounds = self._saved_rounds = content["rounds"]
         return changed

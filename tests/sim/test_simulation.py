@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -357,3 +358,20 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path, nam
     with pytest.raises(ConfigError, match=path.name):
         simulation.load(tmp_path)
     assert torch.equal(simulation.params, before) and simulation.next_round == 1
+
+
+def test_longest_absent_clients_are_sampled_first_also_after_a_restart(tmp_path: Path) -> None:
+    options = {"sample": 3, "selection": "longest-absent"}
+    job = dataclasses.replace(make_job("mifa"), dropout=Dropout("sampled", options))
+    whole = Simulation(job)
+    records = run(whole)
+    assert sorted(torch.cat(whole._history[:3]).tolist()) != [*range(9)]  # ties are at random
+    assert len(torch.cat(whole._history[:4]).unique()) == 10
+    first = Simulation(job)
+    for _ in range(3):
+        first.run_round()
+    first.save(tmp_path)
+    later = Simulation(job)
+    later.load(tmp_path)
+    assert run(later) == records[3:]
+    assert torch.equal(later.params, whole.params)
