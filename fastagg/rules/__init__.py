@@ -20,6 +20,7 @@ from fastagg.rules.fdms_means import FDMSMeans
 from fastagg.rules.fdms_soft import FDMSSoft
 from fastagg.rules.fedau import FedAU
 from fastagg.rules.fedavg import FedAvg
+from fastagg.rules.fedawe_client import FedAWEClient
 from fastagg.rules.fedstale import FedStale
 from fastagg.rules.fedvarp import FedVARP
 from fastagg.rules.geometric_median import GeometricMedian
@@ -50,6 +51,7 @@ __all__ = [
     "FDMSMeans",
     "FDMSSoft",
     "FedAU",
+    "FedAWEClient",
     "FedAvg",
     "FedStale",
     "FedVARP",

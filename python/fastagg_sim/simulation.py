@@ -30,6 +30,7 @@ from fastagg_sim.client_store import ClientStore, DealtSamples, GeneratedSamples
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.devices import find_device, now, peak_memory, repeatable, seed_layers
 from fastagg_sim.dropout import DropoutProcess, make_dropout, needs
+from fastagg_sim.echoes import Echoes
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, generated, partition
 from fastagg_sim.seeds import derive, generator
@@ -126,6 +127,7 @@ class Simulation:
         self.aggregator = make_aggregator(task, job.method, layout.num_params, split, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
         self._parts = client_parts(self.aggregator)
+        self._echoes = None if job.method.echo is None else Echoes(job.method.echo, self.params)
 
     @property
     def done(self) -> bool:
@@ -174,7 +176,8 @@ class Simulation:
         if scaffold is not None:
             scaffold.local_work = local_work(self.job.training, self._split.sizes, index) / unit
         with repeatable(self.device):
-            for together in groups_of(clients, self.job.training.clients_at_once):
+            at_once = self.job.training.clients_at_once if self._echoes is None else 1
+            for together in groups_of(clients, at_once):
                 self._train(together, index, scaffold)
         if unit != 1.0:
             for row in self._buffer.rows(clients):
@@ -186,6 +189,8 @@ class Simulation:
         started_step = now(self.device)
         report = self._step(active)
         self._statistics.average(self.aggregator, report.active.tolist())
+        if self._echoes is not None:
+            self._echoes.receive(report.active.tolist(), self.params, index)
         aggregated = now(self.device)
         self.next_round += 1
         self._uploads += len(clients) * (1 if scaffold is None else scaffold.uploads_per_client)
@@ -212,7 +217,10 @@ class Simulation:
         )
 
     def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
-        """Train `clients` in round `index` and write their updates into their rows."""
+        """Train `clients` in round `index` and write their updates into their rows.
+
+        Clients that echo are trained one at a time, because each starts from its own model.
+        """
         seed = self.job.seed
         # Layers that draw random numbers (nn.Dropout) use a global generator.
         seed_layers(self.device, derive(seed, "layers", index, clients[0]))
@@ -227,17 +235,20 @@ class Simulation:
             )
             for client in clients
         ]
+        start = self.params if self._echoes is None else self._echoes.start(clients[0])
         if self._batched is not None:
-            self._batched.train(work, self.params, index)
+            self._batched.train(work, start, index)
         else:
             for client, one in zip(clients, work, strict=True):
                 self._statistics.put()
                 self._trainer.train(
-                    one.row, self.params, one.data, index, one.generator, one.control, one.velocity
+                    one.row, start, one.data, index, one.generator, one.control, one.velocity
                 )
                 self._statistics.take(client)
         for client, velocity in velocities.items():
             self._store_momentum(client, velocity)
+        if self._echoes is not None:
+            self._echoes.echo_(clients[0], work[0].row, self.params, index)
 
     def _load_momentum(self, client: int) -> Tensor | None:
         """Return a copy [d] of the momentum that `client` stored in its last active round.
@@ -338,6 +349,9 @@ class Simulation:
             kept = {str(client): momentum for client, momentum in self._momentum.items()}
             save_file(kept, folder / "momentum.safetensors")
         state = {"next_round": self.next_round, "uploads": self._uploads, "norms": self._norms}
+        if self._echoes is not None:
+            save_file(self._echoes.models(), folder / "models.safetensors")
+            state["echoes"] = self._echoes.rounds()
         (folder / "state.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
@@ -350,6 +364,7 @@ class Simulation:
             state = json.loads((folder / "state.json").read_text())
             uploads, next_round = int(state["uploads"]), int(state["next_round"])
             norms = {int(t): norms for t, norms in state.get("norms", {}).items()}
+            last = {str(k): int(t) for k, t in state.get("echoes", {}).items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{folder / 'state.json'}: damaged: {error!r}") from error
         aggregator = fastagg.load(folder / "aggregator.safetensors", device=str(self.device))
@@ -361,6 +376,9 @@ class Simulation:
         parts, kept = client_parts(aggregator), dict[str, Tensor]()
         if parts is not None:
             kept = self._read(folder / parts.file, None, dtype=parts.dtype)
+        models: dict[str, Tensor] = {}
+        if self._echoes is not None:
+            models = self._read(folder / "models.safetensors", ["first", *last])
         momentum: dict[str, Tensor] = {}
         if (folder / "momentum.safetensors").exists():
             momentum = self._read(folder / "momentum.safetensors", None)
@@ -370,6 +388,8 @@ class Simulation:
         self._parts = parts
         if parts is not None:
             parts.load(kept)
+        if self._echoes is not None:
+            self._echoes.load(models, last)
         self._uploads = uploads
         self._norms = norms
         self._momentum = {int(client): vector for client, vector in momentum.items()}

@@ -375,3 +375,75 @@ def test_longest_absent_clients_are_sampled_first_also_after_a_restart(tmp_path:
     later.load(tmp_path)
     assert run(later) == records[3:]
     assert torch.equal(later.params, whole.params)
+
+
+class TestFedAWE:
+    """Clients that keep their models while they are absent, and echo their updates."""
+
+    def test_follows_the_algorithm_of_the_paper(self) -> None:
+        """Algorithm 1 in float64, around the local training of the simulation."""
+        simulation = Simulation(make_job("fedavg", rounds=12, method={"echo": 0.7}))
+        other = Simulation(make_job("fedavg", rounds=12))  # for its local training
+        models = [simulation.params.double() for _ in range(10)]
+        tau = [-1] * 10
+        for t in range(12):
+            simulation.run_round()
+            echoed = []
+            active = simulation._history[t].tolist()
+            for k in active:
+                other.params = models[k].float()
+                other._train([k], t, None)
+                update = other._buffer.row(k).double()
+                echoed.append(models[k] + 0.7 * (t - tau[k]) * update)
+            new = sum(echoed) / len(active)
+            for k in active:
+                models[k], tau[k] = new, t
+            # float32 roundings of the models, which twelve rounds of training carry on
+            torch.testing.assert_close(simulation.params.double(), new, rtol=1e-4, atol=1e-5)
+        assert max(tau) == 11 and min(tau) < 11
+
+    def test_with_all_clients_it_is_fedavg(self) -> None:
+        given = {"full_participation": True}
+        finals = []
+        for echo in (None, 1.0):
+            job = make_job("fedavg", method={"echo": echo, **given})
+            simulation = Simulation(dataclasses.replace(job, dropout=Dropout()))
+            run(simulation)
+            finals.append(simulation.params)
+        torch.testing.assert_close(*finals, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("model", ["logistic", "digits-mlp"])
+    def test_a_restart_changes_no_bit(self, model: str, tmp_path: Path) -> None:
+        job = make_job("fedavg", method={"echo": 1.0}, model=model)
+        whole = Simulation(job)
+        records = run(whole)
+        first = Simulation(job)
+        for _ in range(3):
+            first.run_round()
+        first.save(tmp_path)
+        later = Simulation(job)
+        later.load(tmp_path)
+        assert run(later) == records[3:]
+        assert torch.equal(later.params, whole.params)
+
+    def test_a_damaged_checkpoint(self, tmp_path: Path) -> None:
+        job = make_job("fedavg", method={"echo": 1.0})
+        simulation = Simulation(job)
+        simulation.run_round()
+        simulation.save(tmp_path)
+        save_file({"first": simulation.params}, tmp_path / "models.safetensors")
+        with pytest.raises(ConfigError, match=r"models\.safetensors: expected"):
+            Simulation(job).load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("rule", "options", "echo"),
+        [
+            ("fedavg", {}, -1.0),
+            ("scaffold", {}, 1.0),
+            ("mifa-client", {}, 1.0),
+            ("mimic", {"mode": "client"}, 1.0),
+        ],
+    )
+    def test_what_it_does_not_go_with(self, rule: str, options: Any, echo: float) -> None:
+        with pytest.raises(ConfigError, match="echo: expected"):
+            Method(rule, rule, options, echo=echo)
