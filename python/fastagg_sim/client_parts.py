@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -30,6 +30,10 @@ class ClientParts(Protocol):
         params: [d] float32, changed in place by the server.
         updates: the rows of the clients, changed in place.
         """
+        ...
+
+    def leave(self, clients: Sequence[int]) -> None:
+        """Let `clients` leave for good: they hand over what the server needs, and are forgotten."""
         ...
 
     def state(self) -> dict[str, Tensor]:
@@ -68,6 +72,11 @@ class MimicClients:
                 self._clients[client].learn(row, self._server.aggregate)
         return report
 
+    def leave(self, clients: Sequence[int]) -> None:
+        for client in clients:
+            self._clients.pop(client, None)
+        self._server.forget(clients)
+
     def state(self) -> dict[str, Tensor]:
         return {str(k): client.correction for k, client in self._clients.items()}
 
@@ -100,6 +109,12 @@ class MifaClients:
         for client in ids:
             self._clients[client].learn(int(self._server.answers[client]))
         return report
+
+    def leave(self, clients: Sequence[int]) -> None:
+        rows = [self._client(client).row for client in clients]
+        self._server.withdraw(torch.stack(rows), clients)
+        for client in clients:
+            del self._clients[client]
 
     def state(self) -> dict[str, Tensor]:
         return {str(k): client.row for k, client in self._clients.items()}

@@ -42,6 +42,11 @@ class Echoes:
         for client in clients:
             self._client(client).receive(params, round_index)
 
+    def leave(self, clients: Iterable[int]) -> None:
+        """Drop the models of clients that have left for good."""
+        for client in clients:
+            self._clients.pop(client, None)
+
     def models(self) -> dict[str, Tensor]:
         """Return the models [d] by client id, not copied, and the first one as "first"."""
         return {"first": self._first, **{str(k): c.model for k, c in self._clients.items()}}

@@ -124,8 +124,15 @@ class Simulation:
             self._batched = BatchedTrainer(model, layout, job.training)
         self._momentum: dict[int, Tensor] = {}  # client -> [d]; empty unless keep_momentum
         self._norms: dict[int, list[float]] = {}  # round -> [K]
-        self.aggregator = make_aggregator(task, job.method, layout.num_params, split, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
+        self.aggregator = make_aggregator(
+            task,
+            job.method,
+            layout.num_params,
+            split,
+            device,
+            num_clients=self._dropout.joined(0),
+        )
         self._parts = client_parts(self.aggregator)
         self._echoes = None if job.method.echo is None else Echoes(job.method.echo, self.params)
 
@@ -154,17 +161,37 @@ class Simulation:
         Dropout processes may depend on the history.
         """
         if round_index == 0 and self.job.method.full_first_round:
-            active = torch.arange(self.job.task.num_clients)
+            active = torch.arange(self._dropout.joined(0))
         else:
             active = self._dropout.active(round_index, self._history)
         self._history.append(active)
         return active
+
+    def _change_clients(self, index: int) -> None:
+        """Let the rule grow by the clients that join, and forget those that leave for good."""
+        joined, left = self._dropout.joined(index), self._dropout.left(index)
+        if joined > self.aggregator.num_clients:
+            job = self.job
+            self.aggregator.grow(
+                joined, **client_options(job.task, job.method, self._split, joined)
+            )
+        if not left:
+            return
+        if self._parts is not None:
+            self._parts.leave(left)
+        else:
+            self.aggregator.forget(left)
+        if self._echoes is not None:
+            self._echoes.leave(left)
+        for client in left:
+            self._momentum.pop(client, None)
 
     def run_round(self) -> RoundRecord:
         """Compute the next round. Changes `params` and the state of the aggregator in place."""
         index = self.next_round
         started = now(self.device)
         self._buffer.release()
+        self._change_clients(index)
         active = self._active(index)
         clients: list[int] = active.tolist()
         task = self.job.task
@@ -174,7 +201,8 @@ class Simulation:
         self.aggregator.server_lr = task.server_lr * unit
         scaffold = self.aggregator if isinstance(self.aggregator, fastagg.Scaffold) else None
         if scaffold is not None:
-            scaffold.local_work = local_work(self.job.training, self._split.sizes, index) / unit
+            sizes = self._split.sizes[: scaffold.num_clients]
+            scaffold.local_work = local_work(self.job.training, sizes, index) / unit
         with repeatable(self.device):
             at_once = self.job.training.clients_at_once if self._echoes is None else 1
             for together in groups_of(clients, at_once):
@@ -444,26 +472,40 @@ def make_aggregator(
     num_params: int,
     split: Partition,
     device: str | torch.device = "cpu",
+    *,
+    num_clients: int | None = None,
 ) -> fastagg.Aggregator:
     """Create the aggregation rule of `method`.
 
     num_params: the number of parameters d of the model.
     split: the partition, for rules that need the number of training samples of each client.
+    num_clients: how many clients take part at first; by default all of the task.
     """
+    number = task.num_clients if num_clients is None else num_clients
     needed: dict[str, Any] = {"max_norm": None}  # simulated clients do not lie
-    if method.rule == "scaffold":
-        needed["local_work"] = local_work(method.training or task.training, split.sizes, 0)
-    if method.sample_weights:
-        total = int(split.sizes.sum())
-        needed["client_weights"] = [size / total for size in split.sizes.tolist()]
+    needed |= client_options(task, method, split, number)
     return fastagg.make(
         fastagg.RuleName(method.rule),
-        num_clients=task.num_clients,
+        num_clients=number,
         num_params=num_params,
         server_lr=task.server_lr,
         device=device,
         **{**needed, **method.options},
     )
+
+
+def client_options(
+    task: Task, method: Method, split: Partition, num_clients: int
+) -> dict[str, Any]:
+    """Return the options of the rule of `method` with a value for each of the first clients."""
+    options: dict[str, Any] = {}
+    sizes = split.sizes[:num_clients]
+    if method.rule == "scaffold":
+        options["local_work"] = local_work(method.training or task.training, sizes, 0)
+    if method.sample_weights:
+        total = int(split.sizes.sum())
+        options["client_weights"] = [size / total for size in sizes.tolist()]
+    return options
 
 
 def local_work(training: LocalTraining, sizes: Tensor, round_index: int) -> Tensor:

@@ -172,10 +172,10 @@ def test_every_process_and_partition_runs(tmp_path: Path) -> None:
     arguments += ["label-correlated:pattern=cycle", f"trace:path={trace}", "bernoulli:p=0.3"]
     arguments += ['sampled:sample=5,process=bernoulli,options={"p": 0.5}']
     arguments += ["adversarial:candidates=[0,1,2],sample=6,epsilon=0.5"]
-    arguments += ["sampled:sample=5,selection=longest-absent"]
+    arguments += ["sampled:sample=5,selection=longest-absent", "churn:initial=4,lifetime=5"]
     assert main(arguments) == 0
     lines = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
-    assert len(lines) == 1 + 9 * 3
+    assert len(lines) == 1 + 10 * 3
     uploads = [line.split(",") for line in lines if ",trace-" in line]
     header = lines[0].split(",")
     assert [row[header.index("active")] for row in uploads] == ["2", "0", "1"]

@@ -447,3 +447,62 @@ class TestFedAWE:
     def test_what_it_does_not_go_with(self, rule: str, options: Any, echo: float) -> None:
         with pytest.raises(ConfigError, match="echo: expected"):
             Method(rule, rule, options, echo=echo)
+
+
+class TestChurn:
+    """Clients that join and leave for good: the rule grows, and forgets."""
+
+    @staticmethod
+    def job(rule: str, **method: Any) -> Job:
+        options = {"initial": 3, "join_every": 2, "lifetime": 5.0}
+        job = make_job(rule, rounds=16, method=method)
+        return dataclasses.replace(job, dropout=Dropout("churn", options))
+
+    @pytest.mark.parametrize(
+        ("rule", "method"),
+        [
+            *((rule, {}) for rule in RULES),
+            ("mifa", {"sample_weights": True}),
+            ("mifa-client", {"sample_weights": True}),
+            ("mimic", {**CLIENT_MODE, "gradient_units": True}),
+            ("fedavg", {"echo": 1.0}),
+            ("fdms", {"full_first_round": True}),
+        ],
+    )
+    def test_a_restart_changes_no_bit(
+        self, rule: str, method: dict[str, Any], tmp_path: Path
+    ) -> None:
+        job = self.job(rule, **method)
+        whole = Simulation(job)
+        assert whole.aggregator.num_clients == 3
+        records = run(whole)
+        assert whole.aggregator.num_clients == 10
+        first = Simulation(job)
+        for _ in range(7):
+            first.run_round()
+        first.save(tmp_path)
+        later = Simulation(job)
+        later.load(tmp_path)
+        assert later.aggregator.num_clients == 6
+        assert run(later) == records[7:]
+        assert torch.equal(later.params, whole.params)
+
+    def test_who_has_left_is_forgotten(self) -> None:
+        simulation = Simulation(self.job("mifa"))
+        process, gone = simulation._dropout, set[int]()
+        for t in range(16):
+            simulation.run_round()
+            gone.update(process.left(t))
+            memory = simulation.aggregator.state_dict()["memory"]
+            present = set(range(process.joined(t))) - gone
+            assert {k for k, row in enumerate(memory) if row.any()} == present
+        assert len(gone) >= 3
+
+    def test_rows_that_clients_keep_leave_with_them(self) -> None:
+        finals = []
+        for rule in ("mifa", "mifa-client"):
+            simulation = Simulation(self.job(rule))
+            run(simulation)
+            finals.append(simulation.params)
+        # Float32 roundings of the sent rows, carried through local training.
+        torch.testing.assert_close(finals[1], finals[0], rtol=1e-4, atol=1e-5)
