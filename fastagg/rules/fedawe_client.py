@@ -25,7 +25,7 @@ class FedAWEClient:
     it. An absent client keeps its model. One whose answer was lost or rejected was absent.
 
     Args:
-        model: [d] float32, the first global model, the same for all clients; it is copied.
+        first_model: [d] float32, the same for all clients; it is copied.
         eta: the global rate of the paper, >= 0.
         first_round: the number of the first round: 0 in the paper, 1 under Flower.
 
@@ -35,8 +35,8 @@ class FedAWEClient:
             ``first_round``.
     """
 
-    def __init__(self, model: Tensor, *, eta: float = 1.0, first_round: int = 0) -> None:
-        self.model = model.detach().clone()
+    def __init__(self, first_model: Tensor, *, eta: float = 1.0, first_round: int = 0) -> None:
+        self.model = first_model.detach().clone()
         self.eta = read_factor("eta", eta)
         self.last = read_count("first_round", first_round, least=0) - 1
 

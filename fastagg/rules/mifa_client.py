@@ -40,7 +40,8 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
 
     ::
 
-        total += sum_s w_s delta_s          delta_s = u_s - m_s, then m_s = u_s at the client
+        delta_s = u_s - m_s, then m_s = u_s     # at the client
+        total += sum_s w_s delta_s
         params += server_lr * total / sum_k w_k
 
     So the state is one vector, where ``mifa`` has K, and the server needs only the weighted sum of
