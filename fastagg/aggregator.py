@@ -17,6 +17,7 @@ from torch import Tensor
 from fastagg import checkpoint, ops
 from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
+from fastagg.churn import ChangingClients
 from fastagg.costs import Cost, Sizes
 from fastagg.description import describe
 from fastagg.memory.rows import RowMemory, sink_of
@@ -68,7 +69,6 @@ from fastagg.updates.cohort import (
     check_readable,
     check_vector,
     read_cohort,
-    read_ids,
 )
 from fastagg.updates.columns import Columns, segment_columns
 from fastagg.updates.small import ids_tensor, rounded
@@ -105,7 +105,7 @@ class CommonOptions(TypedDict, total=False):
     max_staleness: int | None
 
 
-class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
+class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
     """Base class of all rules: a server-side aggregation rule with its state.
 
     A step has three phases. Each is one method of the rule:
@@ -178,8 +178,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """Whether small rows may be copied: the rule writes no memory that rows may share."""
     moves_without_clients: bool = False
     """Whether a round without active clients moves the parameters; otherwise it is skipped."""
-    remembers_clients: bool = True
-    """Whether the state has something of single clients."""
     collects_streams: ClassVar[bool] = True
     """Whether ``_receive`` reads streamed rows into S scratch rows (for :func:`fastagg.plan`)."""
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
@@ -410,26 +408,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self.last_report = report
         self.committed += 1
 
-    @torch.no_grad()
-    def forget(self, clients: Clients) -> None:
-        """Set what the rule remembers of ``clients``, ids as for :meth:`step`, to its first state.
-
-        Use it when the id of a client that has left goes to another one. Nothing else changes, and
-        nothing at all if the ids are wrong (TypeError, ValueError, IndexError).
-        """
-        with self._alone("forget"), plain_modes():
-            ids = read_ids(clients, self.num_clients)
-            if ids:
-                with SignalsDeferred():
-                    self._forget(ids)
-
-    @property
-    def tells_clients_apart(self) -> bool:
-        """Whether results depend on which client sent a row, by memory or by client weights."""
-        weights = getattr(self, "client_weights", None)
-        alike = weights is None or bool((weights == weights[0]).all())
-        return self.remembers_clients or not alike
-
     def _alone(self, call: str) -> AbstractContextManager[object]:
         """Return the lock for a call that changes the state.
 
@@ -519,15 +497,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     def _skip(self) -> Tensor | None:
         """Update the state for a round without active clients; return ``StepReport.friends``."""
         return None
-
-    def _forget(self, ids: list[int]) -> None:
-        """Do what :meth:`forget` says, for S >= 1 ids. Allocates before it writes."""
-        if self.remembers_clients:
-            raise NotImplementedError(f"{self.name} cannot forget clients")
-
-    def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Recompute what depends on the number of clients (:mod:`fastagg.growth`)."""
-        return state
 
     def _check_state(self, state: State) -> None:
         """Check the values of a state before the rule takes it (:mod:`..checkpoint.invariants`).
@@ -660,16 +629,17 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                     else:
                         undo.append(partial(value.copy_, value.clone()))
                         value.copy_(given[name])
-                self._moments_loaded()
-                self._state_loaded()
+                self._derive()
             except BaseException:
                 for back in reversed(undo):
                     back()
                 raise
 
-    def _moments_loaded(self) -> None:
+    def _derive(self) -> None:
+        """Recompute what is derived from the state, after the state was replaced."""
         if self._moments is not None:
             self._moments.state_loaded()
+        self._state_loaded()
 
     @torch.no_grad()
     def load_saved(self, saved: checkpoint.Saved, params: Tensor | None = None) -> None:
@@ -703,8 +673,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         for name, value in own.items():
             invariants.check_finite(name, value)
         self._check_state(own)
-        self._moments_loaded()
-        self._state_loaded()
+        self._derive()
         if vector is not None and params is not None:
             if not bool(torch.isfinite(vector).all()):
                 raise ValueError("params: expected finite values, got NaN or Inf")

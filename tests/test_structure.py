@@ -28,13 +28,14 @@ LAYERS = [
     {
         *("fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.server_optimizer"),
         *("fastagg.staleness", "fastagg.description"),
+        "fastagg.churn",
     },
     {"fastagg.aggregator"},
     {"fastagg.registry"},
     {"fastagg.making"},
     {"fastagg.rules"},
     {
-        *("fastagg.robust", "fastagg.distributed", "fastagg.planning", "fastagg.growth"),
+        *("fastagg.robust", "fastagg.distributed", "fastagg.planning"),
         *("fastagg.inbox", "fastagg.answer_files"),
     },
     {"fastagg.integrations", "fastagg_sim"},

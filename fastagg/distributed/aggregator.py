@@ -20,12 +20,14 @@ from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
 from fastagg.making import make
+from fastagg.modes import plain_modes
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
 from fastagg.registry import RuleName, check_saved, raise_for
 from fastagg.report import StepReport
+from fastagg.signals import SignalsDeferred
 from fastagg.updates.buffer import Clients
-from fastagg.updates.cohort import Ages, Updates, read_cohort
+from fastagg.updates.cohort import Ages, Updates, read_cohort, read_ids
 
 
 class Loaded(NamedTuple):
@@ -215,6 +217,41 @@ class ShardedAggregator:
         self._ranks.agree("the arguments of the step", common, error)
         with self._ranks.failing_together("the step"):
             return self.local.step(params, updates, clients, ages=ages)
+
+    @torch.no_grad()
+    def forget(self, clients: Clients) -> None:
+        """Run :meth:`fastagg.Aggregator.forget` on this rank's columns. All ranks must call it.
+
+        Raises:
+            TypeError, ValueError, IndexError: the ids of this rank are wrong. Nothing has changed.
+            RankError: another rank has other ids, or a rank is gone.
+        """
+        error: Exception | None = None
+        ids: list[int] = []
+        try:
+            ids = read_ids(clients, self.num_clients)
+        except Exception as found:  # agree raises it after the other ranks know of it
+            error = found
+        self._ranks.agree("the clients to forget", ids, error)
+        with self._ranks.failing_together("forgetting clients"):
+            self.local.forget(ids)
+
+    @torch.no_grad()
+    def grow(self, num_clients: int, **options: Any) -> None:
+        """Run :meth:`fastagg.Aggregator.grow` on this rank's columns. All ranks must call it.
+
+        Raises:
+            TypeError, ValueError: an argument of this rank is wrong.
+            RankError: another rank has other arguments or no room, or a rank is gone.
+
+        After an exception no rank has changed.
+        """
+        self._ranks.agree("the arguments of grow", [num_clients, {**options}])
+        with self.local._alone("grow"), plain_modes():
+            with self._ranks.succeeding_together("growing the rule"):
+                grown = self.local._grown(num_clients, options)
+            with SignalsDeferred():
+                self.local._become(grown)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of this rank's state."""

@@ -49,13 +49,14 @@ class FastAggLegacyStrategy(FedAvg):
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
         num_clients: K, the number of partitions; may be left out if ``rule`` is an aggregator.
+        max_clients: as in the other API.
         partition_key: the metric with which clients report their partition, an int in [0, K).
         seed: seed of the sampling of clients, which is a function of the seed, the round and the
             clients' ids.
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next.
         checkpoint_keep, node_timeout, min_answers, max_empty_rounds: as in the other API.
-        ids, release_after: as in the other API; nodes are named by their ``cid``.
+        ids, release_after, selection: as in the other API; nodes are named by their ``cid``.
         roles: as in the other API. Arrays have no names here: patterns match the names of
             ``names``. Clients answer with all arrays, or with all but "local" ones, in the order of
             the model.
@@ -79,6 +80,7 @@ class FastAggLegacyStrategy(FedAvg):
         rule: str | Aggregator,
         *,
         num_clients: int | None = None,
+        max_clients: int | None = None,
         partition_key: str = "partition-id",
         seed: int = 0,
         checkpoint_path: str | os.PathLike[str] | None = None,
@@ -89,6 +91,7 @@ class FastAggLegacyStrategy(FedAvg):
         max_empty_rounds: int = 10,
         ids: str | IdFn = "partition",
         release_after: int | None = 0,
+        selection: str = "random",
         roles: Roles = "auto",
         names: Sequence[str] | None = None,
         resume_from: str | os.PathLike[str] | None = None,
@@ -105,6 +108,7 @@ class FastAggLegacyStrategy(FedAvg):
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
+            max_clients=max_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
             checkpoint_keep=checkpoint_keep,
@@ -112,6 +116,7 @@ class FastAggLegacyStrategy(FedAvg):
             max_empty_rounds=max_empty_rounds,
             ids=id_source(ids),
             release_after=release_after,
+            selection=selection,
             roles=roles,
             **(rule_options or {}),
         )

@@ -73,6 +73,9 @@ class FastAggStrategy(FedAvg):
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
         num_clients: K, the number of partitions; may be left out if ``rule`` is an aggregator.
+        max_clients: K grows, up to this number, when nodes need more ids than are free, or report
+            partitions of K and more. None: such answers are rejected; ``server.grow`` may be called
+            between rounds.
         fraction_train ... evaluate_metrics_aggr_fn: as for Flower's ``FedAvg``.
         partition_key: the metric with which clients report their partition, an int in [0, K).
         seed: seed of the sampling of nodes, which is a function of the seed, the round and the
@@ -93,6 +96,9 @@ class FastAggStrategy(FedAvg):
         release_after: an id goes to another node when its own has not been connected for more than
             this number of rounds; 0: when it is not connected in this round. None: never, for
             authenticated SuperNodes, whose node ids are stable.
+        selection: which of the connected nodes train in a round. "random": as in Flower, but as a
+            function of ``seed``. "longest-absent": those that were asked the longest ago, nodes
+            never asked first, ties at random (FedLaAvg).
         roles: an ordered mapping from names of arrays, or patterns as of :mod:`fnmatch`, to roles;
             the first match decides. "rule": the rule aggregates the array. "mean": the mean of the
             active clients' values, with the rule's ``client_weights``. "server": the server's
@@ -119,6 +125,7 @@ class FastAggStrategy(FedAvg):
         rule: str | Aggregator,
         *,
         num_clients: int | None = None,
+        max_clients: int | None = None,
         fraction_train: float = 1.0,
         fraction_evaluate: float = 1.0,
         min_train_nodes: int = 2,
@@ -139,6 +146,7 @@ class FastAggStrategy(FedAvg):
         max_empty_rounds: int = 10,
         ids: str | IdFn = "partition",
         release_after: int | None = 0,
+        selection: str = "random",
         roles: Roles = "auto",
         **rule_options: Any,
     ) -> None:
@@ -164,6 +172,7 @@ class FastAggStrategy(FedAvg):
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
+            max_clients=max_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
             checkpoint_keep=checkpoint_keep,
@@ -171,6 +180,7 @@ class FastAggStrategy(FedAvg):
             max_empty_rounds=max_empty_rounds,
             ids=id_source(ids),
             release_after=release_after,
+            selection=selection,
             roles=roles,
             **rule_options,
         )

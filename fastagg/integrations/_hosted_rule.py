@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
-from fastagg.growth import widened_state
+from fastagg.churn import widened_state
 from fastagg.options import to_saved
 from fastagg.registry import check_saved
 from fastagg.rules.mimic import MimiC
@@ -21,12 +21,17 @@ CHANGEABLE = ("max_norm", "min_active", "server_lr")
 """Options that a run may change when it resumes: the state means the same with other values."""
 
 
-def refuse_scaffold(rule: str) -> None:
-    """Raise ValueError for the rule that no framework's clients can follow."""
+def refuse_needy(rule: str) -> None:
+    """Raise ValueError for the rules whose clients exchange more than models with the server."""
     if rule == "scaffold":
         raise ValueError(
             "rule: 'scaffold' needs clients that ask the server for control variates, which the "
             "clients of other frameworks do not; choose another rule"
+        )
+    if rule == "mifa-client":
+        raise ValueError(
+            "rule: 'mifa-client' needs clients that keep rows and learn which of them counted, "
+            "which the clients of other frameworks do not; use 'mifa'"
         )
 
 
@@ -43,7 +48,7 @@ def check_aggregator(
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what was given.
     """
-    refuse_scaffold(aggregator.name)
+    refuse_needy(aggregator.name)
     if isinstance(aggregator, MimiC) and aggregator.mode == "client":
         raise ValueError(
             "rule: 'mimic' with mode 'client' needs clients that keep corrections and receive the "

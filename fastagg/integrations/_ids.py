@@ -28,6 +28,7 @@ class Resolved:
         ids: dict from senders to distinct ids.
         refused: dict from the other senders to the reason why they have no id.
         reassigned: dict from ids that go to another sender to the old and the new one.
+        unplaced: number of senders that got no id because all are taken.
         fresh: ids that go to a sender which is another client than those before. What a rule
             remembers of them must be forgotten.
     """
@@ -35,6 +36,7 @@ class Resolved:
     ids: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     reassigned: dict[int, tuple[str, str]] = field(default_factory=dict)
+    unplaced: int = 0
     fresh: set[int] = field(default_factory=set)
 
 
@@ -190,6 +192,7 @@ class ClientIds:
                     f"id: all {self.num_clients} are taken; num_clients must be the number of all "
                     "clients of the run"
                 )
+                found.unplaced += 1
                 continue
             found.ids[sender] = client
             if client in self.used:
@@ -199,6 +202,23 @@ class ClientIds:
         if owner in found.ids or owner in found.refused:
             return False
         return not self.lasting or self._has_left(owner)
+
+    def needed(self, reported: Mapping[str, object | None], most: int) -> int:
+        """Return the number of clients, at most ``most``, with which all of ``reported`` get ids.
+
+        Senders whose reported number is ``most`` or more do not count: they are refused anyway.
+        """
+        claimed = {n for n in reported.values() if isinstance(n, int) and _ints([n], most)}
+        claimed = {n for n in claimed if n >= self.num_clients and self.source != "node"}
+        number = max([self.num_clients, *(n + 1 for n in claimed)])
+        unclaimed = number - self.num_clients - len(claimed)
+        return min(number + max(0, self.resolve(reported).unplaced - unclaimed), most)
+
+    def forget(self, clients: Collection[int]) -> None:
+        """Free the ids of clients that have left for good."""
+        for sender in [name for name, client in self.known.items() if client in clients]:
+            self._drop(sender)
+        self.used.difference_update(clients)
 
     def remember(self, found: Resolved, reported: Mapping[str, object | None]) -> None:
         """Store ids that :meth:`resolve` returned.

@@ -35,13 +35,14 @@ from fastagg.integrations._hosted_rule import (
     check_sizes,
     load_rule,
     pack_rule,
-    refuse_scaffold,
+    refuse_needy,
     under,
 )
 from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._late import EarlierRounds
 from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
+from fastagg.integrations._selection import Selection
 from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._statistics import Statistics, client_weights
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
@@ -76,10 +77,14 @@ class AggregationServer:
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
         min_answers: with fewer usable answers, a round does not change the model.
+        max_clients: while answers need more ids than there are, K grows, up to this number; see
+            :meth:`grow`. None: K does not grow by itself.
         max_empty_rounds: number of rounds in a row without an active client after which
             :meth:`close_round` raises an error.
         ids, release_after: where client ids come from, and when they may go to others; see
             :class:`fastagg.integrations._ids.ClientIds`.
+        selection: how :meth:`sample` chooses those that train; see
+            :class:`fastagg.integrations._selection.Selection`.
         roles: patterns of names of arrays and their roles, see :mod:`fastagg.updates.roles`.
         **options: options of the rule, if it is given by name.
 
@@ -101,6 +106,7 @@ class AggregationServer:
         rule: str | Aggregator,
         *,
         num_clients: int | None = None,
+        max_clients: int | None = None,
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
         checkpoint_keep: int = 2,
@@ -108,6 +114,7 @@ class AggregationServer:
         max_empty_rounds: int = 10,
         ids: str = "partition",
         release_after: int | None = 0,
+        selection: str = "random",
         roles: Roles = "auto",
         **options: Any,
     ) -> None:
@@ -129,6 +136,7 @@ class AggregationServer:
         self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
         self.min_answers = read_count("min_answers", min_answers, least=0)
         self.max_empty_rounds = read_size("max_empty_rounds", max_empty_rounds)
+        self.selection = Selection(selection)
         self.roles = read_roles(roles)
         self.rounds = 0
         self.empty_rounds = 0
@@ -148,6 +156,20 @@ class AggregationServer:
         self._aggregator: Aggregator | None = rule if isinstance(rule, Aggregator) else None
         self._rows: RowPool | None = None
         self._statistics: Statistics | None = None
+        self.max_clients = max_clients
+        if max_clients is not None:
+            read_count("max_clients", max_clients, least=self.num_clients)
+            self._check_alike()
+
+    def _check_alike(self) -> None:
+        """Raise ValueError if new clients would need options of their own."""
+        options = (self._aggregator or self._make(num_params=1)).options()
+        each = [v for v in options.values() if isinstance(v, Tensor) and v.dim() == 1]
+        if any(bool((value != value[0]).any()) for value in each):
+            raise ValueError(
+                "max_clients: expected equal options of all clients, because nobody says those of "
+                "new ones; got others, so call grow instead"
+            )
 
     @property
     def rule_name(self) -> str:
@@ -262,6 +284,9 @@ class AggregationServer:
     ) -> list[str]:
         """Draw the clients for the next round, as a function of seed, round and candidates.
 
+        With another ``selection`` than "random" it also depends on who was asked before. Draws for
+        other purposes than training are always random.
+
         Candidates are ordered by id before the draw, so names do not matter for those whose id is
         known. Candidates without a known id come last, ordered by name: after a restart in which
         all nodes get new names, other clients may be drawn, because which client a node is shows
@@ -281,7 +306,49 @@ class AggregationServer:
         # Draws for training have the streams that older checkpoints continue.
         stream = "" if purpose == "train" else f"/{purpose}"
         rng = random.Random(f"fastagg/{seed}/{self.rounds}{stream}")
-        return rng.sample(order, min(count, len(order)))
+        selection = self.selection if purpose == "train" else Selection()
+        return selection.draw(order, count, rng)
+
+    def grow(self, num_clients: int, **options: Any) -> None:
+        """Go on with more clients, between two rounds; clients keep their ids.
+
+        Args:
+            num_clients: the new K.
+            **options: of the rule, see :meth:`fastagg.Aggregator.grow`.
+
+        Raises:
+            TypeError, ValueError, MemoryError, OSError: as for the rule. The server is unchanged.
+        """
+        with self.held():
+            if self._aggregator is None:
+                number = read_count("num_clients", num_clients, least=self.num_clients)
+                before, self._options = self._options, {**self._options, **options}
+                try:
+                    self._make(num_params=1, num_clients=number)
+                except BaseException:
+                    self._options = before
+                    raise
+            else:
+                self._aggregator.grow(num_clients, **options)
+            self._resize(num_clients)
+
+    def _resize(self, num_clients: int) -> None:
+        self.num_clients = self.ids.num_clients = num_clients
+        self._rows = None  # it has room for clients of before
+        if self._statistics is not None:
+            self._statistics.grow(num_clients)
+
+    def forget(self, clients: Sequence[int]) -> None:
+        """Free the ids of clients that have left for good, and forget what the rule remembers.
+
+        Raises:
+            TypeError, ValueError, IndexError: as for :meth:`fastagg.Aggregator.forget`. Nothing has
+                changed.
+        """
+        with self.held():
+            rule = self._aggregator or self._make(num_params=1)  # to check the ids
+            rule.forget(clients)
+            self.ids.forget([int(client) for client in clients])
 
     def open_round(
         self, senders: Iterable[str] | None, connected: Iterable[str] | None = None
@@ -297,7 +364,10 @@ class AggregationServer:
         if self.takes_late_answers:
             steps = self.aggregator.committed
             self._earlier.begin(self.rounds + 1, self._sent, self._params, steps)
-        self.ids.open_round(self.rounds + 1, None if connected is None else set(connected))
+        present = None if connected is None else set(connected)
+        self.ids.open_round(self.rounds + 1, present)
+        lasting = None if present is None else present | self.ids.known.keys()
+        self.selection.note(self.rounds + 1, self._sent, lasting)
 
     def close_round(self, answers: Sequence[Answer], *, settled: bool = True) -> RoundReport:
         """Aggregate the answers, given in any order, and write a checkpoint if one is due.
@@ -323,6 +393,10 @@ class AggregationServer:
             usable = self._asked_once(answers, rejected)
             late = {a.sender: a.round for a in usable if a.round is not None}
             reported = {a.sender: a.partition for a in usable}
+            if self.max_clients is not None:
+                needed = self.ids.needed(reported, self.max_clients)
+                if needed > self.num_clients:
+                    self.grow(needed)
             found = self.ids.resolve(reported)
             ids = found.ids
             rejected |= found.refused
@@ -475,6 +549,7 @@ class AggregationServer:
             **rule,
             "rounds": self.rounds,
             "ids": self.ids.to_json(),
+            "asked": self.selection.asked,
             "layout": layout.to_json(),
         }
         limit = checkpoint.LISTS_LIMIT
@@ -484,7 +559,8 @@ class AggregationServer:
         """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.
 
         The rule's ``server_lr``, ``max_norm`` and ``min_active`` may be others than before.
-        ``num_clients`` may be larger: new ids follow the old ones.
+        ``num_clients`` may be larger: new ids follow the old ones. It may be smaller, too, if the
+        run had grown to at most ``max_clients`` and the rule was given by name.
 
         Returns:
             The options that are others than before, as text.
@@ -506,17 +582,20 @@ class AggregationServer:
             if self._layout is not None and layout != self._layout:
                 raise ValueError(f"layout: expected the arrays of {self._layout}, got {layout}")
             params, carried = _read_model(layout, state)
-            check_sizes(
-                str(path), self.rule_name, self.num_clients, layout.num_params, content, state
-            )
-            ids = self._new_ids()
+            number = self._number_to_resume(content)
+            check_sizes(str(path), self.rule_name, number, layout.num_params, content, state)
+            ids = self._new_ids(number)
             ids.load_json(content["ids"])
-            aggregator = self._aggregator or self._make(layout.num_params)
+            selection = Selection(self.selection.kind)
+            selection.load_json(content.get("asked", {}))
+            aggregator = self._aggregator
+            if aggregator is None or aggregator.num_clients != number:
+                aggregator = self._make(layout.num_params, number)
             changed = check_rule(str(path), aggregator, content, state)
             history = MetricHistory()
             if "history" in state:  # an older file has none
                 history = MetricHistory.from_tensor(state["history"])
-            statistics = Statistics(layout, self.num_clients)
+            statistics = Statistics(layout, number)
             saved = read_max_norm(content["rule_options"].get("max_norm"))
             statistics.load(under("statistics.", state), saved, aggregator.max_norm)
             load_rule(aggregator, content, state)
@@ -527,22 +606,36 @@ class AggregationServer:
         self._statistics = statistics
         self.history = history
         self._layout, self._params, self._carried = layout, params, carried
-        self._aggregator, self.ids = aggregator, ids
+        self._aggregator, self.ids, self.selection = aggregator, ids, selection
         self._earlier = EarlierRounds(aggregator.max_staleness)
+        self._resize(number)
         self.rounds = self._saved_rounds = content["rounds"]
         return changed
 
-    def _new_ids(self) -> ClientIds:
-        return ClientIds(self.num_clients, lasting=self._lasting, **self._id_options)
-
-    def _make(self, num_params: int) -> Aggregator:
-        refuse_scaffold(str(self.rule_name))
-        """Make the rule that was given by name."""
-        options = {"nonfinite": "drop", **self._options}
-        aggregator = make(
-            RuleName(self.rule_name), num_clients=self.num_clients, num_params=num_params, **options
+    def _number_to_resume(self, content: Mapping[str, Any]) -> int:
+        """Return K of the run of a checkpoint that this server may continue."""
+        options = content.get("rule_options")
+        saved = options.get("num_clients") if isinstance(options, dict) else None
+        most = (
+            0 if self.max_clients is None or not isinstance(self._rule, str) else self.max_clients
         )
-        check_aggregator(aggregator, self.num_clients, {})
+        if isinstance(saved, int) and self.num_clients < saved <= most:
+            return saved
+        return self.num_clients
+
+    def _new_ids(self, num_clients: int | None = None) -> ClientIds:
+        number = num_clients or self.num_clients
+        return ClientIds(number, lasting=self._lasting, **self._id_options)
+
+    def _make(self, num_params: int, num_clients: int | None = None) -> Aggregator:
+        """Make the rule that was given by name."""
+        refuse_needy(self.rule_name)
+        options = {"nonfinite": "drop", **self._options}
+        number = num_clients or self.num_clients
+        aggregator = make(
+            RuleName(self.rule_name), num_clients=number, num_params=num_params, **options
+        )
+        check_aggregator(aggregator, number, {})
         return aggregator
 
     def _model(self) -> WireLayout:

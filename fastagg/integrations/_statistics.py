@@ -44,6 +44,10 @@ class Statistics:
         self._rows = RowPool(num_clients, max(1, layout.num_statistics))
         self._norms: RecentNorms | None = None
 
+    def grow(self, num_clients: int) -> None:
+        """Go on with more clients; not within a round."""
+        self._rows = RowPool(num_clients, max(1, self._layout.num_statistics))
+
     def flatten(self, arrays: Arrays) -> Tensor:
         """Return the statistics of a model, [m] float32.
 

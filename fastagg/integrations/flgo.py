@@ -27,7 +27,7 @@ import flgo.simulator.base  # noqa: E402
 from flgo.algorithm.fedbase import BasicServer  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
-from fastagg.integrations._hosted_rule import refuse_scaffold  # noqa: E402
+from fastagg.integrations._hosted_rule import refuse_needy  # noqa: E402
 from fastagg.integrations._report import Answer, RoundReport, listed  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.registry import find  # noqa: E402
@@ -275,7 +275,8 @@ def with_rule(
     effect: updates count equally, unless the rule has ``client_weights``.
 
     Args:
-        rule: name of a rule other than ``scaffold``, which needs clients of its own.
+        rule: name of a rule other than ``scaffold`` and ``mifa-client``, which need clients of
+            their own.
         algorithm: module or class of FLGO with a ``Server`` and a ``Client``. The server must
             aggregate as FLGO's FedAvg does: as in fedavg, fedprox, moon, powerofchoice. How clients
             are drawn is FLGO's option ``sample``, also where the algorithm would change it.
@@ -300,7 +301,7 @@ def with_rule(
         TypeError, ValueError: naming the argument, what was expected and what was given.
             ``flgo.init`` checks the values of the rule's options.
     """
-    refuse_scaffold(rule)
+    refuse_needy(rule)
     find(rule, [*options])  # raises for unknown names
     base = getattr(algorithm, "Server", None)
     if not isinstance(base, type) or not issubclass(base, BasicServer):

@@ -75,8 +75,8 @@ class FastAggAggregator(ModelAggregator):
     :func:`leave_out_of_job` before the recipe or the job runs.
 
     Args:
-        rule: the name of a rule. Not "scaffold", nor "mimic" with ``mode="client"``: their clients
-            exchange more than models with the server.
+        rule: the name of a rule. Not "scaffold", "mifa-client", nor "mimic" with
+            ``mode="client"``: their clients exchange more than models with the server.
         num_clients: K, the number of all clients of the run; may be left out with ``clients``.
         rule_options: options of the rule.
         clients: names of all clients; the id of a client is its place in this list, and others are

@@ -98,7 +98,10 @@ class Server:
         answers: what clients send: "weights", their trained model, or "updates", its difference
             from the model of the round. Running statistics are sent as they are in both cases.
         ids: "number": clients are ints in [0, K). "name": clients are strings; each is assigned an
-            id at its first answer, which it keeps. More than K names are refused.
+            id at its first answer, which it keeps. More than K names (or ``max_clients``) are
+            refused.
+        max_clients: with ``ids="name"``, K grows up to this number when more names answer. None: it
+            does not grow by itself.
         checkpoint_path: file for checkpoints; its folder must exist. None writes none. See
             :meth:`resume`. One that cannot be written is named in the report, and tried again after
             the next round.
@@ -122,6 +125,7 @@ class Server:
         initial_model: nn.Module | Mapping[str, Tensor],
         *,
         num_clients: int | None = None,
+        max_clients: int | None = None,
         round_seconds: float = 600.0,
         min_answers: int = 0,
         answers: str = "weights",
@@ -152,6 +156,7 @@ class Server:
         self._core = AggregationServer(
             rule,
             num_clients=num_clients,
+            max_clients=max_clients,
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
             checkpoint_keep=checkpoint_keep,
@@ -230,6 +235,34 @@ class Server:
         with self._turn:
             self._check_idle("resume")
             return self._core.resume(path)
+
+    def grow(self, num_clients: int, **options: Any) -> None:
+        """Go on with more clients, between two rounds; see :meth:`fastagg.Aggregator.grow`.
+
+        Raises:
+            TypeError, ValueError, MemoryError, OSError: as for the rule. The server is unchanged.
+            RuntimeError: a round is open, or the server is closed.
+        """
+        with self._turn:
+            self._check_idle("grow")
+            self._core.grow(num_clients, **options)
+
+    def forget(self, clients: Iterable[Client]) -> None:
+        """Forget clients that have left for good; their ids are free for others.
+
+        Raises:
+            TypeError, ValueError, IndexError: they are not clients. Nothing has changed.
+            RuntimeError: a round is open, or the server is closed.
+        """
+        senders = [self._sender(client) for client in clients]
+        with self._turn:
+            self._check_idle("forget")
+            known = self._core.ids.known
+            if not self._numbered and not known.keys() >= set(senders):
+                raise ValueError(
+                    f"clients: expected clients that have answered, got {sorted(senders)[:10]}"
+                )
+            self._core.forget([int(s) if self._numbered else known[s] for s in senders])
 
     def begin_round(self, clients: Iterable[Client] | None = None) -> Task:
         """Begin a round: from now on, answers of ``clients`` are taken.

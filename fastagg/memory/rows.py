@@ -121,6 +121,14 @@ class RowMemory:
         self.rows, self.references, self._live = rows, [None] * len(self), []
         return undo
 
+    def share(self, other: RowMemory) -> None:
+        """Make the rows of a memory with fewer rows the first ones of this new one. Copies nothing.
+
+        References of ``other`` are settled before. Afterwards only one of the two may be used.
+        """
+        other.settle_()
+        self.rows[: len(other)] = other.rows
+
     @property
     def tensors(self) -> list[Tensor]:
         """The K rows, not copied."""

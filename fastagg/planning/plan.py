@@ -127,6 +127,7 @@ def plan(
                                      + (3K - S) ceil(K/8)
       sketch=k                       + 40Sk; eliminating without 4Sd   (***)
     mifa          4Kd + 8d           12Sd + 36d; owned 8Sd + 36d       3Sd + 3d
+    mifa-client   8d + 8K            4Sd + 44d                         3Sd + 4d
     stale         4Kd + 8d + K       as mifa                           3Sd + 3d
     stale-models  4Kd + 8d + K (**)  12Sd + 36d; owned 8Sd + 52d       4Sd + 3d (**)
     mimic         4Kd (*)            12Sd + 32d; owned 8Sd + 36d       5Sd + 3d
@@ -134,6 +135,7 @@ def plan(
     scaffold      4Kd + 4d           12Sd + 36d                        6Sd + 6d
     mimic-aged    4Kd + 8K + 8 (*)   12Sd + 32d; owned 8Sd + 36d       5Sd + 3d
     fedvarp       as mifa            12Sd + 60d; owned 8Sd + 60d       3Sd + 6d
+    fedstale      4Kd + 8d + 24K     20Sd + 52d; owned 16Sd + 52d      7Sd + 5d
     fedau         24K                as fedavg                         2Sd
     fedbuff       0                  as fedavg                         2Sd
     fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms
@@ -165,9 +167,10 @@ def plan(
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
     With sketches, it is 20Sk more, or 24Sk for the robust rules that have them.
-    Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic and mimic-aged
-    12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S spare
-    rows, 4Sd, into which a step writes the new memory rows.
+    Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic, mimic-aged and
+    fedstale 12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S
+    spare rows, 4Sd, into which a step writes the new memory rows.
+    mifa-client needs 12d.
 
     The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing, bulyan)
     need 4d, about 64S^2, and 4Sd or at most 2^18 S of scratch; the last is for rounds with nearly

@@ -20,13 +20,16 @@ from fastagg.rules.fdms_means import FDMSMeans
 from fastagg.rules.fdms_soft import FDMSSoft
 from fastagg.rules.fedau import FedAU
 from fastagg.rules.fedavg import FedAvg
+from fastagg.rules.fedawe_client import FedAWEClient
 from fastagg.rules.fedbuff import FedBuff
+from fastagg.rules.fedstale import FedStale
 from fastagg.rules.fedvarp import FedVARP
 from fastagg.rules.geometric_median import GeometricMedian
 from fastagg.rules.krum import Krum
 from fastagg.rules.meamed import Meamed
 from fastagg.rules.median import Median
 from fastagg.rules.mifa import MIFA
+from fastagg.rules.mifa_client import MIFAClient, MIFADifferences
 from fastagg.rules.mimic import MimiC
 from fastagg.rules.mimic_aged import MimiCAged
 from fastagg.rules.mimic_client import MimiCClient
@@ -49,11 +52,15 @@ __all__ = [
     "FDMSMeans",
     "FDMSSoft",
     "FedAU",
+    "FedAWEClient",
     "FedAvg",
     "FedBuff",
+    "FedStale",
     "FedVARP",
     "GeometricMedian",
     "Krum",
+    "MIFAClient",
+    "MIFADifferences",
     "Meamed",
     "Median",
     "MimiC",

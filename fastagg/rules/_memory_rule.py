@@ -28,6 +28,7 @@ from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import age_bytes, check_ages, make_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
+from fastagg.rules._interval_state import Intervals
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import none_but_constant
 from fastagg.updates.cohort import Cohort
@@ -60,6 +61,7 @@ class MemoryPlan(Plan):
     expired: list[int] = field(kw_only=True)  # ids of clients whose memory rows count no longer
     blank: list[int] = field(kw_only=True)  # those of them that are absent: their rows become 0
     part: float = field(kw_only=True)  # the total moves by this part of the way to the aggregate
+    intervals: Intervals | None = None  # of the clients after the round, if the rule counts them
 
 
 @dataclass
@@ -325,8 +327,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             drift = min(_DRIFT, self.server_optimizer.largest_error)
             invariants.require(off <= drift, "total", "the weighted sum of the memory rows")
 
-    def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        total, row = torch.zeros_like(state["total"]), remembered(state)
+    def _widened(self, state: dict[str, Tensor | RowMemory]) -> dict[str, Tensor | RowMemory]:
+        total, row = torch.zeros_like(self.total), remembered(state)
         for client, share in enumerate(self._shares.tolist()):
             total.add_(row(client, 0, len(total)), alpha=share)
         return {**state, "total": total}

@@ -112,6 +112,11 @@ class EnqueuedFDMS:
             TypeError, ValueError: a shape, dtype or device is wrong. Nothing has changed.
         """
         agg = self.aggregator
+        if agg.num_clients != len(self._active):
+            raise ValueError(
+                f"aggregator: expected {len(self._active)} clients as before, got "
+                f"{agg.num_clients}; make another EnqueuedFDMS after it has grown"
+            )
         if clients.dtype != torch.int64 or clients.ndim != 1:
             raise TypeError(
                 f"clients: expected int64 [S], got {clients.dtype} {list(clients.shape)}"

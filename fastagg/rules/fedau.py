@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
@@ -16,7 +15,14 @@ from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.report import Plan, Reading
 from fastagg.rules._client_weights import relative
-from fastagg.rules._interval_state import check_interval_state
+from fastagg.rules._interval_state import (
+    LONGEST,
+    Intervals,
+    check_interval_state,
+    first_intervals,
+    intervals_after,
+    intervals_without,
+)
 from fastagg.rules._weighted_rule import AveragingRule
 from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
@@ -25,14 +31,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_LONGEST = 1 << 31  # rounds
-
-
 @dataclass
 class _Counted(Plan):
     """The plan of FedAU, with the state after the round."""
 
-    state: tuple[Tensor, Tensor, Tensor] = field(kw_only=True)  # factors, intervals, waiting
+    state: Intervals = field(kw_only=True)
 
 
 @register("fedau")
@@ -63,42 +66,32 @@ class FedAU(AveragingRule[_Counted]):
         self, *, cutoff: int = 50, client_weights: Any = None, **options: Unpack[CommonOptions]
     ) -> None:
         super().__init__(client_weights=client_weights, **options)
-        self.cutoff = read_count("cutoff", cutoff, least=1, most=_LONGEST)
+        self.cutoff = read_count("cutoff", cutoff, least=1, most=LONGEST)
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
-        self.factors = torch.ones(self.num_clients, dtype=torch.float64)
-        self.intervals = torch.zeros(self.num_clients, dtype=torch.int64)
-        self.waiting = torch.zeros(self.num_clients, dtype=torch.int64)
+        self.factors, self.intervals, self.waiting = first_intervals(self.num_clients)
+
+    @property
+    def _intervals(self) -> Intervals:
+        return self.factors, self.intervals, self.waiting
 
     def _plan(self, cohort: Cohort) -> _Counted:
         shares = self._shares.index_select(0, cohort.clients)
         weights = shares * self.factors.index_select(0, cohort.clients)
         weights = discounted(weights, cohort, self.staleness)
-        return _Counted(weights, state=self._counted(cohort.clients))
-
-    def _counted(self, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the state after another round, with ``clients`` [S] int64 active."""
-        waiting = self.waiting + 1
-        ended = waiting == self.cutoff
-        ended[clients] = True
-        intervals = self.intervals + ended
-        change = (waiting - self.factors) / intervals.clamp_min(1)
-        factors = self.factors + torch.where(ended, change, 0.0)
-        return factors, intervals, waiting.masked_fill_(ended, 0)
+        return _Counted(
+            weights, state=intervals_after(self._intervals, cohort.clients, self.cutoff)
+        )
 
     def _commit(self, cohort: Cohort, plan: _Counted, reading: Reading) -> None:
         self.factors, self.intervals, self.waiting = plan.state
 
     def _skip(self) -> None:
         none = torch.zeros(0, dtype=torch.int64)
-        self.factors, self.intervals, self.waiting = self._counted(none)
+        state = intervals_after(self._intervals, none, self.cutoff)
+        self.factors, self.intervals, self.waiting = state
 
     def _forget(self, ids: list[int]) -> None:
-        places = torch.tensor(ids)
-        state = (
-            self.factors.index_fill(0, places, 1.0),
-            self.intervals.index_fill(0, places, 0),
-            self.waiting.index_fill(0, places, 0),
-        )
+        state = intervals_without(self._intervals, ids)
         self.factors, self.intervals, self.waiting = state
 
     def _check_state(self, state: State) -> None:

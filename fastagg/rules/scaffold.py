@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
+from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory
 from fastagg.options import FLOAT32_LIMIT
@@ -197,9 +198,9 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self.controls.forget(ids)
         self.mean_control, self._peaks, self._mean_peak = rest, peaks, mean_peak
 
-    def _widened(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        mean = torch.zeros_like(state["mean_control"], dtype=torch.float64)
-        for row in state["controls"]:
+    def _widened(self, state: dict[str, Tensor | RowMemory]) -> dict[str, Tensor | RowMemory]:
+        mean = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
+        for row in invariants.rows_of(state["controls"]):
             mean.add_(row, alpha=1.0 / self.num_clients)
         return {**state, "mean_control": mean.to(torch.float32)}
 

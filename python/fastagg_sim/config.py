@@ -128,6 +128,9 @@ class Method:
     training: local training for this method, instead of that of the task (for instance FedProx).
     sample_weights: give client k the weight n_k / N, its fraction of all training samples.
     schedule: for which answers the server waits; needs `Task.latency`. None: for all.
+    echo: the clients are those of FedAWE with this global rate: they keep their models while they
+        are absent, and echo their updates (:class:`fastagg.FedAWEClient`). FedAWE itself is the
+        rule "fedavg" with a server_lr of 1. None: clients train from the global model.
     """
 
     label: str
@@ -139,6 +142,22 @@ class Method:
     training: LocalTraining | None = None
     sample_weights: bool = False
     schedule: Schedule | None = None
+    echo: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(
+            self.echo is None or (math.isfinite(self.echo) and self.echo >= 0),
+            "echo",
+            "a finite number >= 0, or none",
+            self.echo,
+        )
+        keeping = self.rule in ("scaffold", "mifa-client") or self.options.get("mode") == "client"
+        _require(
+            self.echo is None or not keeping,
+            "echo",
+            f"none for {self.rule}, whose clients keep something else",
+            self.echo,
+        )
 
 
 @dataclass(frozen=True)

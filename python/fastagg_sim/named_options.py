@@ -23,7 +23,10 @@ Options = dict[str, list[str]]
 
 
 def of_rules() -> Options:
-    """Return the options of each rule, without those that all rules have."""
+    """Return the options of each rule, without those that all rules have.
+
+    "fedawe" is a name of the command line only: `fedavg` with other clients.
+    """
     common = {"num_clients", "num_params", *CommonOptions.__annotations__}
     return {
         name: [
@@ -32,7 +35,7 @@ def of_rules() -> Options:
             if option not in common
         ]
         for name in fastagg.available()
-    }
+    } | {"fedawe": [_text("eta", 1.0)]}
 
 
 def of_processes() -> Options:

@@ -35,6 +35,7 @@ DEFAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 # Options that do not change what is computed; they can be combined with --config.
 _RUNTIME = ("config", "out", "workers", "checkpoint_seconds")
+_FEDAWE = "fedawe"  # among the rules on the command line: a rule with other clients
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class RunOptions:
     seeds to a run later, give it a name: jobs that are finished are then not repeated."""
     rules: tuple[str, ...] = ("fedavg", "fdms")
     """Rules to compare, each RULE or RULE:KEY=VALUE,KEY=VALUE (for instance
-    fdms:similarity=distance)."""
+    fdms:similarity=distance). Also fedawe, or fedawe:eta=RATE: fedavg with the clients of FedAWE,
+    which keep their models while they are absent."""
     with_full: bool = False
     """Also run "Full": fedavg with every client active in every round."""
     full_first_round: bool = False
@@ -217,7 +219,8 @@ class RunOptions:
             if name is not None:
                 _check_name(option, option, name, known)
         for text in self.rules:
-            _check_name("rules", "rule", _named("rules", text)[0], fastagg.available())
+            rules = [*fastagg.available(), _FEDAWE]
+            _check_name("rules", "rule", _named("rules", text)[0], rules)
         for text in self.schedule:
             name, _ = _named("schedule", text)
             _check_name("schedule", "schedule", name, schedules.available())
@@ -291,13 +294,20 @@ class RunOptions:
     def _method(self, text: str, schedule: Schedule | None) -> Method:
         rule, options = _named("rules", text)
         settings = (f"{key.replace('_', '-')}={_value(v)}" for key, v in options.items())
+        label = "-".join([rule, *settings, *([] if schedule is None else [schedule.label])])
+        echo = None
+        if rule == _FEDAWE:
+            echo, rule = options.pop("eta", 1.0), "fedavg"
+            if isinstance(echo, bool) or not isinstance(echo, int | float):
+                raise ConfigError(f"--rules: fedawe: expected a number as eta, got {echo!r}")
         return Method(
-            "-".join([rule, *settings, *([] if schedule is None else [schedule.label])]),
+            label,
             rule,
             {**self._server_options(), **options},
             full_first_round=self.full_first_round,
             gradient_units=self.gradient_units,
             schedule=schedule,
+            echo=echo,
         )
 
 

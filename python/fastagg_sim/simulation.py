@@ -25,10 +25,12 @@ from fastagg.updates.row_pool import RowPool
 from fastagg_sim import data
 from fastagg_sim.batched_clients import BatchedTrainer, ClientWork, uses_products
 from fastagg_sim.client import LocalTrainer, evaluate
+from fastagg_sim.client_parts import client_parts
 from fastagg_sim.client_store import ClientStore, DealtSamples, GeneratedSamples
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.devices import find_device, now, peak_memory, repeatable, seed_layers
 from fastagg_sim.dropout import DropoutProcess, make_dropout, needs
+from fastagg_sim.echoes import Echoes
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, generated, partition
 from fastagg_sim.schedules import Plan
@@ -133,19 +135,23 @@ class Simulation:
             self._batched = BatchedTrainer(model, layout, job.training)
         self._momentum: dict[int, Tensor] = {}  # client -> [d]; empty unless keep_momentum
         self._norms: dict[int, list[float]] = {}  # round -> [K]
-        self.aggregator = make_aggregator(task, job.method, layout.num_params, split, device)
         self._dropout = dropout_process(job.dropout, split, dataset, job.seed)
+        self.aggregator = make_aggregator(
+            task,
+            job.method,
+            layout.num_params,
+            split,
+            device,
+            num_clients=self._dropout.joined(0),
+        )
+        self._parts = client_parts(self.aggregator)
+        self._echoes = None if job.method.echo is None else Echoes(job.method.echo, self.params)
         self._time = simulated_time(job, split.groups, self.aggregator)
         if self._statistics and self._takes_late_answers:
             raise ConfigError(
                 "model: expected one without running statistics, which are the mean of the "
                 "clients of one round, for a schedule with late answers"
             )
-        # In MimiC's client mode, clients store their own corrections: those that were ever active.
-        self._client_mode = (
-            isinstance(self.aggregator, fastagg.MimiC) and self.aggregator.mode == "client"
-        )
-        self._mimic: dict[int, fastagg.MimiCClient] = {}
 
     @property
     def done(self) -> bool:
@@ -177,7 +183,7 @@ class Simulation:
         Dropout processes may depend on the history.
         """
         if round_index == 0 and self.job.method.full_first_round:
-            active = torch.arange(self.job.task.num_clients)
+            active = torch.arange(self._dropout.joined(0))
         else:
             active = self._dropout.active(round_index, self._history)
         self._history.append(active)
@@ -194,11 +200,31 @@ class Simulation:
             return Plan(tuple(active), of_round(active, round_index), 0, 0.0)
         return self._time.schedule.next(round_index, active)
 
+    def _change_clients(self, index: int) -> None:
+        """Let the rule grow by the clients that join, and forget those that leave for good."""
+        joined, left = self._dropout.joined(index), self._dropout.left(index)
+        if joined > self.aggregator.num_clients:
+            job = self.job
+            self.aggregator.grow(
+                joined, **client_options(job.task, job.method, self._split, joined)
+            )
+        if not left:
+            return
+        if self._parts is not None:
+            self._parts.leave(left)
+        else:
+            self.aggregator.forget(left)
+        if self._echoes is not None:
+            self._echoes.leave(left)
+        for client in left:
+            self._momentum.pop(client, None)
+
     def run_round(self) -> RoundRecord:
         """Compute the next round. Changes `params` and the state of the aggregator in place."""
         index = self.next_round
         started = now(self.device)
         self._buffer.release()
+        self._change_clients(index)
         plan = self._plan(index)
         clients = list(plan.starts)
         task = self.job.task
@@ -208,9 +234,11 @@ class Simulation:
         self.aggregator.server_lr = task.server_lr * unit
         scaffold = self.aggregator if isinstance(self.aggregator, fastagg.Scaffold) else None
         if scaffold is not None:
-            scaffold.local_work = local_work(self.job.training, self._split.sizes, index) / unit
+            sizes = self._split.sizes[: scaffold.num_clients]
+            scaffold.local_work = local_work(self.job.training, sizes, index) / unit
         with repeatable(self.device):
-            for together in groups_of(clients, self.job.training.clients_at_once):
+            at_once = self.job.training.clients_at_once if self._echoes is None else 1
+            for together in groups_of(clients, at_once):
                 self._train(together, index, scaffold)
         if unit != 1.0:
             for row in self._buffer.rows(clients):
@@ -223,6 +251,8 @@ class Simulation:
         active = torch.tensor([work.client for work in plan.answers], dtype=torch.int64)
         report = self._step_late(plan, index) if self._takes_late_answers else self._step(active)
         self._statistics.average(self.aggregator, report.active.tolist())
+        if self._echoes is not None:
+            self._echoes.receive(report.active.tolist(), self.params, index)
         aggregated = now(self.device)
         self.next_round += 1
         answers = len(plan.answers)
@@ -254,7 +284,10 @@ class Simulation:
         )
 
     def _train(self, clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
-        """Train `clients` in round `index` and write their updates into their rows."""
+        """Train `clients` in round `index` and write their updates into their rows.
+
+        Clients that echo are trained one at a time, because each starts from its own model.
+        """
         seed = self.job.seed
         # Layers that draw random numbers (nn.Dropout) use a global generator.
         seed_layers(self.device, derive(seed, "layers", index, clients[0]))
@@ -269,17 +302,20 @@ class Simulation:
             )
             for client in clients
         ]
+        start = self.params if self._echoes is None else self._echoes.start(clients[0])
         if self._batched is not None:
-            self._batched.train(work, self.params, index)
+            self._batched.train(work, start, index)
         else:
             for client, one in zip(clients, work, strict=True):
                 self._statistics.put()
                 self._trainer.train(
-                    one.row, self.params, one.data, index, one.generator, one.control, one.velocity
+                    one.row, start, one.data, index, one.generator, one.control, one.velocity
                 )
                 self._statistics.take(client)
         for client, velocity in velocities.items():
             self._store_momentum(client, velocity)
+        if self._echoes is not None:
+            self._echoes.echo_(clients[0], work[0].row, self.params, index)
 
     def _load_momentum(self, client: int) -> Tensor | None:
         """Return a copy [d] of the momentum that `client` stored in its last active round.
@@ -311,23 +347,10 @@ class Simulation:
         return self.aggregator.step(self.params, rows, clients, ages=plan.ages(index))
 
     def _step(self, active: Tensor) -> fastagg.StepReport:
-        """Run one step of the server and, in MimiC's client mode, the clients' part of it."""
-        aggregator = self.aggregator
-        if not (self._client_mode and isinstance(aggregator, fastagg.MimiC)):
-            return aggregator.step(self.params, self._buffer, active)
-        clients = active.tolist()
-        for client in clients:
-            if client not in self._mimic:
-                self._mimic[client] = fastagg.MimiCClient(len(self.params), self.device)
-        sent = [self._mimic[k].correct_(self._buffer.row(k)) for k in clients]
-        report = aggregator.step(self.params, sent, active)
-        # Rejected rows are not finite and do not contribute to the aggregate, so these clients
-        # must not update their corrections.
-        rejected = set(report.rejected.tolist())
-        for client, row in zip(clients, sent, strict=True):
-            if client not in rejected:
-                self._mimic[client].learn(row, aggregator.aggregate)
-        return report
+        """Run one step of the server and, for rules that have one, the clients' part of it."""
+        if self._parts is not None:
+            return self._parts.step(self.params, self._buffer, active)
+        return self.aggregator.step(self.params, self._buffer, active)
 
     def _distances(self, clients: Sequence[int]) -> tuple[float | None, float | None]:
         """Return `RoundRecord.distance2_friends` and `distance2_all` of the active `clients`."""
@@ -394,15 +417,17 @@ class Simulation:
         if self._statistics:
             values = {"statistics": self._statistics.values}
             save_file(values, folder / "statistics.safetensors")
-        if self._client_mode:
-            corrections = {str(k): client.correction for k, client in self._mimic.items()}
-            save_file(corrections, folder / "corrections.safetensors")
+        if self._parts is not None:
+            save_file(self._parts.state(), folder / self._parts.file)
         if self._momentum:
             kept = {str(client): momentum for client, momentum in self._momentum.items()}
             save_file(kept, folder / "momentum.safetensors")
         state = {"next_round": self.next_round, "uploads": self._uploads, "norms": self._norms}
         if self._time is not None:
             state["schedule"] = self._time.save(folder)
+        if self._echoes is not None:
+            save_file(self._echoes.models(), folder / "models.safetensors")
+            state["echoes"] = self._echoes.rounds()
         (folder / "state.json").write_text(json.dumps(state) + "\n")
 
     def load(self, folder: Path) -> None:
@@ -415,6 +440,7 @@ class Simulation:
             state = json.loads((folder / "state.json").read_text())
             uploads, next_round = int(state["uploads"]), int(state["next_round"])
             norms = {int(t): norms for t, norms in state.get("norms", {}).items()}
+            last = {str(k): int(t) for k, t in state.get("echoes", {}).items()}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{folder / 'state.json'}: damaged: {error!r}") from error
         time = self._time
@@ -428,9 +454,12 @@ class Simulation:
         if self._statistics:
             path = folder / "statistics.safetensors"
             statistics = self._read(path, ["statistics"], statistics)["statistics"]
-        corrections: dict[str, Tensor] = {}
-        if self._client_mode:
-            corrections = self._read(folder / "corrections.safetensors", None)
+        parts, kept = client_parts(aggregator), dict[str, Tensor]()
+        if parts is not None:
+            kept = self._read(folder / parts.file, None, dtype=parts.dtype)
+        models: dict[str, Tensor] = {}
+        if self._echoes is not None:
+            models = self._read(folder / "models.safetensors", ["first", *last])
         momentum: dict[str, Tensor] = {}
         if (folder / "momentum.safetensors").exists():
             momentum = self._read(folder / "momentum.safetensors", None)
@@ -438,10 +467,11 @@ class Simulation:
         self._statistics.values = statistics
         self.aggregator = aggregator
         self._time = time
-        self._mimic = {}
-        for name, correction in corrections.items():
-            client = self._mimic[int(name)] = fastagg.MimiCClient(len(params), self.device)
-            client.correction = correction
+        self._parts = parts
+        if parts is not None:
+            parts.load(kept)
+        if self._echoes is not None:
+            self._echoes.load(models, last)
         self._uploads = uploads
         self._norms = norms
         self._momentum = {int(client): vector for client, vector in momentum.items()}
@@ -451,12 +481,17 @@ class Simulation:
             self._active(index)
 
     def _read(
-        self, path: Path, names: list[str] | None, like: Tensor | None = None
+        self,
+        path: Path,
+        names: list[str] | None,
+        like: Tensor | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> dict[str, Tensor]:
         """Read vectors of a model. Files are not mapped: others may change them.
 
         names: of the vectors; None: any client ids.
         like: a vector of their size; None: the parameters.
+        dtype: their dtype.
         """
         shape = (self.params if like is None else like).shape
         try:
@@ -468,9 +503,9 @@ class Simulation:
             expected = "client ids" if names is None else names[:10]
             raise ConfigError(f"{path}: expected {expected}, got {sorted(found)[:10]}")
         for name, vector in found.items():
-            if vector.shape != shape or vector.dtype != torch.float32:
+            if vector.shape != shape or vector.dtype != dtype:
                 raise ConfigError(
-                    f"{path}: expected {name} of shape {tuple(shape)} float32 for this "
+                    f"{path}: expected {name} of shape {tuple(shape)} {dtype} for this "
                     f"job, got {tuple(vector.shape)} {vector.dtype}"
                 )
         return {name: vector.to(self.device) for name, vector in found.items()}
@@ -492,26 +527,40 @@ def make_aggregator(
     num_params: int,
     split: Partition,
     device: str | torch.device = "cpu",
+    *,
+    num_clients: int | None = None,
 ) -> fastagg.Aggregator:
     """Create the aggregation rule of `method`.
 
     num_params: the number of parameters d of the model.
     split: the partition, for rules that need the number of training samples of each client.
+    num_clients: how many clients take part at first; by default all of the task.
     """
+    number = task.num_clients if num_clients is None else num_clients
     needed: dict[str, Any] = {"max_norm": None}  # simulated clients do not lie
-    if method.rule == "scaffold":
-        needed["local_work"] = local_work(method.training or task.training, split.sizes, 0)
-    if method.sample_weights:
-        total = int(split.sizes.sum())
-        needed["client_weights"] = [size / total for size in split.sizes.tolist()]
+    needed |= client_options(task, method, split, number)
     return fastagg.make(
         fastagg.RuleName(method.rule),
-        num_clients=task.num_clients,
+        num_clients=number,
         num_params=num_params,
         server_lr=task.server_lr,
         device=device,
         **{**needed, **method.options},
     )
+
+
+def client_options(
+    task: Task, method: Method, split: Partition, num_clients: int
+) -> dict[str, Any]:
+    """Return the options of the rule of `method` with a value for each of the first clients."""
+    options: dict[str, Any] = {}
+    sizes = split.sizes[:num_clients]
+    if method.rule == "scaffold":
+        options["local_work"] = local_work(method.training or task.training, sizes, 0)
+    if method.sample_weights:
+        total = int(split.sizes.sum())
+        options["client_weights"] = [size / total for size in sizes.tolist()]
+    return options
 
 
 def local_work(training: LocalTraining, sizes: Tensor, round_index: int) -> Tensor:

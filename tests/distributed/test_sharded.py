@@ -110,6 +110,25 @@ def test_every_rule_gives_the_bits_of_one_process_also_after_a_restart_on_other_
 
 
 @pytest.mark.slow
+def test_rules_that_grow_and_forget_have_the_bits_of_one_process(run: Run, tmp_path: Path) -> None:
+    expected = []
+    for name, options, more in worker.GROWN:
+        agg = fastagg.make(name, num_clients=worker.K, num_params=worker.D, **options)
+        agg.columns = Columns(worker.SEGMENT)
+        params = worker.first_params()
+        worker.churn(agg, params, lambda rows: rows, more)
+        expected.append(params)
+    for results, said, num_clients in run("grow", 2, tmp_path):
+        for (name, *_), params, wanted in zip(worker.GROWN, results, expected, strict=True):
+            assert torch.equal(params, wanted), name
+        assert said[0].startswith("RankError: the arguments of grow: expected the same")
+        assert said[1].startswith(("ValueError: num_clients: expected at least", "RankError"))
+        assert said[2].startswith("RankError: the clients to forget: expected the same")
+        assert said[3].startswith(("IndexError: clients", "RankError"))
+        assert num_clients == worker.K
+
+
+@pytest.mark.slow
 def test_an_error_on_one_rank_is_raised_on_all_ranks(run: Run, tmp_path: Path) -> None:
     zero, one = run("refuse", 2, tmp_path)
     assert one["shape"].startswith("ValueError: updates: expected shape")

@@ -45,6 +45,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"server_optimizer": "adam", "server_lr": 0.1, "min_active": 2}),
     ("fedavg", {"max_norm": {"multiple": 1.001, "window": 4, "warmup": 0}}),
     ("fedbuff", {"staleness": "polynomial"}),
+    ("fedstale", {"beta": 0.3, "cutoff": 2}),
     ("fedvarp", {"server_lr": 0.7}),
     ("geometric-median", {"client_weights": WEIGHTS}),
     ("geometric-median", {"reuse": True, "max_age": 1}),
@@ -53,6 +54,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("median", {"max_norm": 100.0}),
     ("mifa", {"memory_dtype": "bfloat16", "max_norm": 100.0}),
     ("mifa", {"memory_dtype": "int8", "max_norm": 100.0}),
+    ("mifa-client", {"client_weights": WEIGHTS, "max_norm": 100.0}),
     ("multi-krum", {"memory_dtype": "int8", "reuse": True}),
     ("mimic", {"server_lr": 0.7}),
     ("mimic", {"staleness": "constant", "max_staleness": 2}),
@@ -140,6 +142,45 @@ def job_resume(folder: Path) -> Any:
         }
         results.append((agg.gather(params), state))
     return results
+
+
+GROWN: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("fedavg", {"client_weights": WEIGHTS}, {"client_weights": [*WEIGHTS, 2.0, 6.0]}),
+    ("stale-models", {}, {}),
+    ("fedstale", {}, {}),
+    ("mimic", {}, {}),
+    ("mifa", {"memory_dtype": "int8"}, {}),
+    ("geometric-median", {"reuse": True}, {}),
+]
+"""Rules, their options, and those with which they grow by two clients."""
+
+
+def churn(agg: Any, params: Tensor, own: Callable[[Tensor], Tensor], more: dict[str, Any]) -> None:
+    """Run rounds before and after the rule grows and forgets."""
+    for updates, clients in rounds(0, 2):
+        agg.step(params, own(updates), clients)
+    agg.grow(K + 2, **more)
+    agg.forget([1, 4])
+    for t, (updates, clients) in enumerate(rounds(2, 5)):
+        agg.step(params, own(updates), (clients + t) % (K + 2))
+
+
+def job_grow(folder: Path) -> Any:
+    results = []
+    for name, options, more in GROWN:
+        agg = ShardedAggregator(name, num_clients=K, num_params=D, segment=SEGMENT, **options)
+        params = agg.own(first_params())
+        churn(agg, params, lambda rows, agg=agg: split(agg, rows), more)
+        results.append(agg.gather(params))
+    rank = dist.get_rank()
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    said = [
+        outcome(lambda: agg.grow(K + 1 + rank)),
+        outcome(lambda: agg.grow(K - 1)),
+        outcome(lambda: agg.forget([rank])),
+        outcome(lambda: agg.forget([K])),
+    ]
+    return results, said, agg.num_clients
 
 
 def outcome(call: Callable[[], Any]) -> str:

@@ -20,7 +20,7 @@ from fastagg.integrations._server import AggregationServer
 
 K, ROUNDS = 12, 50
 # SCAFFOLD is refused: its clients need the control variate of the server.
-RULES = [name for name in fastagg.available() if name != "scaffold"]
+RULES = [name for name in fastagg.available() if name not in ("scaffold", "mifa-client")]
 
 
 def net() -> nn.Module:

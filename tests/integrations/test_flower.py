@@ -622,11 +622,10 @@ def legacy(
         manager.register(Proxy(f"{first}{'abcdefgh'[client]}", client, faults))
     model = Parameters([npy(value) for value in first_model().values()], "numpy.ndarray")
     used = FastAggLegacyStrategy(
-        num_clients=K,
         fraction_evaluate=0.0,
         on_fit_config_fn=lambda round: {"round": first + round - 1},
         initial_parameters=model,
-        **{"min_available_clients": K, **options},
+        **{"num_clients": K, "min_available_clients": K, **options},
     )
     server = Server(client_manager=manager, strategy=used)
     server.fit(num_rounds=rounds, timeout=10.0)

@@ -64,7 +64,7 @@ def run_round(server: AggregationServer, clients: Iterable[int], **kwargs: Any) 
 
 
 # SCAFFOLD is refused: its clients need the control variate of the server.
-RULES = [name for name in fastagg.available() if name != "scaffold"]
+RULES = [name for name in fastagg.available() if name not in ("scaffold", "mifa-client")]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -611,6 +611,7 @@ def test_an_aggregator_instead_of_a_name(model: dict[str, bytes]) -> None:
             ValueError,
             "keep corrections",
         ),
+        (lambda: AggregationServer("mifa-client", num_clients=K), ValueError, "keep rows"),
         (lambda: AggregationServer("fdms", num_clients=0), ValueError, "num_clients"),
         (lambda: AggregationServer(7, num_clients=K), TypeError, "rule"),  # type: ignore[arg-type]
         (

@@ -74,6 +74,7 @@ ROBUST: list[Configuration] = [
 INT8: list[Configuration] = [
     ("stale", {"memory_dtype": "int8", "max_age": 1}),
     ("fedvarp", {"memory_dtype": "int8", "client_weights": WEIGHTS}),
+    ("fedstale", {"memory_dtype": "int8", "max_age": 2}),
     ("geometric-median", {"memory_dtype": "int8", "reuse": True}),
 ]
 CORRECTED = {"name": "adam", "bias_correction": "flower", "tau": 1e-2}
@@ -82,6 +83,7 @@ OPTIMIZED: list[Configuration] = [
     ("fdms", {"server_optimizer": "momentum"}),
     ("stale-models", {"server_optimizer": "yogi", "max_age": 2}),
     ("mifa", {"server_optimizer": "nesterov"}),
+    ("fedstale", {"server_optimizer": "adam"}),
     ("fedvarp", {"server_optimizer": "adagrad", "client_weights": WEIGHTS}),
     ("mimic", {"server_optimizer": CORRECTED}),
     ("mimic", {"mode": "client", "server_optimizer": "adagrad"}),
@@ -89,7 +91,16 @@ OPTIMIZED: list[Configuration] = [
     ("centered-clip", {"tau": 5.0, "server_optimizer": "adam"}),
     ("geometric-median", {"reuse": True, "server_optimizer": "momentum"}),
 ]
-EXACT = [*AVERAGING, *ROBUST, ("fedau", {"cutoff": 2}), *OPTIMIZED]
+ESTIMATED: list[Configuration] = [
+    ("fedau", {"cutoff": 2}),
+    ("fedstale", {"cutoff": 2}),
+    ("fedstale", {"beta": 1.0, "client_weights": WEIGHTS, "max_age": 1, "server_lr": 0.7}),
+]
+SUMMED: list[Configuration] = [
+    ("mifa-client", {}),
+    ("mifa-client", {"client_weights": WEIGHTS, "empty_rounds": "skip", "server_lr": 0.7}),
+]
+EXACT = [*AVERAGING, *ROBUST, *ESTIMATED, *SUMMED, *OPTIMIZED]
 # Rules that take late rows. (The corpus of tests/fuzz has numbers of CONFIGURATIONS: append only.)
 LATE_AVERAGING: list[Configuration] = [
     ("fedbuff", {}),

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer, ops
+from fastagg.churn import widened_state
 from fastagg.distributed import ShardedAggregator
-from fastagg.growth import widened_state
 from fastagg.ops.scales import num_scales
 from fastagg.updates.columns import Columns
 from fastagg.updates.streams import ColumnBlocks
@@ -33,6 +33,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("stale", {"client_weights": [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]}),
     ("stale", {"max_age": 1}),
     ("fedvarp", {"server_lr": 0.7}),
+    ("fedstale", {"cutoff": 3, "max_age": 2}),
     ("krum", {"reuse": True}),
     ("centered-clip", {"reuse": True, "tau": 90.0}),
     ("geometric-median", {"reuse": True, "max_age": 2}),

@@ -32,6 +32,7 @@ REMEMBERING: list[tuple[str, dict[str, Any]]] = [
     ("mifa", {}),
     ("stale", {"client_weights": [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]}),
     ("fedvarp", {"server_lr": 0.7}),
+    ("fedstale", {"cutoff": 3}),
     ("centered-clip", {"reuse": True, "tau": 90.0}),
     ("nnm", {"reuse": True, "num_byzantine": 1}),
 ]

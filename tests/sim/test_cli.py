@@ -73,6 +73,8 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--alphas", "1.5"], "alpha"),
         (["--rules", "fdms:similar"], "expected KEY=VALUE"),
         (["--rules", "fdms:unknown=1"], "unknown"),
+        (["--rules", "fedawe:eta=much"], "expected a number as eta, got 'much'"),
+        (["--rules", "fedawe:eta=-1"], "echo: expected a finite number >= 0"),
         (["--local-epochs", "1", "--local-steps", "1"], "exactly one"),
         (["--partition-options", "num_groups=3"], "num_groups"),
         (["--schedule", "deadline:seconds=3"], "--schedule: needs --latency"),
@@ -173,6 +175,18 @@ def test_a_run_in_simulated_time(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {"time.png", "time.svg"} <= {path.name for path in out.iterdir()}
 
 
+def test_remedies_whose_clients_keep_something_run(tmp_path: Path) -> None:
+    rules = ["fedawe", "fedawe:eta=0.5", "mifa-client", "fedstale:beta=0.3", "mimic:mode=client"]
+    arguments = [*TINY, "--rules", *rules, "--dropout", "exact", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    methods = read_config(tmp_path / "out" / "config.json").methods
+    assert [(method.label, method.rule, method.echo) for method in methods[:2]] == [
+        ("fedawe", "fedavg", 1.0),
+        ("fedawe-eta=0.5", "fedavg", 0.5),
+    ]
+    assert len((tmp_path / "out" / "metrics.csv").read_text().splitlines()) == 1 + 5 * 3
+
+
 @pytest.mark.slow
 def test_every_process_and_partition_runs(tmp_path: Path) -> None:
     trace = tmp_path / "who is there.csv"
@@ -183,9 +197,10 @@ def test_every_process_and_partition_runs(tmp_path: Path) -> None:
     arguments += ["label-correlated:pattern=cycle", f"trace:path={trace}", "bernoulli:p=0.3"]
     arguments += ['sampled:sample=5,process=bernoulli,options={"p": 0.5}']
     arguments += ["adversarial:candidates=[0,1,2],sample=6,epsilon=0.5"]
+    arguments += ["sampled:sample=5,selection=longest-absent", "churn:initial=4,lifetime=5"]
     assert main(arguments) == 0
     lines = (tmp_path / "out" / "metrics.csv").read_text().splitlines()
-    assert len(lines) == 1 + 8 * 3
+    assert len(lines) == 1 + 10 * 3
     uploads = [line.split(",") for line in lines if ",trace-" in line]
     header = lines[0].split(",")
     assert [row[header.index("active")] for row in uploads] == ["2", "0", "1"]

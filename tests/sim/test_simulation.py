@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,10 @@ import fastagg
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
 from fastagg_sim.simulation import RoundRecord, Simulation
 
-RULES = ("fedavg", "fdms", "stale", "stale-models", "mifa", "mimic", "scaffold", "bucketing")
+RULES = (
+    *("fedavg", "fdms", "stale", "stale-models", "mifa", "mifa-client", "fedstale", "mimic"),
+    *("scaffold", "bucketing"),
+)
 CLIENT_MODE = {"options": {"mode": "client"}}
 
 
@@ -147,15 +151,29 @@ def test_both_modes_of_mimic_end_with_the_same_parameters(gradient_units: bool) 
     assert (plain.params - finals[0]).abs().max() > 1e-2  # corrections do matter here
 
 
-@pytest.mark.parametrize("mode", ["server", "client"])
+def test_mifa_is_the_same_wherever_rows_are_kept() -> None:
+    """Over 12 rounds: the server keeps the rows, or the clients do and send differences."""
+    training = LocalTraining(batch_size=10, local_steps=1, lr=0.1, lr_decay=0.9)
+    finals = []
+    for rule in ("mifa", "mifa-client"):
+        given = {"gradient_units": True, "full_first_round": True}
+        simulation = Simulation(make_job(rule, rounds=12, training=training, method=given))
+        run(simulation)
+        finals.append(simulation.params)
+    # Twelve rounds of float32 roundings of the sent rows, carried through local training.
+    torch.testing.assert_close(finals[1], finals[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "given"),
+    [("mimic", {"mode": "server"}), ("mimic", {"mode": "client"}), ("mifa-client", {})],
+)
 def test_a_client_whose_update_was_dropped_comes_back(
-    mode: str, monkeypatch: pytest.MonkeyPatch
+    rule: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client whose update has a NaN misses only that round, in both modes of corrections."""
-    options = {"mode": mode, "nonfinite": "drop"}
-    simulation = Simulation(
-        make_job("mimic", method={"options": options, "full_first_round": True})
-    )
+    """A client whose update has a NaN misses only that round, wherever vectors are kept."""
+    options = {**given, "nonfinite": "drop"}
+    simulation = Simulation(make_job(rule, method={"options": options, "full_first_round": True}))
     train = simulation._train
 
     def once(clients: Sequence[int], index: int, scaffold: fastagg.Scaffold | None) -> None:
@@ -340,3 +358,151 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path: Path, nam
     with pytest.raises(ConfigError, match=path.name):
         simulation.load(tmp_path)
     assert torch.equal(simulation.params, before) and simulation.next_round == 1
+
+
+def test_longest_absent_clients_are_sampled_first_also_after_a_restart(tmp_path: Path) -> None:
+    options = {"sample": 3, "selection": "longest-absent"}
+    job = dataclasses.replace(make_job("mifa"), dropout=Dropout("sampled", options))
+    whole = Simulation(job)
+    records = run(whole)
+    assert sorted(torch.cat(whole._history[:3]).tolist()) != [*range(9)]  # ties are at random
+    assert len(torch.cat(whole._history[:4]).unique()) == 10
+    first = Simulation(job)
+    for _ in range(3):
+        first.run_round()
+    first.save(tmp_path)
+    later = Simulation(job)
+    later.load(tmp_path)
+    assert run(later) == records[3:]
+    assert torch.equal(later.params, whole.params)
+
+
+class TestFedAWE:
+    """Clients that keep their models while they are absent, and echo their updates."""
+
+    def test_follows_the_algorithm_of_the_paper(self) -> None:
+        """Algorithm 1 in float64, around the local training of the simulation."""
+        simulation = Simulation(make_job("fedavg", rounds=12, method={"echo": 0.7}))
+        other = Simulation(make_job("fedavg", rounds=12))  # for its local training
+        models = [simulation.params.double() for _ in range(10)]
+        tau = [-1] * 10
+        for t in range(12):
+            simulation.run_round()
+            echoed = []
+            active = simulation._history[t].tolist()
+            for k in active:
+                other.params = models[k].float()
+                other._train([k], t, None)
+                update = other._buffer.row(k).double()
+                echoed.append(models[k] + 0.7 * (t - tau[k]) * update)
+            new = sum(echoed) / len(active)
+            for k in active:
+                models[k], tau[k] = new, t
+            # float32 roundings of the models, which twelve rounds of training carry on
+            torch.testing.assert_close(simulation.params.double(), new, rtol=1e-4, atol=1e-5)
+        assert max(tau) == 11 and min(tau) < 11
+
+    def test_with_all_clients_it_is_fedavg(self) -> None:
+        given = {"full_participation": True}
+        finals = []
+        for echo in (None, 1.0):
+            job = make_job("fedavg", method={"echo": echo, **given})
+            simulation = Simulation(dataclasses.replace(job, dropout=Dropout()))
+            run(simulation)
+            finals.append(simulation.params)
+        torch.testing.assert_close(*finals, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("model", ["logistic", "digits-mlp"])
+    def test_a_restart_changes_no_bit(self, model: str, tmp_path: Path) -> None:
+        job = make_job("fedavg", method={"echo": 1.0}, model=model)
+        whole = Simulation(job)
+        records = run(whole)
+        first = Simulation(job)
+        for _ in range(3):
+            first.run_round()
+        first.save(tmp_path)
+        later = Simulation(job)
+        later.load(tmp_path)
+        assert run(later) == records[3:]
+        assert torch.equal(later.params, whole.params)
+
+    def test_a_damaged_checkpoint(self, tmp_path: Path) -> None:
+        job = make_job("fedavg", method={"echo": 1.0})
+        simulation = Simulation(job)
+        simulation.run_round()
+        simulation.save(tmp_path)
+        save_file({"first": simulation.params}, tmp_path / "models.safetensors")
+        with pytest.raises(ConfigError, match=r"models\.safetensors: expected"):
+            Simulation(job).load(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("rule", "options", "echo"),
+        [
+            ("fedavg", {}, -1.0),
+            ("scaffold", {}, 1.0),
+            ("mifa-client", {}, 1.0),
+            ("mimic", {"mode": "client"}, 1.0),
+        ],
+    )
+    def test_what_it_does_not_go_with(self, rule: str, options: Any, echo: float) -> None:
+        with pytest.raises(ConfigError, match="echo: expected"):
+            Method(rule, rule, options, echo=echo)
+
+
+class TestChurn:
+    """Clients that join and leave for good: the rule grows, and forgets."""
+
+    @staticmethod
+    def job(rule: str, **method: Any) -> Job:
+        options = {"initial": 3, "join_every": 2, "lifetime": 5.0}
+        job = make_job(rule, rounds=16, method=method)
+        return dataclasses.replace(job, dropout=Dropout("churn", options))
+
+    @pytest.mark.parametrize(
+        ("rule", "method"),
+        [
+            *((rule, {}) for rule in RULES),
+            ("mifa", {"sample_weights": True}),
+            ("mifa-client", {"sample_weights": True}),
+            ("mimic", {**CLIENT_MODE, "gradient_units": True}),
+            ("fedavg", {"echo": 1.0}),
+            ("fdms", {"full_first_round": True}),
+        ],
+    )
+    def test_a_restart_changes_no_bit(
+        self, rule: str, method: dict[str, Any], tmp_path: Path
+    ) -> None:
+        job = self.job(rule, **method)
+        whole = Simulation(job)
+        assert whole.aggregator.num_clients == 3
+        records = run(whole)
+        assert whole.aggregator.num_clients == 10
+        first = Simulation(job)
+        for _ in range(7):
+            first.run_round()
+        first.save(tmp_path)
+        later = Simulation(job)
+        later.load(tmp_path)
+        assert later.aggregator.num_clients == 6
+        assert run(later) == records[7:]
+        assert torch.equal(later.params, whole.params)
+
+    def test_who_has_left_is_forgotten(self) -> None:
+        simulation = Simulation(self.job("mifa"))
+        process, gone = simulation._dropout, set[int]()
+        for t in range(16):
+            simulation.run_round()
+            gone.update(process.left(t))
+            memory = simulation.aggregator.state_dict()["memory"]
+            present = set(range(process.joined(t))) - gone
+            assert {k for k, row in enumerate(memory) if row.any()} == present
+        assert len(gone) >= 3
+
+    def test_rows_that_clients_keep_leave_with_them(self) -> None:
+        finals = []
+        for rule in ("mifa", "mifa-client"):
+            simulation = Simulation(self.job(rule))
+            run(simulation)
+            finals.append(simulation.params)
+        # Float32 roundings of the sent rows, carried through local training.
+        torch.testing.assert_close(finals[1], finals[0], rtol=1e-4, atol=1e-5)

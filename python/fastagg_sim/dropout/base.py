@@ -73,6 +73,14 @@ class DropoutProcess(ClientProcess, ABC):
             raise ValueError(f"round: expected 0 or more, got {round}")
         return self.draw(round, generator(self.seed, "dropout", round), history)
 
+    def joined(self, round: int) -> int:
+        """Return the number of clients that have joined by `round`; those with the lowest ids."""
+        return self.num_clients
+
+    def left(self, round: int) -> list[int]:
+        """Return the clients that are gone for good from `round` on, but not before."""
+        return []
+
     @abstractmethod
     def draw(
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]

@@ -18,7 +18,7 @@ from fastagg_sim.seeds import first_of_order, generator
 @register("sampled")
 @dataclass(frozen=True, kw_only=True)
 class Sampled(DropoutProcess):
-    """The server samples clients uniformly; another process decides which clients are available.
+    """The server samples clients; another process decides which clients are available.
 
     sample: number of clients that the server samples per round, from 1 to K.
     process, options: the name and the options of the other process. It uses all K clients and the
@@ -29,6 +29,11 @@ class Sampled(DropoutProcess):
         average. "available": only the available clients; if they are fewer than `sample`, all of
         them are active.
 
+    selection: how the server samples. "random": uniformly. "longest-absent": the clients that were
+        active the longest ago, those never active first; ties are broken at random (Yan et al.
+        2020, FedLaAvg). Only with among="available" or process="full", because a client that is
+        sampled and never available would be sampled again and again.
+
     For uniform sampling without dropout, use process="full". A round of a small sample of many
     clients then takes time and memory for the sample alone.
     """
@@ -37,6 +42,7 @@ class Sampled(DropoutProcess):
     process: str = "full"
     options: Mapping[str, Any] = field(default_factory=dict)
     among: str = "all"
+    selection: str = "random"
 
     @classmethod
     def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
@@ -53,6 +59,12 @@ class Sampled(DropoutProcess):
                 f"sample: expected at most num_clients = {self.num_clients}, got {self.sample}"
             )
         self.one_of("among", ("all", "available"))
+        self.one_of("selection", ("random", "longest-absent"))
+        if self.selection != "random" and self.among == "all" and self.process != "full":
+            raise ValueError(
+                f"selection: expected random with among=all, got {self.selection}: clients that "
+                "are not available would be sampled in every round; use among=available"
+            )
         if not isinstance(self.options, Mapping):
             raise ValueError(
                 f"options: expected the options of {self.process} as a mapping, "
@@ -77,14 +89,28 @@ class Sampled(DropoutProcess):
     ) -> torch.Tensor:
         # A separate stream: the other process already uses the stream of `rng`.
         own = generator(self.seed, "dropout", "sampled", round)
-        if isinstance(self.inner, Full):
+        if isinstance(self.inner, Full) and self.selection == "random":
             return first_of_order(self.num_clients, self.sample, own).sort().values
         order = torch.randperm(self.num_clients, generator=own)
         able = torch.zeros(self.num_clients, dtype=torch.bool)
         able[self.inner.active(round, history)] = True
+        if self.selection == "longest-absent":
+            order = order[last_active(self.num_clients, history)[order].argsort(stable=True)]
         if self.among == "available":
             order = order[able[order]][: self.sample]
         else:
             order = order[: self.sample]
             order = order[able[order]]
         return order.sort().values
+
+
+def last_active(num_clients: int, history: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the last round in which each client was active, int64 [K]; -1: in none.
+
+    history: the active ids of all earlier rounds, oldest first.
+    """
+    last = torch.full((num_clients,), -1)
+    if not history:
+        return last
+    rounds = torch.arange(len(history)).repeat_interleave(torch.tensor([*map(len, history)]))
+    return last.scatter_reduce(0, torch.cat([*history]), rounds, "amax")

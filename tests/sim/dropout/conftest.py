@@ -26,6 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "markov": {"rate": 0.3, "memory": 0.5},
     "label-correlated": {"low": 0.2, "high": 0.6},
     "sampled": {"sample": 8, "process": "bernoulli", "options": {"p": 0.5}},
+    "churn": {"initial": 12, "lifetime": 30.0, "process": "bernoulli", "options": {"p": 0.5}},
     "adversarial": {"candidates": [0, 1, 2, 3, 4, 5], "epsilon": 0.3},
 }
 # Client k holds 30 samples of label k % 10 and 10 of the next.

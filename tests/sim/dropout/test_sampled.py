@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fastagg_sim.dropout import DropoutProcess, make_dropout
+from fastagg_sim.dropout.sampled import last_active
 from fastagg_sim.seeds import generator
 
 K = 20
@@ -83,7 +84,59 @@ class TestSampled:
             assert torch.equal(active, active.sort().values)
         assert not torch.equal(process.active(0), process.active(1))
 
+    @pytest.mark.parametrize(
+        ("process", "options"),
+        [("full", {}), ("bernoulli", {"p": 0.4}), ("markov", {"rate": 0.3, "memory": 0.8})],
+    )
+    def test_longest_absent_follows_the_oracle(
+        self, make: Make, process: str, options: dict[str, object]
+    ) -> None:
+        """FedLaAvg: of those available, the `sample` whose last participation is the earliest."""
+        able = make(process, **options)
+        given = {"process": process, "options": options, "selection": "longest-absent"}
+        among = "all" if process == "full" else "available"
+        sampled = make("sampled", sample=3, among=among, **given)
+        last, history, counts = [-1] * K, list[torch.Tensor](), torch.zeros(K)
+        for t in range(120):
+            active = sampled.active(t, history).tolist()
+            there = able.active(t, history).tolist()
+            assert set(active) <= set(there) and len(active) == min(3, len(there))
+            rest = set(there) - set(active)
+            assert all(last[a] <= last[r] for a in active for r in rest)
+            assert sampled.active(t, list(history)).tolist() == active  # stores nothing
+            for client in active:
+                last[client] = t
+            counts[active] += 1
+            history.append(torch.tensor(active, dtype=torch.int64))
+        if process == "full":  # who was sampled in one round may come in any order later
+            assert counts.max() - counts.min() <= 2
+
+    def test_longest_absent_breaks_ties_at_random(self, make: Make) -> None:
+        first = [
+            make(
+                "sampled",
+                sample=3,
+                process="full",
+                options={},
+                selection="longest-absent",
+                seed=seed,
+            )
+            .active(0)
+            .tolist()
+            for seed in range(20)
+        ]
+        assert len({tuple(ids) for ids in first}) > 10
+
+    def test_last_active(self) -> None:
+        history = [torch.tensor(ids, dtype=torch.int64) for ids in ([0, 2], [], [2], [1, 2])]
+        assert last_active(5, history).tolist() == [0, 3, 3, -1, -1]
+        assert last_active(2, []).tolist() == [-1, -1]
+
     def test_bad_options(self, make: Make) -> None:
+        with pytest.raises(ValueError, match="selection: expected one of random, longest-absent"):
+            make("sampled", selection="oldest")
+        with pytest.raises(ValueError, match="selection: expected random with among=all"):
+            make("sampled", selection="longest-absent", process="bernoulli", options={"p": 0.5})
         with pytest.raises(ValueError, match="sample: expected at most num_clients = 20, got 21"):
             make("sampled", sample=21)
         with pytest.raises(ValueError, match="among: expected one of all, available"):
