@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of all rules: a step in three phases, and checks for rules."""
+"""The base class of all rules: a step in three phases."""
 
 from __future__ import annotations
 
-import math
 import os
 import reprlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
@@ -32,7 +31,6 @@ from fastagg.norm_bound import (
 from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
-    FLOAT32_LIMIT,
     option_defaults,
     option_names,
     read_count,
@@ -44,13 +42,12 @@ from fastagg.options import (
 from fastagg.report import (
     Aggregate,
     BrokenUpdates,
-    NonFiniteUpdates,
-    OversizedUpdates,
     Plan,
     Reading,
     RefusedUpdates,
     StepReport,
 )
+from fastagg.row_checks import RowChecks
 from fastagg.server_optimizer import (
     Moments,
     ServerOptimizer,
@@ -94,7 +91,7 @@ class CommonOptions(TypedDict, total=False):
     min_active: int
 
 
-class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
+class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
     """Base class of all rules: a server-side aggregation rule with its state.
 
     A step has three phases. Each is one method of the rule:
@@ -172,6 +169,8 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
     """Names of constructor arguments that :meth:`options` leaves out."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options of other rules that this one cannot have, with the reasons."""
+    no_weights: str = "it gives every active client the same weight"
+    """Why a step takes no ``weights``; empty if it does."""
 
     def __init__(
         self,
@@ -239,7 +238,9 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         self._min_active = read_count("min_active", value, least=1, most=self.num_clients)
 
     @torch.no_grad()
-    def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
+    def step(
+        self, params: Tensor, updates: Updates, clients: Clients, *, weights: Any = None
+    ) -> StepReport:
         """Apply one round of updates to ``params``, in place.
 
         The result is invariant to arrival order: any permutation of (updates, clients) gives the
@@ -264,6 +265,10 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
                 :mod:`fastagg.updates.streams`.
             clients: S distinct ids in [0, K): a tensor or NumPy array of integers, or a sequence of
                 ints.
+            weights: S finite numbers >= 0, not all zero: relative weights of ``clients`` in this
+                round, for instance the samples that each has trained on. They replace the
+                ``client_weights`` of these clients. None: those count. ``no_weights`` says why a
+                rule takes none.
 
         Returns:
             The report of the step.
@@ -281,14 +286,18 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         with self._alone("step"), plain_modes():
             try:
                 reserve(_RESERVE)
-                return self._step(params, updates, clients)
+                return self._step(params, updates, clients, weights)
             except MemoryError as error:
                 raise MemoryError(
                     f"step: not enough memory ({error or 'allocation failed'}); parameters "
                     "and state have not changed"
                 ) from error
 
-    def _step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
+    def _step(
+        self, params: Tensor, updates: Updates, clients: Clients, weights: object
+    ) -> StepReport:
+        if weights is not None and self.no_weights:
+            raise ValueError(f"weights: {self.name} takes none: {self.no_weights}")
         cohort = read_cohort(
             params,
             updates,
@@ -297,6 +306,7 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
             num_params=self.num_params,
             device=self.device,
             gather=self.gathers_rows,
+            weights=weights,
         )
         self._check_apart(params)
         params = writable(params)
@@ -744,140 +754,6 @@ class Aggregator(Generic[P, R], metaclass=MadeInPlainModes):
         plain = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in shown.items()}
         options = ", ".join(f"{name}={_short.repr(value)}" for name, value in plain.items())
         return f"{type(self).__name__}({options})"
-
-    # --- checks for rules: finite values, range of float32, norms of rows ---------------------
-
-    def _params_peak(self, params: Tensor) -> float:
-        """Return the largest magnitude in the parameters.
-
-        Raises:
-            ValueError: the parameters hold NaN or Inf.
-        """
-        return self._peaks_with(params, [])[0]
-
-    def _peaks_with(self, params: Tensor, vectors: list[Tensor]) -> list[float]:
-        """Return the largest magnitudes in the parameters and in each of ``vectors`` [d].
-
-        All are read in one pass. Just before a commit, it also loads the parameters into the cache.
-
-        Raises:
-            ValueError: the parameters hold NaN or Inf.
-        """
-        peaks: list[float] = self.columns.abs_max([params, *vectors]).tolist()
-        if not math.isfinite(peaks[0]):
-            raise ValueError("params: expected finite values, got NaN or Inf")
-        return peaks
-
-    def _largest_row(self, factors: Tensor | None = None) -> float:
-        """Return the largest accepted magnitude in a row; infinite unless rows may be dropped.
-
-        Args:
-            factors: [S], >= 0, of the rows; None: their sum is at most 1.
-        """
-        if self.nonfinite != "drop":
-            return math.inf
-        gain = 1.0 if factors is None else float(factors.sum())
-        largest = self.server_optimizer.largest_row
-        return largest / max(1.0, self.server_lr) / max(1.0, gain)
-
-    def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> Tensor:
-        """Return the largest magnitude in each row, [S] float64; see :meth:`_check_peaks`."""
-        return self._check_peaks(cohort, self.columns.abs_max(cohort.rows), largest)
-
-    def _check_peaks(
-        self, cohort: Cohort, peaks: Tensor, largest: float | Tensor | None = None
-    ) -> Tensor:
-        """Return ``peaks`` [S], the largest magnitudes in the rows, as float64 on the CPU.
-
-        Args:
-            cohort: S clients.
-            peaks: [S].
-            largest: the largest accepted magnitude, one number or [S]; None: ``_largest_row()``.
-
-        Raises:
-            NonFiniteUpdates: rows hold NaN or Inf.
-            OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
-        """
-        peaks = peaks.to("cpu", torch.float64)
-        if not math.isfinite(float(peaks.sum())):  # no sum of S finite float32 values overflows
-            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(peaks)])
-        if self.nonfinite == "drop":
-            limits = peaks.new_tensor(self._largest_row()) if largest is None else largest
-            beyond = (peaks > limits).nonzero().flatten().tolist()
-            if beyond:
-                limits = torch.as_tensor(limits, dtype=torch.float64).expand(len(peaks))
-                sizes = {cohort.ids[i]: float(peaks[i]) for i in beyond}
-                accepted = {cohort.ids[i]: float(limits[i]) for i in beyond}
-                raise OversizedUpdates(sizes, "largest magnitude", accepted)
-        return peaks
-
-    def _check_squares(self, cohort: Cohort, squares: Sequence[float]) -> None:
-        """Refuse rows by their squared Euclidean norms.
-
-        Args:
-            cohort: S clients.
-            squares: the squared norms of their rows, S values.
-
-        Raises:
-            NonFiniteUpdates: rows hold NaN or Inf.
-            RefusedUpdates: norms are above ``max_norm``, or near the end of float32 with
-                ``nonfinite="drop"``.
-        """
-        if not all(map(math.isfinite, squares)):
-            broken = [not math.isfinite(square) for square in squares]
-            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
-        if self.max_norm is None and self.nonfinite != "drop":
-            return
-        largest = self._largest_row()
-        norms = dict(zip(cohort.ids, map(math.sqrt, squares), strict=True))
-        bound, name = math.inf, "max_norm"
-        if self._norms is not None:
-            name = "the adaptive max_norm"
-            bound = self._norms.bound({k: norm for k, norm in norms.items() if norm <= largest})
-        elif isinstance(self.max_norm, float):
-            bound = self.max_norm
-        too_long = {k: norm for k, norm in norms.items() if norm > bound}
-        oversized = {k: norm for k, norm in norms.items() if norm > largest and norm <= bound}
-        if too_long or oversized:
-            reasons = {k: f"norm {n:.6g}, but {name} is {bound:.6g}" for k, n in too_long.items()}
-            limits = dict.fromkeys(oversized, largest)
-            raise RefusedUpdates(
-                reasons | dict(OversizedUpdates(oversized, "norm", limits).reasons)
-            )
-
-    def _check_range(self, peak: float, aggregate: float) -> None:
-        """Refuse a step that could leave the range of float32.
-
-        Args:
-            peak: the largest magnitude in the parameters.
-            aggregate: an upper bound of the magnitudes in the aggregate.
-
-        Raises:
-            ValueError: parameters or moments could exceed the range.
-        """
-        if not self._step_fits(peak, aggregate):
-            raise ValueError(
-                f"updates: the step could leave the range of float32 (parameters up to "
-                f"{peak:.3g}, aggregate up to {aggregate:.3g}, server_lr {self.server_lr:.3g})"
-            )
-
-    def _step_fits(self, peak: float, aggregate: float) -> bool:
-        """Return whether parameters and moments fit into float32 after a step.
-
-        Every ``_read`` asks this, or calls :meth:`_check_range`, with the ``peak`` of its
-        aggregate.
-
-        Args:
-            peak: the largest magnitude in the parameters.
-            aggregate: an upper bound of the magnitudes in the aggregate.
-        """
-        moments = self._moments
-        if moments is None:
-            return peak + self.server_lr * aggregate <= FLOAT32_LIMIT
-        if peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT:
-            return True
-        moments.measure(self.columns)
-        return peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT
 
 
 _short = reprlib.Repr()

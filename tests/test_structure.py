@@ -25,7 +25,10 @@ LAYERS = [
         "fastagg.tensor_file",
     },
     {"fastagg.updates"},
-    {"fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.server_optimizer"},
+    {
+        *("fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.row_checks"),
+        "fastagg.server_optimizer",
+    },
     {"fastagg.aggregator"},
     {"fastagg.registry"},
     {"fastagg.making"},

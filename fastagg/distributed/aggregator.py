@@ -174,7 +174,9 @@ class ShardedAggregator:
         return self._ranks.gather_columns(own, bounds)
 
     @torch.no_grad()
-    def step(self, params: Tensor, updates: Updates, clients: Clients) -> StepReport:
+    def step(
+        self, params: Tensor, updates: Updates, clients: Clients, *, weights: Any = None
+    ) -> StepReport:
         """Run :meth:`fastagg.Aggregator.step` on this rank's columns. All ranks must call it.
 
         Args:
@@ -182,6 +184,7 @@ class ShardedAggregator:
             updates: [S, num_own] float32, or any other form that :meth:`fastagg.Aggregator.step`
                 takes.
             clients: S ids, the same on all ranks, in any order.
+            weights: as for :meth:`fastagg.Aggregator.step`, the same on all ranks.
 
         Returns:
             The report, the same on all ranks.
@@ -201,15 +204,16 @@ class ShardedAggregator:
                 num_clients=self.num_clients,
                 num_params=self.num_own,
                 device=self.local.device,
+                weights=weights,
             )
             local = self.local
-            common = [cohort.clients, cohort.streamed]
+            common = [cohort.clients, cohort.weights, cohort.streamed]
             common += [local.server_lr, local.nonfinite, local.max_norm, local.min_active]
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         self._ranks.agree("the arguments of the step", common, error)
         with self._ranks.failing_together("the step"):
-            return self.local.step(params, updates, clients)
+            return self.local.step(params, updates, clients, weights=weights)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of this rank's state."""

@@ -115,6 +115,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
     column_blocks = COLUMN_BLOCKS
     norms_known = True
     collects_streams = False
+    no_weights = (
+        "it must withstand clients that lie, and such numbers come from the clients; "
+        "client_weights are for weights that the server knows"
+    )
     refused = MappingProxyType(
         {
             "sketch": "sketches keep the distances of two rows, but this rule compares rows with "

@@ -111,6 +111,10 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     column_state = frozenset({"memory", SCALES, "total"})
     column_blocks = COLUMN_BLOCKS
     collects_streams = False
+    no_weights = (
+        "it keeps a total of remembered rows with constant shares, so the weight of a row cannot "
+        "change; client_weights are the weights of all rounds"
+    )
     remembers_models: ClassVar[bool] = False
     """Whether a memory row is a local model instead of an update."""
 

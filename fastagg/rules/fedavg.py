@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fastagg.registry import register
 from fastagg.report import Plan
-from fastagg.rules._client_weights import relative
+from fastagg.rules._client_weights import active_shares
 from fastagg.rules._weighted_rule import AveragingRule
 from fastagg.updates.cohort import Cohort
 
@@ -17,13 +17,14 @@ class FedAvg(AveragingRule[Plan]):
     If all clients are active, this is "Full" of FL-FDMS (eq. 4), otherwise "Dropout" (eq. 5).
 
     Args:
-        client_weights: [K] relative weights, for instance sample counts; None: equal.
+        client_weights: [K] relative weights, for instance sample counts; None: equal. ``weights``
+            of a step replace them.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     A step raises ValueError if all active clients have weight 0.
     """
 
+    no_weights = ""
+
     def _plan(self, cohort: Cohort) -> Plan:
-        return Plan(
-            relative(self.client_weights.index_select(0, cohort.clients), "the active clients")
-        )
+        return Plan(active_shares(self.client_weights, cohort))

@@ -11,7 +11,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import SupportsIndex, TypeGuard
 
 import numpy as np
@@ -22,6 +22,7 @@ from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
 from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
 from fastagg.updates.columns import AnyRows, StreamedRow, alike, each_row, in_memory
+from fastagg.updates.round_weights import read_weights
 from fastagg.updates.small import ids_tensor, rows_in_order
 from fastagg.updates.streams import ColumnSource
 
@@ -53,19 +54,22 @@ class Cohort:
         rows: [S, d] float32, or S tensors [d], or S rows that are read piece by piece.
         owner: exchanges the rows for other ones, if the rule may take ownership of them; None: the
             rule may only read the rows.
+        weights: [S] float64, the weights of this round, in place of the client weights; None: the
+            client weights count.
     """
 
     ids: list[int]
     clients: Tensor
     rows: AnyRows
     owner: RowExchange | None = None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
         """Return a cohort of the same clients with other rows."""
-        return Cohort(self.ids, self.clients, rows, owner)
+        return replace(self, rows=rows, owner=owner)
 
     def tensors(self) -> list[Tensor]:
         """Return the rows as S tensors [d].
@@ -99,7 +103,10 @@ class Cohort:
         kept = [client not in rejected for client in self.ids]
         ids = [client for client, keep in zip(self.ids, kept, strict=True) if keep]
         rows = [row for row, keep in zip(self.rows, kept, strict=True) if keep]
-        return Cohort(ids, ids_tensor(ids), alike(self.rows, rows), self.owner)
+        weights = None if self.weights is None else self.weights[torch.tensor(kept)]
+        return replace(
+            self, ids=ids, clients=ids_tensor(ids), rows=alike(self.rows, rows), weights=weights
+        )
 
 
 def read_cohort(
@@ -111,6 +118,7 @@ def read_cohort(
     num_params: int,
     device: torch.device,
     gather: bool = False,
+    weights: object = None,
 ) -> Cohort:
     """Check the arguments of ``Aggregator.step`` and sort the rows by client id.
 
@@ -124,6 +132,7 @@ def read_cohort(
         device: where all tensors must live.
         gather: copy the rows of a small matrix in the order of ids, instead of making a view of
             each: an op checks one tensor faster than S.
+        weights: S finite numbers >= 0, not all zero; None: the round has no weights of its own.
 
     Returns:
         The cohort; its rows are views of ``updates``, or a copy.
@@ -151,16 +160,17 @@ def read_cohort(
         _check_overlap(params, _check_updates(updates, len(ids), num_params, device))
         given = updates if isinstance(updates, Tensor) else RowList(updates)
     _check_count(len(given), len(ids))
+    counts = None if weights is None else read_weights(weights, len(ids))
     ascending = sorted(ids)
-    if ascending == ids:
-        pass
-    elif gather and isinstance(given, Tensor) and given.nbytes <= _SMALL:
+    if ascending != ids:
         order = sorted(range(len(ids)), key=ids.__getitem__)
-        given = rows_in_order(given, order)
-    else:
-        rows = each_row(given)
-        given = alike(given, [rows[s] for s in sorted(range(len(ids)), key=ids.__getitem__)])
-    return Cohort(ascending, ids_tensor(ascending), given, buffer)
+        if gather and isinstance(given, Tensor) and given.nbytes <= _SMALL:
+            given = rows_in_order(given, order)
+        else:
+            rows = each_row(given)
+            given = alike(given, [rows[s] for s in order])
+        counts = None if counts is None else counts[order]
+    return Cohort(ascending, ids_tensor(ascending), given, buffer, counts)
 
 
 def _check_tensor(name: str, value: object, device: torch.device) -> Tensor:

@@ -71,7 +71,9 @@ def alone(
     agg.columns = Columns(worker.SEGMENT)
     params = worker.first_params()
     weights = [
-        agg.step(params, updates, clients).weights.tolist()
+        agg.step(
+            params, updates, clients, weights=worker.round_weights(agg, clients)
+        ).weights.tolist()
         for updates, clients in worker.rounds(0, rounds)
     ]
     return agg, params, weights
@@ -112,7 +114,7 @@ def test_an_error_on_one_rank_is_raised_on_all_ranks(run: Run, tmp_path: Path) -
         zero["shape"].startswith("RankError: ")
         and "rank 1 of 2 refused: ValueError" in zero["shape"]
     )
-    for key in ("clients", "options"):
+    for key in ("clients", "weights", "options"):
         for seen in (zero, one):
             assert seen[key].startswith("RankError: ") and "expected the same" in seen[key]
     for key in ("read", "again"):  # in the middle of a step

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import fastagg
 from fastagg.distributed import ShardedAggregator
 from fastagg.updates.streams import ColumnBlocks
 
@@ -37,6 +38,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
     ("fdms", {"sketch": 256, "elimination": "theorem2", "max_norm": 100.0}),
     ("fdms-means", {"sketch": 64, "max_norm": 100.0}),
+    ("fdms-means", {"sketch": 64, "client_weights": WEIGHTS}),
     ("fdms-soft", {"friends": 2, "max_share": 0.3}),
     ("fdms-soft", {"sketch": 64, "similarity": "distance"}),
     ("fedau", {"cutoff": 2}),
@@ -86,19 +88,24 @@ def split(agg: ShardedAggregator, updates: Tensor) -> Tensor:
     return updates[:, agg.begin : agg.end]  # a strided view
 
 
+def round_weights(rule: fastagg.Aggregator, clients: Tensor) -> Tensor | None:
+    """Return weights of a round, for rules that take them."""
+    return None if rule.no_weights else 1.0 + clients % 3
+
+
 def follow(agg: ShardedAggregator, params: Tensor, first: int, last: int) -> list[list[float]]:
     weights = []
     for t, (updates, clients) in enumerate(rounds(first, last)):
-        own = split(agg, updates)
+        own, counts = split(agg, updates), round_weights(agg.local, clients)
         if t % 2 and len(own):  # the same rows from a stream
             blocks = ColumnBlocks(
                 lambda own=own: iter(own.split(700, dim=1)),
                 num_rows=len(own),
                 num_params=agg.num_own,
             )
-            report = agg.step(params, blocks, clients)
+            report = agg.step(params, blocks, clients, weights=counts)
         else:
-            report = agg.step(params, own, clients)
+            report = agg.step(params, own, clients, weights=counts)
         weights.append(report.weights.tolist())
     return weights
 
@@ -165,6 +172,7 @@ def job_refuse(folder: Path) -> Any:
     rank = dist.get_rank()
     agg = ShardedAggregator("mifa", num_clients=K, num_params=D, nonfinite="drop")
     strict = ShardedAggregator("fdms", num_clients=K, num_params=D)
+    mean = ShardedAggregator("fedavg", num_clients=K, num_params=D)
     params = agg.own(first_params())
     before = agg.gather(params)
     updates = torch.ones(3, agg.num_own)
@@ -174,6 +182,9 @@ def job_refuse(folder: Path) -> Any:
     seen = {
         "shape": outcome(lambda: agg.step(params, updates[:, : -1 if odd else None], [0, 1, 2])),
         "clients": outcome(lambda: agg.step(params, updates, [0, 1, 3 if odd else 2])),
+        "weights": outcome(
+            lambda: mean.step(params, updates, [0, 1, 2], weights=[1, 1, 2 if odd else 1])
+        ),
         "options": outcome(lambda: ShardedAggregator("mifa", num_clients=K + rank, num_params=D)),
         "save": outcome(lambda: agg.save(folder / ("missing/\0" if odd else "good"))),
         "folder": outcome(lambda: in_own_folder(folder, rank)),
