@@ -79,6 +79,12 @@ def warn_of_missing(connected: int, least: int, timeout: float) -> None:
     _LOG.warning(text, connected, least, timeout)
 
 
+def log_weighing(server: AggregationServer, key: str) -> None:
+    """Log in the first round of a run why answers do not count by their weights."""
+    if server.rounds == 0 and server.weighing.reason:
+        _LOG.info("\t%s weighs metrics only, not updates: %s", key, server.weighing.reason)
+
+
 def log_report(report: RoundReport) -> None:
     """Log the report of a round; a checkpoint that could not be written is an error."""
     for line in report.lines():

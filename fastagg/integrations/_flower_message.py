@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import (
@@ -29,6 +30,7 @@ from fastagg.integrations._flower_common import (
     id_source,
     log_changes,
     log_report,
+    log_weighing,
     settle_round,
     wait_for_nodes,
 )
@@ -60,8 +62,8 @@ class FastAggStrategy(FedAvg):
     the model does not change.
 
     Each metric is averaged, with the weights ``num-examples``, over the clients that sent a finite
-    number for it; the log names the others. Updates are weighted by the rule:
-    equally, unless it has the option ``client_weights`` [K].
+    number for it; the log names the others. Updates have these weights, too, as in Flower's
+    ``FedAvg``, if the rule takes weights of a round (``weighted``).
 
     Integer and bool arrays keep the server's values, dtype and shape. Running statistics of
     normalisation layers, which are found by their names, become the mean of those of the active
@@ -93,12 +95,16 @@ class FastAggStrategy(FedAvg):
             authenticated SuperNodes, whose node ids are stable.
         roles: an ordered mapping from names of arrays, or patterns as of :mod:`fnmatch`, to roles;
             the first match decides. "rule": the rule aggregates the array. "mean": the mean of the
-            active clients' values, with the rule's ``client_weights``. "server": the server's
+            active clients' values, with the weights of their updates. "server": the server's
             values stay and are sent; answers may lack the array. "local": clients keep their own;
             the server does not send the array, and answers may lack it. Without a match, and with
             "auto": "server" for integers and bools, "mean" for names that end in running_mean or
             running_var, "rule" for the rest. For a module whose statistics have other names:
             ``roles=fastagg.FlatLayout.from_module(module, roles="auto").roles``.
+        weighted: whether updates have the weights ``num-examples`` (``weighted_by_key``). None: if
+            the rule takes weights of a round and has no ``client_weights``: "fedavg". The log of
+            the first round says why they are not used. True: they replace the ``client_weights`` of
+            active clients; the rule must take them. False: the rule's own weights count.
         **rule_options: options of the rule, if it is given by name: ``server_lr``,
             ``client_weights``, ``max_norm`` (a longer update is rejected), ...
 
@@ -136,6 +142,7 @@ class FastAggStrategy(FedAvg):
         ids: str | IdFn = "partition",
         release_after: int | None = 0,
         roles: Roles = "auto",
+        weighted: bool | None = None,
         **rule_options: Any,
     ) -> None:
         super().__init__(
@@ -168,6 +175,7 @@ class FastAggStrategy(FedAvg):
             ids=id_source(ids),
             release_after=release_after,
             roles=roles,
+            weighted=weighted,
             **rule_options,
         )
         self.last_report: RoundReport | None = None
@@ -217,6 +225,7 @@ class FastAggStrategy(FedAvg):
         """Return the new model, None if it did not change, and the metrics of active clients."""
         valid = self._log_errors("aggregate_train", replies)
         answers = [self._read(message) for message in valid]
+        log_weighing(self.server, self.weighted_by_key)
         report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
@@ -451,9 +460,11 @@ class FastAggStrategy(FedAvg):
         if wrong:
             return Answer(sender, {}, problem=f"arrays {wrong[:5]}: expected stype {_NUMPY}")
         data = {name: array.data for name, array in arrays.items()}
+        weight = metrics[self.weighted_by_key]
         if self._id_fn is not None:
-            return answer_with_id(sender, data, self._id_fn, int(sender), dict(metrics))
-        return Answer(sender, data, metrics.get(self.partition_key))
+            answer = answer_with_id(sender, data, self._id_fn, int(sender), dict(metrics))
+            return replace(answer, weight=weight)
+        return Answer(sender, data, metrics.get(self.partition_key), weight=weight)
 
     def _metrics(
         self, messages: list[Message], ids: dict[str, int], aggregate: MetricsFn | None

@@ -23,6 +23,8 @@ class Answer:
         partition: the partition id that the client reported, None if it reported none.
         problem: why the answer cannot be used; None if no problem was found yet.
         is_update: whether the arrays of the rule are an update, and not weights.
+        weight: how much the answer counts, such as the client's number of samples, if the server
+            weighs answers; None: the client did not say.
     """
 
     sender: str
@@ -30,6 +32,7 @@ class Answer:
     partition: object | None = None
     problem: str | None = None
     is_update: bool = False
+    weight: object | None = None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._signals import SignalGuard
-from fastagg.integrations._statistics import Statistics, client_weights
+from fastagg.integrations._statistics import Statistics
+from fastagg.integrations._weighing import Weighing
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.making import make
 from fastagg.norm_bound import read_max_norm
@@ -77,6 +78,8 @@ class AggregationServer:
         ids, release_after: where client ids come from, and when they may go to others; see
             :class:`fastagg.integrations._ids.ClientIds`.
         roles: patterns of names of arrays and their roles, see :mod:`fastagg.updates.roles`.
+        weighted: whether answers count by their weights; see
+            :class:`fastagg.integrations._weighing.Weighing`.
         **options: options of the rule, if it is given by name.
 
     Attributes:
@@ -85,6 +88,7 @@ class AggregationServer:
             process.
         ids: ids of the clients.
         history: metrics of the rounds, for the checkpoint.
+        weighing: whether answers count by their weights, and why not.
         guard: saves on SIGINT and SIGTERM while it is installed.
 
     Raises:
@@ -105,19 +109,22 @@ class AggregationServer:
         ids: str = "partition",
         release_after: int | None = 0,
         roles: Roles = "auto",
+        weighted: bool | None = False,
         **options: Any,
     ) -> None:
         self._rule = rule
         self._options = options
         if isinstance(rule, Aggregator):
             self.num_clients = check_aggregator(rule, num_clients, options)
-            self._lasting = rule.tells_clients_apart
+            example = rule
         elif isinstance(rule, str):
             self.num_clients = read_size("num_clients", num_clients)
             # Raises for wrong options now, not in the first round.
-            self._lasting = self._make(num_params=1).tells_clients_apart
+            example = self._make(num_params=1)
         else:
             raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
+        self._lasting = example.tells_clients_apart
+        self.weighing = Weighing(weighted, example)
         if checkpoint_path is not None and not Path(checkpoint_path).absolute().parent.is_dir():
             raise FileNotFoundError(f"checkpoint_path: there is no folder for {checkpoint_path}")
         self.checkpoint_path = checkpoint_path
@@ -307,10 +314,12 @@ class AggregationServer:
             received = ReceivedModels(layout, self._params, self._row_pool(layout))
             statistics = self._running()
             statistics.begin(self.aggregator.max_norm)
+            weights: dict[int, Any] = {}  # by client
             for answer in [a for a in usable if a.sender in ids]:
                 try:
                     received.add(ids[answer.sender], answer.arrays, answer.is_update)
                     statistics.read(answer.arrays, ids[answer.sender])
+                    weights[ids[answer.sender]] = answer.weight
                 except WireError as error:
                     rejected[answer.sender] = str(error)
                     del ids[answer.sender]
@@ -319,15 +328,14 @@ class AggregationServer:
                 rejected[sender] = far[ids.pop(sender)]
             forgotten = sorted(found.fresh.intersection(ids.values()))
             self.aggregator.forget(forgotten)
-            step, error_text = self._step(received, sorted(ids.values()))
+            step, error_text = self._step(received, sorted(ids.values()), weights)
             if step is not None:
                 for sender, client in list(ids.items()):
                     if client in step.reasons:
                         rejected[sender] = f"update of client {client}: {step.reasons[client]}"
                         del ids[sender]
-                statistics.average(
-                    step.active.tolist(), client_weights(self.aggregator), step.reasons
-                )
+                shares = self.weighing.merged(self.aggregator, weights)
+                statistics.average(step.active.tolist(), shares, step.reasons)
             self.ids.remember(found, reported)
             reassigned = {k: pair for k, pair in found.reassigned.items() if pair[1] in ids}
             silent = self._sent - {a.sender for a in answers}
@@ -537,12 +545,14 @@ class AggregationServer:
                 rejected[answer.sender] = "was not asked in this round"
             elif counts[answer.sender] > 1:
                 rejected[answer.sender] = f"answered {counts[answer.sender]} times"
+            elif (problem := self.weighing.problem(answer)) is not None:
+                rejected.setdefault(answer.sender, problem)
             elif answer.problem is None:
                 usable.append(answer)
         return usable
 
     def _step(
-        self, received: ReceivedModels, clients: list[int]
+        self, received: ReceivedModels, clients: list[int], weights: Mapping[int, float]
     ) -> tuple[StepReport | None, str | None]:
         """Run a step; return the rule's report, or None and why there was no step."""
         if len(clients) < self.min_answers:
@@ -550,7 +560,8 @@ class AggregationServer:
         try:
             if not clients:
                 return self.aggregator.step(self._params, [], []), None
-            return self.aggregator.step(self._params, received.updates(clients), clients), None
+            rows, counts = received.updates(clients), self.weighing.of(clients, weights)
+            return self.aggregator.step(self._params, rows, clients, weights=counts), None
         except ValueError as error:  # parameters and state are as before
             return None, str(error)
         finally:
