@@ -32,6 +32,7 @@ from fastagg import ops
 from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
 from fastagg.ops.scales import SCALE_BLOCK, num_scales
+from fastagg.updates.small import zeros
 
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
@@ -315,7 +316,7 @@ class Columns:
                 part = None
             if part is None:
                 device = piece.device if isinstance(piece, Tensor) else piece[0].device
-                part = torch.zeros(size * (buckets + 1), dtype=torch.float64, device=device)
+                part = zeros(size * (buckets + 1), device)
             own = part[:-size].view(size, buckets)
             first = self.first + begin
             if out is None or weights is None:

@@ -37,6 +37,17 @@ def flags_of(ids: Sequence[int], count: int) -> Tensor:
     return tensor_of(flags)
 
 
+def zeros(count: int, device: torch.device) -> Tensor:
+    """Return float64 zeros [count].
+
+    On a CPU no thread of PyTorch takes part: its threads would spin afterwards, on the cores that
+    the threads of the next op need.
+    """
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=torch.float64, device=device)
+    return tensor_of(np.zeros(count))
+
+
 def rounded(factors: Tensor) -> Tensor:
     """Return a copy of float64 ``factors`` [n] rounded to float32, on their device."""
     if factors.device.type != "cpu":
