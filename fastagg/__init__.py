@@ -26,6 +26,7 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.clipping import AdaptiveClip
 from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import bits, reference
@@ -72,6 +73,7 @@ __all__ = [
     "FDMS",
     "MIFA",
     "NNM",
+    "AdaptiveClip",
     "AdaptiveNorm",
     "Aggregator",
     "Amplified",

@@ -17,6 +17,8 @@ from torch import Tensor
 from fastagg import checkpoint, ops
 from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
+from fastagg.clipped_steps import ClippedSteps
+from fastagg.clipping import AdaptiveClip, Clipping, check_clipping, check_noise, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.rows import RowMemory, sink_of
 from fastagg.modes import MadeInPlainModes, plain_modes, writable
@@ -47,7 +49,6 @@ from fastagg.report import (
     RefusedUpdates,
     StepReport,
 )
-from fastagg.row_checks import RowChecks
 from fastagg.server_optimizer import (
     Moments,
     ServerOptimizer,
@@ -89,9 +90,11 @@ class CommonOptions(TypedDict, total=False):
     max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None
     server_optimizer: str | ServerOptimizer | Mapping[str, Any]
     min_active: int
+    clip_norm: float | str | AdaptiveClip | Mapping[str, Any] | None
+    noise_multiplier: float
 
 
-class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
+class Aggregator(ClippedSteps, Generic[P, R], metaclass=MadeInPlainModes):
     """Base class of all rules: a server-side aggregation rule with its state.
 
     A step has three phases. Each is one method of the rule:
@@ -136,6 +139,15 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
         min_active: the least number of active clients, in [1, num_clients]; may be changed between
             steps. If fewer are left after rejections, all of them count as absent: they are listed
             in ``rejected``, and the round is one without active clients.
+        clip_norm: a longer update is scaled down to this Euclidean norm, > 0, in units of the
+            updates; None: none is. "adaptive", an :class:`fastagg.AdaptiveClip` or a mapping of its
+            arguments: a bound that follows a quantile of the norms. May be changed between steps;
+            an adaptive one then begins anew, unless it is equal to the present one. Rows are
+            rejected by ``max_norm`` before. Every row is read once more, for its norm.
+        noise_multiplier: z >= 0; Gaussian noise of the standard deviation z times the sensitivity
+            is added to the aggregate (:class:`fastagg.noise.Noise`), for central differential
+            privacy (docs/privacy.md). It needs ``clip_norm``, a rule of which the sensitivity is
+            known (``no_noise``), and no ``max_norm``. Steps are then not reproducible.
 
     Attributes:
         columns: applies ops to rows; :mod:`fastagg.distributed` replaces it by one for its shards.
@@ -169,8 +181,6 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
     """Names of constructor arguments that :meth:`options` leaves out."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options of other rules that this one cannot have, with the reasons."""
-    no_weights: str = "it gives every active client the same weight"
-    """Why a step takes no ``weights``; empty if it does."""
 
     def __init__(
         self,
@@ -183,6 +193,8 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
         max_norm: float | str | AdaptiveNorm | Mapping[str, Any] | None = "auto",
         server_optimizer: str | ServerOptimizer | Mapping[str, Any] = "sgd",
         min_active: int = 1,
+        clip_norm: float | str | AdaptiveClip | Mapping[str, Any] | None = None,
+        noise_multiplier: float = 0.0,
     ) -> None:
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
@@ -192,7 +204,13 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
             raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
         self.nonfinite = nonfinite
         self._norms: RecentNorms | None = None
+        self._clipping: Clipping | None = None
+        self._noise_multiplier = 0.0
+        self.clip_norm = read_clip_norm(clip_norm)
+        if isinstance(max_norm, str) and max_norm == "auto" and noise_multiplier != 0:
+            max_norm = None
         self.max_norm = read_max_norm(resolve_max_norm(max_norm, nonfinite))
+        self.noise_multiplier = noise_multiplier
         self.server_optimizer = read_server_optimizer(server_optimizer)
         self._moments: Moments | None = None
         if self.server_optimizer.name != "sgd":
@@ -221,6 +239,7 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
     @max_norm.setter
     def max_norm(self, value: float | str | AdaptiveNorm | Mapping[str, Any] | None) -> None:
         max_norm = read_max_norm(value)
+        check_noise(self, self._noise_multiplier, max_norm=max_norm)
         if not isinstance(max_norm, AdaptiveNorm):
             self._norms = None
         elif self._norms is None or self._norms.options != max_norm:
@@ -296,8 +315,8 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
     def _step(
         self, params: Tensor, updates: Updates, clients: Clients, weights: object
     ) -> StepReport:
-        if weights is not None and self.no_weights:
-            raise ValueError(f"weights: {self.name} takes none: {self.no_weights}")
+        if weights is not None and self.refuses_weights:
+            raise ValueError(f"weights: {self.name} takes none: {self.refuses_weights}")
         cohort = read_cohort(
             params,
             updates,
@@ -312,6 +331,8 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
         params = writable(params)
         if self._norms is not None:
             self._norms.begin()
+        if self._clipping is not None:
+            self._clipping.begin()
         reasons: dict[int, str] = {}
         reason = "no client was active"
         while True:
@@ -324,12 +345,17 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
             try:
                 if cohort.streamed and not reasons:
                     self._check_readable(cohort)
-                received = self._receive(cohort)
+                clipped, factors = self._clip(cohort)
+                received = self._receive(clipped)
                 known = self.norms_known or (received.streamed and self.reads_streams_once)
+                known = known or self._clipping is not None
                 if self.max_norm is not None and not known and received.ids:
                     squares = self.columns.square_norms(received.rows)
                     self._check_squares(received, squares.tolist())
                 plan = self._plan(received)
+                noise = self._noise(received, plan)
+                if factors is not None and self.sums_rows_by_plan:
+                    plan.weights = plan.weights * factors
                 reading = self._read(params, received, plan)
                 break
             except RefusedUpdates as found:
@@ -338,13 +364,21 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
                     raise ValueError(f'{found}; use nonfinite="drop" to leave them out') from None
                 reasons |= found.reasons
                 cohort = cohort.without(found.reasons)
+        if noise is not None:
+            reading.aggregate = self._noised(params, reading.aggregate, noise.std)
+        weights = reading.weights
+        if factors is not None and not self.sums_rows_by_plan:
+            weights = weights * factors
         report = StepReport(
             cohort.clients,
             ids_tensor(sorted(reasons)),
-            rounded(reading.weights),
+            rounded(weights),
             reading.friends,
             plan.pairs,
             reasons=reasons,
+            clip_norm=None if self._clipping is None else float(self._clipping.bound),
+            clipped=None if factors is None else cohort.clients[factors < 1.0],
+            noise=noise,
         )
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         reserve(_RESERVE + _RESERVE_ROW * len(received))
@@ -368,6 +402,8 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
         """Count the step, within its commit, so that an interrupted caller sees that it counts."""
         if self._norms is not None:
             self._norms.add()
+        if self._clipping is not None:
+            self._clipping.commit()
         self.last_report = report
         self.committed += 1
 
@@ -512,6 +548,7 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
             invariants.check_rounds("rounds", rounds)
         if self._norms is not None:
             check_norms(state)
+        check_clipping(state)
         if self._moments is not None:
             check_moments(state)
 
@@ -530,6 +567,8 @@ class Aggregator(RowChecks, Generic[P, R], metaclass=MadeInPlainModes):
         state = self._state()
         if self._norms is not None:
             state = {**state, **self._norms.state()}
+        if self._clipping is not None:
+            state = {**state, **self._clipping.state()}
         return state if self._moments is None else {**state, **self._moments.state()}
 
     @property

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fastagg.noise import Noise
+
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
@@ -28,6 +30,10 @@ class StepReport:
         reasons: for each client id in ``rejected``, why its row was left out.
         reason: why the round was skipped: no client was active, or fewer than ``min_active``.
             Empty if it was not skipped.
+        clip_norm: the norm to which longer rows were scaled down; None without ``clip_norm``.
+        clipped: [C] int64, ids of the clients in ``active`` whose rows were scaled down. Their
+            ``weights`` are the factors of the rows as they came. None without ``clip_norm``.
+        noise: the noise in the aggregate; None without ``noise_multiplier``.
     """
 
     active: Tensor
@@ -38,6 +44,9 @@ class StepReport:
     skipped: bool = False
     reasons: Mapping[int, str] = field(default_factory=dict)
     reason: str = ""
+    clip_norm: float | None = None
+    clipped: Tensor | None = None
+    noise: Noise | None = None
 
 
 @dataclass

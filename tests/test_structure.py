@@ -21,19 +21,22 @@ LAYERS = [
     {"fastagg.ops", "fastagg._extension"},
     {
         *("fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.calls", "fastagg.modes"),
-        *("fastagg.report", "fastagg.durable"),
+        *("fastagg.report", "fastagg.durable", "fastagg.noise"),
         "fastagg.tensor_file",
     },
     {"fastagg.updates"},
     {
         *("fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.row_checks"),
-        "fastagg.server_optimizer",
+        *("fastagg.server_optimizer", "fastagg.clipping", "fastagg.clipped_steps"),
     },
     {"fastagg.aggregator"},
     {"fastagg.registry"},
     {"fastagg.making"},
     {"fastagg.rules"},
-    {"fastagg.robust", "fastagg.distributed", "fastagg.planning", "fastagg.growth"},
+    {
+        *("fastagg.robust", "fastagg.distributed", "fastagg.planning", "fastagg.growth"),
+        "fastagg.privacy",
+    },
     {"fastagg.integrations", "fastagg_sim"},
     {"fastagg_sim.experiments"},
     # Entry points: they import everything below them, and nothing below may import them.

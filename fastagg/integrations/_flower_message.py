@@ -27,6 +27,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.integrations._flower_common import (
     IdFn,
     answer_with_id,
+    check_wrappers,
     id_source,
     log_changes,
     log_report,
@@ -196,6 +197,7 @@ class FastAggStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the training messages of a round; store the model and the nodes that are asked."""
+        check_wrappers(self.server)
         self._settle(arrays)
         if self.fraction_train == 0.0:
             self.server.open_round(None)

@@ -88,6 +88,7 @@ class AggregationServer:
             process.
         ids: ids of the clients.
         history: metrics of the rounds, for the checkpoint.
+        example: an aggregator with the options of the rule, perhaps for another model.
         weighing: whether answers count by their weights, and why not.
         guard: saves on SIGINT and SIGTERM while it is installed.
 
@@ -123,6 +124,7 @@ class AggregationServer:
             example = self._make(num_params=1)
         else:
             raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
+        self.example = example
         self._lasting = example.tells_clients_apart
         self.weighing = Weighing(weighted, example)
         if checkpoint_path is not None and not Path(checkpoint_path).absolute().parent.is_dir():
@@ -214,6 +216,7 @@ class AggregationServer:
                 f"rule: expected an aggregator for {layout.num_params} parameters, like the model, "
                 f"got one for {aggregator.num_params} parameters"
             )
+        _check_covered(layout, aggregator)
         if self.checkpoint_path is not None:
             aggregator.options()  # raises for options that cannot be saved now, not after a round
         carried = self._carried | layout.carried(arrays)
@@ -485,6 +488,7 @@ class AggregationServer:
             ids = self._new_ids()
             ids.load_json(content["ids"])
             aggregator = self._aggregator or self._make(layout.num_params)
+            _check_covered(layout, aggregator)
             changed = check_rule(str(path), aggregator, content, state)
             history = MetricHistory()
             if "history" in state:  # an older file has none
@@ -573,6 +577,16 @@ def _there(value: T | None) -> T:
     if value is None:
         raise RuntimeError("there is no model yet: call set_model or resume first")
     return value
+
+
+def _check_covered(layout: WireLayout, aggregator: Aggregator) -> None:
+    """Raise ValueError if the rule has noise, but arrays of the model would be sent without it."""
+    if aggregator.noise_multiplier > 0.0 and layout.num_statistics:
+        raise ValueError(
+            "roles: expected no array with the role 'mean' with noise_multiplier, because means of "
+            f"statistics have no noise, got {layout.num_statistics} such numbers; give them the "
+            "role 'rule', 'server' or 'local'"
+        )
 
 
 def _read_model(layout: WireLayout, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, bytes]]:

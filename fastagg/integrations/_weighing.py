@@ -35,14 +35,14 @@ class Weighing:
     def __init__(self, weighted: object, rule: Aggregator) -> None:
         if weighted is not None and not isinstance(weighted, bool):
             raise TypeError(f"weighted: expected True, False or None, got {weighted!r}")
-        if weighted and rule.no_weights:
+        if weighted and rule.refuses_weights:
             raise ValueError(
                 f"weighted: expected None or False, because {rule.name} takes no weights: "
-                f"{rule.no_weights}"
+                f"{rule.refuses_weights}"
             )
         self.reason = ""
         if weighted is None:
-            self.reason = rule.no_weights
+            self.reason = rule.refuses_weights
             if not self.reason and not _equal(client_weights(rule)):
                 self.reason = "it has client_weights; weighted=True uses the numbers of clients"
         self.used = weighted is not False and not self.reason

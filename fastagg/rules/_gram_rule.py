@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_ROW_OPTIONS = ("client_weights", "memory_dtype", "memory_folder", "max_age", "min_active")
+_ROW_OPTIONS = (
+    *("client_weights", "memory_dtype", "memory_folder", "max_age", "min_active"),
+    *("clip_norm", "noise_multiplier"),
+)
 """Options that say nothing of the policy, and may not fit a rule with one client."""
 
 SQUARES = 8

@@ -115,6 +115,10 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         "it keeps a total of remembered rows with constant shares, so the weight of a row cannot "
         "change; client_weights are the weights of all rounds"
     )
+    no_noise = (
+        "it releases remembered rows again in every round, also of absent clients, and its total "
+        "would remember the noise"
+    )
     remembers_models: ClassVar[bool] = False
     """Whether a memory row is a local model instead of an update."""
 

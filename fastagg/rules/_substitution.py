@@ -30,6 +30,8 @@ class SubstitutionRule(WeightedRule[P, R]):
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
+    no_noise = ""
+
     def __init__(
         self,
         *,
@@ -45,6 +47,15 @@ class SubstitutionRule(WeightedRule[P, R]):
     def _round_shares(self, cohort: Cohort) -> Tensor:
         """Return the shares of all clients in this round, of sum 1: [K] float64."""
         return all_shares(self.client_weights, self._shares, cohort)
+
+    def _largest_change(self, cohort: Cohort, plan: P) -> float:
+        # The friends of this round follow from similarities of earlier rounds, which one client
+        # changes with its rows: all shares of absent clients may move from one row to another. Each
+        # of these changes the aggregate by up to twice its size, and the client's own share by its
+        # size.
+        own = self._shares[cohort.clients]
+        absent = max(0.0, 1.0 - math.fsum(own.tolist()))
+        return float(own.max()) + 2.0 * absent
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """Return factors [S] float64: a client's share goes to its friend's row, or all rows."""

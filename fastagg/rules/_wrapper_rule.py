@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _OWN = (
     *("num_clients", "num_params", "server_lr", "device", "nonfinite", "max_norm"),
-    *("server_optimizer", "min_active"),
+    *("server_optimizer", "min_active", "clip_norm", "noise_multiplier"),
     *("reuse", "client_weights", "memory_dtype", "memory_folder", "max_age"),
 )
 

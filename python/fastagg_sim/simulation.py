@@ -31,7 +31,7 @@ from fastagg_sim.devices import find_device, now, peak_memory, repeatable, seed_
 from fastagg_sim.dropout import DropoutProcess, make_dropout, needs
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, generated, partition
-from fastagg_sim.seeds import derive, generator
+from fastagg_sim.seeds import derive, generator, numpy_generator
 from fastagg_sim.statistics import RunningStatistics
 
 _HEADER_LIMIT = 1 << 24  # bytes of the header of a file of a checkpoint
@@ -267,6 +267,9 @@ class Simulation:
     def _step(self, active: Tensor) -> fastagg.StepReport:
         """Run one step of the server and, in MimiC's client mode, the clients' part of it."""
         aggregator = self.aggregator
+        if aggregator.noise_multiplier > 0.0:  # repeatable: there is nothing to protect
+            stream = numpy_generator(self.job.seed, "noise", self.next_round)
+            aggregator.random_bytes = stream.bytes
         if not (self._client_mode and isinstance(aggregator, fastagg.MimiC)):
             return aggregator.step(self.params, self._buffer, active)
         clients = active.tolist()
