@@ -34,6 +34,8 @@ class ClippedSteps(RowChecks):
     name: ClassVar[str]
     sums_rows_by_plan: ClassVar[bool] = False
     """Whether the aggregate is ``plan.weights @ rows``, so that weights can scale rows down."""
+    keeps_aggregate: ClassVar[bool] = False
+    """Whether the vector of the aggregate becomes state, which must not get the noise."""
     no_noise: str = "no bound is known of what one client can change in its aggregate"
     """Why the rule takes no ``noise_multiplier``; empty if it does."""
     no_weights: str = "it gives every active client the same weight"
@@ -100,16 +102,21 @@ class ClippedSteps(RowChecks):
         return noise_of(self._clipping, self._noise_multiplier, largest)
 
     def _noised(self, params: Tensor, aggregate: Aggregate, std: float) -> Aggregate:
-        """Add noise to an aggregate in scratch; return it after a check of the range.
+        """Return an aggregate with noise, in the vector of the other one if that is only scratch.
+
+        It has been checked that the step is in range.
 
         Raises:
             ValueError: the step would leave the range of float32.
         """
+        vector = aggregate.vector
+        if self.keeps_aggregate:
+            vector = (vector * aggregate.norm).to(torch.float32)
         if std > 0.0:
-            add_noise_(aggregate.vector, std, self.random_bytes)
-        peak, largest = self._peaks_with(params, [aggregate.vector])
+            add_noise_(vector, std, self.random_bytes)
+        peak, largest = self._peaks_with(params, [vector])
         self._check_range(peak, largest)
-        return Aggregate(aggregate.vector, largest)
+        return Aggregate(vector, largest)
 
     def _largest_change(self, cohort: Cohort, plan: Any) -> float:
         """Return how much the aggregate can change with one client, for a rule with noise.

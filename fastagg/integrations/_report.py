@@ -85,6 +85,9 @@ class RoundReport:
         if self.friends:
             stands = [f"{friend} for {client}" for client, friend in sorted(self.friends.items())]
             lines.append(f"stood in: {listed(stands)}")
+        if self.step is not None and self.step.clipped is not None and len(self.step.clipped):
+            clipped = listed(self.step.clipped.tolist())
+            lines.append(f"scaled down to norm {self.step.clip_norm:.6g}: {clipped}")
         for client, (old, new) in sorted(self.reassigned.items()):
             lines.append(f"client {client}: {old} has left, it is {new} now")
         if self.forgotten:

@@ -86,7 +86,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
 
     column_state = frozenset({"corrections"})
     collects_streams = False
-    no_noise = "the correction of a client carries its update, not clipped, into a later round"
+    no_noise = "a correction holds an earlier aggregate without its noise"
 
     def __init__(
         self,

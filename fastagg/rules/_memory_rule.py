@@ -115,10 +115,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         "it keeps a total of remembered rows with constant shares, so the weight of a row cannot "
         "change; client_weights are the weights of all rounds"
     )
-    no_noise = (
-        "it releases remembered rows again in every round, also of absent clients, and its total "
-        "would remember the noise"
-    )
+    no_noise = ""
+    keeps_aggregate = True
     remembers_models: ClassVar[bool] = False
     """Whether a memory row is a local model instead of an update."""
 
@@ -131,6 +129,11 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
+        if memory_dtype != "float32":
+            self.no_noise = (
+                f"rows that are rounded to {memory_dtype} may be longer than clip_norm; use "
+                'memory_dtype="float32"'
+            )
         super().__init__(**options)
         self.max_age = read_max_age(max_age)
         self.ages: RowAges | None = None
@@ -279,6 +282,10 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             changes: [S] float64, >= |new row - old row|.
         """
         return plan.norm * float(self._shares @ peaks)
+
+    def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
+        # Which rows count follows from who was active, and is the same without a client's rows.
+        return plan.norm * float(self._shares.max())
 
     def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
         self.memory.forget(plan.blank)

@@ -45,6 +45,12 @@ class FedVARP(MemoryRule):
         active_share = float(self._shares.index_select(0, cohort.clients).sum())
         return self._memory_plan(cohort, weights, weights, part=active_share)
 
+    def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
+        # An active client s contributes a_s u_s + (w_s - a_s) m_s, an absent one w_k m_k.
+        own = self._shares.index_select(0, cohort.clients)
+        active = float((plan.weights + (plan.weights - own).abs()).max())
+        return max(active, float(self._shares.max()))
+
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
     ) -> float:

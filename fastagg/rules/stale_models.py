@@ -25,3 +25,4 @@ class StaleModels(Stale):
     """
 
     remembers_models = True
+    no_noise = "it averages local models, in whose rounding an update is not bounded by clip_norm"

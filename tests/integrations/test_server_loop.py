@@ -632,3 +632,35 @@ def test_statistics_have_the_weights_of_their_answers() -> None:
     loop.finish_round()
     assert loop.model()["w"].tolist() == [5.0] * 3  # (3 * 4 + 8) / 4
     assert loop.model()["norm.running_var"].tolist() == [5.0] * 2
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fdms", "mifa", "mimic", "geometric-median", "median"])
+@pytest.mark.parametrize("clip_norm", [3.0, {"initial": 4.0}])
+def test_clipped_updates_have_the_bits_of_the_rule(rule: str, clip_norm: Any) -> None:
+    loop = server(rule, clip_norm=clip_norm)
+    agg = fastagg.make(rule, num_clients=K, num_params=24, nonfinite="drop", clip_norm=clip_norm)
+    params = flat(model())
+    for number, clients in enumerate([[0, 1, 2, 3], [2, 0], [3, 1, 2]], start=1):
+        before = loop.model()
+        rows = [flat(trained(before, number, client)) - params for client in clients]
+        report = run_round(loop, clients)
+        expected = agg.step(params, rows, clients)
+        assert torch.equal(flat(loop.model()), params)
+        assert expected.clipped is not None and expected.clipped.numel()
+        said = f"scaled down to norm {expected.clip_norm:.6g}: {expected.clipped.tolist()[0]}"
+        assert any(line.startswith(said) for line in report.lines())
+
+
+def test_an_adaptive_bound_goes_on_after_a_restart(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"clip_norm": {"initial": 4.0}}
+    whole, path = server("fedavg", **options), tmp_path / "run"
+    first = server("fedavg", checkpoint_path=path, **options)
+    for loop in (whole, first):
+        run_round(loop, range(K))
+    again = server("fedavg", **options)
+    assert again.resume(path) == []
+    for loop in (whole, again):
+        run_round(loop, [0, 2])
+    assert torch.equal(flat(whole.model()), flat(again.model()))
+    with pytest.raises(ValueError, match="clip_norm was"):
+        server("fedavg", clip_norm=4.0).resume(path)

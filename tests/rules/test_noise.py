@@ -38,6 +38,12 @@ NOISY: list[tuple[str, dict[str, Any]]] = [
     ("fdms-soft", {"friends": 2, "client_weights": WEIGHTS}),
     ("fdms-means", {"sketch": 64}),
     ("fdms-means", {"sketch": 64, "max_share": 0.3, "client_weights": WEIGHTS}),
+    ("mifa", {}),
+    ("mifa", {"client_weights": WEIGHTS, "max_age": 2}),
+    ("stale", {"client_weights": WEIGHTS}),
+    ("stale", {"max_age": 1}),
+    ("fedvarp", {}),
+    ("fedvarp", {"client_weights": WEIGHTS, "max_age": 2}),
 ]
 noisy = pytest.mark.parametrize(("name", "options"), NOISY, ids=lambda value: "-".join([*value]))
 
@@ -195,6 +201,10 @@ def test_sensitivities() -> None:
     assert found("fedavg", [0, 3, 5], client_weights=WEIGHTS) == pytest.approx(9 / 13)
     assert found("amplified", [0, 1], beta=3.0) == pytest.approx(3 / K)
     assert found("fedau", [0, 1]) == pytest.approx(1 / K)
+    assert found("mifa", [0, 1]) == pytest.approx(1 / K)
+    assert found("mifa", [0, 1], client_weights=WEIGHTS) == pytest.approx(9 / 23)
+    assert found("stale", [0, 1]) == pytest.approx(1 / 2)  # of the two clients seen so far
+    assert found("fedvarp", [0, 1]) == pytest.approx(2 / 2 - 1 / K)
     assert found("fdms", [0, 3, 5]) == pytest.approx((2 * 3 + 1) / K)
     assert found("fdms", [0]) == pytest.approx((2 * 5 + 1) / K)
     agg = make("fdms", {}, clip_norm=2.0, noise_multiplier=1.0)
@@ -235,11 +245,21 @@ def test_a_refused_step_changes_nothing(
     assert agg.last_report is report
 
 
+def test_mifa_releases_its_memory_in_rounds_without_clients() -> None:
+    agg, params = make("mifa", {}, clip_norm=1.0, noise_multiplier=1.0), torch.zeros(D)
+    agg.step(params, torch.ones(K, D), range(K))
+    total = agg.state_dict()["total"]
+    report = agg.step(params, torch.zeros(0, D), [])
+    assert not report.skipped and report.noise is not None
+    assert report.noise.sensitivity == pytest.approx(ROUNDING / K)
+    assert torch.equal(agg.state_dict()["total"], total)  # no noise in what it remembers
+
+
 @every_rule
 def test_other_rules_refuse(name: str, options: dict[str, Any]) -> None:
     known = {rule for rule, _ in NOISY}
     more: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0}
-    if name in known:
+    if name in known and options.get("memory_dtype", "float32") == "float32":
         assert make(name, options, **more).noise_multiplier == 1.0
         return
     with pytest.raises(ValueError, match=f"^noise_multiplier: expected 0 for {name}, got 1: ") as e:
