@@ -46,11 +46,12 @@ def scaled(cohort: Cohort, factors: Sequence[float]) -> Cohort:
     if not changed:
         return cohort
     rows: list[AnyRow] = list(each_row(cohort.rows))
+    held = [row for position in changed if isinstance(row := rows[position], Tensor)]
+    copies = iter(allocate_rows(len(held), len(held[0]), held[0].device) if held else [])
     for position in changed:
         row, factor = rows[position], factors[position]
         if isinstance(row, StreamedRow):
             rows[position] = ScaledRow(row, factor)
         else:
-            (copy,) = allocate_rows(1, row.shape[0], row.device)
-            rows[position] = torch.mul(row, factor, out=copy)
+            rows[position] = torch.mul(row, factor, out=next(copies))
     return cohort.with_rows(alike(cohort.rows, rows))
