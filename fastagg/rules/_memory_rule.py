@@ -115,7 +115,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         "it keeps a total of remembered rows with constant shares, so the weight of a row cannot "
         "change; client_weights are the weights of all rounds"
     )
-    no_noise = ""
+    no_noise = "no bound is known of what one client can change in its memory rows together"
     keeps_aggregate = True
     remembers_models: ClassVar[bool] = False
     """Whether a memory row is a local model instead of an update."""
@@ -129,7 +129,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        if memory_dtype != "float32":
+        if memory_dtype != "float32" and not self.no_noise:
             self.no_noise = (
                 f"rows that are rounded to {memory_dtype} may be longer than clip_norm; use "
                 'memory_dtype="float32"'

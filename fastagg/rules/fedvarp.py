@@ -35,6 +35,8 @@ class FedVARP(MemoryRule):
     A step raises ValueError if all active clients have weight 0.
     """
 
+    no_noise = ""
+
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         weights = relative(
             self.client_weights.index_select(0, cohort.clients), "the active clients"
