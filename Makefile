@@ -290,7 +290,7 @@ $(FRAMEWORKS)/.stamp: pyproject.toml | $(VENV)/.stamp-dev
 	$(PY) -m venv --clear $(FRAMEWORKS)
 	$(PY) -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 	  > "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_main.pth"
-	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet 'fastagg[flower,pfl,nvflare]'
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet 'fastagg[flower,pfl,nvflare,dp]'
 	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet networkx parameterized prettytable requests tqdm ujson
 	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps 'flgo>=0.4.4,<0.5'
 	@touch $@

@@ -26,6 +26,7 @@ if _isa := os.environ.get("FASTAGG_ISA"):
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.clipping import AdaptiveClip
 from fastagg.inbox import Inbox
 from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm
@@ -79,6 +80,7 @@ __all__ = [
     "FDMS",
     "MIFA",
     "NNM",
+    "AdaptiveClip",
     "AdaptiveNorm",
     "Aggregator",
     "Amplified",

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of all rules: a step in three phases, and checks for rules."""
+"""The base class of all rules: a step in three phases."""
 
 from __future__ import annotations
 
-import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
@@ -18,6 +17,8 @@ from fastagg import checkpoint, ops
 from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
 from fastagg.churn import ChangingClients
+from fastagg.clipped_steps import ClippedSteps
+from fastagg.clipping import AdaptiveClip, Clipping, check_clipping, check_noise, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.description import describe
 from fastagg.memory.rows import RowMemory, sink_of
@@ -33,7 +34,6 @@ from fastagg.norm_bound import (
 from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
-    FLOAT32_LIMIT,
     option_names,
     read_count,
     read_device,
@@ -44,8 +44,6 @@ from fastagg.options import (
 from fastagg.report import (
     Aggregate,
     BrokenUpdates,
-    NonFiniteUpdates,
-    OversizedUpdates,
     Plan,
     Reading,
     RefusedUpdates,
@@ -103,9 +101,11 @@ class CommonOptions(TypedDict, total=False):
     min_active: int
     staleness: str | Staleness | Mapping[str, Any] | None
     max_staleness: int | None
+    clip_norm: float | str | AdaptiveClip | Mapping[str, Any] | None
+    noise_multiplier: float
 
 
-class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
+class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
     """Base class of all rules: a server-side aggregation rule with its state.
 
     A step has three phases. Each is one method of the rule:
@@ -153,6 +153,15 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
         staleness: how much late rows count (``ages`` of :meth:`step`, docs/rules.md): "constant",
             "polynomial", "hinge", a :class:`fastagg.Staleness` or a mapping. None: they are errors.
         max_staleness: the largest age of a row, >= 0; older ones are rejected. None: no limit.
+        clip_norm: a longer update is scaled down to this Euclidean norm, > 0, in units of the
+            updates; None: none is. "adaptive", an :class:`fastagg.AdaptiveClip` or a mapping of its
+            arguments: a bound that follows a quantile of the norms. May be changed between steps;
+            an adaptive one then begins anew, unless it is equal to the present one. Rows are
+            rejected by ``max_norm`` before. Every row is read once more, for its norm.
+        noise_multiplier: z >= 0; Gaussian noise of the standard deviation z times the sensitivity
+            is added to the aggregate (:class:`fastagg.noise.Noise`), for central differential
+            privacy (docs/privacy.md). It needs ``clip_norm``, a rule of which the sensitivity is
+            known (``no_noise``), and no ``max_norm``. Steps are then not reproducible.
 
     Attributes:
         columns: applies ops to rows; :mod:`fastagg.distributed` replaces it by one for its shards.
@@ -202,6 +211,8 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
         min_active: int = 1,
         staleness: str | Staleness | Mapping[str, Any] | None = None,
         max_staleness: int | None = None,
+        clip_norm: float | str | AdaptiveClip | Mapping[str, Any] | None = None,
+        noise_multiplier: float = 0.0,
     ) -> None:
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
@@ -211,7 +222,13 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
             raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
         self.nonfinite = nonfinite
         self._norms: RecentNorms | None = None
+        self._clipping: Clipping | None = None
+        self._noise_multiplier = 0.0
+        self.clip_norm = read_clip_norm(clip_norm)
+        if isinstance(max_norm, str) and max_norm == "auto" and noise_multiplier != 0:
+            max_norm = None
         self.max_norm = read_max_norm(resolve_max_norm(max_norm, nonfinite))
+        self.noise_multiplier = noise_multiplier
         self.server_optimizer = read_server_optimizer(server_optimizer)
         self._moments: Moments | None = None
         if self.server_optimizer.name != "sgd":
@@ -242,6 +259,7 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
     @max_norm.setter
     def max_norm(self, value: float | str | AdaptiveNorm | Mapping[str, Any] | None) -> None:
         max_norm = read_max_norm(value)
+        check_noise(self, self._noise_multiplier, max_norm=max_norm)
         if not isinstance(max_norm, AdaptiveNorm):
             self._norms = None
         elif self._norms is None or self._norms.options != max_norm:
@@ -260,7 +278,13 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
 
     @torch.no_grad()
     def step(
-        self, params: Tensor, updates: Updates, clients: Clients, *, ages: Ages | None = None
+        self,
+        params: Tensor,
+        updates: Updates,
+        clients: Clients,
+        *,
+        ages: Ages | None = None,
+        weights: Any = None,
     ) -> StepReport:
         """Apply one round of updates to ``params``, in place.
 
@@ -289,6 +313,10 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
             ages: of the rows, >= 0, in the same forms as ``clients``: rounds (calls of ``step``,
                 skipped ones included) since the model that a row started from; above 0 only with
                 the option ``staleness``. None: zeros.
+            weights: S finite numbers >= 0, not all zero: relative weights of ``clients`` in this
+                round, for instance the samples that each has trained on. They replace the
+                ``client_weights`` of these clients. None: those count. ``no_weights`` says why a
+                rule takes none.
 
         Returns:
             The report of the step.
@@ -306,7 +334,7 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
         with self._alone("step"), plain_modes():
             try:
                 reserve(_RESERVE)
-                return self._step(params, updates, clients, ages)
+                return self._step(params, updates, clients, ages, weights)
             except MemoryError as error:
                 raise MemoryError(
                     f"step: not enough memory ({error or 'allocation failed'}); parameters "
@@ -314,8 +342,15 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
                 ) from error
 
     def _step(
-        self, params: Tensor, updates: Updates, clients: Clients, ages: Ages | None
+        self,
+        params: Tensor,
+        updates: Updates,
+        clients: Clients,
+        ages: Ages | None,
+        weights: object,
     ) -> StepReport:
+        if weights is not None and self.refuses_weights:
+            raise ValueError(f"weights: {self.name} takes none: {self.refuses_weights}")
         cohort = read_cohort(
             params,
             updates,
@@ -326,6 +361,7 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
             gather=self.gathers_rows,
             ages=ages,
             repeats=self.repeats_clients,
+            weights=weights,
         )
         if self.column_state or self._moments is not None:
             vectors = [*self._whole_state().values(), getattr(self, "aggregate", None)]
@@ -333,6 +369,8 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
         params = writable(params)
         if self._norms is not None:
             self._norms.begin()
+        if self._clipping is not None:
+            self._clipping.begin()
         cohort, reasons = self._without_late(cohort)
         reason, checked = "no client was active", False
         while True:
@@ -347,12 +385,17 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
                 if cohort.streamed and not checked:
                     check_readable(cohort, self.columns)
                     checked = True
-                received = self._receive(cohort)
+                clipped, factors = self._clip(cohort)
+                received = self._receive(clipped)
                 known = self.norms_known or (received.streamed and self.reads_streams_once)
+                known = known or self._clipping is not None
                 if self.max_norm is not None and not known and received.ids:
                     squares = self.columns.square_norms(received.rows)
                     self._check_squares(received, squares.tolist())
                 plan = self._plan(received)
+                noise = self._noise(received, plan)
+                if factors is not None and self.sums_rows_by_plan:
+                    plan.weights = plan.weights * factors
                 reading = self._read(params, received, plan)
                 break
             except RefusedUpdates as found:
@@ -361,14 +404,22 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
                     raise ValueError(f'{found}; use nonfinite="drop" to leave them out') from None
                 reasons |= found.reasons
                 cohort = cohort.without(found.reasons)
+        if noise is not None:
+            reading.aggregate = self._noised(params, reading.aggregate, noise.std)
+        weights = reading.weights
+        if factors is not None and not self.sums_rows_by_plan:
+            weights = weights * factors
         report = StepReport(
             cohort.clients,
             ids_tensor(sorted(reasons)),
-            rounded(reading.weights),
+            rounded(weights),
             reading.friends,
             plan.pairs,
             reasons=reasons,
             ages=cohort.ages,
+            clip_norm=None if self._clipping is None else float(self._clipping.bound),
+            clipped=None if factors is None else cohort.clients[factors < 1.0],
+            noise=noise,
         )
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         reserve(_RESERVE + _RESERVE_ROW * len(received))
@@ -405,6 +456,8 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
         """Count the step, within its commit, so that an interrupted caller sees that it counts."""
         if self._norms is not None:
             self._norms.add()
+        if self._clipping is not None:
+            self._clipping.commit()
         self.last_report = report
         self.committed += 1
 
@@ -517,6 +570,7 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
             invariants.check_rounds("rounds", rounds)
         if self._norms is not None:
             check_norms(state)
+        check_clipping(state)
         if self._moments is not None:
             check_moments(state)
 
@@ -535,6 +589,8 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
         state = self._state()
         if self._norms is not None:
             state = {**state, **self._norms.state()}
+        if self._clipping is not None:
+            state = {**state, **self._clipping.state()}
         return state if self._moments is None else {**state, **self._moments.state()}
 
     @property
@@ -724,139 +780,3 @@ class Aggregator(ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
 
     def __repr__(self) -> str:
         return describe(self)
-
-    # --- checks for rules: finite values, range of float32, norms of rows ---------------------
-
-    def _params_peak(self, params: Tensor) -> float:
-        """Return the largest magnitude in the parameters.
-
-        Raises:
-            ValueError: the parameters hold NaN or Inf.
-        """
-        return self._peaks_with(params, [])[0]
-
-    def _peaks_with(self, params: Tensor, vectors: list[Tensor]) -> list[float]:
-        """Return the largest magnitudes in the parameters and in each of ``vectors`` [d].
-
-        All are read in one pass. Just before a commit, it also loads the parameters into the cache.
-
-        Raises:
-            ValueError: the parameters hold NaN or Inf.
-        """
-        peaks: list[float] = self.columns.abs_max([params, *vectors]).tolist()
-        if not math.isfinite(peaks[0]):
-            raise ValueError("params: expected finite values, got NaN or Inf")
-        return peaks
-
-    def _largest_row(self, factors: Tensor | None = None) -> float:
-        """Return the largest accepted magnitude in a row; infinite unless rows may be dropped.
-
-        Args:
-            factors: [S], >= 0, of the rows; None: their sum is at most 1.
-        """
-        if self.nonfinite != "drop":
-            return math.inf
-        gain = 1.0 if factors is None else float(factors.sum())
-        largest = self.server_optimizer.largest_row
-        return largest / max(1.0, self.server_lr) / max(1.0, gain)
-
-    def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> Tensor:
-        """Return the largest magnitude in each row, [S] float64; see :meth:`_check_peaks`."""
-        return self._check_peaks(cohort, self.columns.abs_max(cohort.rows), largest)
-
-    def _check_peaks(
-        self, cohort: Cohort, peaks: Tensor, largest: float | Tensor | None = None
-    ) -> Tensor:
-        """Return ``peaks`` [S], the largest magnitudes in the rows, as float64 on the CPU.
-
-        Args:
-            cohort: S clients.
-            peaks: [S].
-            largest: the largest accepted magnitude, one number or [S]; None: ``_largest_row()``.
-
-        Raises:
-            NonFiniteUpdates: rows hold NaN or Inf.
-            OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
-        """
-        peaks = peaks.to("cpu", torch.float64)
-        if not math.isfinite(float(peaks.sum())):  # no sum of S finite float32 values overflows
-            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(peaks)])
-        if self.nonfinite == "drop":
-            limits = peaks.new_tensor(self._largest_row()) if largest is None else largest
-            beyond = (peaks > limits).nonzero().flatten().tolist()
-            if beyond:
-                limits = torch.as_tensor(limits, dtype=torch.float64).expand(len(peaks))
-                sizes = {cohort.ids[i]: float(peaks[i]) for i in beyond}
-                accepted = {cohort.ids[i]: float(limits[i]) for i in beyond}
-                raise OversizedUpdates(sizes, "largest magnitude", accepted)
-        return peaks
-
-    def _check_squares(self, cohort: Cohort, squares: Sequence[float]) -> None:
-        """Refuse rows by their squared Euclidean norms.
-
-        Args:
-            cohort: S clients.
-            squares: the squared norms of their rows, S values.
-
-        Raises:
-            NonFiniteUpdates: rows hold NaN or Inf.
-            RefusedUpdates: norms are above ``max_norm``, or near the end of float32 with
-                ``nonfinite="drop"``.
-        """
-        if not all(map(math.isfinite, squares)):
-            broken = [not math.isfinite(square) for square in squares]
-            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
-        if self.max_norm is None and self.nonfinite != "drop":
-            return
-        largest = self._largest_row()
-        norms: dict[int, float] = {}  # of a client with several rows, the largest one
-        for client, norm in zip(cohort.ids, map(math.sqrt, squares), strict=True):
-            norms[client] = max(norm, norms.get(client, 0.0))
-        bound, name = math.inf, "max_norm"
-        if self._norms is not None:
-            name = "the adaptive max_norm"
-            bound = self._norms.bound({k: norm for k, norm in norms.items() if norm <= largest})
-        elif isinstance(self.max_norm, float):
-            bound = self.max_norm
-        too_long = {k: norm for k, norm in norms.items() if norm > bound}
-        oversized = {k: norm for k, norm in norms.items() if norm > largest and norm <= bound}
-        if too_long or oversized:
-            reasons = {k: f"norm {n:.6g}, but {name} is {bound:.6g}" for k, n in too_long.items()}
-            limits = dict.fromkeys(oversized, largest)
-            raise RefusedUpdates(
-                reasons | dict(OversizedUpdates(oversized, "norm", limits).reasons)
-            )
-
-    def _check_range(self, peak: float, aggregate: float) -> None:
-        """Refuse a step that could leave the range of float32.
-
-        Args:
-            peak: the largest magnitude in the parameters.
-            aggregate: an upper bound of the magnitudes in the aggregate.
-
-        Raises:
-            ValueError: parameters or moments could exceed the range.
-        """
-        if not self._step_fits(peak, aggregate):
-            raise ValueError(
-                f"updates: the step could leave the range of float32 (parameters up to "
-                f"{peak:.3g}, aggregate up to {aggregate:.3g}, server_lr {self.server_lr:.3g})"
-            )
-
-    def _step_fits(self, peak: float, aggregate: float) -> bool:
-        """Return whether parameters and moments fit into float32 after a step.
-
-        Every ``_read`` asks this, or calls :meth:`_check_range`, with the ``peak`` of its
-        aggregate.
-
-        Args:
-            peak: the largest magnitude in the parameters.
-            aggregate: an upper bound of the magnitudes in the aggregate.
-        """
-        moments = self._moments
-        if moments is None:
-            return peak + self.server_lr * aggregate <= FLOAT32_LIMIT
-        if peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT:
-            return True
-        moments.measure(self.columns)
-        return peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT

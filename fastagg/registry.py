@@ -13,6 +13,7 @@ from torch import Tensor
 from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.clipping import clip_bytes
 from fastagg.costs import Sizes
 from fastagg.modes import plain_modes
 from fastagg.norm_bound import is_adaptive, norm_bytes
@@ -212,7 +213,8 @@ def check_saved(
         num_clients = read_size("num_clients", merged.pop("num_clients", None))
         num_params = read_size("num_params", merged.pop("num_params", None))
         cost = rule.cost(Sizes(num_clients, 1, num_params, owned=False), merged)
-        norms = norm_bytes(merged.get("max_norm"))
+        norms = norm_bytes(merged.get("max_norm")) + clip_bytes(merged.get("clip_norm"))
+        clipping = [clip_bytes(given.get("clip_norm")) for given in (saved, merged)]
         chosen = merged.get("server_optimizer", "sgd")
         moments = optimizer_cost(chosen, num_params).state
         optimizers = [read_server_optimizer(saved.get("server_optimizer", "sgd")).name]
@@ -223,6 +225,11 @@ def check_saved(
         raise ValueError(
             "max_norm: expected an adaptive one where the file has one, and none where it has not; "
             "load the file without this option, then set the attribute max_norm"
+        )
+    if clipping[0] != clipping[1]:
+        raise ValueError(
+            "clip_norm: expected an adaptive one where the file has one, and none where it has "
+            "not; load the file without this option, then set the attribute clip_norm"
         )
     if optimizers[0] != optimizers[1]:
         raise ValueError(

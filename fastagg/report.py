@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fastagg.noise import Noise
+
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
@@ -31,6 +33,10 @@ class StepReport:
         ages: [S] int64, the age of each row of ``active``; None: no row was late. ``fedbuff`` takes
             several rows of a client: its id is then in ``active`` several times, in the order of
             ages, and also in ``rejected`` if one of its rows was too old.
+        clip_norm: the norm to which longer rows were scaled down; None without ``clip_norm``.
+        clipped: [C] int64, ids of the clients in ``active`` whose rows were scaled down. Their
+            ``weights`` are the factors of the rows as they came. None without ``clip_norm``.
+        noise: the noise in the aggregate; None without ``noise_multiplier``.
     """
 
     active: Tensor
@@ -42,6 +48,9 @@ class StepReport:
     reasons: Mapping[int, str] = field(default_factory=dict)
     reason: str = ""
     ages: Tensor | None = None
+    clip_norm: float | None = None
+    clipped: Tensor | None = None
+    noise: Noise | None = None
 
 
 @dataclass

@@ -164,6 +164,18 @@ def test_a_bound_of_norms_costs_a_pass_where_there_is_no_gram_matrix(name: str) 
     assert bounded.wire_bytes == without.wire_bytes + passes * (2 * 8 * 10 + 512 * 4)
 
 
+@pytest.mark.parametrize("name", fastagg.available())
+def test_clipping_costs_a_pass_and_an_adaptive_bound_one_number(name: str) -> None:
+    sizes = {"num_clients": 100, "num_active": 10, "num_params": 1000}
+    options = REQUIRED.get(name, {})
+    without = fastagg.plan(name, **sizes, **options)
+    clipped = fastagg.plan(name, clip_norm=1.0, **sizes, **options)
+    assert clipped.bytes_moved == without.bytes_moved + 4 * 10 * 1000
+    assert clipped.flops == without.flops + 2 * 10 * 1000
+    adaptive = fastagg.plan(name, clip_norm="adaptive", **sizes, **options)
+    assert adaptive.state_bytes == without.state_bytes + 8 == clipped.state_bytes + 8
+
+
 def _ops_of(name: str) -> set[str]:
     """Return the operations on all columns of a step without a norm bound."""
     agg = fastagg.make(name, num_clients=3, num_params=5, **REQUIRED.get(name, {}))

@@ -21,14 +21,14 @@ LAYERS = [
     {"fastagg.ops", "fastagg._extension"},
     {
         *("fastagg.options", "fastagg.costs", "fastagg.signals", "fastagg.calls", "fastagg.modes"),
-        *("fastagg.report", "fastagg.durable"),
+        *("fastagg.report", "fastagg.durable", "fastagg.noise"),
         "fastagg.tensor_file",
     },
     {"fastagg.updates"},
     {
-        *("fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.server_optimizer"),
-        *("fastagg.staleness", "fastagg.description"),
-        "fastagg.churn",
+        *("fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.row_checks"),
+        *("fastagg.server_optimizer", "fastagg.clipping", "fastagg.clipped_steps"),
+        *("fastagg.staleness", "fastagg.description", "fastagg.churn"),
     },
     {"fastagg.aggregator"},
     {"fastagg.registry"},
@@ -36,7 +36,7 @@ LAYERS = [
     {"fastagg.rules"},
     {
         *("fastagg.robust", "fastagg.distributed", "fastagg.planning"),
-        *("fastagg.inbox", "fastagg.answer_files"),
+        *("fastagg.inbox", "fastagg.answer_files", "fastagg.privacy"),
     },
     {"fastagg.integrations", "fastagg_sim"},
     {"fastagg_sim.experiments"},

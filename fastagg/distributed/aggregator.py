@@ -16,6 +16,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.clipping import AdaptiveClip, ClipNorm
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
@@ -117,6 +118,7 @@ class ShardedAggregator:
                 RuleName(rule), num_clients=num_clients, num_params=self.num_own, **options
             )
             self._check_blocks()
+            _check_count_noise(self.local.clip_norm)
         self.local.columns = ShardedColumns(self.segment, self.begin, self._ranks)
 
     def _check_blocks(self) -> None:
@@ -177,7 +179,13 @@ class ShardedAggregator:
 
     @torch.no_grad()
     def step(
-        self, params: Tensor, updates: Updates, clients: Clients, *, ages: Ages | None = None
+        self,
+        params: Tensor,
+        updates: Updates,
+        clients: Clients,
+        *,
+        ages: Ages | None = None,
+        weights: Any = None,
     ) -> StepReport:
         """Run :meth:`fastagg.Aggregator.step` on this rank's columns. All ranks must call it.
 
@@ -187,6 +195,7 @@ class ShardedAggregator:
                 takes.
             clients: S ids, the same on all ranks, in any order.
             ages: S ages, as for :meth:`fastagg.Aggregator.step`, the same on all ranks.
+            weights: likewise.
 
         Returns:
             The report, the same on all ranks.
@@ -208,15 +217,17 @@ class ShardedAggregator:
                 device=self.local.device,
                 ages=ages,
                 repeats=self.local.repeats_clients,
+                weights=weights,
             )
             local = self.local
-            common = [cohort.clients, cohort.ages, cohort.streamed]
+            common = [cohort.clients, cohort.ages, cohort.weights, cohort.streamed]
             common += [local.server_lr, local.nonfinite, local.max_norm, local.min_active]
+            common += [local.clip_norm, local.noise_multiplier]
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
         self._ranks.agree("the arguments of the step", common, error)
         with self._ranks.failing_together("the step"):
-            return self.local.step(params, updates, clients, ages=ages)
+            return self.local.step(params, updates, clients, ages=ages, weights=weights)
 
     @torch.no_grad()
     def forget(self, clients: Clients) -> None:
@@ -382,6 +393,15 @@ class ShardedAggregator:
             f"ShardedAggregator({self.local.name!r}, num_clients={self.num_clients}, "
             f"num_params={self.num_params}, columns={self.begin}:{self.end}, "
             f"rank={self._ranks.rank} of {self._ranks.size})"
+        )
+
+
+def _check_count_noise(clip_norm: ClipNorm) -> None:
+    """Raise ValueError if every rank would draw noise of its own for a count of all."""
+    if isinstance(clip_norm, AdaptiveClip) and clip_norm.count_noise > 0.0:
+        raise ValueError(
+            "clip_norm: count_noise: expected 0, because every rank would draw its own noise for "
+            f"the bound that all ranks share, got {clip_norm.count_noise:g}"
         )
 
 

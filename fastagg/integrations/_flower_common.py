@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 from fastagg.integrations._report import Answer, RoundReport
@@ -17,6 +19,7 @@ _LOG = logging.getLogger("flwr")
 IdFn = Callable[[Any, dict[str, Any]], int]
 """(node id, metrics of its answer) -> client id."""
 
+_WRAPPERS = ("DifferentialPrivacyClientSide", "DifferentialPrivacyServerSide")
 _PAUSE = 1.0  # seconds from one look at the connected nodes to the next
 
 
@@ -77,6 +80,54 @@ def warn_of_missing(connected: int, least: int, timeout: float) -> None:
     """Log that a round begins with fewer nodes than it has waited for."""
     text = "\t%d of %d nodes after %g s (node_timeout): the round goes on without the others"
     _LOG.warning(text, connected, least, timeout)
+
+
+def check_wrappers(server: AggregationServer) -> None:
+    """Check that none of Flower's wrappers for differential privacy runs a rule that it cannot.
+
+    Call it where a strategy is called to configure a round: a wrapper does that, and is a caller.
+    They add noise for the sensitivity of a mean, clipping_norm / num_sampled_clients.
+
+    Raises:
+        ValueError: the aggregate of the rule is no mean with equal weights.
+    """
+    problem = _more_than_a_mean(server)
+    if not problem:
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = type(frame.f_locals.get("self"))
+        if caller.__module__.startswith("flwr.") and caller.__name__.startswith(_WRAPPERS):
+            break
+        frame = frame.f_back
+    else:
+        return
+    raise ValueError(
+        f"{caller.__name__} adds noise for a mean of clipped updates with equal weights, in which "
+        f"one client has the factor 1 / num_sampled_clients, but {problem}; so its noise would "
+        "guarantee less than it says. Use the options clip_norm and noise_multiplier of "
+        "fastagg, which know the sensitivity of the rule (docs/privacy.md)"
+    )
+
+
+def _more_than_a_mean(server: AggregationServer) -> str:
+    """Return why one client may change the model by more than in a mean; empty if it may not."""
+    rule = server.example
+    if rule.name != "fedavg":
+        return f"the rule {rule.name!r} may give a client a larger factor, or remember its update"
+    if server.weighing.used:
+        return "updates have the weights num-examples (pass weighted=False)"
+    if rule.tells_clients_apart:
+        return "the rule has client_weights that differ"
+    if rule.server_lr > 1.0 or rule.server_optimizer.name != "sgd":
+        return f"the step has server_lr={rule.server_lr:g} and {rule.server_optimizer}"
+    return ""
+
+
+def log_weighing(server: AggregationServer, key: str) -> None:
+    """Log in the first round of a run why answers do not count by their weights."""
+    if server.rounds == 0 and server.weighing.reason:
+        _LOG.info("\t%s weighs metrics only, not updates: %s", key, server.weighing.reason)
 
 
 def log_report(report: RoundReport) -> None:

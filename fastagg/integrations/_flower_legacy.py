@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
@@ -18,9 +19,11 @@ from fastagg.aggregator import Aggregator
 from fastagg.integrations._flower_common import (
     IdFn,
     answer_with_id,
+    check_wrappers,
     id_source,
     log_changes,
     log_report,
+    log_weighing,
     settle_round,
     warn_of_missing,
 )
@@ -63,6 +66,7 @@ class FastAggLegacyStrategy(FedAvg):
         names: the names of all arrays of the model, in order, such as ``[*module.state_dict()]``.
             None: arrays are named by position, "0", "1", ...; then running statistics are not
             recognised.
+        weighted: as in the other API; weights are the ``num_examples`` of results.
         resume_from: checkpoint from which to continue.
         rule_options: options of the rule, if it is given by name, such as ``max_norm``.
         **options: options of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
@@ -94,6 +98,7 @@ class FastAggLegacyStrategy(FedAvg):
         selection: str = "random",
         roles: Roles = "auto",
         names: Sequence[str] | None = None,
+        weighted: bool | None = None,
         resume_from: str | os.PathLike[str] | None = None,
         rule_options: dict[str, Any] | None = None,
         **options: Any,
@@ -118,6 +123,7 @@ class FastAggLegacyStrategy(FedAvg):
             release_after=release_after,
             selection=selection,
             roles=roles,
+            weighted=weighted,
             **(rule_options or {}),
         )
         self.last_report: RoundReport | None = None
@@ -148,6 +154,7 @@ class FastAggLegacyStrategy(FedAvg):
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Return the instructions of a round; store the model and the clients that are asked."""
+        check_wrappers(self.server)
         self._settle(parameters)
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
         proxies = self._wait(client_manager, self.min_fit_clients)
@@ -184,6 +191,7 @@ class FastAggLegacyStrategy(FedAvg):
             _LOG.info("\tnothing is aggregated: clients failed, and accept_failures is False")
             results = []
         answers = [self._read(proxy.cid, result) for proxy, result in results]
+        log_weighing(self.server, "num_examples")
         report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
@@ -236,8 +244,10 @@ class FastAggLegacyStrategy(FedAvg):
             return Answer(cid, {}, problem=problem)
         arrays, metrics = self._arrays(result.parameters), result.metrics or {}
         if self._id_fn is not None:
-            return answer_with_id(cid, arrays, self._id_fn, cid, dict(metrics))
-        return Answer(cid, arrays, metrics.get(self.partition_key))
+            answer = answer_with_id(cid, arrays, self._id_fn, cid, dict(metrics))
+        else:
+            answer = Answer(cid, arrays, metrics.get(self.partition_key))
+        return replace(answer, weight=result.num_examples)
 
     def _arrays(self, parameters: Parameters) -> dict[str, bytes]:
         """Return the tensors by name; they have none in this API.

@@ -27,9 +27,11 @@ from fastagg.aggregator import Aggregator
 from fastagg.integrations._flower_common import (
     IdFn,
     answer_with_id,
+    check_wrappers,
     id_source,
     log_changes,
     log_report,
+    log_weighing,
     settle_round,
     wait_for_nodes,
 )
@@ -62,8 +64,8 @@ class FastAggStrategy(FedAvg):
     another node. The round continues without it. If no answer is left, the model does not change.
 
     Each metric is averaged, with the weights ``num-examples``, over the clients that sent a finite
-    number for it; the log names the others. Updates are weighted by the rule:
-    equally, unless it has the option ``client_weights`` [K].
+    number for it; the log names the others. Updates have these weights, too, as in Flower's
+    ``FedAvg``, if the rule takes weights of a round (``weighted``).
 
     Integer and bool arrays keep the server's values, dtype and shape. Running statistics of
     normalisation layers, which are found by their names, become the mean of those of the active
@@ -101,12 +103,16 @@ class FastAggStrategy(FedAvg):
             never asked first, ties at random (FedLaAvg).
         roles: an ordered mapping from names of arrays, or patterns as of :mod:`fnmatch`, to roles;
             the first match decides. "rule": the rule aggregates the array. "mean": the mean of the
-            active clients' values, with the rule's ``client_weights``. "server": the server's
+            active clients' values, with the weights of their updates. "server": the server's
             values stay and are sent; answers may lack the array. "local": clients keep their own;
             the server does not send the array, and answers may lack it. Without a match, and with
             "auto": "server" for integers and bools, "mean" for names that end in running_mean or
             running_var, "rule" for the rest. For a module whose statistics have other names:
             ``roles=fastagg.FlatLayout.from_module(module, roles="auto").roles``.
+        weighted: whether updates have the weights ``num-examples`` (``weighted_by_key``). None: if
+            the rule takes weights of a round and has no ``client_weights``: "fedavg". The log of
+            the first round says why they are not used. True: they replace the ``client_weights`` of
+            active clients; the rule must take them. False: the rule's own weights count.
         **rule_options: options of the rule, if it is given by name: ``server_lr``,
             ``client_weights``, ``max_norm`` (a longer update is rejected), ... With ``staleness``
             and ``max_staleness``, replies that come after the end of their round count in a later
@@ -148,6 +154,7 @@ class FastAggStrategy(FedAvg):
         release_after: int | None = 0,
         selection: str = "random",
         roles: Roles = "auto",
+        weighted: bool | None = None,
         **rule_options: Any,
     ) -> None:
         super().__init__(
@@ -182,6 +189,7 @@ class FastAggStrategy(FedAvg):
             release_after=release_after,
             selection=selection,
             roles=roles,
+            weighted=weighted,
             **rule_options,
         )
         self.last_report: RoundReport | None = None
@@ -203,6 +211,7 @@ class FastAggStrategy(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the training messages of a round; store the model and the nodes that are asked."""
+        check_wrappers(self.server)
         self._settle(arrays)
         if self.fraction_train == 0.0:
             self.server.open_round(None)
@@ -234,6 +243,7 @@ class FastAggStrategy(FedAvg):
         # Late ones first: metrics are those of the last reply of a node.
         valid.sort(key=lambda message: self._round_of(message) or server_round)
         answers = [self._read(message) for message in valid]
+        log_weighing(self.server, self.weighted_by_key)
         report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
@@ -488,9 +498,11 @@ class FastAggStrategy(FedAvg):
         if wrong:
             return Answer(sender, {}, problem=f"arrays {wrong[:5]}: expected stype {_NUMPY}")
         data = {name: array.data for name, array in arrays.items()}
+        weight = metrics[self.weighted_by_key]
         if self._id_fn is not None:
-            return answer_with_id(sender, data, self._id_fn, int(sender), dict(metrics))
-        return Answer(sender, data, metrics.get(self.partition_key))
+            answer = answer_with_id(sender, data, self._id_fn, int(sender), dict(metrics))
+            return replace(answer, weight=weight)
+        return Answer(sender, data, metrics.get(self.partition_key), weight=weight)
 
     def _metrics(
         self, messages: list[Message], ids: dict[str, int], aggregate: MetricsFn | None

@@ -184,6 +184,7 @@ def check_rule(
     _check_name(path, aggregator.name, content)
     own = aggregator.options()
     new = {"server_optimizer": to_saved("server_optimizer", ServerOptimizer()), "min_active": 1}
+    new |= {"clip_norm": None, "noise_multiplier": 0.0}
     saved = {**new, **content["rule_options"], **under("option.", state)}  # new: not in old files
     notes = _accept_more_clients(own, saved)
     differing = {

@@ -24,6 +24,8 @@ class Answer:
         problem: why the answer cannot be used; None if no problem was found yet.
         is_update: whether the arrays of the rule are an update, and not weights.
         round: number of the round whose model the client got, from 1; None: the present one.
+        weight: how much the answer counts, such as the client's number of samples, if the server
+            weighs answers; None: the client did not say.
     """
 
     sender: str
@@ -32,6 +34,7 @@ class Answer:
     problem: str | None = None
     is_update: bool = False
     round: int | None = None
+    weight: object | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,9 @@ class RoundReport:
         if self.friends:
             stands = [f"{friend} for {client}" for client, friend in sorted(self.friends.items())]
             lines.append(f"stood in: {listed(stands)}")
+        if self.step is not None and self.step.clipped is not None and len(self.step.clipped):
+            clipped = listed(self.step.clipped.tolist())
+            lines.append(f"scaled down to norm {self.step.clip_norm:.6g}: {clipped}")
         for client, (old, new) in sorted(self.reassigned.items()):
             lines.append(f"client {client}: {old} has left, it is {new} now")
         if self.forgotten:

@@ -44,7 +44,8 @@ from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._selection import Selection
 from fastagg.integrations._signals import SignalGuard
-from fastagg.integrations._statistics import Statistics, client_weights
+from fastagg.integrations._statistics import Statistics
+from fastagg.integrations._weighing import Weighing
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.making import make
 from fastagg.norm_bound import read_max_norm
@@ -86,6 +87,8 @@ class AggregationServer:
         selection: how :meth:`sample` chooses those that train; see
             :class:`fastagg.integrations._selection.Selection`.
         roles: patterns of names of arrays and their roles, see :mod:`fastagg.updates.roles`.
+        weighted: whether answers count by their weights; see
+            :class:`fastagg.integrations._weighing.Weighing`.
         **options: options of the rule, if it is given by name.
 
     Attributes:
@@ -94,6 +97,8 @@ class AggregationServer:
             process.
         ids: ids of the clients.
         history: metrics of the rounds, for the checkpoint.
+        example: an aggregator with the options of the rule, perhaps for another model.
+        weighing: whether answers count by their weights, and why not.
         guard: saves on SIGINT and SIGTERM while it is installed.
 
     Raises:
@@ -116,19 +121,23 @@ class AggregationServer:
         release_after: int | None = 0,
         selection: str = "random",
         roles: Roles = "auto",
+        weighted: bool | None = False,
         **options: Any,
     ) -> None:
         self._rule = rule
         self._options = options
         if isinstance(rule, Aggregator):
             self.num_clients = check_aggregator(rule, num_clients, options)
-            self._lasting = rule.tells_clients_apart
+            example = rule
         elif isinstance(rule, str):
             self.num_clients = read_size("num_clients", num_clients)
             # Raises for wrong options now, not in the first round.
-            self._lasting = self._make(num_params=1).tells_clients_apart
+            example = self._make(num_params=1)
         else:
             raise TypeError(f"rule: expected a name or an aggregator, got {type(rule).__name__}")
+        self.example = example
+        self._lasting = example.tells_clients_apart
+        self.weighing = Weighing(weighted, example)
         if checkpoint_path is not None and not Path(checkpoint_path).absolute().parent.is_dir():
             raise FileNotFoundError(f"checkpoint_path: there is no folder for {checkpoint_path}")
         self.checkpoint_path = checkpoint_path
@@ -244,6 +253,7 @@ class AggregationServer:
                 f"rule: expected an aggregator for {layout.num_params} parameters, like the model, "
                 f"got one for {aggregator.num_params} parameters"
             )
+        _check_covered(layout, aggregator)
         if self.checkpoint_path is not None:
             aggregator.options()  # raises for options that cannot be saved now, not after a round
         carried = self._carried | layout.carried(arrays)
@@ -403,11 +413,13 @@ class AggregationServer:
             received = ReceivedModels(layout, self._params, self._row_pool(layout))
             statistics = self._running()
             statistics.begin(self.aggregator.max_norm)
+            weights: dict[int, Any] = {}  # by client
             for answer in [a for a in usable if a.sender in ids]:
                 try:
                     base = None if answer.round is None else self._earlier.model(answer.round)
                     received.add(ids[answer.sender], answer.arrays, answer.is_update, base)
                     statistics.read(answer.arrays, ids[answer.sender])
+                    weights[ids[answer.sender]] = answer.weight
                 except WireError as error:
                     rejected[answer.sender] = str(error)
                     del ids[answer.sender]
@@ -422,15 +434,14 @@ class AggregationServer:
                 for sender, number in late.items()
                 if sender in ids
             }
-            step, error_text = self._step(received, sorted(ids.values()), ages)
+            step, error_text = self._step(received, sorted(ids.values()), ages, weights)
             if step is not None:
                 for sender, client in list(ids.items()):
                     if client in step.reasons:
                         rejected[sender] = f"update of client {client}: {step.reasons[client]}"
                         del ids[sender]
-                statistics.average(
-                    step.active.tolist(), client_weights(self.aggregator), step.reasons
-                )
+                shares = self.weighing.merged(self.aggregator, weights)
+                statistics.average(step.active.tolist(), shares, step.reasons)
             self.ids.remember(found, reported)
             reassigned = {k: pair for k, pair in found.reassigned.items() if pair[1] in ids}
             in_time = {a.sender for a in answers if a.round is None}
@@ -591,6 +602,7 @@ class AggregationServer:
             aggregator = self._aggregator
             if aggregator is None or aggregator.num_clients != number:
                 aggregator = self._make(layout.num_params, number)
+            _check_covered(layout, aggregator)
             changed = check_rule(str(path), aggregator, content, state)
             history = MetricHistory()
             if "history" in state:  # an older file has none
@@ -667,6 +679,8 @@ class AggregationServer:
                 rejected[answer.sender] = "was not asked in this round"
             elif counts[answer.sender] > 1:
                 rejected[answer.sender] = f"answered {counts[answer.sender]} times"
+            elif (problem := self.weighing.problem(answer)) is not None:
+                rejected.setdefault(answer.sender, problem)
             elif answer.problem is None:
                 usable.append(answer)
         return usable + self._newest_late(answers, {a.sender for a in usable}, rejected)
@@ -692,7 +706,11 @@ class AggregationServer:
         return [*newest.values()]
 
     def _step(
-        self, received: ReceivedModels, clients: list[int], ages: Mapping[int, int]
+        self,
+        received: ReceivedModels,
+        clients: list[int],
+        ages: Mapping[int, int],
+        weights: Mapping[int, float],
     ) -> tuple[StepReport | None, str | None]:
         """Run a step; return the rule's report, or None and why there was no step.
 
@@ -706,9 +724,10 @@ class AggregationServer:
         try:
             if not clients:
                 return self.aggregator.step(self._params, [], []), None
-            updates = received.updates(clients)
+            rows, counts = received.updates(clients), self.weighing.of(clients, weights)
             late = [ages.get(k, 0) for k in clients] if ages else None
-            return self.aggregator.step(self._params, updates, clients, ages=late), None
+            step = self.aggregator.step(self._params, rows, clients, ages=late, weights=counts)
+            return step, None
         except ValueError as error:  # parameters and state are as before
             return None, str(error)
         finally:
@@ -726,6 +745,16 @@ def _there(value: T | None) -> T:
     if value is None:
         raise RuntimeError("there is no model yet: call set_model or resume first")
     return value
+
+
+def _check_covered(layout: WireLayout, aggregator: Aggregator) -> None:
+    """Raise ValueError if the rule has noise, but arrays of the model would be sent without it."""
+    if aggregator.noise_multiplier > 0.0 and layout.num_statistics:
+        raise ValueError(
+            "roles: expected no array with the role 'mean' with noise_multiplier, because means of "
+            f"statistics have no noise, got {layout.num_statistics} such numbers; give them the "
+            "role 'rule', 'server' or 'local'"
+        )
 
 
 def _read_model(layout: WireLayout, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, bytes]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -162,11 +161,6 @@ class Statistics:
             self._norms = None
         elif self._norms is None or self._norms.options != options:
             self._norms = RecentNorms(options)
-
-
-def client_weights(rule: object) -> Tensor | None:
-    """Return the client weights of a rule, [K] float64; None if it has none."""
-    return cast("Tensor | None", getattr(rule, "client_weights", None))
 
 
 def _options(max_norm: MaxNorm) -> AdaptiveNorm | None:

@@ -112,6 +112,9 @@ class Server:
             :meth:`finish_round` raises an error.
         roles: patterns of names of arrays and their roles: "rule", "mean", "server" or "local", as
             for :class:`FlatLayout`. A "local" array is not sent.
+        weighted: answers have weights, such as the numbers of samples that clients have trained on;
+            the rule must take weights of a round (:meth:`fastagg.Aggregator.step`). A client that
+            lies has as much influence as it likes.
         **options: options of the rule, if it is given by name.
 
     Raises:
@@ -135,6 +138,7 @@ class Server:
         checkpoint_keep: int = 2,
         max_empty_rounds: int = 10,
         roles: Roles = "auto",
+        weighted: bool = False,
         **options: Any,
     ) -> None:
         self.round_seconds = read_positive("round_seconds", round_seconds)
@@ -165,6 +169,7 @@ class Server:
             ids=_IDS[ids],
             release_after=None,
             roles=roles,
+            weighted=weighted,
             **options,
         )
         self._core.set_model(_tensors.pack(state))
@@ -313,7 +318,12 @@ class Server:
             return current.task
 
     def submit(
-        self, client: Client, tensors: Mapping[str, Tensor], key: str | None = None
+        self,
+        client: Client,
+        tensors: Mapping[str, Tensor],
+        key: str | None = None,
+        *,
+        weight: float | None = None,
     ) -> str | None:
         """Take the answer of a client for the open round.
 
@@ -322,19 +332,30 @@ class Server:
             tensors: its weights, or its update. They are copied. Arrays with the roles "server" and
                 "local" may be missing.
             key: :attr:`Task.key` of the round for which the answer is; None: the open one.
+            weight: how much the answer counts, finite, >= 0, for a server with ``weighted=True``;
+                others ignore it.
 
         Returns:
             None if the answer was taken, or why it was not. The values are read when the round
             ends: NaN, or an update that is too long, is in the report.
         """
-        return self._submit(client, key, lambda: _tensors.pack_answer(tensors))
+        return self._submit(client, key, weight, lambda: _tensors.pack_answer(tensors))
 
-    def submit_bytes(self, client: Client, data: bytes, key: str | None = None) -> str | None:
+    def submit_bytes(
+        self,
+        client: Client,
+        data: bytes,
+        key: str | None = None,
+        *,
+        weight: float | None = None,
+    ) -> str | None:
         """Take the answer of a client, as the bytes of a safetensors file; see :meth:`submit`.
 
         Sizes are checked before anything is copied, and nothing is unpickled.
         """
-        return self._submit(client, key, lambda: _tensors.from_safetensors(data, self._layout))
+        return self._submit(
+            client, key, weight, lambda: _tensors.from_safetensors(data, self._layout)
+        )
 
     def finish_round(self) -> RoundReport:
         """Wait until all clients have answered, or the deadline; aggregate, and write a checkpoint.
@@ -439,7 +460,13 @@ class Server:
         finally:
             guard.uninstall()
 
-    def _submit(self, client: Client, key: str | None, read: Callable[[], Received]) -> str | None:
+    def _submit(
+        self,
+        client: Client,
+        key: str | None,
+        weight: float | None,
+        read: Callable[[], Received],
+    ) -> str | None:
         """Take an answer, if it is of the open round; ``read`` makes it, outside of the lock."""
         sender = self._sender(client)
         with self._changed:
@@ -448,8 +475,13 @@ class Server:
         if reason is None:
             assert current is not None  # otherwise there is a reason
             answer = Answer(
-                sender, {}, client if self._numbered else None, is_update=self._sends_updates
+                sender,
+                {},
+                client if self._numbered else None,
+                is_update=self._sends_updates,
+                weight=weight,
             )
+            answer = replace(answer, problem=self._core.weighing.problem(answer))
             try:
                 arrays = read()
                 self._layout.check(arrays)

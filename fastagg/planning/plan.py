@@ -11,6 +11,7 @@ import torch
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator
+from fastagg.clipping import clip_bytes
 from fastagg.costs import Cost, Sizes
 from fastagg.norm_bound import norm_bytes, resolve_max_norm
 from fastagg.options import option_defaults, read_size
@@ -181,8 +182,9 @@ def plan(
     previous aggregate, in all of these numbers and in its state.
 
     With ``max_norm``, rules without a Gram matrix read every row once more: 4Sd bytes, 2Sd flops.
-    The estimate for fdms counts all pairs; elimination saves up to the factor by which it shrinks
-    the candidate sets.
+    With ``clip_norm``, all rules do; copies of rows that are scaled down, and noise, are not
+    counted. The estimate for fdms counts all pairs; elimination saves up to the factor by which it
+    shrinks the candidate sets.
 
     Args:
         name: one of :func:`fastagg.available`.
@@ -236,14 +238,18 @@ def plan(
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
     max_norm = resolve_max_norm(options.get("max_norm", "auto"), options.get("nonfinite"))
+    clip_norm = options.get("clip_norm")
+    if options.get("noise_multiplier") and options.get("max_norm", "auto") == "auto":
+        max_norm = None
     moments = optimizer_cost(options.get("server_optimizer", "sgd"), own)
     cost = replace(
         cost,
-        state=cost.state + norm_bytes(max_norm) + moments.state,
+        state=cost.state + norm_bytes(max_norm) + clip_bytes(clip_norm) + moments.state,
         moved=cost.moved + moments.moved,
         flops=cost.flops + moments.flops,
     )
-    if max_norm is not None and not rule.norms_known:  # norms need another pass
+    # norms need another pass
+    if clip_norm is not None or (max_norm is not None and not rule.norms_known):
         cost = replace(
             cost,
             moved=cost.moved + 4 * S * own,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the option ``client_weights``, and divide weights by their sum."""
+"""Read the option ``client_weights``, and divide weights of clients by their sum."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastagg.options import FLOAT32_LIMIT
+from fastagg.updates.cohort import Cohort
 
 
 def read_client_weights(value: object, num_clients: int) -> Tensor:
@@ -43,17 +44,70 @@ def read_client_weights(value: object, num_clients: int) -> Tensor:
     return weights
 
 
-def relative(weights: Tensor, clients: str) -> Tensor:
+def relative(weights: Tensor, clients: str, name: str = "client_weights") -> Tensor:
     """Return ``weights`` divided by their correctly rounded sum: [n] float64 -> [n] float64.
 
     Args:
         weights: [n] float64, >= 0.
         clients: whose weights these are, for the error message.
+        name: of the argument with the weights, for the error message.
 
     Raises:
         ValueError: all weights are zero.
     """
     whole = math.fsum(weights.tolist())
     if whole == 0.0:
-        raise ValueError(f"client_weights: expected a weight > 0 among {clients}, got all zeros")
+        raise ValueError(f"{name}: expected a weight > 0 among {clients}, got all zeros")
     return weights / whole
+
+
+def active_shares(client_weights: Tensor, cohort: Cohort) -> Tensor:
+    """Return the shares of the active clients, of sum 1: [S] float64.
+
+    They are those of the weights of the round, if it has weights. Equal ones give the bits of
+    ``client_weights=None``.
+
+    Args:
+        client_weights: [K] float64.
+        cohort: S >= 1 clients.
+
+    Raises:
+        ValueError: all of these weights are zero.
+    """
+    weights, name = client_weights.index_select(0, cohort.clients), "client_weights"
+    if cohort.weights is not None:
+        weights, name = cohort.weights, "weights"
+        if bool((weights == weights[0]).all()) and weights[0] > 0:
+            weights = torch.full_like(weights, 1.0 / len(client_weights))
+    return relative(weights, "the active clients", name)
+
+
+def all_shares(client_weights: Tensor, shares: Tensor, cohort: Cohort) -> Tensor:
+    """Return the shares of all clients in a round, of sum 1: [K] float64.
+
+    Args:
+        client_weights: [K] float64; weights of the round replace those of the active clients.
+        shares: [K] float64, ``client_weights`` divided by their sum.
+        cohort: the active clients.
+
+    Raises:
+        ValueError: all weights are zero.
+    """
+    if cohort.weights is None:
+        return shares
+    weights = client_weights.index_copy(0, cohort.clients, cohort.weights)
+    return relative(weights, "all clients", "weights and client_weights")
+
+
+def absent_without_weights(client_weights: Tensor) -> str:
+    """Return why a rule that weighs absent clients takes no weights of a round; empty: it does.
+
+    Args:
+        client_weights: [K] float64. The default, 1/K each, is in no units.
+    """
+    if bool((client_weights != 1.0 / len(client_weights)).any()):
+        return ""
+    return (
+        "it weighs absent clients as well, so it needs client_weights [K] in the same units, such "
+        "as sample counts"
+    )

@@ -49,6 +49,7 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
     gathers_rows = True
     reads_streams_once = True
     remembers_clients = False
+    no_weights = "it sorts the values of a column, and every client has one value"
     refused = MappingProxyType(
         {
             "client_weights": "the rule sorts the values of a column, and every client has one "

@@ -103,6 +103,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     refused_staleness = none_but_constant(
         "MimiC's mean of corrected updates has equal weights; max_staleness leaves old rows out"
     )
+    no_noise = "a correction holds an earlier aggregate without its noise"
 
     def __init__(
         self,

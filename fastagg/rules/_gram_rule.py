@@ -39,7 +39,7 @@ _FULL = none_but_constant(
 )
 _ROW_OPTIONS = (
     *("client_weights", "memory_dtype", "memory_folder", "max_age", "min_active"),
-    *("staleness", "max_staleness"),
+    *("staleness", "max_staleness", "clip_norm", "noise_multiplier"),
 )
 """Options that say nothing of the policy, and may not fit a rule with one client."""
 
@@ -127,6 +127,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
     column_blocks = COLUMN_BLOCKS
     norms_known = True
     collects_streams = False
+    no_weights = (
+        "it must withstand clients that lie, and such numbers come from the clients; "
+        "client_weights are for weights that the server knows"
+    )
     refused = MappingProxyType(
         {
             "sketch": "sketches keep the distances of two rows, but this rule compares rows with "

@@ -123,6 +123,12 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     )
     column_blocks = COLUMN_BLOCKS
     collects_streams = False
+    no_weights = (
+        "it keeps a total of remembered rows with constant shares, so the weight of a row cannot "
+        "change; client_weights are the weights of all rounds"
+    )
+    no_noise = "no bound is known of what one client can change in its memory rows together"
+    keeps_aggregate = True
     remembers_models: ClassVar[bool] = False
     """Whether a memory row is a local model instead of an update."""
 
@@ -135,6 +141,11 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         max_age: int | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
+        if memory_dtype != "float32" and not self.no_noise:
+            self.no_noise = (
+                f"rows that are rounded to {memory_dtype} may be longer than clip_norm; use "
+                'memory_dtype="float32"'
+            )
         super().__init__(**options)
         self.max_age = read_max_age(max_age)
         rounds = torch.zeros((), dtype=torch.int64)
@@ -284,6 +295,10 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             changes: [S] float64, >= |new row - old row|.
         """
         return plan.norm * float(self._shares @ peaks)
+
+    def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
+        # Which rows count follows from who was active, and is the same without a client's rows.
+        return plan.norm * float(self._shares.max())
 
     def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
         self.memory.forget(plan.blank)

@@ -89,6 +89,8 @@ class AveragingRule(WeightedRule[P, Reading]):
 
     reads_streams_once = True
     remembers_clients = False
+    sums_rows_by_plan = True
+    no_noise = ""
 
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> Reading:
         if cohort.streamed:
@@ -98,3 +100,7 @@ class AveragingRule(WeightedRule[P, Reading]):
         else:
             self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
         return Reading(plan.weights, self._check_aggregate(params, cohort, plan.weights))
+
+    def _largest_change(self, cohort: Cohort, plan: P) -> float:
+        whole = torch.zeros(self.num_clients, dtype=torch.float64)  # [K], of all rows of a client
+        return float(whole.index_add_(0, cohort.clients, plan.weights.abs()).max())

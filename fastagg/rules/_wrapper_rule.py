@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _OWN = (
     *("num_clients", "num_params", "server_lr", "device", "nonfinite", "max_norm"),
     *("server_optimizer", "min_active", "staleness", "max_staleness"),
+    *("clip_norm", "noise_multiplier"),
     *("reuse", "client_weights", "memory_dtype", "memory_folder", "max_age"),
 )
 

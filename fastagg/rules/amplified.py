@@ -37,6 +37,11 @@ class Amplified(AveragingRule[Plan]):
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
     """
 
+    no_weights = (
+        "it does not divide weights by their sum, so numbers in other units, such as sample "
+        "counts, would scale the step; client_weights are its weights"
+    )
+
     def __init__(
         self,
         *,

@@ -76,6 +76,11 @@ class EnqueuedFDMS:
                 "GPU knows whether an enqueued round takes effect, got "
                 f"{aggregator.server_optimizer.name!r} and {aggregator.min_active}"
             )
+        if aggregator.clip_norm is not None:
+            raise ValueError(
+                "aggregator: expected clip_norm=None, because clipping needs norms that the CPU "
+                f"does not know, got {aggregator.clip_norm}"
+            )
         device = aggregator.device
         expected = (torch.float32, (aggregator.num_params,), device.type)
         got = (params.dtype, tuple(params.shape), params.device.type)

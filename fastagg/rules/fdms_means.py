@@ -129,7 +129,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         return self._means.counts
 
     def _plan(self, cohort: Cohort) -> Plan:
-        return Plan(self._shares[cohort.clients])  # friends depend on the rows
+        return Plan(self._round_shares(cohort)[cohort.clients])  # friends depend on the rows
 
     def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Renewal:
         sketches, squares = self.columns.sketch(cohort.rows, self.sketch, round_seed(self.seed, 0))

@@ -83,7 +83,7 @@ class FDMSSoft(FDMS):
         """Return factors [S] float64: own shares, and those of absent clients, divided."""
         # In NumPy, which uses one thread: torch would wait for all of its threads, which takes
         # milliseconds if another process occupies a core.
-        shares, size = self._shares.numpy(), len(cohort)
+        shares, size = self._round_shares(cohort).numpy(), len(cohort)
         orphaned = friends.numpy() < 0
         befriended = ~orphaned
         befriended[cohort.ids] = False

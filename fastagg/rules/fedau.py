@@ -14,7 +14,7 @@ from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.report import Plan, Reading
-from fastagg.rules._client_weights import relative
+from fastagg.rules._client_weights import absent_without_weights, all_shares, relative
 from fastagg.rules._interval_state import (
     LONGEST,
     Intervals,
@@ -51,7 +51,8 @@ class FedAU(AveragingRule[_Counted]):
     Args:
         cutoff: length of the longest interval in rounds, >= 1; K in the paper, which uses 50. The
             default of the released code is 100,000, longer than its runs.
-        client_weights: [K] relative weights p; None: 1/K each.
+        client_weights: [K] relative weights p; None: 1/K each. With them, a step takes ``weights``
+            for the active clients.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     Attributes:
@@ -68,6 +69,7 @@ class FedAU(AveragingRule[_Counted]):
         super().__init__(client_weights=client_weights, **options)
         self.cutoff = read_count("cutoff", cutoff, least=1, most=LONGEST)
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
+        self.no_weights = absent_without_weights(self.client_weights)
         self.factors, self.intervals, self.waiting = first_intervals(self.num_clients)
 
     @property
@@ -75,8 +77,9 @@ class FedAU(AveragingRule[_Counted]):
         return self.factors, self.intervals, self.waiting
 
     def _plan(self, cohort: Cohort) -> _Counted:
-        shares = self._shares.index_select(0, cohort.clients)
-        weights = shares * self.factors.index_select(0, cohort.clients)
+        shares = all_shares(self.client_weights, self._shares, cohort)
+        weights = shares.index_select(0, cohort.clients)
+        weights = weights * self.factors.index_select(0, cohort.clients)
         weights = discounted(weights, cohort, self.staleness)
         return _Counted(
             weights, state=intervals_after(self._intervals, cohort.clients, self.cutoff)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fastagg.registry import register
 from fastagg.report import Plan
-from fastagg.rules._client_weights import relative
+from fastagg.rules._client_weights import active_shares, relative
 from fastagg.rules._weighted_rule import AveragingRule
 from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
@@ -19,12 +19,17 @@ class FedAvg(AveragingRule[Plan]):
     weight of a late row is ``s(age) w_s``, also in the sum.
 
     Args:
-        client_weights: [K] relative weights, for instance sample counts; None: equal.
+        client_weights: [K] relative weights, for instance sample counts; None: equal. ``weights``
+            of a step replace them.
         **options: the options of every rule; see :class:`fastagg.Aggregator`.
 
     A step raises ValueError if all active clients have weight 0.
     """
 
+    no_weights = ""
+
     def _plan(self, cohort: Cohort) -> Plan:
-        weights = self.client_weights.index_select(0, cohort.clients)
-        return Plan(relative(discounted(weights, cohort, self.staleness), "the active clients"))
+        shares = active_shares(self.client_weights, cohort)
+        if cohort.ages is not None:
+            shares = relative(discounted(shares, cohort, self.staleness), "the active clients")
+        return Plan(shares)

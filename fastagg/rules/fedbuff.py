@@ -50,6 +50,7 @@ class FedBuff(AveragingRule[Plan]):
     """
 
     repeats_clients = True
+    no_noise = "a client may have several rows in a step, which accountants do not expect"
 
     def __init__(
         self,

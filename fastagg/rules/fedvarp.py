@@ -35,6 +35,8 @@ class FedVARP(MemoryRule):
     A step raises ValueError if all active clients have weight 0.
     """
 
+    no_noise = ""
+
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         weights = relative(
             self.client_weights.index_select(0, cohort.clients), "the active clients"
@@ -44,6 +46,12 @@ class FedVARP(MemoryRule):
         # sum_s w_s (u_s - m_s), lies between the old one and the aggregate.
         active_share = float(self._shares.index_select(0, cohort.clients).sum())
         return self._memory_plan(cohort, weights, weights, part=active_share)
+
+    def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
+        # An active client s contributes a_s u_s + (w_s - a_s) m_s, an absent one w_k m_k.
+        own = self._shares.index_select(0, cohort.clients)
+        active = float((plan.weights + (plan.weights - own).abs()).max())
+        return max(active, float(self._shares.max()))
 
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor

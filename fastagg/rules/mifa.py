@@ -28,6 +28,8 @@ class MIFA(MemoryRule):
             options of every rule (:class:`fastagg.Aggregator`).
     """
 
+    no_noise = ""
+
     def __init__(self, *, empty_rounds: str = "apply", **options: Unpack[MemoryOptions]) -> None:
         super().__init__(**options)
         if empty_rounds not in ("apply", "skip"):

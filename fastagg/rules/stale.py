@@ -44,6 +44,8 @@ class Stale(MemoryRule):
     A step raises ValueError if all clients seen so far have weight 0.
     """
 
+    no_noise = ""
+
     def __init__(self, **options: Unpack[MemoryOptions]) -> None:
         super().__init__(**options)
         self.seen = torch.zeros(self.num_clients, dtype=torch.bool)

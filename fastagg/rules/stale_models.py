@@ -33,3 +33,4 @@ class StaleModels(Stale):
         "the local model of a late row contains the global model of its own round, which the "
         'server does not keep; use the rule "stale"'
     )
+    no_noise = "it averages local models, in whose rounding an update is not bounded by clip_norm"

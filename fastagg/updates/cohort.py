@@ -11,7 +11,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TypeGuard
 
 import numpy as np
@@ -25,6 +25,7 @@ from fastagg.options import MOST
 from fastagg.report import BrokenUpdates
 from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
 from fastagg.updates.columns import AnyRows, Columns, StreamedRow, alike, each_row, in_memory
+from fastagg.updates.round_weights import read_weights
 from fastagg.updates.small import ids_tensor, rows_in_order
 from fastagg.updates.streams import ColumnSource
 
@@ -62,6 +63,8 @@ class Cohort:
         ages: [S] int64, >= 0, not all 0: for each row, the number of rounds since the model that
             it started from. A client may have several rows, if the rule allows it; they are in the
             order of their ages. None: no row is late.
+        weights: [S] float64, the weights of this round, in place of the client weights; None: the
+            client weights count.
     """
 
     ids: list[int]
@@ -69,13 +72,14 @@ class Cohort:
     rows: AnyRows
     owner: RowExchange | None = None
     ages: Tensor | None = None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
         """Return a cohort of the same clients with other rows."""
-        return Cohort(self.ids, self.clients, rows, owner, self.ages)
+        return replace(self, rows=rows, owner=owner)
 
     def tensors(self) -> list[Tensor]:
         """Return the rows as S tensors [d].
@@ -114,9 +118,14 @@ class Cohort:
 
     def _at(self, positions: list[int]) -> Cohort:
         ids, rows = [self.ids[s] for s in positions], each_row(self.rows)
-        kept = alike(self.rows, [rows[s] for s in positions])
-        ages = None if self.ages is None else _if_late(self.ages[positions].tolist())
-        return Cohort(ids, ids_tensor(ids), kept, self.owner, ages)
+        return replace(
+            self,
+            ids=ids,
+            clients=ids_tensor(ids),
+            rows=alike(self.rows, [rows[s] for s in positions]),
+            ages=None if self.ages is None else _if_late(self.ages[positions].tolist()),
+            weights=None if self.weights is None else self.weights[positions],
+        )
 
 
 def read_cohort(
@@ -130,6 +139,7 @@ def read_cohort(
     gather: bool = False,
     ages: Ages | None = None,
     repeats: bool = False,
+    weights: object = None,
 ) -> Cohort:
     """Check the arguments of ``Aggregator.step`` and sort the rows by client id, then by age.
 
@@ -145,6 +155,7 @@ def read_cohort(
             each: an op checks one tensor faster than S.
         ages: S ages; None: zeros.
         repeats: a client may have several rows, of different ages.
+        weights: S finite numbers >= 0, not all zero; None: the round has no weights of its own.
 
     Returns:
         The cohort; its rows are views of ``updates``, or a copy.
@@ -173,17 +184,20 @@ def read_cohort(
         _check_overlap(params, _check_updates(updates, len(ids), num_params, device))
         given = updates if isinstance(updates, Tensor) else RowList(updates)
     _check_count(len(given), len(ids))
+    counts = None if weights is None else read_weights(weights, len(ids))
     keys: Sequence[Any] = ids if late is None else list(zip(ids, late, strict=True))
     if sorted(keys) != keys:
         order = sorted(range(len(ids)), key=keys.__getitem__)
         ids = [ids[s] for s in order]
         late = None if late is None else [late[s] for s in order]
+        counts = None if counts is None else counts[order]
         if gather and isinstance(given, Tensor) and given.nbytes <= _SMALL:
             given = rows_in_order(given, order)
         else:
             rows = each_row(given)
             given = alike(given, [rows[s] for s in order])
-    return Cohort(ids, ids_tensor(ids), given, buffer, None if late is None else _if_late(late))
+    row_ages = None if late is None else _if_late(late)
+    return Cohort(ids, ids_tensor(ids), given, buffer, row_ages, counts)
 
 
 def _if_late(ages: list[int]) -> Tensor | None:

@@ -99,6 +99,11 @@ class RunOptions:
     adam:tau=1e-9); the names are those of fastagg.ServerOptimizer."""
     min_active: int = 1
     """Minimum number of active clients; a round with fewer is skipped, under every rule."""
+    clip_norm: float | None = None
+    """Norm to which longer updates are scaled down, under every rule."""
+    noise_multiplier: float = 0.0
+    """Standard deviation of the noise on the aggregate, in units of the sensitivity; needs
+    --clip-norm and rules that take it (docs/privacy.md)."""
     dataset: str = "digits"
     """Data set."""
     data_options: tuple[str, ...] = ()
@@ -289,6 +294,10 @@ class RunOptions:
                 raise ConfigError(f"--server-optimizer: {error}") from error
         if self.min_active != 1:
             options["min_active"] = self.min_active
+        if self.clip_norm is not None:
+            options["clip_norm"] = self.clip_norm
+        if self.noise_multiplier:
+            options["noise_multiplier"] = self.noise_multiplier
         return options
 
     def _method(self, text: str, schedule: Schedule | None) -> Method:

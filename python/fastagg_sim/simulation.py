@@ -35,7 +35,7 @@ from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, generated, partition
 from fastagg_sim.schedules import Plan
 from fastagg_sim.schedules.base import of_round
-from fastagg_sim.seeds import derive, generator
+from fastagg_sim.seeds import derive, generator, numpy_generator
 from fastagg_sim.simulated_time import ROWS, simulated_time
 from fastagg_sim.statistics import RunningStatistics
 
@@ -249,6 +249,9 @@ class Simulation:
             self._norms[index] = self._row_norms(clients)
         started_step = now(self.device)
         active = torch.tensor([work.client for work in plan.answers], dtype=torch.int64)
+        if self.aggregator.noise_multiplier > 0.0:  # repeatable: there is nothing to protect
+            stream = numpy_generator(self.job.seed, "noise", index)
+            self.aggregator.random_bytes = stream.bytes
         report = self._step_late(plan, index) if self._takes_late_answers else self._step(active)
         self._statistics.average(self.aggregator, report.active.tolist())
         if self._echoes is not None:

@@ -72,7 +72,11 @@ def alone(
     params = worker.first_params()
     weights = [
         agg.step(
-            params, updates, clients, ages=worker.ages_of(options, t, clients)
+            params,
+            updates,
+            clients,
+            ages=worker.ages_of(options, t, clients),
+            weights=worker.round_weights(agg, clients),
         ).weights.tolist()
         for t, (updates, clients) in enumerate(worker.rounds(0, rounds))
     ]
@@ -136,7 +140,7 @@ def test_an_error_on_one_rank_is_raised_on_all_ranks(run: Run, tmp_path: Path) -
         zero["shape"].startswith("RankError: ")
         and "rank 1 of 2 refused: ValueError" in zero["shape"]
     )
-    for key in ("clients", "ages", "options"):
+    for key in ("clients", "ages", "weights", "options"):
         for seen in (zero, one):
             assert seen[key].startswith("RankError: ") and "expected the same" in seen[key]
     for key in ("read", "again"):  # in the middle of a step

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import fastagg
 from fastagg.distributed import ShardedAggregator
 from fastagg.updates.streams import ColumnBlocks
 
@@ -37,6 +38,8 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fdms", {"similarity": "distance", "elimination": "theorem2"}),
     ("fdms", {"sketch": 256, "elimination": "theorem2", "max_norm": 100.0}),
     ("fdms-means", {"sketch": 64, "max_norm": 100.0}),
+    ("fdms-means", {"sketch": 64, "client_weights": WEIGHTS}),
+    ("fdms", {"clip_norm": 90.0, "similarity": "distance"}),
     ("fdms-soft", {"friends": 2, "max_share": 0.3}),
     ("fdms-soft", {"sketch": 64, "similarity": "distance"}),
     ("fdms", {"staleness": "hinge"}),
@@ -46,6 +49,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("fedavg", {"max_norm": {"multiple": 1.001, "window": 4, "warmup": 0}}),
     ("fedbuff", {"staleness": "polynomial"}),
     ("fedstale", {"beta": 0.3, "cutoff": 2}),
+    ("fedavg", {"clip_norm": {"initial": 90.0}}),
     ("fedvarp", {"server_lr": 0.7}),
     ("geometric-median", {"client_weights": WEIGHTS}),
     ("geometric-median", {"reuse": True, "max_age": 1}),
@@ -55,6 +59,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("mifa", {"memory_dtype": "bfloat16", "max_norm": 100.0}),
     ("mifa", {"memory_dtype": "int8", "max_norm": 100.0}),
     ("mifa-client", {"client_weights": WEIGHTS, "max_norm": 100.0}),
+    ("mifa", {"memory_dtype": "int8", "clip_norm": 90.0}),
     ("multi-krum", {"memory_dtype": "int8", "reuse": True}),
     ("mimic", {"server_lr": 0.7}),
     ("mimic", {"staleness": "constant", "max_staleness": 2}),
@@ -97,20 +102,26 @@ def split(agg: ShardedAggregator, updates: Tensor) -> Tensor:
     return updates[:, agg.begin : agg.end]  # a strided view
 
 
+def round_weights(rule: fastagg.Aggregator, clients: Tensor) -> Tensor | None:
+    """Return weights of a round, for rules that take them."""
+    return None if rule.no_weights else 1.0 + clients % 3
+
+
 def follow(agg: ShardedAggregator, params: Tensor, first: int, last: int) -> list[list[float]]:
     weights = []
     options = {} if agg.local.staleness is None else {"staleness": agg.local.staleness}
     for t, (updates, clients) in enumerate(rounds(first, last), start=first):
         own, ages = split(agg, updates), ages_of(options, t, clients)
+        counts = round_weights(agg.local, clients)
         if t % 2 and len(own):  # the same rows from a stream
             blocks = ColumnBlocks(
                 lambda own=own: iter(own.split(700, dim=1)),
                 num_rows=len(own),
                 num_params=agg.num_own,
             )
-            report = agg.step(params, blocks, clients, ages=ages)
+            report = agg.step(params, blocks, clients, ages=ages, weights=counts)
         else:
-            report = agg.step(params, own, clients, ages=ages)
+            report = agg.step(params, own, clients, ages=ages, weights=counts)
         weights.append(report.weights.tolist())
     return weights
 
@@ -216,6 +227,7 @@ def job_refuse(folder: Path) -> Any:
     rank = dist.get_rank()
     agg = ShardedAggregator("mifa", num_clients=K, num_params=D, nonfinite="drop")
     strict = ShardedAggregator("fdms", num_clients=K, num_params=D)
+    mean = ShardedAggregator("fedavg", num_clients=K, num_params=D)
     params = agg.own(first_params())
     before = agg.gather(params)
     updates = torch.ones(3, agg.num_own)
@@ -226,6 +238,9 @@ def job_refuse(folder: Path) -> Any:
         "shape": outcome(lambda: agg.step(params, updates[:, : -1 if odd else None], [0, 1, 2])),
         "clients": outcome(lambda: agg.step(params, updates, [0, 1, 3 if odd else 2])),
         "ages": outcome(lambda: agg.step(params, updates, [0, 1, 2], ages=[0, int(odd), 0])),
+        "weights": outcome(
+            lambda: mean.step(params, updates, [0, 1, 2], weights=[1, 1, 2 if odd else 1])
+        ),
         "options": outcome(lambda: ShardedAggregator("mifa", num_clients=K + rank, num_params=D)),
         "save": outcome(lambda: agg.save(folder / ("missing/\0" if odd else "good"))),
         "folder": outcome(lambda: in_own_folder(folder, rank)),

@@ -573,3 +573,94 @@ def test_the_report_can_be_written_as_json() -> None:
     report = run_round(server(), range(2))
     text = json.dumps({"active": report.active, "absent": report.absent})
     assert json.loads(text) == {"active": [0, 1], "absent": {"2": 2, "3": 3}}
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_answers_count_by_their_weights(as_bytes: bool) -> None:
+    loop = server("fedavg", weighted=True, max_norm=None)
+    agg, params = fastagg.FedAvg(num_clients=K, num_params=24), flat(model())
+    task, before = loop.begin_round(), loop.model()
+    weights: dict[int, Any] = {0: 30, 1: 10, 2: 2.5, 3: 0}
+    for client, weight in weights.items():
+        sent = trained(before, 1, client)
+        data = tensor_file.dump(sent, {}, limit=1 << 20) if as_bytes else None
+        assert data is None or loop.submit_bytes(client, data, task.key, weight=weight) is None
+        assert as_bytes or loop.submit(client, sent, task.key, weight=weight) is None
+    report = loop.finish_round()
+    rows = [flat(trained(before, 1, client)) - params for client in range(K)]
+    agg.step(params, rows, range(K), weights=[*weights.values()])
+    assert report.active == (0, 1, 2, 3) and torch.equal(flat(loop.model()), params)
+
+
+@pytest.mark.parametrize("weight", [None, -1.0, float("nan"), float("inf"), 1e39, True, "5"])
+def test_an_answer_with_a_wrong_weight_is_not_used(weight: Any) -> None:
+    loop = server("fedavg", weighted=True)
+    task, state = loop.begin_round([0, 1]), loop.model()
+    assert loop.submit(0, trained(state, 1, 0), task.key, weight=7) is None
+    reason = loop.submit(1, trained(state, 1, 1), task.key, weight=weight)
+    assert reason is not None and reason.startswith("weight: expected a ")
+    report = loop.finish_round()
+    assert report.active == (0,) and report.rejected == {"1": reason}
+
+
+def test_other_servers_ignore_weights() -> None:
+    loop, twin = server("fedavg"), server("fedavg")
+    for used, weight in ((loop, 5.0), (twin, None)):
+        task, state = used.begin_round([0, 1]), used.model()
+        for client in (0, 1):
+            sent = trained(state, 1, client)
+            assert used.submit(client, sent, task.key, weight=client and weight) is None
+        used.finish_round()
+    assert torch.equal(flat(loop.model()), flat(twin.model()))
+
+
+@pytest.mark.parametrize("rule", ["krum", "mifa", "fdms", "median"])
+def test_weights_need_a_rule_that_takes_them(rule: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^weighted: expected .*, because {rule} takes no weights"
+    ):
+        server(rule, weighted=True)
+
+
+def test_statistics_have_the_weights_of_their_answers() -> None:
+    state = {"w": torch.zeros(3), "norm.running_var": torch.ones(2)}
+    loop = Server("fedavg", state, num_clients=2, weighted=True, max_norm=None)
+    task = loop.begin_round()
+    for client, (value, weight) in enumerate([(4.0, 3), (8.0, 1)]):
+        sent = {name: torch.full_like(old, value) for name, old in state.items()}
+        assert loop.submit(client, sent, task.key, weight=weight) is None
+    loop.finish_round()
+    assert loop.model()["w"].tolist() == [5.0] * 3  # (3 * 4 + 8) / 4
+    assert loop.model()["norm.running_var"].tolist() == [5.0] * 2
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "fdms", "mifa", "mimic", "geometric-median", "median"])
+@pytest.mark.parametrize("clip_norm", [3.0, {"initial": 4.0}])
+def test_clipped_updates_have_the_bits_of_the_rule(rule: str, clip_norm: Any) -> None:
+    loop = server(rule, clip_norm=clip_norm)
+    agg = fastagg.make(rule, num_clients=K, num_params=24, nonfinite="drop", clip_norm=clip_norm)
+    params = flat(model())
+    for number, clients in enumerate([[0, 1, 2, 3], [2, 0], [3, 1, 2]], start=1):
+        before = loop.model()
+        rows = [flat(trained(before, number, client)) - params for client in clients]
+        report = run_round(loop, clients)
+        expected = agg.step(params, rows, clients)
+        assert torch.equal(flat(loop.model()), params)
+        assert expected.clipped is not None and expected.clipped.numel()
+        said = f"scaled down to norm {expected.clip_norm:.6g}: {expected.clipped.tolist()[0]}"
+        assert any(line.startswith(said) for line in report.lines())
+
+
+def test_an_adaptive_bound_goes_on_after_a_restart(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"clip_norm": {"initial": 4.0}}
+    whole, path = server("fedavg", **options), tmp_path / "run"
+    first = server("fedavg", checkpoint_path=path, **options)
+    for loop in (whole, first):
+        run_round(loop, range(K))
+    again = server("fedavg", **options)
+    assert again.resume(path) == []
+    for loop in (whole, again):
+        run_round(loop, [0, 2])
+    assert torch.equal(flat(whole.model()), flat(again.model()))
+    with pytest.raises(ValueError, match="clip_norm was"):
+        server("fedavg", clip_norm=4.0).resume(path)

@@ -345,11 +345,14 @@ def test_options_of_the_server_hold_for_all_rules() -> None:
         with_full=True,
         server_optimizer="adam:tau=1e-9,bias_correction=flower",
         min_active=3,
+        clip_norm=2.0,
+        noise_multiplier=0.5,
     )
     adam = {"name": "adam", "tau": 1e-9, "bias_correction": "flower"}
     full, fedavg, mifa = options.build().methods
-    assert full.options == fedavg.options == {"server_optimizer": adam, "min_active": 3}
-    assert mifa.options == {"server_optimizer": "yogi", "min_active": 3}
+    shared = {"min_active": 3, "clip_norm": 2.0, "noise_multiplier": 0.5}
+    assert full.options == fedavg.options == {"server_optimizer": adam, **shared}
+    assert mifa.options == {"server_optimizer": "yogi", **shared}
     assert RunOptions().build().methods[0].options == {}  # which keeps the names of earlier runs
     with pytest.raises(ConfigError, match=r"--server-optimizer: .*got 'adm'"):
         RunOptions(server_optimizer="adm").build()
@@ -362,6 +365,26 @@ def test_a_run_with_a_server_optimizer(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(arguments) == 0
     (config,) = (tmp_path / "out").rglob("config.json")
     assert '"server_optimizer": "adam"' in config.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_run_with_noise_is_repeatable(tmp_path: Path) -> None:
+    arguments = [
+        *TINY,
+        "--rules",
+        "fedavg",
+        "fdms",
+        "--clip-norm",
+        "0.5",
+        "--noise-multiplier",
+        "0.2",
+    ]
+    found = []
+    for name in ("a", "b"):
+        assert main([*arguments, "--out", str(tmp_path / name)]) == 0
+        tables = sorted((tmp_path / name).rglob("metrics.csv"))
+        found.append([table.read_text(encoding="utf-8") for table in tables])
+    assert found[0] == found[1] and found[0]
 
 
 def test_clients_at_once_is_written_out_and_can_be_forced() -> None:

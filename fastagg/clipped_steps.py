@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step does for the options ``clip_norm`` and ``noise_multiplier``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fastagg.clipping import (
+    AdaptiveClip,
+    ClipNorm,
+    Clipping,
+    check_noise,
+    noise_of,
+    read_clip_norm,
+)
+from fastagg.modes import plain_modes
+from fastagg.noise import Noise, RandomBytes, add_noise_
+from fastagg.options import read_factor
+from fastagg.report import Aggregate
+from fastagg.row_checks import RowChecks
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.scaled import scaled
+from fastagg.updates.small import factors_tensor
+
+
+class ClippedSteps(RowChecks):
+    """Scales rows down and adds noise; :class:`fastagg.Aggregator` has the options."""
+
+    name: ClassVar[str]
+    sums_rows_by_plan: ClassVar[bool] = False
+    """Whether the aggregate is ``plan.weights @ rows``, so that weights can scale rows down."""
+    keeps_aggregate: ClassVar[bool] = False
+    """Whether the vector of the aggregate becomes state, which must not get the noise."""
+    no_noise: str = "no bound is known of what one client can change in its aggregate"
+    """Why the rule takes no ``noise_multiplier``; empty if it does."""
+    no_weights: str = "it gives every active client the same weight"
+    """Why a step takes no ``weights``; empty if it does."""
+    random_bytes: RandomBytes = staticmethod(os.urandom)
+    """The source of noise. A simulation, in which there is nothing to protect, may replace it."""
+    _clipping: Clipping | None
+    _noise_multiplier: float
+
+    @property
+    def clip_norm(self) -> ClipNorm:
+        """The norm to which longer rows are scaled down; None: none are."""
+        return None if self._clipping is None else self._clipping.options
+
+    @clip_norm.setter
+    def clip_norm(self, value: float | str | AdaptiveClip | Mapping[str, Any] | None) -> None:
+        clip_norm = read_clip_norm(value)
+        check_noise(self, self._noise_multiplier, clip_norm=clip_norm)
+        if clip_norm is None:
+            self._clipping = None
+        elif self._clipping is None or self._clipping.options != clip_norm:
+            with plain_modes():
+                self._clipping = Clipping(clip_norm)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The standard deviation of the noise, in units of the sensitivity; 0: no noise."""
+        return self._noise_multiplier
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        multiplier = read_factor("noise_multiplier", value)
+        check_noise(self, multiplier)
+        self._noise_multiplier = multiplier
+
+    @property
+    def refuses_weights(self) -> str:
+        """Why a step takes no ``weights`` with these options; empty if it does."""
+        public = "they come from the data of clients, which its noise would not cover"
+        return self.no_weights or (public if self._noise_multiplier > 0.0 else "")
+
+    def _clip(self, cohort: Cohort) -> tuple[Cohort, Tensor | None]:
+        """Return the cohort with rows up to ``clip_norm``, and factors [S] of its rows.
+
+        If weights can scale rows down, the rows are as they were. Without ``clip_norm`` there are
+        no factors.
+        """
+        if self._clipping is None:
+            return cohort, None
+        if not cohort.ids:
+            return cohort, torch.empty(0, dtype=torch.float64)
+        squares: list[float] = self.columns.square_norms(cohort.rows).tolist()
+        self._check_squares(cohort, squares)
+        factors = self._clipping.factors(squares, self.random_bytes)
+        if not self.sums_rows_by_plan:
+            cohort = scaled(cohort, factors)
+        return cohort, factors_tensor(factors)
+
+    def _noise(self, cohort: Cohort, plan: Any) -> Noise | None:
+        """Return the noise of this round, None if there is none."""
+        if self._clipping is None or self._noise_multiplier == 0.0:
+            return None
+        largest = self._largest_change(cohort, plan)
+        return noise_of(self._clipping, self._noise_multiplier, largest)
+
+    def _noised(self, params: Tensor, aggregate: Aggregate, std: float) -> Aggregate:
+        """Return an aggregate with noise, in the vector of the other one if that is only scratch.
+
+        It has been checked that the step is in range.
+
+        Raises:
+            ValueError: the step would leave the range of float32.
+        """
+        vector = aggregate.vector
+        if self.keeps_aggregate:
+            vector = (vector * aggregate.norm).to(torch.float32)
+        if std > 0.0:
+            add_noise_(vector, std, self.random_bytes)
+        peak, largest = self._peaks_with(params, [vector])
+        self._check_range(peak, largest)
+        return Aggregate(vector, largest)
+
+    def _largest_change(self, cohort: Cohort, plan: Any) -> float:
+        """Return how much the aggregate can change with one client, for a rule with noise.
+
+        It is the largest norm of the change if one client's rows have norms up to 1 or are zero, in
+        this and all earlier rounds, in units of ``clip_norm``.
+        """
+        raise NotImplementedError(f"{self.name} takes no noise_multiplier")

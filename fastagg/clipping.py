@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options ``clip_norm``, to which longer rows are scaled down, and ``noise_multiplier``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+from fastagg.checkpoint import invariants
+from fastagg.noise import Noise, RandomBytes, standard_normal
+from fastagg.norm_bound import MaxNorm
+from fastagg.options import read_factor, read_part, read_positive
+
+_LEAST, _MOST = 1e-30, 1e30  # of an adaptive bound
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """The option ``clip_norm``: a bound that follows a quantile of the norms of rows.
+
+    After a round with S rows, of which a part b is not longer than the bound C, the next bound is
+    ``C * exp(-rate * (b - quantile))``: Andrew, Thakkar, McMahan and Ramaswamy 2021,
+    "Differentially Private Learning with Adaptive Clipping", Algorithm 1. A skipped round does not
+    change it. The bound stays within 1e-30 and 1e30.
+
+    Args:
+        initial: the first bound, > 0, in units of the updates.
+        quantile: the part of rows that shall not be longer, in [0, 1].
+        rate: finite, >= 0; the step of the logarithm of the bound.
+        count_noise: standard deviation, in rows, of Gaussian noise that is added to the number of
+            rows which are not longer. With ``noise_multiplier`` it must be larger than that; the
+            paper uses a twentieth of the number of active clients.
+    """
+
+    initial: float = 0.1
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        initial = read_positive("clip_norm: initial", self.initial)
+        if not _LEAST <= initial <= _MOST:
+            raise ValueError(f"clip_norm: initial: expected {_LEAST} to {_MOST}, got {initial}")
+        read_part("clip_norm: quantile", self.quantile)
+        read_factor("clip_norm: rate", self.rate)
+        read_factor("clip_norm: count_noise", self.count_noise)
+
+
+ClipNorm = float | AdaptiveClip | None
+
+
+def read_clip_norm(value: object) -> ClipNorm:
+    """Return the option ``clip_norm``: None, a number > 0, or an :class:`AdaptiveClip`.
+
+    Args:
+        value: None, a number, "adaptive", an :class:`AdaptiveClip`, or a mapping of its arguments,
+            as :func:`fastagg.options.to_saved` makes it.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not as described.
+    """
+    if value is None or isinstance(value, AdaptiveClip):
+        return value
+    if isinstance(value, str) and value == "adaptive":
+        return AdaptiveClip()
+    if isinstance(value, Mapping):
+        names = {field.name for field in fields(AdaptiveClip)}
+        given = {key: part for key, part in value.items() if key != "kind"}
+        right = value.get("kind", AdaptiveClip.__name__) == AdaptiveClip.__name__
+        if not right or given.keys() - names:
+            raise ValueError(f"clip_norm: expected some of {sorted(names)}, got {dict(value)!r}")
+        return AdaptiveClip(**given)
+    return read_positive("clip_norm", value)
+
+
+def clip_bytes(value: object) -> int:
+    """Return the bytes of state of an option ``clip_norm``.
+
+    Raises:
+        TypeError, ValueError: the option is not valid.
+    """
+    return 8 if isinstance(read_clip_norm(value), AdaptiveClip) else 0
+
+
+class Clipping:
+    """The bound of a ``clip_norm``, and what the present round makes of it.
+
+    Args:
+        options: a number or an :class:`AdaptiveClip`.
+
+    Attributes:
+        bound: [] float64, the bound C of the next round.
+    """
+
+    def __init__(self, options: float | AdaptiveClip) -> None:
+        self.options = options
+        first = options.initial if isinstance(options, AdaptiveClip) else options
+        self.bound = torch.tensor(first, dtype=torch.float64)
+        self._next: float | None = None
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._next = None
+
+    def factors(self, squares: Sequence[float], random_bytes: RandomBytes) -> list[float]:
+        """Return min(1, C / norm) of each row.
+
+        Args:
+            squares: squared norms of all rows of the round, finite; S >= 1 numbers. In a further
+                call of the round, those that are left.
+            random_bytes: the source of the noise of the count.
+        """
+        bound = float(self.bound)
+        norms = [math.sqrt(square) for square in squares]
+        if isinstance(self.options, AdaptiveClip):
+            count = sum(norm <= bound for norm in norms) + self._count_noise(random_bytes)
+            grown = math.exp(-self.options.rate * (count / len(norms) - self.options.quantile))
+            self._next = min(max(bound * grown, _LEAST), _MOST)
+        return [1.0 if norm <= bound else bound / norm for norm in norms]
+
+    def _count_noise(self, random_bytes: RandomBytes) -> float:
+        assert isinstance(self.options, AdaptiveClip)
+        if self.options.count_noise == 0.0:
+            return 0.0
+        return self.options.count_noise * standard_normal(1, random_bytes).item()
+
+    def commit(self) -> None:
+        """Take the bound for the next round. Cannot fail."""
+        if self._next is not None:
+            self.bound.fill_(self._next)
+        self.begin()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state that a checkpoint holds, not copied."""
+        return {"clip_bound": self.bound} if isinstance(self.options, AdaptiveClip) else {}
+
+
+def check_clipping(state: invariants.State) -> None:
+    """Check the bound in a state.
+
+    Raises:
+        ValueError: no steps lead to this state.
+    """
+    if "clip_bound" in state:
+        invariants.check_range("clip_bound", cast(Tensor, state["clip_bound"]), _LEAST, _MOST)
+
+
+_ROUNDING = 1.0 + 2.0**-16
+"""Margin of the sensitivity for roundings: of norms, whose squares are added up in float32 within
+blocks of 768 columns, of factors, and of scaled rows and sums, which are float32."""
+
+
+class Noisy(Protocol):
+    """What :func:`check_noise` asks of an aggregator."""
+
+    no_noise: str
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def clip_norm(self) -> ClipNorm: ...
+    @property
+    def max_norm(self) -> MaxNorm: ...
+
+
+def check_noise(rule: Noisy, multiplier: float, **changed: ClipNorm | MaxNorm) -> None:
+    """Check that a rule can have noise with its options.
+
+    Args:
+        rule: the rule.
+        multiplier: ``noise_multiplier``; 0: there is nothing to check.
+        **changed: new values of ``clip_norm`` or ``max_norm``.
+
+    Raises:
+        ValueError: the sensitivity of the rule is not known, or not limited by these options.
+    """
+    if multiplier == 0.0:
+        return
+    if rule.no_noise:
+        raise ValueError(
+            f"noise_multiplier: expected 0 for {rule.name}, got {multiplier:g}: {rule.no_noise}"
+        )
+    clip_norm = changed.get("clip_norm", rule.clip_norm)
+    max_norm = changed.get("max_norm", rule.max_norm)
+    if clip_norm is None:
+        raise ValueError(
+            "clip_norm: expected a bound with noise_multiplier, because without one a client can "
+            "change the aggregate without limit, got None"
+        )
+    if max_norm is not None:
+        raise ValueError(
+            "max_norm: expected None with noise_multiplier, because a rejection shows something of "
+            f"an update that the noise does not cover; clip_norm limits norms, got {max_norm!r}"
+        )
+    if isinstance(clip_norm, AdaptiveClip) and clip_norm.count_noise <= multiplier:
+        raise ValueError(
+            f"clip_norm: count_noise: expected more than noise_multiplier = {multiplier:g}, "
+            f"because the count is a part of what the noise protects, got {clip_norm.count_noise:g}"
+        )
+
+
+def noise_of(clipping: Clipping, multiplier: float, largest: float) -> Noise:
+    """Return the noise of a round.
+
+    A count with noise of the standard deviation s is a Gaussian release, too: one client changes it
+    by at most 1. With noise of z' = (z^-2 - s^-2)^(-1/2) times the sensitivity in the aggregate,
+    both together are as one release with the multiplier z (Andrew et al. 2021, theorem 1, where a
+    client changes the count by 1/2).
+
+    Args:
+        clipping: the bound.
+        multiplier: z > 0.
+        largest: the largest change of the aggregate by one client, in units of the bound.
+    """
+    own = multiplier
+    if isinstance(clipping.options, AdaptiveClip):
+        own = (multiplier**-2 - clipping.options.count_noise**-2) ** -0.5
+    sensitivity = _ROUNDING * float(clipping.bound) * largest
+    return Noise(multiplier, sensitivity, own * sensitivity)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks for rules: finite values, the range of float32, norms of rows."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastagg.norm_bound import MaxNorm, RecentNorms
+from fastagg.options import FLOAT32_LIMIT
+from fastagg.report import NonFiniteUpdates, OversizedUpdates, RefusedUpdates
+from fastagg.server_optimizer import Moments, ServerOptimizer
+from fastagg.updates.cohort import Cohort
+from fastagg.updates.columns import Columns
+
+
+class RowChecks:
+    """What a rule checks in ``_read``; :class:`fastagg.Aggregator` has the attributes."""
+
+    columns: Columns
+    nonfinite: str
+    server_optimizer: ServerOptimizer
+    _norms: RecentNorms | None
+    _moments: Moments | None
+
+    @property
+    @abstractmethod
+    def server_lr(self) -> float:
+        """The server learning rate."""
+
+    @property
+    @abstractmethod
+    def max_norm(self) -> MaxNorm:
+        """The largest norm that a row may have."""
+
+    def _params_peak(self, params: Tensor) -> float:
+        """Return the largest magnitude in the parameters.
+
+        Raises:
+            ValueError: the parameters hold NaN or Inf.
+        """
+        return self._peaks_with(params, [])[0]
+
+    def _peaks_with(self, params: Tensor, vectors: list[Tensor]) -> list[float]:
+        """Return the largest magnitudes in the parameters and in each of ``vectors`` [d].
+
+        All are read in one pass. Just before a commit, it also loads the parameters into the cache.
+
+        Raises:
+            ValueError: the parameters hold NaN or Inf.
+        """
+        peaks: list[float] = self.columns.abs_max([params, *vectors]).tolist()
+        if not math.isfinite(peaks[0]):
+            raise ValueError("params: expected finite values, got NaN or Inf")
+        return peaks
+
+    def _largest_row(self, factors: Tensor | None = None) -> float:
+        """Return the largest accepted magnitude in a row; infinite unless rows may be dropped.
+
+        Args:
+            factors: [S], >= 0, of the rows; None: their sum is at most 1.
+        """
+        if self.nonfinite != "drop":
+            return math.inf
+        gain = 1.0 if factors is None else float(factors.sum())
+        largest = self.server_optimizer.largest_row
+        return largest / max(1.0, self.server_lr) / max(1.0, gain)
+
+    def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> Tensor:
+        """Return the largest magnitude in each row, [S] float64; see :meth:`_check_peaks`."""
+        return self._check_peaks(cohort, self.columns.abs_max(cohort.rows), largest)
+
+    def _check_peaks(
+        self, cohort: Cohort, peaks: Tensor, largest: float | Tensor | None = None
+    ) -> Tensor:
+        """Return ``peaks`` [S], the largest magnitudes in the rows, as float64 on the CPU.
+
+        Args:
+            cohort: S clients.
+            peaks: [S].
+            largest: the largest accepted magnitude, one number or [S]; None: ``_largest_row()``.
+
+        Raises:
+            NonFiniteUpdates: rows hold NaN or Inf.
+            OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
+        """
+        peaks = peaks.to("cpu", torch.float64)
+        if not math.isfinite(float(peaks.sum())):  # no sum of S finite float32 values overflows
+            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(peaks)])
+        if self.nonfinite == "drop":
+            limits = peaks.new_tensor(self._largest_row()) if largest is None else largest
+            beyond = (peaks > limits).nonzero().flatten().tolist()
+            if beyond:
+                limits = torch.as_tensor(limits, dtype=torch.float64).expand(len(peaks))
+                sizes = {cohort.ids[i]: float(peaks[i]) for i in beyond}
+                accepted = {cohort.ids[i]: float(limits[i]) for i in beyond}
+                raise OversizedUpdates(sizes, "largest magnitude", accepted)
+        return peaks
+
+    def _check_squares(self, cohort: Cohort, squares: Sequence[float]) -> None:
+        """Refuse rows by their squared Euclidean norms.
+
+        Args:
+            cohort: S clients.
+            squares: the squared norms of their rows, S values.
+
+        Raises:
+            NonFiniteUpdates: rows hold NaN or Inf.
+            RefusedUpdates: norms are above ``max_norm``, or near the end of float32 with
+                ``nonfinite="drop"``.
+        """
+        if not all(map(math.isfinite, squares)):
+            broken = [not math.isfinite(square) for square in squares]
+            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
+        if self.max_norm is None and self.nonfinite != "drop":
+            return
+        largest = self._largest_row()
+        norms: dict[int, float] = {}  # of a client with several rows, the largest one
+        for client, norm in zip(cohort.ids, map(math.sqrt, squares), strict=True):
+            norms[client] = max(norm, norms.get(client, 0.0))
+        bound, name = math.inf, "max_norm"
+        if self._norms is not None:
+            name = "the adaptive max_norm"
+            bound = self._norms.bound({k: norm for k, norm in norms.items() if norm <= largest})
+        elif isinstance(self.max_norm, float):
+            bound = self.max_norm
+        too_long = {k: norm for k, norm in norms.items() if norm > bound}
+        oversized = {k: norm for k, norm in norms.items() if norm > largest and norm <= bound}
+        if too_long or oversized:
+            reasons = {k: f"norm {n:.6g}, but {name} is {bound:.6g}" for k, n in too_long.items()}
+            limits = dict.fromkeys(oversized, largest)
+            raise RefusedUpdates(
+                reasons | dict(OversizedUpdates(oversized, "norm", limits).reasons)
+            )
+
+    def _check_range(self, peak: float, aggregate: float) -> None:
+        """Refuse a step that could leave the range of float32.
+
+        Args:
+            peak: the largest magnitude in the parameters.
+            aggregate: an upper bound of the magnitudes in the aggregate.
+
+        Raises:
+            ValueError: parameters or moments could exceed the range.
+        """
+        if not self._step_fits(peak, aggregate):
+            raise ValueError(
+                f"updates: the step could leave the range of float32 (parameters up to "
+                f"{peak:.3g}, aggregate up to {aggregate:.3g}, server_lr {self.server_lr:.3g})"
+            )
+
+    def _step_fits(self, peak: float, aggregate: float) -> bool:
+        """Return whether parameters and moments fit into float32 after a step.
+
+        Every ``_read`` asks this, or calls :meth:`_check_range`, with the ``peak`` of its
+        aggregate.
+
+        Args:
+            peak: the largest magnitude in the parameters.
+            aggregate: an upper bound of the magnitudes in the aggregate.
+        """
+        moments = self._moments
+        if moments is None:
+            return peak + self.server_lr * aggregate <= FLOAT32_LIMIT
+        if peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT:
+            return True
+        moments.measure(self.columns)
+        return peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT

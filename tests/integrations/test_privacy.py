@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fastagg.privacy.epsilon`` beside the exact privacy loss of the Gaussian mechanism."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import fastagg
+from fastagg import privacy
+
+K, D = 4, 5
+
+
+def exact_delta(multiplier: float, epsilon: float) -> float:
+    """Return the delta of a Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
+
+    def phi(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2.0))
+
+    a, b = 0.5 / multiplier, epsilon * multiplier
+    return phi(a - b) - math.exp(epsilon) * phi(-a - b)
+
+
+def reports(multiplier: float, rounds: int) -> list[fastagg.StepReport]:
+    agg = fastagg.FedAvg(num_clients=K, num_params=D, clip_norm=1.0, noise_multiplier=multiplier)
+    params = torch.zeros(D)
+    return [agg.step(params, torch.randn(K, D), range(K)) for _ in range(rounds)]
+
+
+needs_library = pytest.mark.flower
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("multipliers", "delta"),
+    [([1.0], 1e-5), ([4.0] * 50, 1e-6), ([1.1] * 100, 1e-5), ([0.8, 2.0, 2.0, 5.0], 1e-4)],
+)
+def test_it_is_that_of_one_gaussian_mechanism(multipliers: list[float], delta: float) -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (extra dp)")
+    whole = sum(z**-2.0 for z in multipliers) ** -0.5  # Gaussian releases together are one
+    found = privacy.epsilon(multipliers, delta)
+    # The library's losses lie on a grid of 1e-4 per release, rounded up.
+    assert exact_delta(whole, found) <= delta * (1.0 + 1e-6)
+    assert exact_delta(whole, found - 1e-2) > delta
+
+
+@needs_library
+def test_published_value() -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (extra dp)")
+    # Balle and Wang 2018: epsilon = 1 and delta = 1e-5 need a standard deviation of 3.7306.
+    assert privacy.epsilon([3.730632], 1e-5) == pytest.approx(1.0, abs=1e-3)
+
+
+@needs_library
+def test_reports_count_once_each_and_skipped_rounds_never() -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (extra dp)")
+    agg = fastagg.FedAvg(num_clients=K, num_params=D, clip_norm=1.0, noise_multiplier=2.0)
+    skipped = agg.step(torch.zeros(D), torch.zeros(0, D), [])
+    found = privacy.epsilon([*reports(2.0, 3), skipped, *reports(3.0, 2)], 1e-5)
+    assert found == privacy.epsilon([2.0] * 3 + [3.0] * 2, 1e-5)
+    assert found > privacy.epsilon(reports(2.0, 3), 1e-5)
+
+
+def test_no_release_loses_nothing() -> None:
+    assert privacy.epsilon([], 1e-5) == 0.0
+
+
+def test_a_round_without_noise_is_an_error() -> None:
+    agg = fastagg.FedAvg(num_clients=K, num_params=D)
+    report = agg.step(torch.zeros(D), torch.randn(2, D), [0, 1])
+    with pytest.raises(ValueError, match=r"^rounds\[1\]: expected a report with noise"):
+        privacy.epsilon([2.0, report], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "delta", "error", "match"),
+    [
+        ([1.0], 0.0, ValueError, "^delta: "),
+        ([1.0], 1.0, ValueError, "^delta: "),
+        ([1.0], "1", TypeError, "^delta: "),
+        ([0.0], 1e-5, ValueError, r"^rounds\[0\]: "),
+        ([1.0, None], 1e-5, TypeError, r"^rounds\[1\]: "),
+    ],
+)
+def test_bad_arguments_are_refused(
+    rounds: Any, delta: Any, error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        privacy.epsilon(rounds, delta)
+
+
+def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dp_accounting"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=r"pip install 'fastagg\[dp\]'"):
+        privacy.epsilon([1.0], 1e-5)
