@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastagg.checkpoint import invariants
-from fastagg.options import FLOAT32_LIMIT
+from fastagg.options import FLOAT32_LIMIT, MOST, read_count
 
 RECENT = "recent"
 """Name of the state that has columns."""
@@ -61,10 +61,15 @@ class RecentAggregates:
 
 
 def recent_bytes(options: Mapping[str, Any], num_params: int) -> int:
-    """Return the bytes of state for the options of a rule with corrections."""
+    """Return the bytes of state for the options of a rule with corrections.
+
+    Raises:
+        TypeError, ValueError: ``max_staleness`` is missing or wrong.
+    """
     if options.get("staleness") is None:
         return 0
-    return int(options["max_staleness"]) * (4 * num_params + 8) + 8
+    most = read_count("max_staleness", options.get("max_staleness"), least=1, most=MOST)
+    return most * (4 * num_params + 8) + 8
 
 
 def check_recent(state: invariants.State) -> None:

@@ -579,6 +579,9 @@ def test_mimic_needs_a_limit() -> None:
     for most in (None, 0):
         with pytest.raises(ValueError, match="max_staleness: expected at least 1 with staleness"):
             make("mimic", {"staleness": "constant", "max_staleness": most})
+        with pytest.raises((TypeError, ValueError), match="max_staleness"):
+            sizes = {"num_clients": K, "num_params": D, "num_active": 4}
+            fastagg.plan("mimic", **sizes, staleness="constant", max_staleness=most)
 
 
 @pytest.mark.parametrize(
