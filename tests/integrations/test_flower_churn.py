@@ -95,3 +95,13 @@ def test_the_legacy_strategy_grows_too() -> None:
     whole = legacy({}, 2, rule="mifa")
     assert used.server.num_clients == K
     assert torch.equal(used.server.params, whole.server.params)
+
+
+def test_nodes_that_were_asked_the_longest_ago_come_first() -> None:
+    used = strategy("mifa", selection="longest-absent", fraction_train=0.4)
+    grid = Churn([[*range(K)]] * 10)
+    used.start(grid, initial(), num_rounds=10)
+    asked = [node for of_round in grid.asked for node in of_round]
+    assert [len(of_round) for of_round in grid.asked] == [2] * 10
+    assert len({*asked[:6]}) == K  # everybody within three rounds
+    assert all(3 <= asked.count(node) <= 5 for node in range(K))
