@@ -403,6 +403,7 @@ STATED = [
     "| `friends-from-means` | b95379f |",
     "| `memory-dtypes` | 5428107 |",
     "| `late-fig1` | 5b576da |",
+    "| `mimic-fig7` | 61141ae |",
     "| `scale-friends` | 0e7b78c |",
     "ours: friends among 10⁵ clients",
     (
@@ -578,10 +579,10 @@ STATED = [
     ),
     "7, p = 0.1",
     (
-        "last fifth of 200 uploads: MimiC {tail('quick/mimic-fig7', 'MimiC')}, MIFA "
-        "{tail('quick/mimic-fig7', 'MIFA')}, FedProx {tail('quick/mimic-fig7', 'FedProx')}, "
-        "FedAvg {tail('quick/mimic-fig7', 'FedAvg')}, SCAFFOLD "
-        "{tail('quick/mimic-fig7', 'SCAFFOLD')}"
+        "last fifth of 200 uploads: MimiC {tail('mimic-fig7', 'MimiC')}, MIFA "
+        "{tail('mimic-fig7', 'MIFA')}, FedProx {tail('mimic-fig7', 'FedProx')}, "
+        "FedAvg {tail('mimic-fig7', 'FedAvg')}, SCAFFOLD "
+        "{tail('mimic-fig7', 'SCAFFOLD')}"
     ),
     "8, CIFAR-10, p = 0.3",
     (
@@ -993,11 +994,7 @@ STATED = [
         "`mimic-table3 --seeds 0`, `m"
         "imic-table4-fmnist --seeds 0` | 4.3 and 6.4 |"
     ),
-    (
-        "| MimiC, figures 6 and 7, one seed | "
-        "`mimic-fig6 --seeds 0`,"
-        " `mimic-fig7 --seeds 0` | 2.3 and 0.8 |"
-    ),
+    ("| MimiC, figure 6, one seed | `mimic-fig6 --seeds 0` | 2.3 |"),
     (
         "| Su et al., figure 1 with the adversary of section 6.1, one seed | "
         "`adversarial-fig1 --cand"

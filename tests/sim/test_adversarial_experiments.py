@@ -141,9 +141,10 @@ def test_the_midpoint_attains_the_bound_and_zero_has_four_times_it(epsilon: floa
 
 
 def test_every_rule_is_measured() -> None:
-    # Without late rows, fedbuff has the bits of fedavg (tests/rules/test_fedbuff.py).
+    # Without late rows, fedbuff has the bits of fedavg (tests/rules/test_fedbuff.py); the model of
+    # mifa-client is that of mifa (tests/rules/test_mifa_client.py).
     measured = {name for name, _ in _theorem4.RULES.values()}
-    assert measured | {"fedbuff"} == set(fastagg.available())
+    assert measured | {"fedbuff", "mifa-client"} == set(fastagg.available())
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "mifa", "scaffold", "geometric-median, reuse"])

@@ -42,6 +42,7 @@ RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "mimic-aged": ("mimic-aged", {}),
     "fedvarp": ("fedvarp", {}),
     "fedau": ("fedau", {}),
+    "fedstale": ("fedstale", {}),
     "scaffold": ("scaffold", {"local_work": RATE}),
     "fdms": ("fdms", {}),
     "fdms-means": ("fdms-means", {}),
