@@ -55,7 +55,9 @@ class Int8Memory:
         self.shape = torch.Size([num_clients, num_params])
         self.dtype = torch.int8
         self.numbers = RowMemory(num_clients, num_params, device, store=store)
-        self.scales = torch.zeros(num_clients, num_scales(num_params), device=device)
+        self.scales = torch.zeros(
+            num_clients, num_scales(num_params), device=device, dtype=torch.float32
+        )
         self._spare_scales = self.scales.new_empty(0, num_scales(num_params))
 
     @property

@@ -41,7 +41,7 @@ def rows_of(seed: int, num_params: int = D) -> Tensor:
 
 
 def read(kind: str, sketch: int | None, rows: Any, t: int = 1, segment: int = 1 << 20) -> Any:
-    similarity = Similarity(kind, "highest", sketch, seed=11)
+    similarity = Similarity(kind, "high", sketch, seed=11)
     num_params = rows.shape[1] if isinstance(rows, Tensor) else rows[0].num_params
     out = torch.full((num_params,), torch.nan)
     return *similarity.read(Columns(segment), out, rows, WEIGHTS, t), out
