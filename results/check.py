@@ -971,7 +971,8 @@ STATED = [
     "## Theorem 4",
     (
         "Both hard instances of appendix D, at ε from 0.1 to 0.4; all claims hold. No rule "
-        "({theorem_rules()} settings of all rules) can distinguish the two"
+        "({theorem_rules()} settings; `fedbuff` and `mifa-client` are `fedavg` and `mifa` here) can "
+        "distinguish the two"
     ),
     (
         "instances, and each ends at 4 times the bound of eq. 40, since it converges to what "
