@@ -74,7 +74,7 @@ def replies(count: int, num_params: int) -> tuple[Any, list[Any]]:
 def _reply(node: int, content: Any) -> Any:
     return SimpleNamespace(
         content=content,
-        metadata=SimpleNamespace(src_node_id=node),
+        metadata=SimpleNamespace(src_node_id=node, reply_to_message_id=str(node)),
         has_error=lambda: False,
         has_content=lambda: True,
     )

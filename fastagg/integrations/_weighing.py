@@ -46,7 +46,6 @@ class Weighing:
             if not self.reason and not _equal(client_weights(rule)):
                 self.reason = "it has client_weights; weighted=True uses the numbers of clients"
         self.used = weighted is not False and not self.reason
-        self._num_clients = rule.num_clients
 
     def problem(self, answer: Answer) -> str | None:
         """Return why the weight of an answer cannot be used, or None."""
@@ -70,7 +69,7 @@ class Weighing:
         own = client_weights(rule)
         if not self.used or not weights:
             return own
-        merged = torch.zeros(self._num_clients, dtype=torch.float64)
+        merged = torch.zeros(rule.num_clients, dtype=torch.float64)
         for client, weight in weights.items():
             merged[client] = weight
         return merged

@@ -83,7 +83,7 @@ def test_a_wrapper_is_resumed_as_printed(tmp_path: Path, monkeypatch: pytest.Mon
     from fastagg.integrations._server import AggregationServer
     from fastagg.integrations.flower import FastAggStrategy
 
-    server = AggregationServer("mifa", num_clients=20)
+    server = AggregationServer("fedavg", num_clients=20)
     stream = io.BytesIO()
     np.save(stream, np.ones(3, np.float32))
     server.set_model({"w": stream.getvalue()})
