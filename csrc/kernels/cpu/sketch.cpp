@@ -305,8 +305,8 @@ void sketch(double* out, double* squares, const T* const* rows, int64_t S, int64
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work(S * d * int64_t{sizeof(T)});
   const Rooms rooms(team.workers, k);
-  // Rows of a task share hashes, but there should be four tasks for each worker.
-  const int64_t together = std::clamp<int64_t>(S / (4 * team.workers), 1, kGroup);
+  // Rows of a task share hashes, but there should be many tasks for each worker.
+  const int64_t together = std::clamp<int64_t>(S / (12 * team.workers), 1, kGroup);
   team.for_each(ceil_div(S, together), [&](int64_t task, int worker) {
     const int64_t first = task * together, size = std::min(together, S - first);
     double lanes[kGroup * kLanes] = {};
