@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,8 +70,12 @@ class AnswerFiles:
         except BlockingIOError:
             os.close(self._descriptor)
             raise ValueError(f"folder: another inbox uses {self.folder}; close it first") from None
-        except OSError:
-            pass  # a file system without locks: nobody can tell
+        except OSError as error:  # a file system without locks
+            warnings.warn(
+                f"folder: {self.folder} cannot be locked ({error}), so a second inbox that uses it "
+                "would go unnoticed",
+                stacklevel=3,
+            )
 
     def close(self) -> None:
         """Let other inboxes use the folder. The files stay."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import signal
@@ -336,6 +337,17 @@ def test_files_of_another_run_are_damaged(tmp_path: Path) -> None:
         other = make(folder=tmp_path, **options)
         assert len(other) == 0 and len(other.damaged) == 1
         other.close()
+
+
+def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fastagg.answer_files.fcntl.flock", without_locks)
+    with pytest.warns(UserWarning, match="cannot be locked .*would go unnoticed"):
+        make(folder=tmp_path).put(1, row(1.0), round=0)
 
 
 def test_the_folder_has_one_inbox(tmp_path: Path) -> None:
