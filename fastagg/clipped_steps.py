@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -80,8 +81,9 @@ class ClippedSteps(RowChecks):
     def _clip(self, cohort: Cohort) -> tuple[Cohort, Tensor | None]:
         """Return the cohort with rows up to ``clip_norm``, and factors [S] of its rows.
 
-        If weights can scale rows down, the rows are as they were. Without ``clip_norm`` there are
-        no factors.
+        If weights can scale rows down, the rows are as they were; so are they if the rule scales
+        them in its pass, with the ``scales`` of the cohort. Otherwise rows that are too long are
+        copied. Without ``clip_norm`` there are no factors.
         """
         if self._clipping is None:
             return cohort, None
@@ -90,9 +92,19 @@ class ClippedSteps(RowChecks):
         squares: list[float] = self.columns.square_norms(cohort.rows).tolist()
         self._check_squares(cohort, squares)
         factors = self._clipping.factors(squares, self.random_bytes)
-        if not self.sums_rows_by_plan:
-            cohort = scaled(cohort, factors)
-        return cohort, factors_tensor(factors)
+        found = factors_tensor(factors)
+        if self.sums_rows_by_plan or min(factors) == 1.0:
+            return cohort, found
+        if self._scales_rows(cohort):
+            return replace(cohort, owner=None, scales=found), found
+        return scaled(cohort, factors), found
+
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        """Return whether ``_read`` multiplies these rows by ``cohort.scales`` in its pass.
+
+        The rule may not take ownership of such rows.
+        """
+        return False
 
     def _noise(self, cohort: Cohort, plan: Any) -> Noise | None:
         """Return the noise of this round, None if there is none."""

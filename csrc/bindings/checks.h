@@ -100,6 +100,17 @@ inline std::vector<double> check_weights(const at::Tensor& weights, int64_t S,
   return {w, w + S};
 }
 
+// Checks `scales`, which rows are multiplied by, and returns them rounded to float32; empty if they
+// are not given.
+inline std::vector<float> check_scales(const std::optional<at::Tensor>& scales, int64_t S,
+                                       const at::Device& device) {
+  std::vector<float> factors;
+  if (!scales) return factors;
+  for (double factor : check_weights(*scales, S, device, "scales"))
+    factors.push_back(static_cast<float>(factor));
+  return factors;
+}
+
 // Checks an optional matrix of flags, bool [rows, rows].
 inline const uint8_t* check_flags(const std::optional<at::Tensor>& flags, const char* name,
                                   int64_t rows, const at::Device& device) {

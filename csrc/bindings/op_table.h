@@ -96,11 +96,11 @@ FASTAGG_OP(memory_update_,  yes, yes, no,
 FASTAGG_OP(mimic_mean_,     yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) rounded, Tensor(c!) peaks, Tensor[] updates, "
            "Tensor[] corrections, Tensor clients, Tensor?[] references, Tensor(d!)[] kept, "
-           "bool copies, Tensor? weights=None) -> ()")
+           "bool copies, Tensor? weights=None, Tensor? scales=None) -> ()")
 FASTAGG_OP(memory_total_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, Tensor[] updates, "
            "Tensor clients, Tensor weights, Tensor?[] references, Tensor? params, "
-           "Tensor(c!)[] kept) -> ()")
+           "Tensor(c!)[] kept, Tensor? scales=None) -> ()")
 FASTAGG_OP(scaffold_mean_,  yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) next, Tensor(c!) peaks, Tensor mean, Tensor[] updates, "
            "Tensor[] controls, Tensor clients, Tensor weights, Tensor steps, float part, "

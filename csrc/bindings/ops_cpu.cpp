@@ -335,7 +335,8 @@ void write_peaks(const at::Tensor& peaks, const std::vector<float>& ordered,
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
                  const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
-                 bool copies, const std::optional<at::Tensor>& weights) {
+                 bool copies, const std::optional<at::Tensor>& weights,
+                 const std::optional<at::Tensor>& scales) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   const at::Device device = out.device();
@@ -352,6 +353,7 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   const auto written = check_kept(kept, S, d, device);
   std::vector<double> w;
   if (weights) w = check_weights(*weights, S, device);
+  const std::vector<float> factors = check_scales(scales, S, device);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(rounded, "rounded");
@@ -362,6 +364,7 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
   changed.check_rows(bases, rounded.nbytes(), "references");
   const auto order = order_by_client(own.ids, S);
   if (weights) w = reorder(w, order);
+  const auto ordered_factors = scales ? reorder(factors, order) : factors;
   const auto kept_rows = kept_pointers(written, order);
   const auto ordered_bases = reorder(bases, order);
   std::vector<float> largest(S);
@@ -372,7 +375,7 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
     cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
                     largest.data(), rows.data(), corrected.data(), ordered_bases.data(),
                     weights ? w.data() : nullptr, kept.empty() ? nullptr : kept_rows.data(), copies,
-                    S, d, threads());
+                    scales ? ordered_factors.data() : nullptr, S, d, threads());
   });
   write_peaks(peaks, largest, order);
 }
@@ -381,7 +384,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    at::TensorList memory, at::TensorList tensors, const at::Tensor& clients,
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
-                   const std::optional<at::Tensor>& params, at::TensorList kept) {
+                   const std::optional<at::Tensor>& params, at::TensorList kept,
+                   const std::optional<at::Tensor>& scales) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   const at::Device device = out.device();
@@ -393,6 +397,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   check_same_device(peaks, "peaks", device);
   const ClientRows own = check_client_rows(memory, "memory", clients, S, d, updates.dtype, device);
   const std::vector<double> w = check_weights(weights, S, device);
+  const std::vector<float> factors = check_scales(scales, S, device);
   const auto bases = check_references(references, S, d, device);
   if (params) {
     check_tensor(*params, "params", at::kFloat, {d});
@@ -411,6 +416,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   const auto order = order_by_client(own.ids, S);
   const auto ordered_bases = reorder(bases, order);
   const auto ordered_weights = reorder(w, order);
+  const auto ordered_factors = scales ? reorder(factors, order) : factors;
   const auto kept_rows = kept_pointers(written, order);
   const float* base = params ? params->const_data_ptr<float>() : nullptr;
   std::vector<float> largest(S);
@@ -421,7 +427,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
     cpu::memory_total(out.mutable_data_ptr<double>(), largest.data(),
                       total.const_data_ptr<double>(), rows.data(), remembered.data(),
                       ordered_bases.data(), S, d, ordered_weights.data(), base,
-                      kept.empty() ? nullptr : kept_rows.data(), threads());
+                      kept.empty() ? nullptr : kept_rows.data(),
+                      scales ? ordered_factors.data() : nullptr, threads());
   });
   write_peaks(peaks, largest, order);
 }

@@ -391,10 +391,17 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   });
 }
 
+// The kernels do not scale rows; the caller does so before.
+void refuse_scales(const std::optional<at::Tensor>& scales) {
+  TORCH_CHECK_NOT_IMPLEMENTED(!scales, "scales: expected none on a GPU; scale the updates before");
+}
+
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
                  at::TensorList tensors, at::TensorList corrections, const at::Tensor& clients,
                  const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
-                 bool copies, const std::optional<at::Tensor>& weights) {
+                 bool copies, const std::optional<at::Tensor>& weights,
+                 const std::optional<at::Tensor>& scales) {
+  refuse_scales(scales);
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
@@ -434,7 +441,9 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    at::TensorList memory, at::TensorList tensors, const at::Tensor& clients,
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
-                   const std::optional<at::Tensor>& params, at::TensorList kept) {
+                   const std::optional<at::Tensor>& params, at::TensorList kept,
+                   const std::optional<at::Tensor>& scales) {
+  refuse_scales(scales);
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});

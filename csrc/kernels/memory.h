@@ -38,11 +38,13 @@ void memory_update(float* params, double* total, const T* const* updates, float*
 //   references   // [S] pointers to d floats each, or nullptr
 //   params       // [d] or nullptr
 //   kept         // [S] pointers to d floats each, written, or nullptr
+//   scales       // [S]: updates[s] stands for the float32 product scales[s] * updates[s]; or
+//   nullptr
 template <class T>  // float, Bfloat16 or Half
 void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
                   const double* weights, const float* params, float* const* kept,
-                  const Parallel& parallel);
+                  const float* scales, const Parallel& parallel);
 
 // params += lr * norm * total, or lr * (norm * total - params) if `models`.
 //   params   // [d]

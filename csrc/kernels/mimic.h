@@ -34,9 +34,12 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 //   references    // [S] pointers to d floats each, or nullptr
 //   weights       // [S], rounded to float32, or nullptr for ones; 1/S is not rounded
 //   kept          // [S] pointers to d floats each, written, or nullptr
+//   scales        // [S]: updates[s] stands for the float32 product scales[s] * updates[s]; or
+//                 // nullptr
 template <class T>  // float, Bfloat16 or Half
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                 const T* const* corrections, const float* const* references, const double* weights,
-                float* const* kept, bool copies, int64_t S, int64_t d, const Parallel& parallel);
+                float* const* kept, bool copies, const float* scales, int64_t S, int64_t d,
+                const Parallel& parallel);
 
 }  // namespace fastagg::cpu

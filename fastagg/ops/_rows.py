@@ -201,6 +201,7 @@ def memory_update_(
         f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, x.references, x.kept),
         f(x.mean, x.params, x.peaks, list(x.updates), list(x.memory[x.clients]), x.clients),
         f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, weights=x.weights),
+        f(x.mean, x.params, x.peaks, x.updates, x.memory, x.clients, scales=x.weights),
         f(
             x.mean,
             x.params,
@@ -226,6 +227,7 @@ def mimic_mean_(
     *,
     copies: bool = False,
     weights: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Compute the v of :func:`mimic_` and what a server remembers; nothing read is changed.
 
@@ -258,6 +260,8 @@ def mimic_mean_(
         copies: keep copies of the updates instead of the new corrections.
         weights: float32 or float64 [S], rounded to float32; by default all are 1. The factor
             1 / S is not rounded.
+        scales: float32 or float64 [S], rounded to float32: ``updates[s]`` stands for the float32
+            product ``scales[s] * updates[s]``. By default all are 1. On a CPU only.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
@@ -265,7 +269,9 @@ def mimic_mean_(
     rows, own = row_list(updates, "updates"), row_list(corrections, "corrections")
     written = list(kept or [])
     bases = list(references or [])
-    compiled.mimic_mean_(out, rounded, peaks, rows, own, clients, bases, written, copies, weights)
+    compiled.mimic_mean_(
+        out, rounded, peaks, rows, own, clients, bases, written, copies, weights, scales
+    )
     mark_changed(out, rounded, peaks, *written)
     return out
 
@@ -273,6 +279,7 @@ def mimic_mean_(
 @op(
     example=lambda f, x: (
         f(x.mean, x.peaks, x.total, x.memory, x.updates, x.clients, x.weights),
+        f(x.mean, x.peaks, x.total, x.memory, x.updates, x.clients, x.weights, scales=x.weights),
         f(
             x.mean,
             x.peaks,
@@ -298,6 +305,8 @@ def memory_total_(
     references: Sequence[Tensor | None] | None = None,
     params: Tensor | None = None,
     kept: Sequence[Tensor] | None = None,
+    *,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Compute the total and the new rows of :func:`memory_update_`; nothing read is changed.
 
@@ -328,13 +337,17 @@ def memory_total_(
         params: float32 [d]; pass it to store models instead of updates.
         kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
             By default the new rows are not written.
+        scales: float32 or float64 [S], rounded to float32: ``updates[s]`` stands for the float32
+            product ``scales[s] * updates[s]``. By default all are 1. On a CPU only.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
     """
     own, rows = row_list(memory, "memory"), row_list(updates, "updates")
     bases, written = list(references or []), list(kept or [])
-    compiled.memory_total_(out, peaks, total, own, rows, clients, weights, bases, params, written)
+    compiled.memory_total_(
+        out, peaks, total, own, rows, clients, weights, bases, params, written, scales
+    )
     mark_changed(out, peaks, *written)
     return out
 

@@ -388,6 +388,14 @@ def _of_clients(memory: Rows, clients: Tensor) -> list[Tensor]:
     return list(memory)
 
 
+def _scaled(updates: Rows, scales: Tensor | None) -> Rows:
+    """Return rows [S, d] times scales [S], rounded to float32; without scales, the rows."""
+    if scales is None:
+        return updates
+    factors = scales.to(torch.float32).to(torch.float64)  # products of float32 are exact
+    return (_float64(updates) * factors[:, None]).to(torch.float32)
+
+
 def _new_memory(updates: Rows, params: Tensor | None) -> Tensor:
     """Return the new memory rows [S, d], rounded to float32: the total is that of rounded rows."""
     rows = _float64(updates)
@@ -406,6 +414,7 @@ def mimic_mean_(
     *,
     copies: bool = False,
     weights: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Compute the v of :func:`mimic_` and what a server remembers.
 
@@ -424,10 +433,12 @@ def mimic_mean_(
         kept: S vectors [d] float32; changed in place. By default nothing is kept.
         copies: keep updates instead of new corrections.
         weights: [S] float; by default all are 1.
+        scales: [S] float; the updates are multiplied by them, in float32. By default all are 1.
 
     Returns:
         ``out``.
     """
+    updates = _scaled(updates, scales)
     own = _of_clients(corrections, clients)
     bases = references or [None] * len(own)
     c = [row if base is None else base - row for row, base in zip(own, bases, strict=True)]
@@ -452,6 +463,8 @@ def memory_total_(
     references: Sequence[Tensor | None] | None = None,
     params: Tensor | None = None,
     kept: Sequence[Tensor] | None = None,
+    *,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Compute the total and the new rows of :func:`memory_update_`.
 
@@ -470,6 +483,7 @@ def memory_total_(
         references: S vectors [d] float32 or None.
         params: [d] float32; pass it to store models instead of updates.
         kept: S vectors [d] float32; changed in place. By default the new rows are not written.
+        scales: [S] float; the updates are multiplied by them, in float32. By default all are 1.
 
     Returns:
         ``out``.
@@ -477,6 +491,7 @@ def memory_total_(
     out.copy_(total)
     if len(clients) == 0:
         return out
+    updates = _scaled(updates, scales)
     own = _of_clients(memory, clients)
     bases = references or [None] * len(own)
     old = [row if base is None else base + row for row, base in zip(own, bases, strict=True)]

@@ -141,6 +141,10 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             cohort = cohort.with_rows(cohort.rows)
         return self.corrections.receive(cohort, self.columns, copy=late)
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        copied = cohort.streamed or cohort.ages is not None  # by `_receive`
+        return self.device.type == "cpu" and not copied
+
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         return CorrectionPlan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
 
@@ -166,6 +170,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             kept,
             copies,
             plan.fading,
+            cohort.scales,
         )
         row_peaks = self._check_peaks(cohort, self.columns.join_peaks(row_peaks))
         counted = None if plan.fading is None else plan.fading > 0.0

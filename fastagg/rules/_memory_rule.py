@@ -180,6 +180,10 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         rounds = isinstance(self.memory, Int8Memory) and self.max_norm is not None
         return self.memory.receive(cohort, self.columns, copy=rounds)
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        copied = cohort.streamed or self.memory.dtype != torch.float32  # by `_receive`
+        return self.device.type == "cpu" and not copied
+
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares, norm = self._shares.index_select(0, cohort.clients), self._norm(cohort.clients)
         weights = shares if norm == 1.0 else norm * shares
@@ -251,6 +255,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
                 references,
                 params if self.remembers_models else None,
                 memory.spares.rows(ids) if cohort.owner is None else (),
+                cohort.scales,
             )
         return self._check_peaks(cohort, self.columns.join_peaks(peaks))
 

@@ -83,6 +83,9 @@ class FedStale(MemoryRule):
         rounds = isinstance(self.memory, Int8Memory)
         return self.memory.receive(cohort, self.columns, copy=rounds)
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return False  # two passes read them
+
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares = self._shares.index_select(0, cohort.clients)
         weights = shares * self.factors.index_select(0, cohort.clients)

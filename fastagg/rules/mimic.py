@@ -93,6 +93,9 @@ class MimiC(CorrectionRule):
             return cohort  # rows need not be in memory
         return super()._receive(cohort)
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return self.mode == "server" and super()._scales_rows(cohort)
+
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
         if self.ages is not None and self.max_age is not None:

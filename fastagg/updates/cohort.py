@@ -65,6 +65,8 @@ class Cohort:
             order of their ages. None: no row is late.
         weights: [S] float64, the weights of this round, in place of the client weights; None: the
             client weights count.
+        scales: [S] float64, what the rule multiplies the rows by in its pass, rounded to float32.
+            Set only if it has said that it does (``ClippedSteps._scales_rows``). None: ones.
     """
 
     ids: list[int]
@@ -73,6 +75,7 @@ class Cohort:
     owner: RowExchange | None = None
     ages: Tensor | None = None
     weights: Tensor | None = None
+    scales: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -125,6 +128,7 @@ class Cohort:
             rows=alike(self.rows, [rows[s] for s in positions]),
             ages=None if self.ages is None else _if_late(self.ages[positions].tolist()),
             weights=None if self.weights is None else self.weights[positions],
+            scales=None if self.scales is None else self.scales[positions],
         )
 
 

@@ -474,6 +474,7 @@ class Columns:
         kept: Sequence[Tensor] = (),
         copies: bool = False,
         weights: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> Tensor:
         """:func:`fastagg.ops.mimic_mean_`; ``peaks`` are of the columns in this process."""
         if in_memory(updates) and in_memory(corrections):
@@ -488,6 +489,7 @@ class Columns:
                 kept,
                 copies=copies,
                 weights=weights,
+                scales=scales,
             )
         peaks.zero_()
         found = torch.empty_like(peaks)
@@ -506,6 +508,7 @@ class Columns:
                 new,
                 copies=copies,
                 weights=weights,
+                scales=scales,
             )
             torch.maximum(peaks, found, out=peaks)
         return out
@@ -522,11 +525,22 @@ class Columns:
         references: Sequence[Tensor | None],
         params: Tensor | None,
         kept: Sequence[Tensor] = (),
+        scales: Tensor | None = None,
     ) -> Tensor:
         """:func:`fastagg.ops.memory_total_`; ``peaks`` are of the columns in this process."""
         if in_memory(updates) and in_memory(memory):
             return ops.memory_total_(
-                out, peaks, total, memory, updates, clients, weights, references, params, kept
+                out,
+                peaks,
+                total,
+                memory,
+                updates,
+                clients,
+                weights,
+                references,
+                params,
+                kept,
+                scales=scales,
             )
         peaks.zero_()
         found = torch.empty_like(peaks)
@@ -536,7 +550,17 @@ class Columns:
             here = slice(begin, end)
             new = [row[here] for row in kept]
             ops.memory_total_(
-                out[here], found, total[here], own, rows, clients, weights, bases, base, new
+                out[here],
+                found,
+                total[here],
+                own,
+                rows,
+                clients,
+                weights,
+                bases,
+                base,
+                new,
+                scales=scales,
             )
             torch.maximum(peaks, found, out=peaks)
         return out

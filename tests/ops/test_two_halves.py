@@ -39,6 +39,7 @@ class Server:
         which = torch.randint(0, 3, (S,), generator=g).tolist()
         self.references = [None if w == 2 else shared[w] for w in which]
         self.kept: list[Tensor] | None = None
+        self.scales: Tensor | None = None
 
     def keep(self) -> None:
         """Have the new memory rows written to separate tensors."""
@@ -53,6 +54,7 @@ class Server:
 
     def permuted(self, order: Tensor) -> None:
         self.updates, self.clients = self.updates[order], self.clients[order]
+        self.scales = None if self.scales is None else self.scales[order]
         self.weights = self.weights[order]
         self.rows = [self.rows[s] for s in order.tolist()]
         self.references = [self.references[s] for s in order.tolist()]
@@ -71,6 +73,7 @@ class Server:
             self.references,
             self.kept,
             copies=copies,
+            scales=self.scales,
         )
         return out, rounded, peaks
 
@@ -79,7 +82,7 @@ class Server:
         peaks = torch.full((len(self.updates),), torch.nan)
         module.memory_total_(  # type: ignore[attr-defined]
             out, peaks, self.total, self.rows, self.updates, self.clients, self.weights,
-            self.references, self.params if models else None, self.kept,
+            self.references, self.params if models else None, self.kept, scales=self.scales,
         )  # fmt: skip
         return out, peaks
 
@@ -146,9 +149,55 @@ def test_against_oracle(isa: str, S: int, d: int) -> None:
         assert (moved - oracle).abs().max() <= 2.0**-24 * oracle.abs().max()  # one rounding
 
 
+@pytest.mark.parametrize(("S", "d"), SHAPES)
+def test_scales_have_the_bits_of_rows_that_were_scaled_before(isa: str, S: int, d: int) -> None:
+    server, scaled = Server(S, d), Server(S, d)
+    server.scales = torch.linspace(0.1, 1.0, S, dtype=F64).flip(0)  # the first one is 1
+    scaled.updates = scaled.updates * server.scales.float()[:, None]
+    for one in (server, scaled):
+        one.keep()
+    for run in (
+        lambda one: one.mean(ops),
+        lambda one: one.mean(ops, copies=True),
+        lambda one: one.sum(ops, models=False),
+        lambda one: one.sum(ops, models=True),
+    ):
+        assert all(map(torch.equal, run(server), run(scaled)))
+        assert server.kept is not None and scaled.kept is not None
+        assert all(map(torch.equal, server.kept, scaled.kept))
+
+
+@pytest.mark.parametrize(("S", "d"), SHAPES)
+def test_scales_against_oracle(isa: str, S: int, d: int) -> None:
+    server = Server(S, d)
+    server.scales = torch.linspace(0.1, 1.0, S)
+    (out, _, peaks), expected = server.mean(ops), server.mean(reference)
+    assert (out - expected[0]).abs().max() <= 11 * 2.0**-24 * 16  # as in test_against_oracle
+    assert torch.equal(peaks, expected[2])
+    for models in (False, True):
+        (total, peaks), wanted = server.sum(ops, models), server.sum(reference, models)
+        assert (total - wanted[0]).abs().max() <= 1e-13 * S * 16
+        assert torch.equal(peaks, wanted[1])
+
+
+def test_scales_by_hand() -> None:
+    updates, memory = torch.tensor([[6.0, 8.0], [1.0, 0.0]]), torch.tensor([[1.0, 1.0]] * 2)
+    scales, clients = torch.tensor([0.5, 1.0]), torch.tensor([0, 1])
+    out, peaks, kept = torch.zeros(2, dtype=F64), torch.zeros(2), torch.zeros(2, 2)
+    total, weights = torch.zeros(2, dtype=F64), torch.tensor([0.5, 0.5])
+    ops.memory_total_(
+        out, peaks, total, memory, updates, clients, weights, kept=list(kept), scales=scales
+    )
+    assert kept.tolist() == [[3.0, 4.0], [1.0, 0.0]]
+    assert out.tolist() == [1.0, 1.0]  # 0.5 * (3 - 1) + 0.5 * (1 - 1), and so on
+    assert peaks.tolist() == [4.0, 1.0]
+
+
 @given(seed=st.integers(0, 2**31), S=st.integers(1, 20), d=st.integers(1, 300))
 def test_order_and_threads_do_not_matter(seed: int, S: int, d: int) -> None:
     server, shuffled = Server(S, d, seed), Server(S, d, seed)
+    for one in (server, shuffled):
+        one.scales = server.weights.clone() if seed % 2 else None
     order = torch.randperm(S, generator=torch.Generator().manual_seed(seed))
     shuffled.permuted(order)
     torch.set_num_threads(1 + seed % 3)
@@ -192,6 +241,8 @@ def test_memory_in_one_tensor(isa: str) -> None:
         ({"clients": torch.tensor([1, 2, 1, 0])}, ValueError, "got 1 twice"),
         ({"clients": torch.tensor([1, 2, -1, 0])}, IndexError, "got -1"),
         ({"updates": torch.ones(4, 8)}, ValueError, "updates: expected rows of d = 9"),
+        ({"scales": torch.ones(3)}, ValueError, "scales: expected"),
+        ({"scales": torch.ones(4, dtype=torch.int64)}, TypeError, "scales: expected"),
     ],
 )
 def test_bad_arguments(changes: dict[str, object], error: type[Exception], match: str) -> None:
@@ -201,12 +252,13 @@ def test_bad_arguments(changes: dict[str, object], error: type[Exception], match
     peaks, out = torch.zeros(4), torch.zeros(9, dtype=F64)
     common = (server.updates, server.rows, server.clients, server.references)
     with pytest.raises(error, match=match):
-        ops.mimic_mean_(out, torch.zeros(9), peaks, *common)
+        ops.mimic_mean_(out, torch.zeros(9), peaks, *common, scales=server.scales)
     updates, rows, clients, references = common
     with pytest.raises(error, match=match):
         ops.memory_total_(
-            out, peaks, server.total, rows, updates, clients, server.weights, references
-        )
+            out, peaks, server.total, rows, updates, clients, server.weights, references,
+            scales=server.scales,
+        )  # fmt: skip
     assert not out.any() and not peaks.any()
 
 

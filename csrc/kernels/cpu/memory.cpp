@@ -45,11 +45,12 @@ constexpr float kZeros[kRowColumns] = {};
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
 //   peaks        // [G] or nullptr
+//   scales       // [G] or nullptr
 template <int W, int G, class T, class Memory>
 FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* updates,
                              const Memory* const* memory, const float* const* references,
                              float* const* kept, bool streamed, const double* weights,
-                             int32_t* peaks, int64_t column, int64_t n) {
+                             const float* scales, int32_t* peaks, int64_t column, int64_t n) {
   const T* u[G];
   const Memory* m[G];
   const float* r[G];
@@ -72,7 +73,7 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
     const float* reference[G];
     float* target[G];
     float update_room[G][kStep], own_room[G][kStep];
-    widen_step(update, u, begin, count, update_room);
+    widen_step(update, u, begin, count, update_room, scales);
     widen_step(own, m, begin, count, own_room);
     for (int g = 0; g < G; ++g) {
       reference[g] = r[g] + begin;
@@ -110,15 +111,16 @@ template <int W, class T, class Memory>
 FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* const* updates,
                                  const Memory* const* memory, const float* const* references,
                                  float* const* kept, bool streamed, const double* weights,
-                                 int32_t* peaks, int64_t S, int64_t column, int64_t n) {
+                                 const float* scales, int32_t* peaks, int64_t S, int64_t column,
+                                 int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   int64_t s = 0;
   for (; s + kRows <= S; s += kRows)
     remember<W, kRows>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
-                       streamed, weights + s, from(peaks, s), column, n);
+                       streamed, weights + s, from(scales, s), from(peaks, s), column, n);
   for (; s < S; ++s)
     remember<W, 1>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
-                   streamed, weights + s, from(peaks, s), column, n);
+                   streamed, weights + s, from(scales, s), from(peaks, s), column, n);
   if (streamed) finish_streams();
 }
 
@@ -129,7 +131,7 @@ struct MemoryUpdate {
                                  double norm, bool models, int64_t column, int64_t n) {
     const float* const* old = memory;
     remember_all<W>(total + column, models ? params : nullptr, updates, old, nullptr, memory, false,
-                    weights, nullptr, S, column, n);
+                    weights, nullptr, nullptr, S, column, n);
     apply_total(params + column, total + column, n, lr, norm, models);
   }
 };
@@ -140,10 +142,10 @@ struct MemoryTotal {
                                  const T* const* updates, const T* const* memory,
                                  const float* const* references, const double* weights, int64_t S,
                                  const float* params, float* const* kept, bool streamed,
-                                 int64_t column, int64_t n) {
+                                 const float* scales, int64_t column, int64_t n) {
     std::copy_n(total + column, n, out + column);
     remember_all<W>(out + column, params, updates, memory, references, kept, streamed, weights,
-                    peaks, S, column, n);
+                    scales, peaks, S, column, n);
   }
 };
 
@@ -183,7 +185,7 @@ template <class T>
 void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
                   const double* weights, const float* params, float* const* kept,
-                  const Parallel& parallel) {
+                  const float* scales, const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
   const bool streamed = kept && should_stream(kept, S, bytes);
@@ -191,7 +193,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
   const RowPeaks row_peaks(S, team);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
-                          weights, S, params, kept, streamed, column, n);
+                          weights, S, params, kept, streamed, scales, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -222,12 +224,13 @@ template void memory_update(float*, double*, const Half* const*, float* const*, 
                             const double*, double, double, bool, const Parallel&);
 template void memory_total(double*, float*, const double*, const float* const*, const float* const*,
                            const float* const*, int64_t, int64_t, const double*, const float*,
-                           float* const*, const Parallel&);
+                           float* const*, const float*, const Parallel&);
 template void memory_total(double*, float*, const double*, const Bfloat16* const*,
                            const Bfloat16* const*, const float* const*, int64_t, int64_t,
-                           const double*, const float*, float* const*, const Parallel&);
+                           const double*, const float*, float* const*, const float*,
+                           const Parallel&);
 template void memory_total(double*, float*, const double*, const Half* const*, const Half* const*,
                            const float* const*, int64_t, int64_t, const double*, const float*,
-                           float* const*, const Parallel&);
+                           float* const*, const float*, const Parallel&);
 
 }  // namespace fastagg::cpu

@@ -34,17 +34,17 @@ FASTAGG_INLINE void keep_row(float* to, const float* from, int64_t n) {
 
 // sums[k] += sum_g weights[g] * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
 // references[g] - rows[g] where references[g] is given. If `peaks` is given, raises each of them to
-// the largest magnitude of its row. If `kept` is given, copies each row there, past the caches if
-// `streamed`.
+// the largest magnitude of its row. If `scales` are given, rows are multiplied by them. If `kept`
+// is given, copies each row there, past the caches if `streamed`.
 //   rows         // [G] pointers to whole rows
 //   references   // [G], each may be nullptr, or nullptr
-//   peaks, kept  // [G] or nullptr
+//   peaks, kept, scales  // [G] or nullptr
 //   weights      // [G], or nullptr: all are `equal`
 template <int W, int G, class T>
 FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
                               const float* const* references, int32_t* peaks, float* const* kept,
-                              bool streamed, const float* weights, float equal, int64_t column,
-                              int64_t n) {
+                              bool streamed, const float* scales, const float* weights, float equal,
+                              int64_t column, int64_t n) {
   const T* row[G];
   float weight[G];
   const float* reference[G];
@@ -68,7 +68,7 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
     };
     const float* x[G];
     float room[G][kStep];
-    widen_step(x, row, begin, count, room);
+    widen_step(x, row, begin, count, room, scales);
     if (peaks)
       for (int g = 0; g < G; ++g) largest[g].add(x[g], count);
     if (kept && streamed)
@@ -94,12 +94,13 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
 // add_group for S rows, in groups of at most kGroup; float64 across groups.
 template <int W, class T>
 FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* const* references,
-                            int32_t* peaks, float* const* kept, bool streamed, const float* weights,
-                            int64_t S, float equal, int64_t column, int64_t n) {
+                            int32_t* peaks, float* const* kept, bool streamed, const float* scales,
+                            const float* weights, int64_t S, float equal, int64_t column,
+                            int64_t n) {
   const auto from = [](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   const auto add = [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
     add_group<W, group()>(sums, rows + s, from(references, s), from(peaks, s), from(kept, s),
-                          streamed, from(weights, s), equal, column, n);
+                          streamed, from(scales, s), from(weights, s), equal, column, n);
   };
   int64_t s = 0;
   for (; s + kGroup <= S; s += kGroup) add(std::integral_constant<int, kGroup>(), s);
@@ -118,14 +119,14 @@ FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* con
 template <int W, class T, class Own>
 FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                Own* const* corrections, const float* const* references,
-                               const float* weights, float* const* kept, bool streamed, int64_t S,
-                               int64_t column, int64_t n) {
+                               const float* weights, float* const* kept, bool streamed,
+                               const float* scales, int64_t S, int64_t column, int64_t n) {
   const float equal = mean_quotient(S);
   const double factor = 1.0 / (static_cast<double>(S) * equal);
   std::fill_n(v, n, 0.0);
   const std::remove_const_t<Own>* const* own = corrections;
-  add_all<W>(v, own, references, nullptr, nullptr, false, weights, S, equal, column, n);
-  add_all<W>(v, updates, nullptr, peaks, kept, streamed, nullptr, S, equal, column, n);
+  add_all<W>(v, own, references, nullptr, nullptr, false, nullptr, weights, S, equal, column, n);
+  add_all<W>(v, updates, nullptr, peaks, kept, streamed, scales, nullptr, S, equal, column, n);
   for (int64_t k = 0; k < n; ++k) {
     v[k] *= factor;
     rounded[k] = static_cast<float>(v[k]);
@@ -135,15 +136,15 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const 
 // corrections[s] = v - updates[s] for n columns. `rounded` is v of these columns in float32.
 template <int W, bool kStream = false, class T>
 FASTAGG_INLINE void write_corrections(float* const* corrections, const float* rounded,
-                                      const T* const* updates, int64_t S, int64_t column,
-                                      int64_t n) {
+                                      const T* const* updates, const float* scales, int64_t S,
+                                      int64_t column, int64_t n) {
   for (int64_t s = S - 1; s >= 0; --s) {  // the row read last is in the nearest cache
     const T* u[1] = {updates[s] + column};
     float* c = corrections[s] + column;
     for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
       const float* x[1];
       float room[1][kStep];
-      widen_step(x, u, begin, count, room);
+      widen_step(x, u, begin, count, room, scales ? scales + s : nullptr);
       const float* v_step = rounded + begin;
       int64_t k = 0;
       for (; k + W <= count; k += W) {
@@ -165,10 +166,10 @@ struct Mimic {
   FASTAGG_INLINE static void run(float* params, const T* const* updates, float* const* corrections,
                                  int64_t S, double lr, int64_t column, int64_t n, double* v,
                                  float* rounded) {
-    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, nullptr, nullptr, false, S,
-                  column, n);
+    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, nullptr, nullptr, false,
+                  nullptr, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
-    write_corrections<W>(corrections, rounded, updates, S, column, n);
+    write_corrections<W>(corrections, rounded, updates, nullptr, S, column, n);
   }
 };
 
@@ -177,15 +178,16 @@ struct MimicMean {
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                  const T* const* corrections, const float* const* references,
                                  const float* weights, float* const* kept, bool copies,
-                                 bool streamed, int64_t S, int64_t column, int64_t n) {
+                                 bool streamed, const float* scales, int64_t S, int64_t column,
+                                 int64_t n) {
     float* const* copied = copies ? kept : nullptr;
     block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights,
-                  copied, copied && streamed, S, column, n);
+                  copied, copied && streamed, scales, S, column, n);
     if (!kept || copies) return;
     if (streamed)
-      write_corrections<W, true>(kept, rounded + column, updates, S, column, n);
+      write_corrections<W, true>(kept, rounded + column, updates, scales, S, column, n);
     else
-      write_corrections<W>(kept, rounded + column, updates, S, column, n);
+      write_corrections<W>(kept, rounded + column, updates, scales, S, column, n);
   }
 };
 
@@ -208,7 +210,8 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
 template <class T>
 void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates,
                 const T* const* corrections, const float* const* references, const double* weights,
-                float* const* kept, bool copies, int64_t S, int64_t d, const Parallel& parallel) {
+                float* const* kept, bool copies, const float* scales, int64_t S, int64_t d,
+                const Parallel& parallel) {
   const Isa isa = current_isa();
   std::vector<float> quotients;
   for (int64_t s = 0; weights && s < S; ++s)
@@ -222,7 +225,7 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
       kept && !copies ? cached_columns(S, d, team.workers) : block_columns(d, team.workers);
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
-                        given, kept, copies, streamed, S, column, n);
+                        given, kept, copies, streamed, scales, S, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -234,13 +237,13 @@ template void mimic(float*, const Bfloat16* const*, float* const*, int64_t, int6
 template void mimic(float*, const Half* const*, float* const*, int64_t, int64_t, double,
                     const Parallel&);
 template void mimic_mean(double*, float*, float*, const float* const*, const float* const*,
-                         const float* const*, const double*, float* const*, bool, int64_t, int64_t,
-                         const Parallel&);
+                         const float* const*, const double*, float* const*, bool, const float*,
+                         int64_t, int64_t, const Parallel&);
 template void mimic_mean(double*, float*, float*, const Bfloat16* const*, const Bfloat16* const*,
-                         const float* const*, const double*, float* const*, bool, int64_t, int64_t,
-                         const Parallel&);
+                         const float* const*, const double*, float* const*, bool, const float*,
+                         int64_t, int64_t, const Parallel&);
 template void mimic_mean(double*, float*, float*, const Half* const*, const Half* const*,
-                         const float* const*, const double*, float* const*, bool, int64_t, int64_t,
-                         const Parallel&);
+                         const float* const*, const double*, float* const*, bool, const float*,
+                         int64_t, int64_t, const Parallel&);
 
 }  // namespace fastagg::cpu

@@ -77,6 +77,20 @@ FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t
   }
 }
 
+// widen_step, and multiplies rows by `scales` [G] in `room`, if they are given. Rows with scale 1
+// are not copied.
+template <int G, class T, class Count>
+FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t begin, Count count,
+                               float (&room)[G][kStep], const float* scales) {
+  widen_step(x, rows, begin, count, room);
+  if (!scales) return;
+  for (int g = 0; g < G; ++g) {
+    if (scales[g] == 1.0f) continue;
+    for (int64_t k = 0; k < count; ++k) room[g][k] = x[g][k] * scales[g];
+    x[g] = room[g];
+  }
+}
+
 // Calls take(k, sum) for k in [0, n), with sum = sum_g weights[g] * rows[g][column + k] in float32.
 // Inside a dispatched kernel, the compiler vectorizes this plain loop for the kernel's instruction
 // set.
