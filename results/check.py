@@ -400,7 +400,7 @@ STATED = [
         "three seeds. The rates are equal in every run. On MNIST at 0.7, the last ten of 40 rounds "
         "vary too much to show that accuracies are within 0.02"
     ),
-    "| `friends-from-means` | b95379f |",
+    "| `friends-from-means`: seeds 0 to 2; 3 to 9 | b95379f; 61141ae |",
     "| `memory-dtypes` | 5428107 |",
     "| `late-fig1` | 5b576da |",
     "| `mimic-fig7` | 61141ae |",
@@ -432,9 +432,9 @@ STATED = [
         "{whole(MEANS, 'FDMS', '0.7')} and {whole(MEANS, 'Means', '0.7')}"
     ),
     (
-        "find friends of the right group at once; at 0.7, training is faster. With a full first "
-        "round, both choose alike, which is why four claims fail. At 0.9, two clients are active, "
-        "and nothing helps"
+        "find friends of the right group at once; at 0.5 and 0.7, training is faster. With a full "
+        "first round, both choose alike, which is why four claims fail. At 0.9, two clients are "
+        "active, and nothing helps"
     ),
     "ours: remembered rows in fewer bits",
     (
