@@ -16,6 +16,7 @@ from fastagg.report import NonFiniteUpdates, OversizedUpdates, RefusedUpdates
 from fastagg.server_optimizer import Moments, ServerOptimizer
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns
+from fastagg.updates.small import factors_tensor
 
 
 class RowChecks:
@@ -88,8 +89,9 @@ class RowChecks:
             NonFiniteUpdates: rows hold NaN or Inf.
             OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
         """
-        peaks = peaks.to("cpu", torch.float64)
-        if not math.isfinite(float(peaks.sum())):  # no sum of S finite float32 values overflows
+        listed: list[float] = peaks.tolist()
+        peaks = factors_tensor(listed) if listed else peaks.to("cpu", torch.float64)
+        if not math.isfinite(sum(listed)):  # no sum of S finite float32 values overflows
             raise NonFiniteUpdates(cohort.clients[~torch.isfinite(peaks)])
         if self.nonfinite == "drop":
             limits = peaks.new_tensor(self._largest_row()) if largest is None else largest

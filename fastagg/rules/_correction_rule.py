@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.rules._recent_aggregates import RECENT, RecentAggregates, check_recent, recent_bytes
 from fastagg.staleness import none_but_constant
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,6 +102,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
 
     column_state = frozenset({"corrections", RECENT})
     collects_streams = False
+    gathers_rows = True
     refused_staleness = none_but_constant(
         "MimiC's mean of corrected updates has equal weights; max_staleness leaves old rows out"
     )
@@ -146,7 +149,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         return self.device.type == "cpu" and not copied
 
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
-        return CorrectionPlan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
+        return CorrectionPlan(factors_tensor([1.0 / len(cohort)] * len(cohort)))
 
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
         peak, clients, ids = self._params_peak(params), cohort.clients, cohort.ids
@@ -180,12 +183,13 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         aggregate = self._bound(
             peak, clients, row_peaks, counted, float(largest.max()) if earlier else 0.0
         )
-        own_peaks = torch.full((len(cohort),), aggregate, dtype=torch.float64)
+        own_peaks = [aggregate] * len(cohort)
         for (position, vector), bound in zip(earlier.items(), largest.tolist(), strict=True):
             own_peaks[position] = bound
             row = cohort.tensors()[position]
             ops.weighted_sum_(row, [vector], torch.ones(1, dtype=torch.float32), beta=-1.0)
-        peaks = self._peaks.index_copy(0, clients, (own_peaks + row_peaks) * _ROUNDING)
+        new_peaks = (factors_tensor(own_peaks) + row_peaks) * _ROUNDING
+        peaks = self._peaks.index_copy(0, clients, new_peaks)
         reference = None if kept and not copies else rounded
         late = [cohort.ids[position] for position in earlier]
         v = Aggregate(self._mean, aggregate)
@@ -269,7 +273,8 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         peaks = self._peaks.index_select(0, clients)
         if counted is not None:
             peaks = peaks * counted
-        return float((row_peaks + peaks).mean()) * _ROUNDING
+        largest: list[float] = (row_peaks + peaks).tolist()
+        return math.fsum(largest) / len(largest) * _ROUNDING
 
     def _fits(self, aggregate: float, peak: float, row_peaks: Tensor, earlier: float) -> bool:
         """Return whether the sum of v, new corrections and new parameters fit into float32."""

@@ -123,6 +123,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     )
     column_blocks = COLUMN_BLOCKS
     collects_streams = False
+    gathers_rows = True
     no_weights = (
         "it keeps a total of remembered rows with constant shares, so the weight of a row cannot "
         "change; client_weights are the weights of all rounds"
