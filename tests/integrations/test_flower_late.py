@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Late results in Flower's older API."""
+"""Late results in Flower's older API, and late replies within wrappers."""
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import fastagg
 
 pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
 
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.common import (
     Code,
     EvaluateRes,
@@ -27,12 +30,14 @@ from flwr.common import (
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
+from flwr.server import strategy as legacy
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.server import Server
+from flwr.serverapp import strategy as current
 
 from fastagg.integrations._flower_legacy_late import LateResults
-from fastagg.integrations.flower import FastAggLegacyStrategy
+from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
 
 pytestmark = [
     pytest.mark.flower,
@@ -315,3 +320,62 @@ def test_many_threads_take_every_late_result_once() -> None:
         assert taken.keys() == {cid for cid, in_time in outcomes.items() if not in_time}
         assert all(found == (number, result) for found in taken.values())
         assert len(outcomes) == 32 and not late.take()
+
+
+# --- wrappers -------------------------------------------------------------------------------
+
+WRAPPERS = [
+    f"DifferentialPrivacy{side}Side{kind}Clipping"
+    for side in ("Client", "Server")
+    for kind in ("Fixed", "Adaptive")
+]
+
+
+@pytest.fixture
+def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let newer versions of Flower make messages in a process that they did not start."""
+    try:
+        module = importlib.import_module("flwr.supercore.task_identity")
+    except ModuleNotFoundError:
+        return
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(module.TaskIdentity, name, 1)
+
+
+def wrapped(module: Any, wrapper: str, strategy: Any) -> Any:
+    bound = {"clipping_norm": 1.0} if "Fixed" in wrapper else {}
+    return getattr(module, wrapper)(strategy, 0.1, num_sampled_clients=K, **bound)
+
+
+class Plain:
+    """A wrapper without any effect, with a loop of rounds of its own."""
+
+    def __init__(self, strategy: FastAggStrategy) -> None:
+        self.strategy = strategy
+
+    def configure_train(self, *args: Any) -> Any:
+        return self.strategy.configure_train(*args)
+
+
+@pytest.mark.usefixtures("_identity")
+@pytest.mark.parametrize("wrapper", [*WRAPPERS, "Plain"])
+def test_late_replies_are_refused_within_a_wrapper(wrapper: str) -> None:
+    grid: Any = SimpleNamespace(get_node_ids=lambda: [1, 2, 3])
+    arrays = ArrayRecord({"w": Array(np.ones(D, np.float32))})
+    for options, refused in ((LATE, True), ({}, False), ({"staleness": "constant"}, False)):
+        strategy = FastAggStrategy("fedavg", num_clients=K, weighted=False, **options)
+        made = Plain(strategy) if wrapper == "Plain" else wrapped(current, wrapper, strategy)
+        if not refused:
+            assert len([*made.configure_train(1, arrays, ConfigRecord(), grid)]) == K
+            continue
+        with pytest.raises(ValueError, match="max_staleness"):
+            made.configure_train(1, arrays, ConfigRecord(), grid)
+        assert not strategy.server.has_model  # nothing has happened yet
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_the_older_api_refuses_them_within_wrappers_for_privacy(wrapper: str) -> None:
+    strategy = FastAggLegacyStrategy("fedavg", num_clients=K, weighted=False, rule_options=LATE)
+    sent: Parameters = ndarrays_to_parameters([np.ones(D, np.float32)])
+    with pytest.raises(ValueError, match="max_staleness lets late answers count"):
+        wrapped(legacy, wrapper, strategy).configure_fit(1, sent, SimpleClientManager())
