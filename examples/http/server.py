@@ -43,6 +43,7 @@ async def run(server: fastagg.Server, port: int, rounds: int, log: Path) -> None
         print("; ".join(report.lines()), flush=True)
         with log.open("a") as file:
             line = {"round": report.round, "active": report.active, "ignored": report.ignored}
+            line["late"] = report.late
             file.write(json.dumps(line) + "\n")
     server.close()
     await asyncio.sleep(2.0)  # so that the clients learn that the run has ended
@@ -55,16 +56,19 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=30.0, help="a round lasts at most")
+    parser.add_argument("--late", type=int, default=0, help="answers of at most this age count")
     parser.add_argument("--port", type=int, default=0, help="0: any")
     parser.add_argument("--folder", type=Path, default=Path())
     options = parser.parse_args()
     checkpoint = options.folder / "run.safetensors"
+    late = {"staleness": "constant", "max_staleness": options.late} if options.late else {}
     server = fastagg.Server(
         options.rule,
         training.model(),
         num_clients=options.clients,
         round_seconds=options.seconds,
         checkpoint_path=checkpoint,
+        **late,
     )
     if checkpoint.exists():
         server.resume(checkpoint)

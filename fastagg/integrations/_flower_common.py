@@ -89,7 +89,8 @@ def check_wrappers(server: AggregationServer) -> None:
     They add noise for the sensitivity of a mean, clipping_norm / num_sampled_clients.
 
     Raises:
-        ValueError: the aggregate of the rule is no mean with equal weights.
+        ValueError: the aggregate of the rule is no mean with equal weights, or has late answers,
+            which do not pass the wrapper.
     """
     problem = _more_than_a_mean(server)
     if not problem:
@@ -119,6 +120,8 @@ def _more_than_a_mean(server: AggregationServer) -> str:
         return "updates have the weights num-examples (pass weighted=False)"
     if rule.tells_clients_apart:
         return "the rule has client_weights that differ"
+    if rule.max_staleness:
+        return "max_staleness lets late answers count, which the wrapper neither clips nor counts"
     if rule.server_lr > 1.0 or rule.server_optimizer.name != "sgd":
         return f"the step has server_lr={rule.server_lr:g} and {rule.server_optimizer}"
     return ""

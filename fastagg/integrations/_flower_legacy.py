@@ -27,6 +27,7 @@ from fastagg.integrations._flower_common import (
     settle_round,
     warn_of_missing,
 )
+from fastagg.integrations._flower_legacy_late import LateResults
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.options import read_positive
@@ -68,7 +69,10 @@ class FastAggLegacyStrategy(FedAvg):
             recognised.
         weighted: as in the other API; weights are the ``num_examples`` of results.
         resume_from: checkpoint from which to continue.
-        rule_options: options of the rule, if it is given by name, such as ``max_norm``.
+        rule_options: options of the rule, if it is given by name, such as ``max_norm``. With
+            ``staleness`` and ``max_staleness``, a result that comes after the ``round_timeout`` of
+            its round counts in a later one, with its age. Until it comes, its client is not asked
+            again.
         **options: options of Flower's ``FedAvg``: ``fraction_fit``, ``min_fit_clients``, ...
 
     Attributes:
@@ -126,7 +130,13 @@ class FastAggLegacyStrategy(FedAvg):
             weighted=weighted,
             **(rule_options or {}),
         )
+        if self.server.example.max_staleness and not self.accept_failures:
+            raise ValueError(
+                "accept_failures: expected True with max_staleness, because a late client is a "
+                "failure of its round, got False"
+            )
         self.last_report: RoundReport | None = None
+        self._late = LateResults()
         self._sent: Parameters | None = None  # the global model in the form that is sent
 
     def __repr__(self) -> str:
@@ -159,10 +169,14 @@ class FastAggLegacyStrategy(FedAvg):
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
         proxies = self._wait(client_manager, self.min_fit_clients)
         count, _ = self.num_fit_clients(len(proxies))
-        asked = self.server.sample(list(proxies), count, self.seed)
+        free = self._free(proxies, self.node_timeout)
+        asked = self.server.sample(free, count, self.seed)
         self.server.open_round(asked, list(proxies))
         fit_ins = FitIns(self._model(), config)
-        return [(proxies[cid], fit_ins) for cid in asked]
+        chosen = [proxies[cid] for cid in asked]
+        if self.server.takes_late_answers and chosen:
+            chosen = self._late.watched(chosen, self.server.rounds + 1)
+        return [(proxy, fit_ins) for proxy in chosen]
 
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -175,7 +189,7 @@ class FastAggLegacyStrategy(FedAvg):
         config = {} if chosen is None else chosen(server_round)
         proxies = self._wait(client_manager, self.min_evaluate_clients)
         count, _ = self.num_evaluation_clients(len(proxies))
-        asked = self.server.sample(list(proxies), count, self.seed, purpose="evaluate")
+        asked = self.server.sample(self._free(proxies, 0.0), count, self.seed, purpose="evaluate")
         return [(proxies[cid], EvaluateIns(parameters, config)) for cid in asked]
 
     def aggregate_fit(
@@ -191,16 +205,19 @@ class FastAggLegacyStrategy(FedAvg):
             _LOG.info("\tnothing is aggregated: clients failed, and accept_failures is False")
             results = []
         answers = [self._read(proxy.cid, result) for proxy, result in results]
+        late = self._take_late()
+        for cid, (number, result) in late.items():
+            answers.append(replace(self._read(cid, result), round=number))
         log_weighing(self.server, "num_examples")
         report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
         metrics: dict[str, Scalar] = {}
         if self.fit_metrics_aggregation_fn is not None:
-            ids = report.ids
-            used = sorted((ids[p.cid], r) for p, r in results if p.cid in ids)
+            used = {p.cid: r for p, r in results} | {cid: late[cid][1] for cid in report.late}
+            order = sorted(report.ids, key=lambda cid: report.ids[cid])
             metrics = self.fit_metrics_aggregation_fn(
-                [(r.num_examples, r.metrics) for _, r in used]
+                [(used[cid].num_examples, used[cid].metrics) for cid in order]
             )
         if not report.moved:
             return None, metrics
@@ -227,6 +244,20 @@ class FastAggLegacyStrategy(FedAvg):
         if not client_manager.wait_for(least, timeout=math.ceil(self.node_timeout)):
             warn_of_missing(client_manager.num_available(), least, self.node_timeout)
         return client_manager.all()
+
+    def _free(self, proxies: dict[str, ClientProxy], timeout: float) -> list[str]:
+        """Return the clients that do not work on an earlier round; wait for one of them."""
+        if not self.server.takes_late_answers:
+            return list(proxies)
+        free = self._late.wait_for_one(proxies, timeout)
+        return [cid for cid in proxies if cid in free]
+
+    def _take_late(self) -> dict[str, tuple[int, FitRes]]:
+        """Return rounds and results of clients that came after the end of their round."""
+        if not self.server.takes_late_answers:
+            return {}
+        self._late.check_called()
+        return self._late.take()
 
     def _model(self) -> Parameters:
         """Return the global model to send; the same object until the model changes."""

@@ -194,6 +194,7 @@ class FastAggStrategy(FedAvg):
         )
         self.last_report: RoundReport | None = None
         self._questions = LateReplies()
+        self._runs = False  # whether start runs the rounds
         self._record: ArrayRecord | None = None  # the global model in the form that is sent
 
     def summary(self) -> None:
@@ -210,8 +211,20 @@ class FastAggStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the training messages of a round; store the model and the nodes that are asked."""
+        """Return the training messages of a round; store the model and the nodes that are asked.
+
+        Raises:
+            ValueError: a wrapper runs the rounds, and the rule may not be wrapped, or has
+                ``max_staleness``.
+        """
         check_wrappers(self.server)
+        if self.server.example.max_staleness and not self._runs:
+            raise ValueError(
+                "max_staleness: expected None or 0 if another loop than FastAggStrategy.start runs "
+                "the rounds, such as that of a wrapper, got "
+                f"{self.server.example.max_staleness}: only start asks for late replies, and they "
+                "would not pass what a wrapper does to replies"
+            )
         self._settle(arrays)
         if self.fraction_train == 0.0:
             self.server.open_round(None)
@@ -317,7 +330,7 @@ class FastAggStrategy(FedAvg):
         log_strategy_start_info(num_rounds, self._model(), train_config, evaluate_config)
         self.summary()
         started = time.monotonic()
-        first = self.server.rounds + 1
+        first, self._runs = self.server.rounds + 1, True
         result = self._result()
         if self.server.checkpoint_path is not None and not self.server.guard.install():
             _LOG.warning("not in the main thread: SIGINT and SIGTERM will not write a checkpoint")
@@ -334,6 +347,7 @@ class FastAggStrategy(FedAvg):
             self.server.save_if_due()
             self.server.check_not_empty(since=first)
         finally:
+            self._runs = False
             self.server.guard.uninstall()
         _LOG.info("Strategy execution finished in %.2fs", time.monotonic() - started)
         _LOG.info("Final results:")

@@ -36,6 +36,11 @@ class Answer:
     round: int | None = None
     weight: object | None = None
 
+    @property
+    def label(self) -> str:
+        """The sender, and the round if it is an earlier one, for a report."""
+        return self.sender if self.round is None else f"{self.sender} (of round {self.round})"
+
 
 @dataclass(frozen=True)
 class RoundReport:
@@ -51,9 +56,9 @@ class RoundReport:
         ids: senders of the active clients, each with its id.
         reassigned: ids whose sender has left: the old and the new sender.
         forgotten: ids of which the rule forgot what it remembered: another client has them now.
-        ignored: senders of answers that were not of this round, each with the reason: late ones,
-            second ones, and those of clients that were not asked. :class:`fastagg.Server` alone
-            fills it.
+        ignored: senders of answers that were not taken, each with the reason: late ones that cannot
+            count, second ones, and those of clients that were not asked. :class:`fastagg.Server`
+            alone fills it.
         late: senders of the active clients whose answers were of earlier rounds, each with the age.
         step: the rule's report; None if the rule refused the step.
         error: why the rule refused the step, None if it did not.

@@ -89,6 +89,9 @@ class AggregationServer:
         roles: patterns of names of arrays and their roles, see :mod:`fastagg.updates.roles`.
         weighted: whether answers count by their weights; see
             :class:`fastagg.integrations._weighing.Weighing`.
+        sends_updates: whether all answers are updates; late ones need no models of their rounds.
+        saves_earlier: whether a checkpoint has the rounds to which late answers can still count,
+            with their models: 4 d bytes for each of up to ``max_staleness``.
         **options: options of the rule, if it is given by name.
 
     Attributes:
@@ -122,6 +125,8 @@ class AggregationServer:
         selection: str = "random",
         roles: Roles = "auto",
         weighted: bool | None = False,
+        sends_updates: bool = False,
+        saves_earlier: bool = False,
         **options: Any,
     ) -> None:
         self._rule = rule
@@ -157,6 +162,7 @@ class AggregationServer:
         self._overdue = False  # whether the last checkpoint could not be written
         self._settled = True  # whether the model is that which is sent next
         self._sent: set[str] = set()
+        self._sends_updates, self._saves_earlier = sends_updates, saves_earlier
         self._earlier = EarlierRounds(None)
         self._trains = True
         self._layout: WireLayout | None = None
@@ -192,6 +198,11 @@ class AggregationServer:
     def takes_late_answers(self) -> bool:
         """Whether answers to earlier rounds count; False before there is a model."""
         return self._earlier.most > 0
+
+    @property
+    def earlier(self) -> EarlierRounds:
+        """The rounds to which late answers can still count, and the open one."""
+        return self._earlier
 
     @property
     def oldest(self) -> int:
@@ -261,7 +272,7 @@ class AggregationServer:
             self._layout, self._params, self._carried = layout, params, carried
             self._statistics, statistics.values = statistics, values
             if self._aggregator is None or not self._earlier.most:
-                self._earlier = EarlierRounds(aggregator.max_staleness)
+                self._earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
             self._aggregator = aggregator
 
     def arrays(self) -> dict[str, bytes]:
@@ -348,8 +359,14 @@ class AggregationServer:
         if self._statistics is not None:
             self._statistics.grow(num_clients)
 
-    def forget(self, clients: Sequence[int]) -> None:
+    def forget(self, clients: Sequence[int], senders: Iterable[str] = ()) -> None:
         """Free the ids of clients that have left for good, and forget what the rule remembers.
+
+        Their late answers do not count any more.
+
+        Args:
+            clients: ids.
+            senders: their names, beside those that are known from answers.
 
         Raises:
             TypeError, ValueError, IndexError: as for :meth:`fastagg.Aggregator.forget`. Nothing has
@@ -358,22 +375,29 @@ class AggregationServer:
         with self.held():
             rule = self._aggregator or self._make(num_params=1)  # to check the ids
             rule.forget(clients)
-            self.ids.forget([int(client) for client in clients])
+            left = {int(client) for client in clients}
+            names = {sender for sender, client in self.ids.known.items() if client in left}
+            self._earlier.forget(names.union(senders))
+            self.ids.forget(left)
 
     def open_round(
-        self, senders: Iterable[str] | None, connected: Iterable[str] | None = None
+        self,
+        senders: Iterable[str] | None,
+        connected: Iterable[str] | None = None,
+        key: str = "",
     ) -> None:
         """Begin a round.
 
         Args:
             senders: those that are asked; None: the round is without training.
             connected: those that are connected now; None: nobody has left.
+            key: by which late answers name the round, see :attr:`earlier`.
         """
         self._trains = senders is not None
         self._sent = set(senders or ())
         if self.takes_late_answers:
             steps = self.aggregator.committed
-            self._earlier.begin(self.rounds + 1, self._sent, self._params, steps)
+            self._earlier.begin(self.rounds + 1, self._sent, self._params, steps, key)
         present = None if connected is None else set(connected)
         self.ids.open_round(self.rounds + 1, present)
         lasting = None if present is None else present | self.ids.known.keys()
@@ -399,7 +423,7 @@ class AggregationServer:
         """
         layout = self._model()
         with self.held():
-            rejected = {_label(a): a.problem for a in answers if a.problem is not None}
+            rejected = {a.label: a.problem for a in answers if a.problem is not None}
             usable = self._asked_once(answers, rejected)
             late = {a.sender: a.round for a in usable if a.round is not None}
             reported = {a.sender: a.partition for a in usable}
@@ -450,6 +474,7 @@ class AggregationServer:
             for answer in answers:
                 if answer.round is not None:
                     self._earlier.end(answer.round, [answer.sender])
+            self._earlier.prune(self.aggregator.committed)
             self.rounds += 1
             asked, self._sent = len(self._sent), set()
             report = RoundReport(
@@ -563,6 +588,10 @@ class AggregationServer:
             "asked": self.selection.asked,
             "layout": layout.to_json(),
         }
+        if self._saves_earlier and self.takes_late_answers:
+            steps = aggregator.committed
+            content["earlier"], models = self._earlier.saved(self.rounds, steps)
+            state |= models
         limit = checkpoint.LISTS_LIMIT
         checkpoint.write(path, _KIND, content, state, keep=self.checkpoint_keep, limit=limit)
 
@@ -610,6 +639,10 @@ class AggregationServer:
             statistics = Statistics(layout, number)
             saved = read_max_norm(content["rule_options"].get("max_norm"))
             statistics.load(under("statistics.", state), saved, aggregator.max_norm)
+            earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
+            if self._saves_earlier:  # an older file has none
+                listed, steps = content.get("earlier", []), aggregator.committed
+                earlier.load(listed, state, params, content["rounds"], steps)
             load_rule(aggregator, content, state)
         except CheckpointError:
             raise
@@ -619,7 +652,7 @@ class AggregationServer:
         self.history = history
         self._layout, self._params, self._carried = layout, params, carried
         self._aggregator, self.ids, self.selection = aggregator, ids, selection
-        self._earlier = EarlierRounds(aggregator.max_staleness)
+        self._earlier = earlier
         self._resize(number)
         self.rounds = self._saved_rounds = content["rounds"]
         return changed
@@ -683,27 +716,7 @@ class AggregationServer:
                 rejected.setdefault(answer.sender, problem)
             elif answer.problem is None:
                 usable.append(answer)
-        return usable + self._newest_late(answers, {a.sender for a in usable}, rejected)
-
-    def _newest_late(
-        self, answers: Sequence[Answer], answered: set[str], rejected: dict[str, str]
-    ) -> list[Answer]:
-        """Return the newest late answer of each sender that has no answer in time.
-
-        The other ones are added to ``rejected``, each with the reason.
-        """
-        newest: dict[str, Answer] = {}
-        listed = [(answer.round, answer) for answer in answers if answer.round is not None]
-        for number, answer in sorted(listed, key=lambda pair: pair[0], reverse=True):
-            problem = self._earlier.problem(number, answer.sender)
-            if problem is not None:
-                rejected[_label(answer)] = problem
-            elif answer.problem is None:
-                if answer.sender in answered or answer.sender in newest:
-                    rejected[_label(answer)] = "a newer answer of this client counts"
-                else:
-                    newest[answer.sender] = answer
-        return [*newest.values()]
+        return usable + self._earlier.newest(answers, {a.sender for a in usable}, rejected)
 
     def _step(
         self,
@@ -735,12 +748,6 @@ class AggregationServer:
                 self._rows.release()
 
 
-def _label(answer: Answer) -> str:
-    """Return the sender of an answer, and the round if it is late, for a report."""
-    late = "" if answer.round is None else f" (of round {answer.round})"
-    return f"{answer.sender}{late}"
-
-
 def _there(value: T | None) -> T:
     if value is None:
         raise RuntimeError("there is no model yet: call set_model or resume first")
@@ -763,7 +770,7 @@ def _read_model(layout: WireLayout, state: Mapping[str, Tensor]) -> tuple[Tensor
     Raises:
         ValueError: they are not those of a model of this layout, or not finite.
     """
-    known = ("params", "statistics.", "history", "carried.", "option.", "rule.")
+    known = ("params", "statistics.", "history", "carried.", "earlier.", "option.", "rule.")
     unknown = [name for name in state if not name.startswith(known)]
     params = state.get("params")
     if params is None or unknown:

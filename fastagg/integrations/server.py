@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations import _tensors
+from fastagg.integrations._late import NEWER
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._wire import Received, WireError
@@ -66,6 +67,11 @@ class _Round:
     answers: dict[str, Answer] = field(default_factory=dict)
     ended: bool = False
 
+    @property
+    def over(self) -> bool:
+        """Whether no answer is taken in time any more."""
+        return self.ended or time.monotonic() > self.deadline
+
 
 class Server:
     """A server's loop without a framework: tensors or safetensors bytes in, and out.
@@ -87,6 +93,11 @@ class Server:
     neither model nor rule. The server does not know who calls: the transport must authenticate
     clients.
 
+    With the options ``staleness`` and ``max_staleness`` of the rule, an answer with the key of an
+    earlier round counts in the open one, with its age: the number of steps of the rule since then,
+    at most ``max_staleness``. If no round is open, it waits for the next one. Of several answers of
+    a client the newest counts.
+
     Args:
         rule: the name of a rule, or an aggregator made with ``nonfinite="drop"``.
         initial_model: the first global model, a module or a state dict. Its values are copied.
@@ -104,7 +115,8 @@ class Server:
             does not grow by itself.
         checkpoint_path: file for checkpoints; its folder must exist. None writes none. See
             :meth:`resume`. One that cannot be written is named in the report, and tried again after
-            the next round.
+            the next round. With ``max_staleness``, it also has the models of up to so many earlier
+            rounds, 4 d bytes each; with ``answers="updates"``, it has none of them.
         checkpoint_every: number of rounds from one checkpoint to the next.
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
@@ -170,6 +182,8 @@ class Server:
             release_after=None,
             roles=roles,
             weighted=weighted,
+            sends_updates=self._sends_updates,
+            saves_earlier=True,
             **options,
         )
         self._core.set_model(_tensors.pack(state))
@@ -178,6 +192,7 @@ class Server:
         self._changed = threading.Condition()  # guards what follows
         self._round: _Round | None = None
         self._closed = False
+        self._late: dict[str, dict[int, Answer]] = {}  # that wait, by sender and round
         self._ignored: dict[str, str] = {}
         self._last_report: RoundReport | None = None
 
@@ -225,6 +240,9 @@ class Server:
     def resume(self, path: str | os.PathLike[str]) -> list[str]:
         """Continue from a checkpoint; with the same answers, later rounds are bit-identical.
 
+        Late answers to rounds before the restart count, if the rule has ``max_staleness``: the
+        checkpoint has what they need. Answers that waited for a round are lost with the process.
+
         ``server_lr``, ``max_norm`` and ``min_active`` may be others than before, and
         ``num_clients`` larger.
 
@@ -239,7 +257,10 @@ class Server:
         """
         with self._turn:
             self._check_idle("resume")
-            return self._core.resume(path)
+            changed = self._core.resume(path)
+            with self._changed:
+                self._late = {}  # of rounds of another run
+        return changed
 
     def grow(self, num_clients: int, **options: Any) -> None:
         """Go on with more clients, between two rounds; see :meth:`fastagg.Aggregator.grow`.
@@ -255,6 +276,8 @@ class Server:
     def forget(self, clients: Iterable[Client]) -> None:
         """Forget clients that have left for good; their ids are free for others.
 
+        Their late answers do not count any more.
+
         Raises:
             TypeError, ValueError, IndexError: they are not clients. Nothing has changed.
             RuntimeError: a round is open, or the server is closed.
@@ -267,7 +290,10 @@ class Server:
                 raise ValueError(
                     f"clients: expected clients that have answered, got {sorted(senders)[:10]}"
                 )
-            self._core.forget([int(s) if self._numbered else known[s] for s in senders])
+            self._core.forget([int(s) if self._numbered else known[s] for s in senders], senders)
+            with self._changed:
+                for sender in senders:
+                    self._late.pop(sender, None)
 
     def begin_round(self, clients: Iterable[Client] | None = None) -> Task:
         """Begin a round: from now on, answers of ``clients`` are taken.
@@ -299,7 +325,7 @@ class Server:
             with self._changed:
                 if self._closed:
                     raise RuntimeError("begin_round: the server is closed")
-                self._core.open_round(senders)
+                self._core.open_round(senders, key=task.key)
                 deadline = time.monotonic() + self.round_seconds
                 self._round = _Round(task, frozenset(senders), deadline)
         return task
@@ -313,7 +339,7 @@ class Server:
         sender = self._sender(client)
         with self._changed:
             current = self._round
-            if current is None or self._refusal(current, sender, None) is not None:
+            if current is None or self._refusal(sender, None) is not None:
                 return None
             return current.task
 
@@ -325,19 +351,21 @@ class Server:
         *,
         weight: float | None = None,
     ) -> str | None:
-        """Take the answer of a client for the open round.
+        """Take the answer of a client for the open round, or a late one.
 
         Args:
             client: who answers, as the transport has made sure.
             tensors: its weights, or its update. They are copied. Arrays with the roles "server" and
                 "local" may be missing.
-            key: :attr:`Task.key` of the round for which the answer is; None: the open one.
+            key: :attr:`Task.key` of the round for which the answer is; None: the open one. With
+                ``max_staleness``, that of an earlier round makes the answer a late one.
             weight: how much the answer counts, finite, >= 0, for a server with ``weighted=True``;
                 others ignore it.
 
         Returns:
             None if the answer was taken, or why it was not. The values are read when the round
-            ends: NaN, or an update that is too long, is in the report.
+            ends: NaN, or an update that is too long, is in the report, and so are late answers that
+            do not count because a newer one of their client does.
         """
         return self._submit(client, key, weight, lambda: _tensors.pack_answer(tensors))
 
@@ -384,12 +412,19 @@ class Server:
                     "another thread"
                 )
             current.ended = True
+            number = current.task.round
+            late = [a for own in self._late.values() for n, a in own.items() if n < number]
         try:
             with self._turn:
-                report = self._aggregate([*current.answers.values()])
+                report = self._aggregate([*current.answers.values(), *late])
         finally:
             with self._changed:
                 self._round = None
+                if self._core.rounds == number:
+                    used = {(answer.sender, answer.round) for answer in late}
+                    self._keep_late(lambda sender, n: (sender, n) not in used)
+                else:  # it has not happened, and may be begun again
+                    self._keep_late(lambda _, n: n < number)
                 ignored, self._ignored = self._ignored, {}
         if self._numbered:
             report = replace(report, absent={sender: int(sender) for sender in report.absent})
@@ -404,12 +439,14 @@ class Server:
     def abort_round(self) -> None:
         """Discard the open round with its answers, if there is one; it may be begun again.
 
-        A thread that waits in :meth:`finish_round` gets a RuntimeError. A round whose answers are
-        being aggregated is not aborted.
+        Late answers to earlier rounds wait for the next one. A thread that waits in
+        :meth:`finish_round` gets a RuntimeError. A round whose answers are being aggregated is not
+        aborted.
         """
         with self._changed:
             if self._round is not None and not self._round.ended:
-                self._round = None
+                number, self._round = self._round.task.round, None
+                self._keep_late(lambda _, n: n < number)
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -467,13 +504,13 @@ class Server:
         weight: float | None,
         read: Callable[[], Received],
     ) -> str | None:
-        """Take an answer, if it is of the open round; ``read`` makes it, outside of the lock."""
+        """Take an answer, if it can count; ``read`` makes it, outside of the lock."""
         sender = self._sender(client)
         with self._changed:
-            current = self._round
-            reason = self._refusal(current, sender, key)
+            if key is None and self._round is not None:
+                key = self._round.task.key
+            number, reason = self._place(sender, key)
         if reason is None:
-            assert current is not None  # otherwise there is a reason
             answer = Answer(
                 sender,
                 {},
@@ -489,26 +526,84 @@ class Server:
             except (WireError, TensorFileError) as error:
                 answer = replace(answer, problem=str(error))
             with self._changed:
-                reason = self._refusal(current, sender, key)
+                number, reason = self._place(sender, key)  # the round may have ended meanwhile
                 if reason is None:
-                    current.answers[sender] = answer
-                    self._changed.notify_all()
-                    return answer.problem
+                    return self._take(replace(answer, round=number))
         with self._changed:
             if sender in self._ignored or len(self._ignored) < _MOST_IGNORED:
                 self._ignored[sender] = reason
         return reason
 
-    def _refusal(self, current: _Round | None, sender: str, key: str | None) -> str | None:
-        """Return why an answer is not one for the round ``current``; None: it is one."""
+    def _place(self, sender: str, key: str | None) -> tuple[int | None, str | None]:
+        """Return the number of the earlier round that an answer is for, and why it is not taken.
+
+        None for the number: it is for the open round. None for the reason: it can be taken.
+        """
+        number = self._late_round(key)
+        if number is None:
+            return None, self._refusal(sender, key)
+        if self._closed:
+            return number, "the server is closed"
+        reason = self._core.earlier.problem(number, sender)
+        if reason is None:
+            waits = number in self._late.get(sender, ())
+            current = self._round
+            in_time = current is not None and current.task.round == number
+            if waits or (in_time and current is not None and sender in current.answers):
+                reason = f"has answered in round {number} already"
+        return number, reason
+
+    def _late_round(self, key: str | None) -> int | None:
+        """Return the number of the round of a key, if a late answer to it may count; else None."""
+        current = self._round
+        if key is None or not self._core.takes_late_answers:
+            return None
+        if current is not None and key == current.task.key:
+            return current.task.round if current.over else None
+        number = self._core.earlier.find(key)
+        return None if number is None or number > self._core.rounds else number
+
+    def _take(self, answer: Answer) -> str | None:
+        """Keep an answer that :meth:`_place` has found a place for; return why it cannot be used.
+
+        The arrays of a late one are kept only if it is the newest of its client.
+        """
+        number = answer.round
+        if number is None:
+            assert self._round is not None  # otherwise there is no place
+            self._round.answers[answer.sender] = answer
+            self._changed.notify_all()
+            return answer.problem
+        own = self._late.setdefault(answer.sender, {})
+        usable = [n for n, other in own.items() if other.problem is None]
+        if answer.problem is None and any(n > number for n in usable):
+            answer = replace(answer, arrays={}, problem=NEWER)
+        elif answer.problem is None:
+            own |= {n: replace(own[n], arrays={}, problem=NEWER) for n in usable}
+        own[number] = answer
+        return answer.problem
+
+    def _keep_late(self, wanted: Callable[[str, int], bool]) -> None:
+        """Let those late answers wait on whose sender and round are wanted."""
+        kept = {
+            sender: {number: answer for number, answer in own.items() if wanted(sender, number)}
+            for sender, own in self._late.items()
+        }
+        self._late = {sender: own for sender, own in kept.items() if own}
+
+    def _refusal(self, sender: str, key: str | None) -> str | None:
+        """Return why an answer is not one for the open round, in time; None: it is one."""
+        current = self._round
         if self._closed:
             return "the server is closed"
         if current is None:
             return "late: no round is open"
         task = current.task
         if key is not None and key != task.key:
-            return f"expected an answer for the model {task.key}, got one for {key[:40]!r}"
-        if self._round is not current or current.ended or time.monotonic() > current.deadline:
+            most = self._core.earlier.most
+            before = f", or for one of at most {most} steps before" if most else ""
+            return f"expected an answer for the model {task.key}{before}, got one for {key[:40]!r}"
+        if current.over:
             return f"late: round {task.round} has ended"
         if sender not in current.asked:
             return f"was not asked in round {task.round}"

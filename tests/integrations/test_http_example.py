@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import torch
@@ -155,3 +156,45 @@ def test_absent_and_killed_clients_and_a_killed_server(
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert not torch.equal(found["0.weight"], by_hand([], monkeypatch)["0.weight"])
+
+
+def test_a_late_answer_after_a_restart(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """A client trains from round 1 on, the server gets SIGKILL, and the answer counts with age 1.
+
+    Client 1 answers in time in all rounds, so that round 1 has a step. This test is both clients.
+    """
+    address, log = f"http://127.0.0.1:{free_port()}", tmp_path / "rounds.jsonl"
+    serve = ["server.py", "--clients=2", "--rounds=2", "--rule=fedavg", "--late=2"]
+    serve += [f"--port={address.rpartition(':')[2]}", f"--folder={tmp_path}", "--seconds=6"]
+
+    def task(client: int) -> tuple[str, bytes]:
+        with urlopen(f"{address}/{client}", timeout=10) as reply:
+            return reply.headers["Key"] or "", reply.read()
+
+    def is_open(number: int) -> bool:
+        try:
+            return task(0)[0].startswith(f"{number}-")
+        except OSError:  # it has not started yet
+            return False
+
+    def answer(client: int, key: str, model: bytes) -> None:
+        with urlopen(f"{address}/{client}/{key}", model, timeout=10) as reply:
+            assert reply.status == 200
+
+    server = start("server", *serve)
+    wait_for(lambda: is_open(1) or server.poll() is not None)
+    key, model = task(0)
+    answer(1, key, model)
+    wait_for(lambda: len(lines(log)) == 1)
+    server.send_signal(signal.SIGKILL)
+    server.wait()
+    server = start("server", *serve)
+    wait_for(lambda: is_open(2) or server.poll() is not None)
+    answer(0, key, model)
+    answer(1, *task(1))
+    assert server.wait(60) == 0, (tmp_path / "server.txt").read_text()
+    first, second = lines(log)
+    assert first["active"] == [1] and not first["late"]
+    assert second["active"] == [0, 1] and second["late"] == {"0": 1}
