@@ -26,7 +26,10 @@ from fastagg.ops.row_lists import RowList
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import Columns
+from fastagg.updates.columns import MIN_PIECE, SCRATCH_BYTES, Columns
+
+_GROUP = SCRATCH_BYTES // (4 * MIN_PIECE)
+"""Rows of another dtype than float32 that can be read together."""
 
 
 @dataclass(eq=False)
@@ -144,7 +147,9 @@ class RowMemory:
 
     def peaks(self, columns: Columns) -> Tensor:
         """Return the largest magnitude of each row: [K] float64."""
-        return columns.abs_max(self.rows).to(torch.float64)
+        groups = range(0, len(self.rows), _GROUP)
+        found = [columns.abs_max(self.rows[first : first + _GROUP]) for first in groups]
+        return torch.cat(found).to(torch.float64)
 
     def of(self, clients: Sequence[int], blank: Container[int] = ()) -> list[Tensor]:
         """Return the rows of ``clients``, not copied; a row of zeros for those in ``blank``."""

@@ -290,6 +290,20 @@ def test_a_bfloat16_memory_is_a_float32_one_of_rounded_updates(
         assert torch.equal(value.to(expected.dtype), expected)
 
 
+def test_a_bfloat16_memory_of_many_clients_can_be_loaded(tmp_path: Path) -> None:
+    """More rows than can be converted to float32 together."""
+    K, d = 20_000, 3
+    agg = fastagg.make("mifa", num_clients=K, num_params=d, memory_dtype="bfloat16")
+    params, path = torch.zeros(d), tmp_path / "rule"
+    agg.step(params, torch.randn(2, d), [1, K - 1])
+    agg.save(path, params=params)
+    twin = torch.zeros(d)
+    loaded = fastagg.load(path, params=twin)
+    for aggregator, vector in ((agg, params), (loaded, twin)):
+        aggregator.step(vector, torch.ones(1, d), [7])
+    assert torch.equal(params, twin)
+
+
 def test_rounding_to_bfloat16_is_as_small_as_stated() -> None:
     updates = torch.randn(2, 10_000) * torch.logspace(-20, 20, 10_000)
     error = (updates.bfloat16().float() - updates).abs()
