@@ -53,15 +53,13 @@ class EarlierRounds:
         """Note a round: number, who is asked, the model [d], the steps of the rule, and the key."""
         if not self.most:
             return
-        self.prune(steps)
-        kept = {n: r for n, r in self._rounds.items() if n < number}
-        last = next(reversed(kept.values()), None)
+        last = next(reversed(self._rounds.values()), None)
         own = None if last is None else last.params
         if not self.models:
             own = None
         elif own is None or not torch.equal(own, params):
             own = params.clone()
-        self._rounds = {**kept, number: _Round(steps, own, set(senders), key)}
+        self._rounds = {**self._rounds, number: _Round(steps, own, set(senders), key)}
 
     def end(self, number: int, answered: Collection[str]) -> None:
         """Note that senders have answered in a round, in time or late."""
