@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar", "fdms-fig1-mnist", "mimic-table3"
 TABLE4 = "mimic-table4-fmnist"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
-LATE = "late-fig1"
+LATE, MEANS = "late-fig1", "friends-from-means/mnist"
 LAST_FIFTH, WHOLE_TIME = late_fig1.statistics(late_fig1.LateOptions())
 FULL = "full"
 
@@ -83,6 +83,11 @@ COMPARISONS = (
     Comparison(CIFAR, "0.5", CHANGE, "FDMS", "Dropout"),
     *(Comparison(MNIST, "0.7", AREA, "Stale", other) for other in ("Dropout", "FDMS")),
     Comparison(CIFAR, "0.5", AREA, "Stale", "FDMS"),
+    # pairs that are rarely active together
+    *(Comparison(MEANS, a, AREA, "Means", "FDMS") for a in ("0.3", "0.5", "0.7", "0.9")),
+    *(Comparison(MEANS, a, AREA, "Means first", "FDMS first") for a in ("0.5", "0.7")),
+    Comparison(MEANS, "0.7", END, "Means", "FDMS"),
+    Comparison(MEANS, "0.7", AREA, "Means", "Dropout"),
     # different data, long absences
     *(
         Comparison(TABLE3, f"={tau}", UPLOADS_END, "MimiC", other)
