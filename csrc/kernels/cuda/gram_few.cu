@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   const int own = warp % kChunkWarps, in_block = warp / kChunkWarps;
   auto* table = reinterpret_cast<const float**>(shared);
   for (int s = threadIdx.x; s < 16 * M; s += blockDim.x) table[s] = rows[at_most(s, S - 1)];
-  if (blockIdx.x == 0 && threadIdx.x == 0) *found = 0;
+  if (blockIdx.x == 0 && threadIdx.x < kFound) found[threadIdx.x] = 0;
   __syncthreads();
 
   const int64_t chunk = int64_t{blockIdx.x} * kBlockChunks + in_block;
