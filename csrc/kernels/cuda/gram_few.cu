@@ -95,10 +95,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   int coming_place = 0, fetched = 0;
   const float* const* lane_rows = table + lane_row(lane);  // one of each row group
   const int there = static_cast<int>(S) - lane_row(lane);  // groups from `there` / 8 on are past S
+  constexpr int kTogether = M == 4 && kBytes == 8 ? 2 : 2 * M;  // as registers allow
   const auto fetch = [&] {
     float4* const to = ring + coming_place * T::kStageVectors * kWarp;
     if (kBytes > 4 && coming + T::kStageColumns <= end) {
-#pragma unroll
+#pragma unroll kTogether
       for (int group = 0; group < 2 * M; ++group) {
         const float* from = lane_rows[group * 8] + coming + lane_column(lane);
 #pragma unroll
