@@ -16,19 +16,17 @@ struct SimilarSizes {
 };
 
 // Checks optional ids, int64 [any], in [0, most), on the CPU or on the device of the vectors.
-// Returns how many there are, `most` without ids. Ids on a GPU are not read, because that would
-// wait for it.
+// Returns how many there are, `most` without ids. Ids on a GPU are copied, which waits for it.
 inline int64_t check_ids(const std::optional<at::Tensor>& ids, const char* name, int64_t most,
                          const at::Device& device) {
   if (!ids) return most;
   check_tensor(*ids, name, at::kLong, {kAny});
   if (!ids->is_cpu()) check_same_device(*ids, name, device);
-  if (ids->is_cpu()) {
-    const auto* id = ids->const_data_ptr<int64_t>();
-    for (int64_t i = 0; i < ids->numel(); ++i)
-      TORCH_CHECK_INDEX(id[i] >= 0 && id[i] < most, name, ": expected ids in [0, ", most, "), got ",
-                        id[i], " at position ", i);
-  }
+  const at::Tensor here = ids->is_cpu() ? *ids : ids->to(at::kCPU);
+  const auto* id = here.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < ids->numel(); ++i)
+    TORCH_CHECK_INDEX(id[i] >= 0 && id[i] < most, name, ": expected ids in [0, ", most, "), got ",
+                      id[i], " at position ", i);
   return ids->numel();
 }
 

@@ -4,10 +4,9 @@
 // this file includes no kernel.
 //
 // Tensors of rows, [d], [S, S] and [K, K] are on one GPU. Client ids and weights of rows may be on
-// the CPU or on that GPU. The addresses of rows are tabulated on the CPU, so ids on a GPU that
-// choose or order rows are fetched first, and that waits for them. Nothing else here waits. Memory
-// comes from torch's caching allocator, which makes no system call after the first call with these
-// sizes.
+// the CPU or on that GPU. Ids are checked, and the addresses of rows are tabulated, on the CPU, so
+// ids on a GPU are fetched first, and that waits for them. Nothing else here waits. Memory comes
+// from torch's caching allocator, which makes no system call after the first call with these sizes.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
@@ -140,23 +139,27 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   const uint8_t* flag = check_flag(when, on, changed);
   Tables tables;
   const int64_t* ids = nullptr;
-  if (clients.is_cuda()) {  // the kernel checks their values
+  at::Tensor wrong;                 // scratch memory, if kernels check the ids
+  if (when && clients.is_cuda()) {  // `when` is for calls that must not wait
     check_tensor(clients, "clients", at::kLong, {S});
     check_same_device(clients, "clients", on.device());
     changed.check(clients, "clients");  // they are read in place
     ids = clients.const_data_ptr<int64_t>();
+    wrong = on.empty({1}, at::kInt);
   } else {
-    const int64_t* given = check_clients(clients, S, K);
+    const at::Tensor here = clients.is_cuda() ? clients.to(at::kCPU) : clients;
+    const int64_t* given = check_clients(here, S, K);
     const int64_t begin = tables.add(std::vector<int64_t>(given, given + S));
     tables.upload(on);
     ids = tables.at<int64_t>(begin);
   }
   const at::Tensor wide = round_scores.to(at::kDouble);
   const auto update = [&](auto* data) {
-    check_launch(
-        cuda::update_scores(scores.mutable_data_ptr<float>(), data, K,
-                            wide.const_data_ptr<double>(), ids, S, flags, flag, on.stream()),
-        "update_scores_", "scores [", K, ", ", K, "], clients [", S, "]");
+    check_launch(cuda::update_scores(scores.mutable_data_ptr<float>(), data, K,
+                                     wide.const_data_ptr<double>(), ids, S, flags, flag,
+                                     wrong.defined() ? wrong.mutable_data_ptr<int32_t>() : nullptr,
+                                     on.stream()),
+                 "update_scores_", "scores [", K, ", ", K, "], clients [", S, "]");
   };
   if (counts.scalar_type() == at::kShort)
     update(counts.mutable_data_ptr<int16_t>());
@@ -212,15 +215,14 @@ std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const
   };
   at::Tensor best = on.empty({sizes.queries}, at::kLong);
   at::Tensor similarity = on.empty({sizes.queries}, at::kFloat);
-  check_launch(
-      cuda::most_similar(queries.const_data_ptr<int8_t>(), ids(query_ids, query_ids_at),
-                         queries.size(0), rows.const_data_ptr<int8_t>(),
-                         factors.const_data_ptr<float>(), ids(row_ids, row_ids_at), rows.size(0),
-                         tables.at<int64_t>(spans_at), static_cast<int64_t>(spans.size()) / 4,
-                         sizes.k, best.mutable_data_ptr<int64_t>(),
-                         similarity.mutable_data_ptr<float>(), on.stream()),
-      "most_similar", "queries [", sizes.queries, ", ", sizes.k, "], rows [", sizes.rows, ", ",
-      sizes.k, "]");
+  check_launch(cuda::most_similar(queries.const_data_ptr<int8_t>(), ids(query_ids, query_ids_at),
+                                  rows.const_data_ptr<int8_t>(), factors.const_data_ptr<float>(),
+                                  ids(row_ids, row_ids_at), tables.at<int64_t>(spans_at),
+                                  static_cast<int64_t>(spans.size()) / 4, sizes.k,
+                                  best.mutable_data_ptr<int64_t>(),
+                                  similarity.mutable_data_ptr<float>(), on.stream()),
+               "most_similar", "queries [", sizes.queries, ", ", sizes.k, "], rows [", sizes.rows,
+               ", ", sizes.k, "]");
   return {best, similarity};
 }
 

@@ -36,8 +36,9 @@ Devices:
 * Large tensors must all be on the CPU or all on one GPU (CUDA, if :func:`devices` lists it). Work
   for a GPU is queued on its current stream.
 * ``clients`` and the weights of rows may be on the CPU in both cases. If they are, no op waits for
-  the GPU. If ids on a GPU select or order rows, the op copies them to the CPU and waits for the
-  GPU. Ids on a GPU that are passed to :func:`update_scores_` are checked by an assertion there.
+  the GPU. Ids on a GPU are copied to the CPU, which waits for the GPU, and checked there. With
+  ``when``, :func:`update_scores_` does not wait: if ids on a GPU are wrong, nothing changes, and
+  there is no exception.
 * On a GPU results have the same bits from run to run, and ``pairs`` are assumed to be symmetric.
 """
 

@@ -83,9 +83,10 @@ def update_scores_(
         scores: float32 [K, K], R in the paper; changed in place.
         counts: int32 or int16 [K, K], N in the paper; changed in place.
         round_scores: float32 or float64 [S, S], r in the paper.
-        clients: int64 [S].
+        clients: int64 [S], distinct ids in [0, K), on the CPU or on the device of the scores.
         pairs: bool [S, S], symmetric; by default all pairs are updated.
-        when: bool [], on the device of the scores; if False, nothing changes.
+        when: bool [], on the device of the scores; if False, nothing changes. If ``clients`` is on
+            a GPU, wrong ids have the effect of False, because an error would have to wait.
 
     Returns:
         ``scores``.

@@ -35,6 +35,9 @@ class EnqueuedFDMS:
     shares are added in another order, so parameters may differ from those of ``step`` in their last
     bits.
 
+    The GPU checks the ids, too. A round with an id outside [0, K), or with an id twice, is
+    cancelled, and the next :meth:`settle` raises the error that ``step`` would have raised.
+
     With ``max_share``, the GPU makes S passes over the scores of absent clients, because the CPU
     does not know after how many passes every share is taken. They need scratch of S x K numbers.
 
@@ -96,7 +99,11 @@ class EnqueuedFDMS:
         self._aggregate = torch.zeros_like(params)
         self._server_lr = aggregator.server_lr
         self._rate = torch.full((1,), self._server_lr, dtype=torch.float64, device=params.device)
-        self._happened = torch.zeros((), dtype=torch.int64, device=params.device)
+        # Since the last call of settle: rounds that happened, ids that came twice in a round, and
+        # the lowest and highest ids (or 0).
+        self._seen = torch.zeros(4, dtype=torch.int64, device=params.device)
+        self._happened, self._repeats, self._lowest, self._highest = self._seen.unbind()
+        self._allowed = torch.arange(aggregator.num_clients, device=params.device)
         self._enqueued = 0  # rounds since the last call of settle
 
     @torch.no_grad()
@@ -105,8 +112,8 @@ class EnqueuedFDMS:
 
         Args:
             rows: [S, d] float32, or S tensors [d], on the device; row s is that of ``clients[s]``.
-            clients: [S] int64 on the device: distinct ids in [0, K), ascending. The values are not
-                checked, because that would wait for the GPU.
+            clients: [S] int64 on the device: distinct ids in [0, K), ascending. The CPU does not
+                see the values: wrong ids are an error of :meth:`settle`.
             threshold: Theta_t, for an aggregator with ``elimination``; None: the aggregator's own,
                 for t = 1 + its rounds + the rounds enqueued since :meth:`settle`.
 
@@ -131,11 +138,20 @@ class EnqueuedFDMS:
                 f"clients: expected one id on {self.params.device} for each of {len(rows)} rows, "
                 f"at least one, got {len(clients)} on {clients.device}"
             )
+        if len(clients) > agg.num_clients:
+            raise ValueError(
+                f"clients: expected at most {agg.num_clients} distinct ids, got {len(clients)}"
+            )
         if threshold is None:
             threshold = agg.threshold(int(agg.rounds) + self._enqueued + 1)
         if agg.server_lr != self._server_lr:
             self._server_lr = agg.server_lr
             self._rate.fill_(self._server_lr)
+        ordered = clients.sort().values
+        low, high, repeats = ordered[0], ordered[-1], (ordered[1:] == ordered[:-1]).sum()
+        right = (low >= 0) & (high < agg.num_clients) & (repeats == 0)
+        # No op may get wrong ids, not even in a cancelled round: torch's would stop the process.
+        clients = torch.where(right, clients, self._allowed[: len(clients)])
         active = self._active.zero_().index_fill_(0, clients, True)
         wanted = None
         if agg.candidates is not None:
@@ -151,7 +167,7 @@ class EnqueuedFDMS:
         fresh = ops.cosine_scores(gram)
         peaks = ops.abs_max([self.params, self._aggregate]).double()
         # False if any value is NaN: comparisons with NaN are false.
-        happens = peaks[0] + self._server_lr * peaks[1] <= FLOAT32_LIMIT
+        happens = right & (peaks[0] + self._server_lr * peaks[1] <= FLOAT32_LIMIT)
         squares = gram.diagonal()
         happens &= squares.isfinite().all()
         largest = agg._largest_row()
@@ -165,6 +181,9 @@ class EnqueuedFDMS:
             if agg.candidates is not None:
                 ops.eliminate_(agg.candidates, agg.scores, agg.counts, threshold, when=happens)
             self._happened += happens
+            self._repeats += repeats
+            torch.minimum(self._lowest, low, out=self._lowest)
+            torch.maximum(self._highest, high, out=self._highest)
             self._enqueued += 1
         return happens
 
@@ -173,10 +192,27 @@ class EnqueuedFDMS:
 
         Returns:
             Number of rounds that took effect since the last call, replays of a graph included.
+
+        Raises:
+            IndexError, ValueError: rounds had ids outside [0, K), or an id twice. They have been
+                cancelled. This is said once: the next call counts the other rounds.
         """
-        happened = int(self._happened)
+        happened, repeats, lowest, highest = self._seen.tolist()
+        K = self.aggregator.num_clients
+        if lowest < 0 or highest >= K or repeats:
+            with SignalsDeferred():
+                self._seen[1:].zero_()
+            if lowest < 0 or highest >= K:
+                raise IndexError(
+                    f"clients: expected ids in [0, {K}), got {lowest if lowest < 0 else highest} "
+                    "in an enqueued round, which was cancelled"
+                )
+            raise ValueError(
+                "clients: expected distinct ids, got an id twice in an enqueued round, which was "
+                "cancelled"
+            )
         with SignalsDeferred():
-            self._happened.zero_()
+            self._seen.zero_()
             self._enqueued = 0
             self.aggregator.rounds += happened
         return happened

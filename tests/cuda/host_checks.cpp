@@ -85,7 +85,7 @@ void plans() {
       const bool waves = plan.wave < plan.part.chunks;
       EXPECT(at.suspects - at.totals == (waves ? plan.slots * 8 : 0));
       EXPECT(at.peaks - at.suspects == 4 * S && at.found - at.peaks == 4 * S);
-      EXPECT(at.needed - at.found == 4 && at.bytes - at.needed == plan.tiles);
+      EXPECT(at.needed - at.found == 4 * kFound && at.bytes - at.needed == plan.tiles);
     }
 }
 

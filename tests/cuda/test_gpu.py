@@ -37,6 +37,7 @@ class Server:
         self.agg.counts.copy_(torch.randint(0, 3, (K, K), generator=g, dtype=torch.int16))
         self.rounds = EnqueuedFDMS(self.agg, self.params)
         self.weights = torch.rand(S, generator=g).cuda()
+        self.yes = torch.ones((), dtype=torch.bool, device="cuda")
 
     def state(self) -> list[Tensor]:
         assert self.agg.candidates is not None
@@ -62,7 +63,8 @@ def short_steps(s: Server) -> None:
     """Rows in bfloat16, and a Gram matrix in TF32."""
     rows, clients = s.short, torch.arange(S)
     gram = ops.gram(s.updates, dtype=F64, precision="tf32")
-    ops.update_scores_(s.agg.scores, s.agg.counts, ops.cosine_scores(gram), s.clients)
+    fresh = ops.cosine_scores(gram)
+    ops.update_scores_(s.agg.scores, s.agg.counts, fresh, s.clients, when=s.yes)
     ops.weighted_sum_(s.params, rows, s.weights)
     ops.mimic_(s.params, rows, s.memory, clients, 0.1)
     ops.memory_update_(s.params, s.total, s.memory, rows, clients, torch.ones(S), 0.1, 1 / K)
@@ -181,6 +183,33 @@ def test_a_refused_round_changes_nothing_and_does_not_synchronize(value: float) 
         torch.cuda.set_sync_debug_mode("default")
     assert not happened
     assert server.rounds.settle() == 0
+    assert_same(server.state(), before.state())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [(-1, IndexError), (K, IndexError), (1 << 62, IndexError), (None, ValueError)],
+)
+def test_wrong_ids_change_nothing_and_the_gpu_goes_on(
+    wrong: int | None, error: type[Exception]
+) -> None:
+    server, before = Server(), Server()
+    s, fresh = server, torch.rand(S, S, device="cuda")
+    bad = s.clients.clone()
+    bad[3] = s.clients[2] if wrong is None else wrong
+    with pytest.raises(error, match="clients: expected"):
+        ops.update_scores_(s.agg.scores, s.agg.counts, fresh, bad)
+    ops.update_scores_(s.agg.scores, s.agg.counts, fresh, bad, when=s.yes)
+    assert not s.rounds.enqueue(s.updates, bad, 0.3)
+    with pytest.raises(error, match="clients: expected"):
+        s.rounds.settle()
+    if error is IndexError:
+        words = torch.ones(K, 32, dtype=torch.int8, device="cuda")
+        with pytest.raises(IndexError, match="query_ids: expected ids in"):
+            ops.most_similar(words, words, torch.ones(K, device="cuda"), bad)
+    assert_same(server.state(), before.state())
+    fdms_step(server)
+    fdms_step(before)
     assert_same(server.state(), before.state())
 
 

@@ -109,6 +109,43 @@ def test_a_refused_round_changes_nothing() -> None:
         assert torch.equal(agg.state_dict()[name], value)
 
 
+@pytest.mark.parametrize("options", [*OPTIONS, pytest.param({"max_share": 0.5}, id="max-share")])
+@pytest.mark.parametrize(
+    ("position", "wrong", "error", "message"),
+    [
+        (0, -1, IndexError, r"clients: expected ids in \[0, 9\), got -1 in an enqueued round"),
+        (4, K, IndexError, r"clients: expected ids in \[0, 9\), got 9 in an enqueued round"),
+        (4, 1 << 60, IndexError, "got 1152921504606846976 in an enqueued round"),
+        (1, 4, ValueError, "clients: expected distinct ids, got an id twice in an enqueued round"),
+    ],
+)
+def test_a_round_with_wrong_ids_is_cancelled_and_settle_says_so(
+    options: dict[str, Any], position: int, wrong: int, error: type[Exception], message: str
+) -> None:
+    agg, params = server(**options), torch.zeros(D)
+    rounds, g = EnqueuedFDMS(agg, params), torch.Generator().manual_seed(4)
+    good = torch.tensor([0, 2, 4, 5, 8])
+    bad = good.clone()
+    bad[position] = wrong
+    assert rounds.enqueue(torch.randn(S, D, generator=g), good)
+    before = [params.clone(), *(v.clone() for v in agg.state_dict().values())]
+    assert not rounds.enqueue(torch.randn(S, D, generator=g), bad)
+    after = [params, *agg.state_dict().values()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert rounds.enqueue(torch.randn(S, D, generator=g), good)
+    with pytest.raises(error, match=message):
+        rounds.settle()
+    assert agg.rounds == 0
+    assert rounds.settle() == 2 and agg.rounds == 2
+    assert rounds.settle() == 0
+
+
+def test_more_ids_than_clients_are_refused() -> None:
+    rounds = EnqueuedFDMS(server(), torch.zeros(D))
+    with pytest.raises(ValueError, match="clients: expected at most 9 distinct ids, got 10"):
+        rounds.enqueue(torch.randn(K + 1, D), torch.arange(K + 1))
+
+
 def test_calls_that_cannot_be_enqueued_are_refused() -> None:
     params = torch.zeros(D)
     soft = fastagg.make("fdms-soft", num_clients=K, num_params=D)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Gram matrix takes these kernels: needed_kernel finds the tiles that are needed (with pairs);
 // gram_few or gram_many computes partial sums; reduce_kernel adds them in a fixed order; and for
-// rows whose squares leave the range of float32, peaks_kernel and rescue_kernel compute their
-// entries again, in float64. The last two return immediately if there is no such row, so the host
-// does not have to wait for that information.
+// rows whose squares leave the range of float32, rescue_kernel computes their entries again, in
+// float64. It returns immediately if there is no such row, so the host does not have to wait for
+// that information.
 #include "gram_parts.h"
 #include "kernels.h"
 #include "launch.cuh"
@@ -32,9 +32,14 @@ struct Suspects {
   int32_t* suspect;  // [S]
   int32_t* peaks;    // [S] magnitude bits
   int32_t* found;    // whether there is a suspect
+  int32_t* taken;    // tasks of peaks that thread blocks have begun
+  int32_t* ended;    // and ended
 
+  // `peaks` is read from the L2 cache, where other thread blocks have written it.
   __device__ bool rescuable(int64_t i) const {
-    return suspect[i] && peaks[i] > 0 && peaks[i] < 0x7f800000;
+    if (!suspect[i]) return false;
+    const int32_t peak = __ldcg(peaks + i);
+    return peak > 0 && peak < 0x7f800000;
   }
 };
 
@@ -63,7 +68,7 @@ __global__ void __launch_bounds__(512)
   const int64_t slot = int64_t{blockIdx.x} * kWarp + threadIdx.x;
   const Entry e = kFew ? few_entry(slot) : many_entry(slot);
   const bool there = e.i < matrix.S && e.j <= e.i;
-  const bool computed = there && (!needed || needed[slot / kTileSlots]);
+  const bool computed = there && matrix.wants(e.i, e.j) && (!needed || needed[slot / kTileSlots]);
   const int groups = static_cast<int>(ceil_div(count, each));
   for (int group = threadIdx.y; group < groups; group += blockDim.y) {
     double values[kChunkGroup];
@@ -85,7 +90,7 @@ __global__ void __launch_bounds__(512)
     totals[slot] = total;
     return;
   }
-  matrix.set(e.i, e.j, matrix.wants(e.i, e.j) ? total : 0.0);
+  matrix.set(e.i, e.j, total);
   if (e.i != e.j) return;
   const bool suspect = !(total >= tiny && total <= 1.7976931348623157e308);
   rows.suspect[e.i] = suspect;
@@ -93,22 +98,38 @@ __global__ void __launch_bounds__(512)
   if (suspect) atomicMax(rows.found, 1);
 }
 
-// peaks[s] = the largest magnitude of each suspect s. A task is one chunk of a row.
-__global__ void __launch_bounds__(kThreads)
-    peaks_kernel(const float* const* rows, int64_t S, int64_t d, Suspects suspects) {
-  if (*suspects.found == 0) return;
+// peaks[s] = the largest magnitude of each suspect s, when all thread blocks have ended their
+// tasks, for which this one waits. A task is one chunk of a row. Thread blocks take tasks in turn;
+// one that waits has found no task left, so all of them are with thread blocks that run and do not
+// wait.
+__device__ void find_peaks(const float* const* rows, int64_t S, int64_t d, Suspects suspects) {
   constexpr int64_t kChunk = 1 << 16;
-  const int64_t chunks = ceil_div(d, kChunk);
-  for (int64_t task = blockIdx.x; task < S * chunks; task += gridDim.x) {
+  __shared__ int32_t turn[1];
+  const int64_t chunks = ceil_div(d, kChunk), tasks = S * chunks;
+  for (;;) {
+    if (threadIdx.x == 0) turn[0] = atomicAdd(suspects.taken, 1);
+    __syncthreads();
+    const int64_t task = turn[0];
+    __syncthreads();  // before the next is written
+    if (task >= tasks) break;
     const int64_t s = task / chunks, begin = task % chunks * kChunk;
-    if (!suspects.suspect[s]) continue;
-    int32_t bits = 0;
-    for (int64_t k = begin + threadIdx.x; k < at_most(begin + kChunk, d); k += blockDim.x)
-      bits = max(bits, magnitude_bits(rows[s][k]));
-    for (int offset = kWarp / 2; offset > 0; offset /= 2)
-      bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
-    if (threadIdx.x % kWarp == 0 && bits > 0) atomicMax(suspects.peaks + s, bits);
+    if (suspects.suspect[s]) {
+      int32_t bits = 0;
+      for (int64_t k = begin + threadIdx.x; k < at_most(begin + kChunk, d); k += kThreads)
+        bits = max(bits, magnitude_bits(rows[s][k]));
+      for (int offset = kWarp / 2; offset > 0; offset /= 2)
+        bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
+      if (threadIdx.x % kWarp == 0 && bits > 0) atomicMax(suspects.peaks + s, bits);
+      __threadfence();
+      __syncthreads();
+    }
+    if (threadIdx.x == 0) atomicAdd(suspects.ended, 1);
   }
+  if (threadIdx.x == 0)
+    while (atomicAdd(suspects.ended, 0) < tasks) {
+    }
+  __syncthreads();
+  __threadfence();
 }
 
 // Computes the entries of finite, non-zero suspects again, with products and sums in float64, whose
@@ -117,6 +138,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     rescue_kernel(const float* const* rows, int64_t d, Matrix matrix, Suspects suspects) {
   if (*suspects.found == 0) return;
+  find_peaks(rows, matrix.S, d, suspects);
   bool any = false;
   for (int64_t s = threadIdx.x; s < matrix.S; s += blockDim.x) any = any || suspects.rescuable(s);
   if (!__syncthreads_or(any)) return;
@@ -172,9 +194,10 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* 
   const GramWorkspace offsets = gram_workspace_of(plan, S);
   auto* partials = at<double>(workspace, offsets.partials);
   auto* totals = at<double>(workspace, offsets.totals);
-  const Suspects suspects{at<int32_t>(workspace, offsets.suspects),
-                          at<int32_t>(workspace, offsets.peaks),
-                          at<int32_t>(workspace, offsets.found)};
+  const Suspects suspects{
+      at<int32_t>(workspace, offsets.suspects), at<int32_t>(workspace, offsets.peaks),
+      at<int32_t>(workspace, offsets.found), at<int32_t>(workspace, offsets.found) + 1,
+      at<int32_t>(workspace, offsets.found) + 2};
   const Matrix matrix{out, pairs, S};
   uint8_t* needed = nullptr;
   if (pairs && !plan.few) {
@@ -198,7 +221,6 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* 
   int blocks = 0;
   if (cudaError_t error = resident_blocks(rescue_kernel, kThreads, S * (S + 1) / 2, &blocks))
     return error;
-  peaks_kernel<<<blocks, kThreads, 0, stream>>>(rows, S, d, suspects);
   rescue_kernel<<<blocks, kThreads, 0, stream>>>(rows, d, matrix, suspects);
   return cudaGetLastError();
 }

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   const int own = warp % kChunkWarps, in_block = warp / kChunkWarps;
   auto* table = reinterpret_cast<const float**>(shared);
   for (int s = threadIdx.x; s < 16 * M; s += blockDim.x) table[s] = rows[at_most(s, S - 1)];
-  if (blockIdx.x == 0 && threadIdx.x == 0) *found = 0;
+  if (blockIdx.x == 0 && threadIdx.x < kFound) found[threadIdx.x] = 0;
   __syncthreads();
 
   const int64_t chunk = int64_t{blockIdx.x} * kBlockChunks + in_block;
@@ -95,10 +95,11 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   int coming_place = 0, fetched = 0;
   const float* const* lane_rows = table + lane_row(lane);  // one of each row group
   const int there = static_cast<int>(S) - lane_row(lane);  // groups from `there` / 8 on are past S
+  constexpr int kTogether = M == 4 && kBytes == 8 ? 2 : 2 * M;  // as registers allow
   const auto fetch = [&] {
     float4* const to = ring + coming_place * T::kStageVectors * kWarp;
     if (kBytes > 4 && coming + T::kStageColumns <= end) {
-#pragma unroll
+#pragma unroll kTogether
       for (int group = 0; group < 2 * M; ++group) {
         const float* from = lane_rows[group * 8] + coming + lane_column(lane);
 #pragma unroll

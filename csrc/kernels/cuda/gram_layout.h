@@ -192,13 +192,15 @@ FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d, bool small) {
   return plan;
 }
 
+constexpr int kFound = 3;
+
 // Byte offsets in the workspace.
 struct GramWorkspace {
   int64_t partials;  // [kept, slots] double
   int64_t totals;    // [slots] double, if there is more than one wave
   int64_t suspects;  // [S] int32: whether squares may have left the range of float32
   int64_t peaks;     // [S] int32: magnitude bits of suspects
-  int64_t found;     // [1] int32: whether any row is a suspect
+  int64_t found;     // [kFound] int32: whether any row is a suspect; two counters of rescue_kernel
   int64_t needed;    // [tiles] bytes: whether a tile has a wanted pair
   int64_t bytes;     // of the whole workspace
 };
@@ -209,7 +211,7 @@ FASTAGG_HD constexpr GramWorkspace gram_workspace_of(const GramPlan& plan, int64
   at.suspects = at.totals + (plan.wave < plan.part.chunks ? plan.slots * 8 : 0);
   at.peaks = at.suspects + S * 4;
   at.found = at.peaks + S * 4;
-  at.needed = at.found + 4;
+  at.needed = at.found + kFound * 4;
   at.bytes = at.needed + plan.tiles;
   return at;
 }

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
                      double* partials, int32_t* found) {
   using T = Many<kPrecision, kSmall>;
   constexpr int kWords = T::kWords;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *found = 0;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < kFound) found[threadIdx.x] = 0;
   const int64_t tile = blockIdx.x;
   if (needed && !needed[tile]) return;
   const int64_t I = triangle_row(tile), J = tile - triangle_index(I, 0);

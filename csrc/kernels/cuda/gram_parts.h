@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two kernels that read the rows for gram.cu. Both write the partial sums of some chunks into
-// slots (gram_layout.h), and 0 to *found.
+// slots (gram_layout.h), and zeros to found[kFound].
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads)
 // out = total + sum_s weights[s] * (kept[s] - memory[s]), in the order of memory_total_kernel. The
 // columns of a thread share a scale.
 template <int V>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 1)
     total_kernel(int64_t tasks, double* out, const double* total, const int8_t* const* kept,
                  const float* const* kept_scales, const int8_t* const* memory,
                  const float* const* memory_scales, int64_t S, int64_t d, const double* weights) {

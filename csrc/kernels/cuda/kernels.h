@@ -131,20 +131,20 @@ cudaError_t cosine_scores(const double* gram, int64_t S, double* out, cudaStream
 
 cudaError_t distance_scores(const double* gram, int64_t S, double* out, cudaStream_t stream);
 
-// `queries` and `rows` are [query_count, k] and [row_count, k]; an id outside fails an assertion in
-// the kernel. A task is at most kSimilarTile queries of one group (similar_layout.h):
+// A task is at most kSimilarTile queries of one group (similar_layout.h):
 //   spans   // [tasks, 4]: begin and end of its queries, begin and end of the rows of its group
 // The bits are those of the CPU.
-cudaError_t most_similar(const int8_t* queries, const int64_t* query_ids, int64_t query_count,
-                         const int8_t* rows, const float* factors, const int64_t* row_ids,
-                         int64_t row_count, const int64_t* spans, int64_t tasks, int64_t k,
-                         int64_t* best, float* similarity, cudaStream_t stream);
+cudaError_t most_similar(const int8_t* queries, const int64_t* query_ids, const int8_t* rows,
+                         const float* factors, const int64_t* row_ids, const int64_t* spans,
+                         int64_t tasks, int64_t k, int64_t* best, float* similarity,
+                         cudaStream_t stream);
 
-// An id outside [0, K) fails an assertion in the kernel.
+// `wrong` is nullptr if the caller has checked the ids, else scratch memory for a number: kernels
+// check them, and change nothing if an id is outside [0, K) or comes twice.
 template <class Count>  // int16_t or int32_t
 cudaError_t update_scores(float* scores, Count* counts, int64_t K, const double* round_scores,
                           const int64_t* clients, int64_t S, const uint8_t* pairs,
-                          const uint8_t* when, cudaStream_t stream);
+                          const uint8_t* when, int32_t* wrong, cudaStream_t stream);
 
 cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* active,
                            Flags candidates, int64_t K, int64_t* friends, cudaStream_t stream);

@@ -43,7 +43,7 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& u
 
 // memory_update in kernels.h.
 template <class T, int V>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 1)
     memory_update_kernel(int64_t tasks, float* params, double* total, const T* const* updates,
                          float* const* memory, int64_t S, int64_t d, const double* weights,
                          double lr, double norm, bool models) {

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 1)
     mimic_mean_kernel(int64_t tasks, double* v_out, float* rounded, int32_t* peaks,
                       const T* const* updates, const T* const* corrections,
                       const float* const* references, const double* weights, float* const* kept,

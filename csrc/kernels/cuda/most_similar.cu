@@ -1,7 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#undef NDEBUG  // the assertion below guards memory
-#include <cassert>
-
 #include "kernels.h"
 #include "launch.cuh"
 #include "similar_layout.h"
@@ -10,17 +7,13 @@ namespace fastagg::cuda {
 namespace {
 
 // Vectors of k int8 numbers, some of them in an order.
-//   ids   // [any], each in [0, count), or null: position i is vector i
+//   ids   // [any], or null: position i is vector i
 struct Vectors {
   const int8_t* numbers;
   const int64_t* ids;
-  int64_t count;
 
   __device__ __forceinline__ int64_t id(int64_t position) const {
-    if (!ids) return position;
-    const int64_t found = ids[position];
-    assert(found >= 0 && found < count);
-    return found;
+    return ids ? ids[position] : position;
   }
 };
 
@@ -127,10 +120,10 @@ __global__ void __launch_bounds__(kSimilarThreads)
 
 }  // namespace
 
-cudaError_t most_similar(const int8_t* queries, const int64_t* query_ids, int64_t query_count,
-                         const int8_t* rows, const float* factors, const int64_t* row_ids,
-                         int64_t row_count, const int64_t* spans, int64_t tasks, int64_t k,
-                         int64_t* best, float* similarity, cudaStream_t stream) {
+cudaError_t most_similar(const int8_t* queries, const int64_t* query_ids, const int8_t* rows,
+                         const float* factors, const int64_t* row_ids, const int64_t* spans,
+                         int64_t tasks, int64_t k, int64_t* best, float* similarity,
+                         cudaStream_t stream) {
   if (tasks == 0) return cudaSuccess;
   const auto bits = reinterpret_cast<std::uintptr_t>(queries) |
                     reinterpret_cast<std::uintptr_t>(rows) | static_cast<std::uintptr_t>(k);
@@ -138,8 +131,8 @@ cudaError_t most_similar(const int8_t* queries, const int64_t* query_ids, int64_
   if (cudaError_t error = resident_blocks(most_similar_kernel, kSimilarThreads, tasks, &blocks))
     return error;
   most_similar_kernel<<<blocks, kSimilarThreads, 0, stream>>>(
-      Vectors{queries, query_ids, query_count}, Vectors{rows, row_ids, row_count}, factors, spans,
-      tasks, k, bits % 4 == 0, best, similarity);
+      Vectors{queries, query_ids}, Vectors{rows, row_ids}, factors, spans, tasks, k, bits % 4 == 0,
+      best, similarity);
   return cudaGetLastError();
 }
 

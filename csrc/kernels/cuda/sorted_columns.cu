@@ -98,7 +98,7 @@ __device__ __forceinline__ void merge_runs(int32_t* tile, SortTile size, int64_t
 
 // A task is a tile. kRun is the number of its rows, or kMostRun if there are more.
 template <int kRun, class T>
-__global__ void __launch_bounds__(kSortThreads)
+__global__ void __launch_bounds__(kSortThreads, 2)
     sorted_columns_kernel(float* out, int32_t* peak, const T* const* rows, int64_t S, int64_t d,
                           SortTile size, int64_t tasks, Statistic statistic) {
   __shared__ int32_t tile[kTileKeys];

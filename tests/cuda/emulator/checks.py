@@ -276,6 +276,31 @@ def called_off() -> None:
         assert not any(torch.equal(a, b) for a, b in zip(plain, no, strict=True))
 
 
+def wrong_ids() -> None:
+    """With ``when``, kernels check the ids: an id outside [0, K) or twice changes nothing."""
+    K, S = 300, 280
+    good, fresh = torch.randperm(K)[:S], torch.rand(S, S)
+    yes = torch.tensor(True)
+    for counts_dtype in (torch.int16, torch.int32):
+        start = [torch.rand(K, K), torch.ones(K, K, dtype=counts_dtype)]
+        for position in (0, 1, 255, 256, S - 1):
+            for wrong in (-1, K, 1 << 62, -(1 << 62), int(good[(position + 7) % S])):
+                clients = good.clone()
+                clients[position] = wrong
+                scores, counts = changed = [t.clone() for t in start]
+                ops.update_scores_(scores, counts, fresh, clients, when=yes)
+                assert all(torch.equal(a, b) for a, b in zip(changed, start, strict=True))
+                try:
+                    ops.update_scores_(scores, counts, fresh, clients)
+                except (IndexError, ValueError) as error:
+                    assert "clients: expected " in str(error)
+                else:
+                    raise AssertionError("without when, wrong ids must raise an error")
+                assert all(torch.equal(a, b) for a, b in zip(changed, start, strict=True))
+        ops.update_scores_(scores, counts, fresh, good, when=yes)
+        assert not any(torch.equal(a, b) for a, b in zip(changed, start, strict=True))
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -131,7 +131,17 @@ T __shfl_xor_sync(unsigned, T v, int offset) {
   std::memcpy(&r, &bits, sizeof r);
   return r;
 }
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  unsigned lanes = unsigned{predicate} << (threadIdx.x % 32);
+  for (int offset = 16; offset > 0; offset /= 2) lanes |= __shfl_xor_sync(~0u, lanes, offset);
+  return lanes;
+}
 int32_t atomicMax(int32_t* p, int32_t v);
+int32_t atomicAdd(int32_t* p, int32_t v);
+// A load from the L2 cache, where atomics take place. Blocks run one after the other, and a fence
+// has nothing to order.
+int32_t __ldcg(const int32_t* p);
+inline void __threadfence() {}
 
 // Copies 4 floats in accesses of kBytes: the first `valid` from the source, zeros for the others.
 void copy_async(float4* to, const float* from, int64_t valid, int bytes);

@@ -310,6 +310,16 @@ int32_t atomicMax(int32_t* p, int32_t v) {
   *p = std::max(old, v);
   return old;
 }
+int32_t atomicAdd(int32_t* p, int32_t v) {
+  memory_check::check(p, sizeof *p, Access::kAtomic);
+  const int32_t old = *p;
+  *p = old + v;
+  return old;
+}
+int32_t __ldcg(const int32_t* p) {
+  memory_check::check(p, sizeof *p, Access::kAtomic);
+  return *p;
+}
 
 static void multiply_in_warp(Wait wait, float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                              uint32_t b1) {
