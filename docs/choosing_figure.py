@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar", "fdms-fig1-mnist", "mimic-table3"
 TABLE4 = "mimic-table4-fmnist"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
-LATE, MEANS = "late-fig1", "friends-from-means/mnist"
+LATE = "late-fig1"
+MEANS, MEANS_CIFAR = "friends-from-means/mnist", "friends-from-means-cifar/cifar10"
 LAST_FIFTH, WHOLE_TIME = late_fig1.statistics(late_fig1.LateOptions())
 FULL = "full"
 
@@ -88,6 +89,7 @@ COMPARISONS = (
     *(Comparison(MEANS, a, AREA, "Means first", "FDMS first") for a in ("0.5", "0.7")),
     Comparison(MEANS, "0.7", END, "Means", "FDMS"),
     Comparison(MEANS, "0.7", AREA, "Means", "Dropout"),
+    Comparison(MEANS_CIFAR, "0.7", AREA, "Means", "FDMS"),
     # different data, long absences
     *(
         Comparison(TABLE3, f"={tau}", UPLOADS_END, "MimiC", other)
