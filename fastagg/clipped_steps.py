@@ -33,7 +33,7 @@ class ClippedSteps(RowChecks):
     """Scales rows down and adds noise; :class:`fastagg.Aggregator` has the options."""
 
     name: ClassVar[str]
-    sums_rows_by_plan: ClassVar[bool] = False
+    sums_rows_by_plan: bool = False
     """Whether the aggregate is ``plan.weights @ rows``, so that weights can scale rows down."""
     keeps_aggregate: ClassVar[bool] = False
     """Whether the vector of the aggregate becomes state, which must not get the noise."""

@@ -127,6 +127,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
         super().__init__(max_share=max_share, client_weights=client_weights, **options)
         self._similarity = read_similarity(similarity, precision, sketch, seed)
         self.similarity, self.precision = similarity, precision
+        self.sums_rows_by_plan = similarity == "cosine"  # clipping a row changes no cosine
         self.sketch, self.seed = self._similarity.sketch, self._similarity.seed
         self.elimination, self._threshold = read_threshold(elimination, self.num_clients)
         square = (self.num_clients, self.num_clients)
