@@ -168,15 +168,25 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
   references[0] = state[1];
   const Rows kept(S, d);
   cpu::mimic_mean(mean.get(), rounded.get(), peaks.get(), x.read(), memory.read(),
-                  references.data(), nullptr, kept.data(), false, S, d, parallel);
+                  references.data(), nullptr, kept.data(), false, nullptr, S, d, parallel);
   for (int64_t k = 0; k < d; ++k) {
     const double first = double{state[1][k]} - 2.0 * memory[0][k];  // reference - row, not row
     expect(mean[k], (sum[k] + old[k] + first) / static_cast<double>(S), scale, "mimic_mean");
   }
   cpu::mimic_mean(mean.get(), rounded.get(), peaks.get(), x.read(), memory.read(), nullptr,
-                  weights.data(), kept.data(), true, S, d, parallel);  // weights are 0.5
+                  weights.data(), kept.data(), true, nullptr, S, d, parallel);  // weights are 0.5
   for (int64_t k = 0; k < d; ++k)
     expect(mean[k], (sum[k] + 0.5 * old[k]) / static_cast<double>(S), scale, "weighted mimic_mean");
+  const std::vector<float> halves(S, 0.5f);
+  for (bool copies : {false, true}) {
+    cpu::mimic_mean(mean.get(), rounded.get(), peaks.get(), x.read(), memory.read(), nullptr,
+                    nullptr, kept.data(), copies, halves.data(), S, d, parallel);
+    for (int64_t k = 0; k < d; ++k) {
+      const double last = 0.5 * x[S - 1][k];
+      expect(mean[k], (0.5 * sum[k] + old[k]) / static_cast<double>(S), scale, "scaled mimic_mean");
+      expect(kept[S - 1][k], copies ? last : rounded[k] - last, scale, "scaled mimic_mean, kept");
+    }
+  }
 
   const std::vector<float> before(state[0], state[0] + d);
   cpu::mimic(state[0], x.read(), memory.data(), S, d, 0.5, parallel);
@@ -187,11 +197,20 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
   }
 
   const std::unique_ptr<double[]> fresh(new double[d]);
-  std::vector<double> moved(d);
+  std::vector<double> moved(d), halved(d);
   for (int64_t k = 0; k < d; ++k)
-    for (int64_t s = 0; s < S; ++s) moved[k] += 0.5 * (double{x[s][k]} - memory[s][k]);
+    for (int64_t s = 0; s < S; ++s) {
+      moved[k] += 0.5 * (double{x[s][k]} - memory[s][k]);
+      halved[k] += 0.5 * (0.5 * x[s][k] - memory[s][k]);
+    }
   cpu::memory_total(fresh.get(), peaks.get(), total.data(), x.read(), memory.read(), nullptr, S, d,
-                    weights.data(), nullptr, kept.data(), parallel);
+                    weights.data(), nullptr, kept.data(), halves.data(), parallel);
+  for (int64_t k = 0; k < d; ++k) {
+    expect(fresh[k], halved[k], scale, "memory_total, scales");
+    expect(kept[S - 1][k], 0.5f * x[S - 1][k], 0.0, "memory_total, scaled rows");
+  }
+  cpu::memory_total(fresh.get(), peaks.get(), total.data(), x.read(), memory.read(), nullptr, S, d,
+                    weights.data(), nullptr, kept.data(), nullptr, parallel);
   cpu::memory_update(state[0], total.data(), x.read(), memory.data(), S, d, weights.data(), 0.5,
                      1.0, false, parallel);
   for (int64_t k = 0; k < d; ++k) {
