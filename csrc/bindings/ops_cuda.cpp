@@ -393,9 +393,20 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
   });
 }
 
-// The kernels do not scale rows; the caller does so before.
-void refuse_scales(const std::optional<at::Tensor>& scales) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!scales, "scales: expected none on a GPU; scale the updates before");
+// The updates, or copies of float32 ones times `scales`, because the kernels do not scale rows.
+std::vector<at::Tensor> scaled_updates(at::TensorList tensors, int64_t d, const at::Device& device,
+                                       const std::optional<at::Tensor>& scales) {
+  if (!scales) return tensors.vec();
+  const Rows rows = check_rows(tensors, "updates", d, device);
+  const at::Tensor here = scales->to(at::kCPU);
+  const std::vector<float> factors = check_scales(here, rows.size(), here.device());
+  std::vector<at::Tensor> scaled;
+  for (const at::Tensor& t : tensors) {
+    const int64_t count = t.dim() == 2 ? t.size(0) : 1;
+    for (int64_t s = 0; s < count; ++s)
+      scaled.push_back((t.dim() == 2 ? t.select(0, s) : t).mul(factors[scaled.size()]));
+  }
+  return scaled;
 }
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
@@ -403,13 +414,13 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
                  const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
                  bool copies, const std::optional<at::Tensor>& weights,
                  const std::optional<at::Tensor>& scales) {
-  refuse_scales(scales);
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   check_tensor(rounded, "rounded", at::kFloat, {d});
   check_same_device(rounded, "rounded", on.device());
-  OrderedRows rows(on, tensors, corrections, "corrections", clients, d, {});
+  const std::vector<at::Tensor> updates = scaled_updates(tensors, d, on.device(), scales);
+  OrderedRows rows(on, updates, corrections, "corrections", clients, d, {});
   TORCH_CHECK_VALUE(rows.S() > 0, "updates: expected at least one row, got none");
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
@@ -445,13 +456,13 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    const c10::List<std::optional<at::Tensor>>& references,
                    const std::optional<at::Tensor>& params, at::TensorList kept,
                    const std::optional<at::Tensor>& scales) {
-  refuse_scales(scales);
   const OnDevice on(out, "out");
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   check_tensor(total, "total", at::kDouble, {d});
   check_same_device(total, "total", on.device());
-  OrderedRows rows(on, tensors, memory, "memory", clients, d, {});
+  const std::vector<at::Tensor> updates = scaled_updates(tensors, d, on.device(), scales);
+  OrderedRows rows(on, updates, memory, "memory", clients, d, {});
   check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
   check_same_device(peaks, "peaks", on.device());
   rows.add_weights(weights);

@@ -261,7 +261,8 @@ def mimic_mean_(
         weights: float32 or float64 [S], rounded to float32; by default all are 1. The factor
             1 / S is not rounded.
         scales: float32 or float64 [S], rounded to float32: ``updates[s]`` stands for the float32
-            product ``scales[s] * updates[s]``. By default all are 1. On a CPU only.
+            product ``scales[s] * updates[s]``. By default all are 1. On a GPU, float32 updates are
+            copied, and others are refused.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
@@ -338,7 +339,8 @@ def memory_total_(
         kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
             By default the new rows are not written.
         scales: float32 or float64 [S], rounded to float32: ``updates[s]`` stands for the float32
-            product ``scales[s] * updates[s]``. By default all are 1. On a CPU only.
+            product ``scales[s] * updates[s]``. By default all are 1. On a GPU, float32 updates are
+            copied, and others are refused.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
