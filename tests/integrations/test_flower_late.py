@@ -36,6 +36,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.server import Server
 from flwr.serverapp import strategy as current
 
+from fastagg.integrations._flower_late import LateReplies
 from fastagg.integrations._flower_legacy_late import LateResults
 from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
 
@@ -388,3 +389,9 @@ def test_the_older_api_refuses_them_within_wrappers_for_privacy(wrapper: str) ->
     sent: Parameters = ndarrays_to_parameters([np.ones(D, np.float32)])
     with pytest.raises(ValueError, match="max_staleness lets late answers count"):
         wrapped(legacy, wrapper, strategy).configure_fit(1, sent, SimpleClientManager())
+
+
+def test_replies_of_another_loop_need_no_metadata() -> None:
+    """Flower's own tests of strategies pass messages whose metadata have a source only."""
+    message: Any = SimpleNamespace(metadata=SimpleNamespace(src_node_id=1))
+    assert LateReplies().round_of(message) is None
