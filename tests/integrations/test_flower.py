@@ -6,7 +6,6 @@ test_flower_example.py runs examples/flower: real servers and clients in separat
 
 from __future__ import annotations
 
-import importlib
 import io
 import math
 import signal
@@ -42,21 +41,10 @@ from flwr.serverapp.strategy import Strategy
 
 from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("flower_identity")]
 
 K = 5
 NODES = [9_000_000_000_000_000_000 - 7 * k for k in range(K)]  # the partition of NODES[k] is k
-
-
-@pytest.fixture(autouse=True)
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let newer versions of Flower make messages in a process that they did not start."""
-    try:
-        module = importlib.import_module("flwr.supercore.task_identity")
-    except ModuleNotFoundError:
-        return
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(module.TaskIdentity, name, 1)
 
 
 def first_model() -> dict[str, np.ndarray]:

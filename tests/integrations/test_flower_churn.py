@@ -13,11 +13,9 @@ pytest.importorskip("flwr", reason="flwr is not installed (make test-flower inst
 
 from flwr.app import RecordDict
 
-from tests.integrations import test_flower
 from tests.integrations.test_flower import K, NodesGrid, initial, legacy, reply, strategy
 
-pytestmark = pytest.mark.flower
-_identity = test_flower._identity  # a fixture
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("flower_identity")]
 NODES = [1_000 + k for k in range(9)]
 
 

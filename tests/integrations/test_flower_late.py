@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -341,17 +340,6 @@ WRAPPERS = [
 ]
 
 
-@pytest.fixture
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let newer versions of Flower make messages in a process that they did not start."""
-    try:
-        module = importlib.import_module("flwr.supercore.task_identity")
-    except ModuleNotFoundError:
-        return
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(module.TaskIdentity, name, 1)
-
-
 def wrapped(module: Any, wrapper: str, strategy: Any) -> Any:
     bound = {"clipping_norm": 1.0} if "Fixed" in wrapper else {}
     return getattr(module, wrapper)(strategy, 0.1, num_sampled_clients=K, **bound)
@@ -367,7 +355,7 @@ class Plain:
         return self.strategy.configure_train(*args)
 
 
-@pytest.mark.usefixtures("_identity")
+@pytest.mark.usefixtures("flower_identity")
 @pytest.mark.parametrize("wrapper", [*WRAPPERS, "Plain"])
 def test_late_replies_are_refused_within_a_wrapper(wrapper: str) -> None:
     grid: Any = SimpleNamespace(get_node_ids=lambda: [1, 2, 3])

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +21,7 @@ from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
 
 pytestmark = [
     pytest.mark.flower,
+    pytest.mark.usefixtures("flower_identity"),
     pytest.mark.filterwarnings("ignore"),  # of Flower: its legacy strategies are deprecated
 ]
 
@@ -32,17 +32,6 @@ WRAPPERS = [
     for kind in ("Fixed", "Adaptive")
 ]
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
-
-
-@pytest.fixture(autouse=True)
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let newer versions of Flower make messages in a process that they did not start."""
-    try:
-        module = importlib.import_module("flwr.supercore.task_identity")
-    except ModuleNotFoundError:
-        return
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(module.TaskIdentity, name, 1)
 
 
 def wrapped(module: Any, wrapper: str, strategy: Any) -> Any:

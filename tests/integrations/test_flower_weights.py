@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import numpy as np
@@ -21,22 +20,12 @@ from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
 
 pytestmark = [
     pytest.mark.flower,
+    pytest.mark.usefixtures("flower_identity"),
     pytest.mark.filterwarnings("ignore"),  # of Flower: its legacy strategies are deprecated
 ]
 
 K, ROUNDS = 5, 4
 COUNTS = [600, 1, 37, 250, 9_000]
-
-
-@pytest.fixture(autouse=True)
-def _identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let newer versions of Flower make messages in a process that they did not start."""
-    try:
-        module = importlib.import_module("flwr.supercore.task_identity")
-    except ModuleNotFoundError:
-        return
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(module.TaskIdentity, name, 1)
 
 
 class Nodes(Grid):
