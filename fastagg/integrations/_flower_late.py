@@ -56,6 +56,6 @@ class LateReplies:
 
     def round_of(self, message: Message) -> int | None:
         """Return the round of a reply of the last exchange; None: the reply is of no exchange."""
-        if not self._answered:  # other loops need not fill in metadata
+        if not self._answered:  # there was none, and replies may lack this field
             return None
         return self._answered.get(message.metadata.reply_to_message_id)
