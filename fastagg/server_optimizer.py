@@ -21,6 +21,7 @@ from fastagg.checkpoint import invariants
 from fastagg.costs import Cost
 from fastagg.options import FLOAT32_LIMIT, LARGEST_ROW, read_choice, read_factor
 from fastagg.report import Aggregate
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.columns import Columns
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -209,8 +210,8 @@ class Moments:
 
     def __init__(self, optimizer: ServerOptimizer, num_params: int, device: torch.device) -> None:
         self.optimizer = optimizer
-        self.m = torch.zeros(num_params, device=device, dtype=torch.float32)
-        self.s = torch.zeros_like(self.m) if optimizer.is_adaptive else None
+        self.m = allocate_vector(num_params, device)
+        self.s = allocate_vector(num_params, device) if optimizer.is_adaptive else None
         self.steps = torch.zeros((), dtype=torch.int64) if _counts_steps(optimizer) else None
         self._bounds = (0.0, 0.0)  # >= |m|, >= s
 

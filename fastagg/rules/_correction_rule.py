@@ -23,6 +23,7 @@ from fastagg.rules._ages import RowAges, check_ages, read_max_age
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.rules._recent_aggregates import RECENT, RecentAggregates, check_recent, recent_bytes
 from fastagg.staleness import none_but_constant
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.small import factors_tensor
 
@@ -132,7 +133,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         """Make the corrections and the scratch."""
         sizes, store = (self.num_clients, self.num_params), read_store("float32", memory_folder)
         self.corrections = RowMemory(*sizes, self.device, sign=-1.0, store=store)
-        self._mean = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
+        self._mean = allocate_vector(self.num_params, self.device, torch.float64)
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
 
     def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:

@@ -25,6 +25,7 @@ from fastagg.rules._reuse import ReusedRows
 from fastagg.rules.common_row import find_common_row, with_common_row
 from fastagg.rules.gram_policy import Policy
 from fastagg.staleness import discounted, none_but_constant
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import AROUND_BLOCK, AnyRows, Columns, alike, each_row
 from fastagg.updates.small import factors_tensor
@@ -162,12 +163,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
         self._equal = first if bool((self.client_weights == first).all()) else None
         self._all_shares = relative(self.client_weights, "all clients")  # [K]
         self.rounds = torch.zeros((), dtype=torch.int64)
-        self._aggregate = torch.zeros(
-            self.num_params, device=self.device, dtype=torch.float32
-        )  # [d], scratch
+        self._aggregate = allocate_vector(self.num_params, self.device)  # [d], scratch
         self.previous: Tensor | None = None
         if policy.uses_previous:
-            self.previous = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
+            self.previous = allocate_vector(self.num_params, self.device)
         self._reused: ReusedRows | None = None
         self.remembers_clients = reuse
         self.gathers_rows = not (reuse or policy.uses_previous)  # both take rows one by one

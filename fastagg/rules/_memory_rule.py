@@ -31,6 +31,7 @@ from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._interval_state import Intervals
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import none_but_constant
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -161,8 +162,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
                 f"global model, got {memory_dtype!r}"
             )
         self.memory = make_memory(self.num_clients, self.num_params, self.device, store)
-        self.total = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
-        self._next_total = torch.zeros_like(self.total)  # [d], scratch
+        self.total = allocate_vector(self.num_params, self.device, torch.float64)
+        self._next_total = allocate_vector(self.num_params, self.device, torch.float64)  # scratch
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |memory[k]|
 
     def _norm(self, clients: Tensor) -> float:

@@ -14,6 +14,7 @@ from fastagg.aggregator import Aggregator, CommonOptions, R, State
 from fastagg.costs import Cost, Sizes
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ class WeightedRule(Aggregator[P, R]):
     def __init__(self, *, client_weights: Any = None, **options: Unpack[CommonOptions]) -> None:
         super().__init__(**options)
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
-        self._aggregate = torch.zeros(
-            self.num_params, device=self.device, dtype=torch.float32
-        )  # [d], scratch
+        self._aggregate = allocate_vector(self.num_params, self.device)  # [d], scratch
 
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory

@@ -26,6 +26,7 @@ from fastagg.rules._interval_state import (
     intervals_without,
 )
 from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -70,9 +71,7 @@ class FedStale(MemoryRule):
             raise ValueError(f"beta: expected a number in [0, 1], got {beta!r}")
         self.cutoff = read_count("cutoff", cutoff, least=1, most=LONGEST)
         self.factors, self.intervals, self.waiting = first_intervals(self.num_clients)
-        self._aggregate = torch.zeros(
-            self.num_params, device=self.device, dtype=torch.float32
-        )  # [d], scratch
+        self._aggregate = allocate_vector(self.num_params, self.device)  # [d], scratch
 
     @property
     def _intervals(self) -> Intervals:

@@ -20,6 +20,7 @@ from fastagg.registry import register
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.signals import SignalsDeferred
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Cohort, read_ids
 
@@ -89,8 +90,8 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
             self._weights = torch.ones_like(self._weights)
         self._norm = 1.0 / float(self._weights.sum())
         self.answers = torch.zeros(self.num_clients, dtype=torch.int64)
-        self.total = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)
-        self._next_total = torch.zeros_like(self.total)  # [d], scratch
+        self.total = allocate_vector(self.num_params, self.device, torch.float64)
+        self._next_total = allocate_vector(self.num_params, self.device, torch.float64)  # scratch
         self._zeros = torch.zeros(self.num_params, dtype=torch.float32, device=self.device)  # [d]
 
     @torch.no_grad()

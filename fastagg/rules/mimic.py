@@ -19,6 +19,7 @@ from fastagg.rules._ages import age_bytes, make_ages
 from fastagg.rules._correction_rule import Corrected, CorrectionPlan, CorrectionRule
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import no_late_rows
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class MimiC(CorrectionRule):
                 'memory_folder: expected None with mode "client", where the server keeps '
                 f"no rows, got {memory_folder!r}"
             )
-        self.aggregate = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
-        self._next = torch.zeros_like(self.aggregate)
+        self.aggregate = allocate_vector(self.num_params, self.device)
+        self._next = allocate_vector(self.num_params, self.device)
 
     def _receive(self, cohort: Cohort) -> Cohort:
         if self.mode == "client":

@@ -21,6 +21,7 @@ from fastagg.registry import register
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import no_late_rows
+from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ class Scaffold(Aggregator[Plan, Controlled]):
         super().__init__(**options)
         self.local_work = local_work
         self.controls = RowMemory(self.num_clients, self.num_params, self.device)
-        self.mean_control = torch.zeros(self.num_params, device=self.device, dtype=torch.float32)
-        self._next_mean = torch.zeros_like(self.mean_control)  # scratch
-        self._aggregate = torch.zeros_like(self.mean_control, dtype=torch.float64)  # [d], scratch
+        self.mean_control = allocate_vector(self.num_params, self.device)
+        self._next_mean = allocate_vector(self.num_params, self.device)  # scratch
+        self._aggregate = allocate_vector(self.num_params, self.device, torch.float64)  # scratch
         self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |controls[k]|
         self._mean_peak = 0.0  # >= |mean_control|
 

@@ -66,3 +66,16 @@ def allocate_rows(count: int, num_params: int, device: str | torch.device) -> li
         if torch.device(device).type == "cpu":
             return zeros(count, num_params, step)
         return [torch.zeros(num_params, device=device, dtype=torch.float32) for _ in range(count)]
+
+
+def allocate_vector(
+    num_params: int, device: str | torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Allocate a zero vector [num_params] of float32 or float64, for a rule's state or scratch.
+
+    On the CPU a large vector is in huge pages where the system supports them. Between two steps it
+    leaves the caches, and a step reads it faster if it has few pages.
+    """
+    if dtype == torch.float64:
+        return allocate_rows(1, 2 * num_params, device)[0].view(torch.float64)
+    return allocate_rows(1, num_params, device)[0]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../weighted_sum.h"
 
+#include <type_traits>
 #include <vector>
 
 #include "gram_columns.h"
@@ -11,34 +12,63 @@
 namespace fastagg::cpu {
 namespace {
 
-// sums[k] += sum_g weights[g] * rows[g][column + k] for k in [0, n).
-template <int W, int G, class T>
-FASTAGG_INLINE void add_group(const T* const* rows, const float* weights, int64_t column, int64_t n,
+// Adds G rows to float64 sums, from group to group of rows: the first group sets `sums`, and the
+// last one goes straight to `out`. So few rows, which are one or two groups, cost little more than
+// their own reading.
+//   out, sums   // [n]; sums is not used if the group is the first and the last
+template <int W, int G, bool kFirst, bool kLast, bool kBeta, class T>
+FASTAGG_INLINE void add_group(float* __restrict out, const T* const* rows, const float* weights,
+                              double factor, double beta, int64_t column, int64_t n,
                               double* __restrict sums) {
-  sum_group<W, G>(rows, weights, column, n, [&](int64_t k, float sum) FASTAGG_INLINE_LAMBDA {
-    sums[k] += static_cast<double>(sum);
+  sum_group<W, G>(rows, weights, column, n, [&](int64_t k, float group) FASTAGG_INLINE_LAMBDA {
+    const double sum = (kFirst ? 0.0 : sums[k]) + static_cast<double>(group);
+    if constexpr (!kLast)
+      sums[k] = sum;
+    else if constexpr (kBeta)
+      out[k] = static_cast<float>(beta * out[k] + factor * sum);
+    else
+      out[k] = static_cast<float>(factor * sum);
   });
 }
 
+//   out      // [d]
 //   memory   // [n] scratch
 struct WeightedSum {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* out, const T* const* rows, int64_t S, const float* weights,
                                  double factor, double beta, int64_t column, int64_t n,
                                  double* memory) {
-    double* __restrict sums = memory;
-    std::fill_n(sums, n, 0.0);
-    int64_t s = 0;
-    for (; s + kGroup <= S; s += kGroup)
-      add_group<W, kGroup>(rows + s, weights + s, column, n, sums);
-    for (; s + 4 <= S; s += 4) add_group<W, 4>(rows + s, weights + s, column, n, sums);
-    for (; s + 2 <= S; s += 2) add_group<W, 2>(rows + s, weights + s, column, n, sums);
-    for (; s < S; ++s) add_group<W, 1>(rows + s, weights + s, column, n, sums);
     float* to = out + column;
-    if (beta == 0.0)
-      for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(factor * sums[k]);
-    else
-      for (int64_t k = 0; k < n; ++k) to[k] = static_cast<float>(beta * to[k] + factor * sums[k]);
+    if (S == 0) {
+      for (int64_t k = 0; k < n; ++k)
+        to[k] = beta == 0.0 ? 0.0f : static_cast<float>(beta * to[k] + 0.0);
+      return;
+    }
+    int64_t s = 0;
+    const auto add = [&](auto size) FASTAGG_INLINE_LAMBDA {
+      constexpr int G = decltype(size)::value;
+      const auto call = [&](auto first, auto last, auto has_beta) FASTAGG_INLINE_LAMBDA {
+        add_group<W, G, decltype(first)::value, decltype(last)::value, decltype(has_beta)::value>(
+            to, rows + s, weights + s, factor, beta, column, n, memory);
+      };
+      const auto end = [&](auto first) FASTAGG_INLINE_LAMBDA {
+        if (s + G < S)
+          call(first, std::false_type(), std::false_type());
+        else if (beta == 0.0)
+          call(first, std::true_type(), std::false_type());
+        else
+          call(first, std::true_type(), std::true_type());
+      };
+      if (s == 0)
+        end(std::true_type());
+      else
+        end(std::false_type());
+      s += G;
+    };
+    while (s + kGroup <= S) add(std::integral_constant<int, kGroup>());
+    while (s + 4 <= S) add(std::integral_constant<int, 4>());
+    while (s + 2 <= S) add(std::integral_constant<int, 2>());
+    while (s < S) add(std::integral_constant<int, 1>());
   }
 };
 
