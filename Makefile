@@ -176,7 +176,7 @@ sanitize-build: build-dev
 
 # Few random examples, and no slow tests, are enough here, since `make test` checks the results.
 sanitize: sanitize-build  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer, the threads under ThreadSanitizer
-	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp -o build/sanitize/pool_race
+	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp csrc/kernels/cpu/wake_core.cpp -o build/sanitize/pool_race
 	build/sanitize/pool_race
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) HYPOTHESIS_PROFILE=quick \

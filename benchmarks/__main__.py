@@ -36,6 +36,7 @@ from benchmarks import (
     highway,
     ops,
     options,
+    pauses,
     peers,
     pictures,
     regress,
@@ -59,6 +60,7 @@ SUBCOMMANDS = {
     "main": "run ops and steps, and draw the roofline picture (this is what `make bench` runs)",
     "sharded": "measure weak scaling in d, with columns distributed over processes",
     "busy": "time steps on small models, idle and with a busy process on each core",
+    "pauses": "time calls after pauses, in which all threads sleep",
     "small": "time steps on small models with one thread: ops, Python, and eager code",
     "abi": "time an op through interfaces that would serve every version of PyTorch",
     "highway": "compare two kernels with the same ones written with Google Highway",
@@ -100,6 +102,8 @@ def parser() -> argparse.ArgumentParser:
             sharded.add(sub)
         elif name == "busy":
             busy.add_options(sub)
+        elif name == "pauses":
+            pauses.add_options(sub)
         elif name == "small":
             small.add_options(sub)
         elif name == "abi":
@@ -153,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sharded.run(namespace, console)
     elif namespace.command == "busy":
         busy.run(namespace, console)
+    elif namespace.command == "pauses":
+        pauses.run(namespace, console)
     elif namespace.command == "small":
         small.run(namespace, console)
     elif namespace.command == "abi":

@@ -25,9 +25,10 @@ namespace cpu {
 // A task must not throw: other workers may wait for its result. Allocate before for_each.
 struct Parallel {
   // Estimates, which need not be close: in the time in which a thread reads a byte from memory it
-  // does about two multiply-adds. In the time in which it reads kWorkerBytes, some 20 to 50 us, a
-  // sleeping thread has woken several times over.
-  static constexpr int64_t kProductsPerByte = 2, kWorkerBytes = 256 << 10;
+  // does about two multiply-adds. In the time in which it reads kWorkerBytes, some 50 to 100 us, a
+  // sleeping thread has woken and begun: in 10 us on a machine of its own, in 70 to 110 us in a
+  // virtual machine.
+  static constexpr int64_t kProductsPerByte = 2, kWorkerBytes = 2 << 20;
 
   int workers;
   void (*launch)(int workers, void (*entry)(void* context, int worker), void* context);

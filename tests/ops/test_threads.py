@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -82,6 +83,41 @@ def test_small_calls_start_no_thread_and_helpers_block_signals() -> None:
         assert len(helpers()) == 3
         for one in helpers():
             assert int(one["SigBlk"], 16) & (1 << 1 | 1 << 14)  # SIGINT, SIGTERM
+        """
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_helper_wakes_on_another_core_than_that_of_the_caller() -> None:
+    run(
+        """
+        import os, pathlib, time, torch
+        from fastagg import ops
+        torch.set_num_threads(2)
+        rows, cores = torch.randn(20, 400_001), os.sched_getaffinity(0)
+        ops.gram(rows)
+        (helper,) = [int(p.parent.name) for p in pathlib.Path("/proc/self/task").glob("*/status")
+                     if p.read_text().startswith("Name:\tfastagg")]
+        for core in sorted(cores)[:2] * 2:
+            os.sched_setaffinity(0, {core})
+            time.sleep(0.02)
+            asleep = os.sched_getaffinity(helper)
+            assert len(asleep) == len(cores) - 1, asleep  # it expects the last caller's core
+            while True:
+                ops.gram(rows)  # the helper begins at most once it has been scheduled
+                if os.sched_getaffinity(helper) == cores:
+                    break
+            text = pathlib.Path(f"/proc/self/task/{helper}/stat").read_text()
+            assert int(text.rsplit(")", 1)[1].split()[36]) != core
+        # A restriction from outside is kept.
+        time.sleep(0.02)
+        os.sched_setaffinity(helper, {core})
+        for _ in range(20):
+            ops.gram(rows)
+        time.sleep(0.02)
+        assert os.sched_getaffinity(helper) == {core}
         """
     )
 

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "wake_core.h"
+
 namespace fastagg::cpu {
 namespace {
 
@@ -45,6 +47,7 @@ struct Job {
   const Entry entry;
   void* const context;
   const int workers;
+  const int core = this_core();  // where it was called
   std::fenv_t environment = {};
   int begun = 1;                // workers that have begun; the caller is worker 0
   std::atomic<int> running{0};  // helpers that have begun and not returned
@@ -62,6 +65,7 @@ class Pool {
       const std::lock_guard<std::mutex> lock(mutex_);
       start_helpers(workers - 1);
       append(job);
+      wake_apart(sleepers_, job.core);
     }
     for (int helper = 1; helper < workers; ++helper) work_.notify_one();
     entry(context, 0);
@@ -93,19 +97,29 @@ class Pool {
 #else
     pthread_setname_np(pthread_self(), "fastagg");
 #endif
+    Sleeper self;
+    int caller = -1;  // the core of the last one
     std::unique_lock<std::mutex> lock(mutex_);
+    self.next = sleepers_;
+    sleepers_ = &self;
     for (;;) {
       if (!first_) {
         lock.unlock();
         look_for([&] { return listed_.load(std::memory_order_relaxed) > 0; });
         lock.lock();
       }
-      work_.wait(lock, [&] { return first_ != nullptr; });
+      if (!first_) {
+        falls_asleep(self, caller);
+        work_.wait(lock, [&] { return first_ != nullptr; });
+        self.asleep = false;
+      }
       Job& job = *first_;
       const int worker = job.begun++;
       ++job.running;
       if (job.begun == job.workers) remove(job);
+      caller = job.core;
       lock.unlock();
+      come_back(self);
       std::fesetenv(&job.environment);
       job.entry(job.context, worker);
       lock.lock();
@@ -130,8 +144,9 @@ class Pool {
 
   std::mutex mutex_;
   std::condition_variable work_;
-  Job* first_ = nullptr;        // the calls that take more helpers, oldest first
-  std::atomic<int> listed_{0};  // their number
+  Job* first_ = nullptr;         // the calls that take more helpers, oldest first
+  std::atomic<int> listed_{0};   // their number
+  Sleeper* sleepers_ = nullptr;  // all helpers
   int started_ = 0;
 };
 

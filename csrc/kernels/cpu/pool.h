@@ -13,7 +13,7 @@ namespace fastagg::cpu {
 // no call waits for a thread that the system does not run.
 //
 // Helpers are started when a call first needs them. After a call they look for another one for some
-// microseconds, because waking takes longer, and then sleep. They compute in the
+// microseconds, because waking takes longer, and then sleep (wake_core.h). They compute in the
 // floating-point environment of the caller (rounding, flushing of denormal numbers), and block all
 // signals, so that the threads of the application receive them. A process made by fork() starts its
 // own helpers. If the system refuses a thread, calls run with fewer.
