@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
-from fastagg_sim.dropout.base import PROCESSES, DropoutProcess, make_dropout, needs, register
+from fastagg_sim.dropout.base import register
+from fastagg_sim.dropout.combined import Combined
 from fastagg_sim.seeds import generator
 
 _NEVER = 1 << 62  # rounds
@@ -18,7 +18,7 @@ _NEVER = 1 << 62  # rounds
 
 @register("churn")
 @dataclass(frozen=True, kw_only=True)
-class Churn(DropoutProcess):
+class Churn(Combined):
     """Client k is present from the round in which it joins to that in which it leaves for good.
 
     The rule grows when clients join, and forgets those that leave. Another process decides which of
@@ -36,15 +36,6 @@ class Churn(DropoutProcess):
     initial: int = 1
     join_every: int = 1
     lifetime: float | None = None
-    process: str = "full"
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
-        name, inner = options.get("process", cls.process), options.get("options", {})
-        if name not in PROCESSES or not isinstance(inner, Mapping):
-            return frozenset()  # the constructor refuses it
-        return needs(name, inner)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,24 +49,6 @@ class Churn(DropoutProcess):
         number = stays is None or (isinstance(stays, int | float) and not isinstance(stays, bool))
         if not number or (stays is not None and not 1.0 <= stays < _NEVER):
             raise ValueError(f"lifetime: expected a number of rounds >= 1, or null, got {stays!r}")
-        if not isinstance(self.options, Mapping):
-            raise ValueError(
-                f"options: expected the options of {self.process} as a mapping, "
-                f"got {self.options!r}"
-            )
-        _ = self.inner  # checks process and options
-
-    @cached_property
-    def inner(self) -> DropoutProcess:
-        """The process that decides which of the clients that are present are available."""
-        return make_dropout(
-            self.process,
-            num_clients=self.num_clients,
-            seed=self.seed,
-            groups=self.groups,
-            label_counts=self.label_counts,
-            **self.options,
-        )
 
     @cached_property
     def joins(self) -> torch.Tensor:

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from fastagg_sim.dropout.base import PROCESSES, DropoutProcess, make_dropout, needs, register
+from fastagg_sim.dropout.base import register
+from fastagg_sim.dropout.combined import Combined
 from fastagg_sim.dropout.full import Full
 from fastagg_sim.seeds import first_of_order, generator
 
 
 @register("sampled")
 @dataclass(frozen=True, kw_only=True)
-class Sampled(DropoutProcess):
+class Sampled(Combined):
     """The server samples clients; another process decides which clients are available.
 
     sample: number of clients that the server samples per round, from 1 to K.
@@ -39,17 +38,8 @@ class Sampled(DropoutProcess):
     """
 
     sample: int = 10
-    process: str = "full"
-    options: Mapping[str, Any] = field(default_factory=dict)
     among: str = "all"
     selection: str = "random"
-
-    @classmethod
-    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
-        name, inner = options.get("process", cls.process), options.get("options", {})
-        if name not in PROCESSES or not isinstance(inner, Mapping):
-            return frozenset()  # the constructor refuses it
-        return needs(name, inner)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,24 +55,6 @@ class Sampled(DropoutProcess):
                 f"selection: expected random with among=all, got {self.selection}: clients that "
                 "are not available would be sampled in every round; use among=available"
             )
-        if not isinstance(self.options, Mapping):
-            raise ValueError(
-                f"options: expected the options of {self.process} as a mapping, "
-                f"got {self.options!r}"
-            )
-        _ = self.inner  # checks process and options
-
-    @cached_property
-    def inner(self) -> DropoutProcess:
-        """The process that decides which clients are available."""
-        return make_dropout(
-            self.process,
-            num_clients=self.num_clients,
-            seed=self.seed,
-            groups=self.groups,
-            label_counts=self.label_counts,
-            **self.options,
-        )
 
     def draw(
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
