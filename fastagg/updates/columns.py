@@ -441,15 +441,22 @@ class Columns:
         squares = self._add(parts()).cpu()
         return float(self.join_peaks(largest.cpu())), squares
 
-    def copy_(self, out: Sequence[Tensor], rows: AnyRows) -> None:
-        """Copy S rows into S tensors ``out`` [d], rounded to the dtype of ``out``."""
+    def copy_(self, out: Sequence[Tensor], rows: AnyRows, scales: Tensor | None = None) -> None:
+        """Copy S rows into S tensors ``out`` [d], rounded to the dtype of ``out``.
+
+        Args:
+            out: S tensors [d]; changed in place.
+            rows: S rows.
+            scales: [S] float64, by which rows are multiplied in float32 first. None: ones.
+        """
+        factors: list[float] = [1.0] * len(out) if scales is None else scales.tolist()
         if in_memory(rows):
-            for target, row in zip(out, rows, strict=True):
-                target.copy_(row)
+            for target, row, factor in zip(out, rows, factors, strict=True):
+                _copy(target, row, factor)
             return
         for begin, end, (parts,) in self._pieces([rows]):
-            for target, part in zip(out, parts, strict=True):
-                target[begin:end].copy_(part)
+            for target, part, factor in zip(out, parts, factors, strict=True):
+                _copy(target[begin:end], part, factor)
 
     def quantize_(self, numbers: Sequence[Tensor], scales: Tensor, rows: AnyRows) -> None:
         """:func:`fastagg.ops.quantize_`."""
@@ -697,6 +704,14 @@ def _squares(rows: Rows) -> Tensor:
         none = torch.zeros(len(few), len(few), dtype=torch.bool, device=few[0].device)
         parts.append(ops.gram(few, pairs=none, dtype=torch.float64).diagonal())
     return torch.cat(parts)
+
+
+def _copy(target: Tensor, row: Tensor, factor: float) -> None:
+    """Set ``target`` to a float32 row times a factor, rounded to float32 and then to its dtype."""
+    if factor == 1.0:
+        target.copy_(row)
+    else:
+        torch.mul(row, factor, out=target)
 
 
 def _gram_and_sum_(out: Tensor, rows: Rows, weights: Tensor, precision: str) -> Tensor:
