@@ -141,7 +141,8 @@ def settle_squares(columns: Columns, cohort: Cohort, squares: Tensor, max_norm: 
     """Return squared norms [S] that are compared with ``max_norm`` as those of other rules are.
 
     Squared norms from :func:`fastagg.ops.sketch_` and those of :meth:`Columns.square_norms` differ
-    in their last bits. Rows whose norm is nearly ``max_norm`` are therefore read again.
+    in their last bits. Rows whose norm is nearly ``max_norm`` are therefore read again. Norms are
+    those of the rows times the ``scales`` of the cohort.
     """
     if not isinstance(max_norm, float):
         return squares
@@ -149,7 +150,10 @@ def settle_squares(columns: Columns, cohort: Cohort, squares: Tensor, max_norm: 
     if near:
         rows = each_row(cohort.rows)
         some = alike(cohort.rows, [rows[s] for s in near])
-        squares[near] = columns.square_norms(some).to(squares.device)
+        exact = columns.square_norms(some)
+        if cohort.scales is not None:
+            exact = exact * cohort.scales[near].square()
+        squares[near] = exact.to(squares.device)
     return squares
 
 

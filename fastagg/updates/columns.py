@@ -246,14 +246,22 @@ class Columns:
             return self._add([ops.gram_rows(rows, changed)])
         return self._add(ops.gram_rows(parts, changed) for _, _, (parts,) in self._pieces([rows]))
 
-    def gram_around(self, rows: AnyRows, common: int) -> Tensor:
+    def gram_around(self, rows: AnyRows, common: int, scales: Tensor | None = None) -> Tensor:
         """Return the Gram matrix of the rows minus row ``common``, in float64: [S, S].
 
         Differences are rounded to float32; a row far from the common one may become infinite. The
         matrix is the sum of those of blocks of ``AROUND_BLOCK`` columns, in order within a segment,
         then of those of the segments. It needs scratch memory for a block, beyond any budget.
+
+        Args:
+            rows: S >= 1 rows.
+            common: the position of the row that is subtracted.
+            scales: [S] float64. The result then has the bits of that of the rows times ``scales``,
+                rounded to float32. None: ones.
         """
-        return self._fold(_gram_around(parts, common) for _, _, (parts,) in self._pieces([rows]))
+        return self._fold(
+            _gram_around(parts, common, scales) for _, _, (parts,) in self._pieces([rows])
+        )
 
     def gram_and_sum_(
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
@@ -673,9 +681,10 @@ class _Reader:
         return parts
 
 
-def _gram_around(rows: Rows, common: int) -> Tensor:
+def _gram_around(rows: Rows, common: int, scales: Tensor | None) -> Tensor:
     """Return the Gram matrix of the rows minus row ``common``, [S, S] float64."""
     listed = list(rows)
+    factors = None if scales is None else scales.to(listed[common].device, torch.float32)[:, None]
     width = len(listed[common])
     scratch = torch.empty(
         len(listed) * min(width, AROUND_BLOCK), device=listed[common].device, dtype=torch.float32
@@ -685,7 +694,10 @@ def _gram_around(rows: Rows, common: int) -> Tensor:
         end = min(begin + AROUND_BLOCK, width)
         block = scratch[: len(listed) * (end - begin)].view(len(listed), end - begin)
         torch.stack([row[begin:end] for row in listed], out=block)
-        part = ops.gram(block.sub_(listed[common][begin:end]), dtype=torch.float64)
+        if factors is not None:
+            block.mul_(factors)
+        base = listed[common][begin:end] if factors is None else block[common].clone()
+        part = ops.gram(block.sub_(base), dtype=torch.float64)
         total = part if total is None else total.add_(part)
     assert total is not None  # d >= 1
     return total
