@@ -80,6 +80,10 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def scaled(self, values: Tensor) -> Tensor:
+        """Return values [S], one of each row, times the scales."""
+        return values if self.scales is None else values * self.scales.to(values.device)
+
     def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
         """Return a cohort of the same clients with other rows."""
         return replace(self, rows=rows, owner=owner)

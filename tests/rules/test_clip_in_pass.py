@@ -57,11 +57,10 @@ def copies(name: str, options: dict[str, Any]) -> bool:
     """Whether the rule copies rows that are too long, on a CPU; docs/privacy.md lists these."""
     if name in ("bulyan", "krum", "geometric-median") and options.get("reuse"):
         return False
-    distance = options.get("similarity") == "distance"  # scores of fdms and fdms-soft
-    return distance or name in COPYING or (name == "mimic" and options.get("mode") == "client")
+    return name in COPYING or (name == "mimic" and options.get("mode") == "client")
 
 
-COPYING = ("bulyan", "median", "trimmed-mean", "meamed", "fdms-means", "scaffold", "mifa-client")
+COPYING = ("bulyan", "median", "trimmed-mean", "meamed", "scaffold", "mifa-client")
 
 
 @every_rule
@@ -109,7 +108,7 @@ def test_a_step_is_that_with_copies(
 
 IN_WEIGHTS = (
     *("geometric-median", "centered-clip", "krum", "multi-krum", "nnm", "bucketing"),
-    *("fdms-means", "bulyan"),
+    *("fdms", "fdms-soft", "fdms-means", "bulyan"),
 )
 
 
