@@ -21,7 +21,6 @@ from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Policy, square_distances
 from fastagg.rules.krum import krum_scores
 from fastagg.staleness import none_but_constant
-from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import AnyRows, ColumnStatistic
 from fastagg.updates.small import factors_tensor
 
@@ -156,13 +155,11 @@ class Bulyan(SketchedGramRule):
         )
         self.num_byzantine = policy.num_byzantine
 
-    def _scales_rows(self, cohort: Cohort) -> bool:
-        return self.reuse  # the mean around the median needs the values of the rows
-
     def _sum(self, rows: AnyRows, factors: Tensor, scales: Tensor | None) -> None:
         chosen, shares = used_rows(rows, factors)
         keep = len(shares) - 2 * self.num_byzantine
-        self.columns.statistic_(self._aggregate, chosen, ColumnStatistic(ops.meamed_, keep))
+        own = None if scales is None else scales[factors != 0.0]
+        self.columns.statistic_(self._aggregate, chosen, ColumnStatistic(ops.meamed_, keep), own)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:

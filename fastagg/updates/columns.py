@@ -156,12 +156,18 @@ class ColumnStatistic:
         count: its last argument.
     """
 
-    op: Callable[[Tensor, Tensor, Rows, int], Tensor]
+    op: Callable[[Tensor, Tensor, Rows, int, Tensor | None], Tensor]
     count: int
 
-    def write(self, out: Tensor, peak: Tensor, rows: Rows) -> None:
-        """Compute ``out`` [d], and ``peak`` [1], the largest magnitude in the rows."""
-        self.op(out, peak, rows, self.count)
+    def write(self, out: Tensor, peak: Tensor, rows: Rows, scales: Tensor | None = None) -> None:
+        """Compute ``out`` [d], and ``peak`` [1], the largest magnitude in the rows.
+
+        Args:
+            out, peak: changed in place.
+            rows: S rows.
+            scales: [S] float64, by which rows are multiplied in float32; None: ones.
+        """
+        self.op(out, peak, rows, self.count, scales)
 
 
 def segment_columns(num_params: int) -> int:
@@ -416,19 +422,27 @@ class Columns:
             ops.weighted_sum_(out[begin:end], parts, weights, beta)
         return out
 
-    def statistic_(self, out: Tensor, rows: AnyRows, statistic: ColumnStatistic) -> float:
+    def statistic_(
+        self, out: Tensor, rows: AnyRows, statistic: ColumnStatistic, scales: Tensor | None = None
+    ) -> float:
         """Compute a statistic of S >= 1 rows into ``out`` [d].
+
+        Args:
+            out: [d] float32; changed in place.
+            rows: S rows.
+            statistic: the statistic.
+            scales: [S] float64, by which rows are multiplied in float32; None: ones.
 
         Returns:
             The largest magnitude in the rows, over all processes; NaN if any value is NaN.
         """
         peak = torch.zeros(1, device=out.device, dtype=torch.float32)
         if in_memory(rows):
-            statistic.write(out, peak, rows)
+            statistic.write(out, peak, rows, scales)
             return float(self.join_peaks(peak.cpu()))
         largest = torch.zeros_like(peak)
         for begin, end, (parts,) in self._pieces([rows]):
-            statistic.write(out[begin:end], peak, parts)
+            statistic.write(out[begin:end], peak, parts, scales)
             largest = torch.maximum(largest, peak)
         return float(self.join_peaks(largest.cpu()))
 
