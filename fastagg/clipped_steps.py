@@ -82,8 +82,8 @@ class ClippedSteps(RowChecks):
         """Return the cohort with rows up to ``clip_norm``, and factors [S] of its rows.
 
         If weights can scale rows down, the rows are as they were; so are they if the rule scales
-        them in its pass, with the ``scales`` of the cohort. Otherwise rows that are too long are
-        copied. Without ``clip_norm`` there are no factors.
+        them itself, with the ``scales`` of the cohort. Otherwise rows that are too long are copied.
+        Without ``clip_norm`` there are no factors.
         """
         if self._clipping is None:
             return cohort, None
@@ -100,9 +100,10 @@ class ClippedSteps(RowChecks):
         return scaled(cohort, factors), found
 
     def _scales_rows(self, cohort: Cohort) -> bool:
-        """Return whether ``_read`` multiplies these rows by ``cohort.scales`` in its pass.
+        """Return whether the rule multiplies these rows by ``cohort.scales`` itself.
 
-        The rule may not take ownership of such rows.
+        ``_read`` does so in its pass, or ``_receive`` as it copies rows, which then have no scales
+        any more. The rule may not take ownership of rows with scales.
         """
         return False
 

@@ -111,6 +111,14 @@ inline std::vector<float> check_scales(const std::optional<at::Tensor>& scales, 
   return factors;
 }
 
+// The same for scales on any device.
+inline std::vector<float> check_scales_anywhere(const std::optional<at::Tensor>& scales,
+                                                int64_t S) {
+  if (!scales) return {};
+  const at::Tensor here = scales->to(at::kCPU);
+  return check_scales(here, S, here.device());
+}
+
 // Checks an optional matrix of flags, bool [rows, rows].
 inline const uint8_t* check_flags(const std::optional<at::Tensor>& flags, const char* name,
                                   int64_t rows, const at::Device& device) {

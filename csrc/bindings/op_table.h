@@ -72,9 +72,11 @@ FASTAGG_OP(difference_sum_, yes, no,  yes,
            "(Tensor(a!) out, Tensor(b!) squares, Tensor[] rows, Tensor base, Tensor weights) "
            "-> ()")
 FASTAGG_OP(trimmed_mean_,   yes, yes, yes,
-           "(Tensor(a!) out, Tensor(b!) peak, Tensor[] rows, int trim) -> ()")
+           "(Tensor(a!) out, Tensor(b!) peak, Tensor[] rows, int trim, Tensor? scales=None) "
+           "-> ()")
 FASTAGG_OP(meamed_,         yes, yes, yes,
-           "(Tensor(a!) out, Tensor(b!) peak, Tensor[] rows, int keep) -> ()")
+           "(Tensor(a!) out, Tensor(b!) peak, Tensor[] rows, int keep, Tensor? scales=None) "
+           "-> ()")
 FASTAGG_OP(gram_and_sum_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) gram, Tensor[] rows, Tensor weights, "
            "str precision='highest') -> ()")

@@ -210,21 +210,24 @@ void difference_sum_(const at::Tensor& out, const at::Tensor& squares, at::Tenso
 }
 
 void trimmed_mean_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors,
-                   int64_t trim) {
+                   int64_t trim, const std::optional<at::Tensor>& scales) {
   const Rows rows = check_trimmed_mean(out, peak, tensors, trim);
+  const std::vector<float> factors = check_scales(scales, rows.size(), out.device());
   with_element(rows.dtype, [&](auto element) {
     const auto x = pointers<const decltype(element)>(rows.addresses);
     cpu::trimmed_mean(out.mutable_data_ptr<float>(), peak.mutable_data_ptr<float>(), x.data(),
-                      rows.size(), rows.d, trim, threads());
+                      rows.size(), rows.d, trim, scales ? factors.data() : nullptr, threads());
   });
 }
 
-void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep) {
+void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep,
+             const std::optional<at::Tensor>& scales) {
   const Rows rows = check_meamed(out, peak, tensors, keep);
+  const std::vector<float> factors = check_scales(scales, rows.size(), out.device());
   with_element(rows.dtype, [&](auto element) {
     const auto x = pointers<const decltype(element)>(rows.addresses);
     cpu::meamed(out.mutable_data_ptr<float>(), peak.mutable_data_ptr<float>(), x.data(),
-                rows.size(), rows.d, keep, threads());
+                rows.size(), rows.d, keep, scales ? factors.data() : nullptr, threads());
   });
 }
 

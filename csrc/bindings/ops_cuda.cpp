@@ -276,39 +276,46 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   });
 }
 
-// A kernel sorts the columns of at most kMostSorted rows. launch(out, peak, rows, stream) calls it.
+// A kernel sorts the columns of at most kMostSorted rows. launch(out, peak, rows, scales, stream)
+// calls it.
 template <class Launch>
-void sort_columns(const at::Tensor& out, const at::Tensor& peak, const Rows& rows, const char* name,
-                  const Launch& launch) {
+void sort_columns(const at::Tensor& out, const at::Tensor& peak, const Rows& rows,
+                  const std::optional<at::Tensor>& scales, const char* name, const Launch& launch) {
+  const std::vector<float> factors = check_scales_anywhere(scales, rows.size());
   const OnDevice on(out, "out");
   Tables tables;
   const int64_t rows_at = tables.add(rows.addresses);
+  const int64_t scales_at = tables.add(std::vector<double>(factors.begin(), factors.end()));
   tables.upload(on);
+  const double* const wide = scales ? tables.at<double>(scales_at) : nullptr;
   with_element(rows.dtype, [&](auto element) {
     using T = decltype(element);
     check_launch(launch(out.mutable_data_ptr<float>(), peak.mutable_data_ptr<float>(),
-                        tables.at<const T*>(rows_at), on.stream()),
+                        tables.at<const T*>(rows_at), wide, on.stream()),
                  name, "rows [", rows.size(), ", ", rows.d, "]");
   });
 }
 
 void trimmed_mean_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors,
-                   int64_t trim) {
+                   int64_t trim, const std::optional<at::Tensor>& scales) {
   const Rows rows = check_trimmed_mean(out, peak, tensors, trim);
   const int64_t S = rows.size(), d = rows.d;
-  if (S > cuda::kMostSorted) return trimmed_mean_by_torch(out, peak, tensors, trim);
-  sort_columns(out, peak, rows, "trimmed_mean_", [&](float* to, float* most, auto at, auto stream) {
-    return cuda::trimmed_mean(to, most, at, S, d, trim, stream);
-  });
+  if (S > cuda::kMostSorted) return trimmed_mean_by_torch(out, peak, tensors, trim, scales);
+  sort_columns(out, peak, rows, scales, "trimmed_mean_",
+               [&](float* to, float* most, auto at, const double* by, auto stream) {
+                 return cuda::trimmed_mean(to, most, at, S, d, trim, by, stream);
+               });
 }
 
-void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep) {
+void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep,
+             const std::optional<at::Tensor>& scales) {
   const Rows rows = check_meamed(out, peak, tensors, keep);
   const int64_t S = rows.size(), d = rows.d;
-  if (S > cuda::kMostSorted) return meamed_by_torch(out, peak, tensors, keep);
-  sort_columns(out, peak, rows, "meamed_", [&](float* to, float* most, auto at, auto stream) {
-    return cuda::meamed(to, most, at, S, d, keep, stream);
-  });
+  if (S > cuda::kMostSorted) return meamed_by_torch(out, peak, tensors, keep, scales);
+  sort_columns(out, peak, rows, scales, "meamed_",
+               [&](float* to, float* most, auto at, const double* by, auto stream) {
+                 return cuda::meamed(to, most, at, S, d, keep, by, stream);
+               });
 }
 
 // Two passes over the rows: one kernel for both results would have to hold the columns of all rows.
@@ -398,8 +405,7 @@ std::vector<at::Tensor> scaled_updates(at::TensorList tensors, int64_t d, const 
                                        const std::optional<at::Tensor>& scales) {
   if (!scales) return tensors.vec();
   const Rows rows = check_rows(tensors, "updates", d, device);
-  const at::Tensor here = scales->to(at::kCPU);
-  const std::vector<float> factors = check_scales(here, rows.size(), here.device());
+  const std::vector<float> factors = check_scales_anywhere(scales, rows.size());
   std::vector<at::Tensor> scaled;
   for (const at::Tensor& t : tensors) {
     const int64_t count = t.dim() == 2 ? t.size(0) : 1;

@@ -85,12 +85,13 @@ void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at:
 }
 
 void trimmed_mean_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors,
-                   int64_t trim) {
-  trimmed_mean_by_torch(out, peak, tensors, trim);
+                   int64_t trim, const std::optional<at::Tensor>& scales) {
+  trimmed_mean_by_torch(out, peak, tensors, trim, scales);
 }
 
-void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep) {
-  meamed_by_torch(out, peak, tensors, keep);
+void meamed_(const at::Tensor& out, const at::Tensor& peak, at::TensorList tensors, int64_t keep,
+             const std::optional<at::Tensor>& scales) {
+  meamed_by_torch(out, peak, tensors, keep, scales);
 }
 
 at::Tensor gram_rows(at::TensorList tensors, const at::Tensor& changed,

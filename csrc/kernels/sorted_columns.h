@@ -14,6 +14,7 @@ namespace fastagg::cpu {
 //   out     // [d]
 //   peak    // [1] the largest magnitude in all rows, NaN if any is NaN, 0 if d = 0
 //   rows    // [S] pointers to d contiguous elements each
+//   scales  // [S]: rows[s] stands for the float32 product scales[s] * rows[s]; or nullptr
 // If the peak is not finite, the content of `out` is that of a sort with NaN beyond infinity.
 //
 // A mean is the float64 sum of the chosen values in ascending order, divided by their number and
@@ -24,13 +25,13 @@ namespace fastagg::cpu {
 // the two middle ones.
 template <class T>  // float, Bfloat16 or Half
 void trimmed_mean(float* out, float* peak, const T* const* rows, int64_t S, int64_t d, int64_t trim,
-                  const Parallel& parallel);
+                  const float* scales, const Parallel& parallel);
 
 // out[k] = the mean of the `keep` values of column k that are nearest to its median, 1 <= keep <=
 // S. Distances are computed in float64. Of two values at the same distance, the smaller one is
 // nearer.
 template <class T>  // float, Bfloat16 or Half
 void meamed(float* out, float* peak, const T* const* rows, int64_t S, int64_t d, int64_t keep,
-            const Parallel& parallel);
+            const float* scales, const Parallel& parallel);
 
 }  // namespace fastagg::cpu

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import torch
@@ -16,6 +17,7 @@ from fastagg.ops.scales import SCALE_BLOCK, num_scales
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns, QuantizedRow, in_memory
+from fastagg.updates.scaled import scaled_when_read
 
 SCALES = "memory_scales"
 """Name of the scales in the state of a rule, beside ``memory``, the numbers."""
@@ -136,7 +138,8 @@ class Int8Memory:
 
         Returns:
             The cohort with rows rounded into spare rows, and ``spares`` as their ``owner``; or its
-            own rows, which are float32 tensors, and no owner.
+            own rows, which are float32 tensors, and no owner. Before they are rounded, rows are
+            multiplied by the ``scales`` of the cohort, which it then does not have any more.
 
         Raises:
             ValueError: a row cannot be read.
@@ -145,9 +148,9 @@ class Int8Memory:
         if not copy and in_memory(cohort.rows):
             return cohort.with_rows(cohort.rows)
         numbers, scales = self.spare(cohort.ids)
-        columns.quantize_(numbers, scales, cohort.rows)
+        columns.quantize_(numbers, scales, scaled_when_read(cohort.rows, cohort.scales))
         rows = [QuantizedRow(*row) for row in zip(numbers, scales, strict=True)]
-        return cohort.with_rows(rows, owner=self.numbers.spares)
+        return replace(cohort, rows=rows, owner=self.numbers.spares, scales=None)
 
     def spare(self, clients: Sequence[int]) -> tuple[list[Tensor], Tensor]:
         """Return spare rows for ``clients``, with undefined content.

@@ -15,7 +15,7 @@ been stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -180,7 +180,8 @@ class RowMemory:
 
         Returns:
             The cohort. Its ``owner`` is the buffer, ``spares``, or None if rows were not copied and
-            the rule may not take ownership.
+            the rule may not take ownership. Copies are multiplied by the ``scales`` of the cohort,
+            which it then does not have any more.
 
         Raises:
             ValueError: a row cannot be read.
@@ -192,9 +193,9 @@ class RowMemory:
         if fitting and (cohort.owner is not None or not copy):
             return cohort
         rows = self.spares.rows(cohort.ids)
-        columns.copy_(rows, cohort.rows)
+        columns.copy_(rows, cohort.rows, cohort.scales)
         known = RowList(rows) if self.dtype == torch.float32 else rows
-        return cohort.with_rows(known, owner=self.spares)
+        return replace(cohort, rows=known, owner=self.spares, scales=None)
 
     def settle_(self, most: int = 0) -> None:
         """Drop all but ``most`` references; no remembered vector changes.

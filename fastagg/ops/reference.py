@@ -827,7 +827,9 @@ def _split_mix(seed: int, numbers: np.ndarray) -> np.ndarray:
     return z ^ z >> np.uint64(31)
 
 
-def trimmed_mean_(out: Tensor, peak: Tensor, rows: Rows, trim: int) -> Tensor:
+def trimmed_mean_(
+    out: Tensor, peak: Tensor, rows: Rows, trim: int, scales: Tensor | None = None
+) -> Tensor:
     """Set ``out`` to the mean of each column without its extreme values, in place.
 
     Args:
@@ -835,28 +837,32 @@ def trimmed_mean_(out: Tensor, peak: Tensor, rows: Rows, trim: int) -> Tensor:
         peak: [1] float32; changed in place: the largest magnitude in all rows.
         rows: S >= 1 rows of length d.
         trim: values left out at each end, 0 <= 2 trim < S.
+        scales: [S] float; the rows are multiplied by them, in float32. By default all are 1.
 
     Returns:
         ``out``.
     """
-    x = _float64(rows)
+    x = _float64(_scaled(rows, scales))
     _write_peak(peak, x)
     ascending = x.sort(dim=0).values
     return out.copy_(ascending[trim : len(x) - trim].mean(dim=0))
 
 
-def meamed_(out: Tensor, peak: Tensor, rows: Rows, keep: int) -> Tensor:
+def meamed_(
+    out: Tensor, peak: Tensor, rows: Rows, keep: int, scales: Tensor | None = None
+) -> Tensor:
     """Set ``out`` to the mean of the values of each column nearest to its median, in place.
 
     Args:
         out, peak, rows: as for :func:`trimmed_mean_`.
         keep: number of values in the mean, 1 <= keep <= S. The smaller one of two values at the
             same distance is nearer.
+        scales: as for :func:`trimmed_mean_`.
 
     Returns:
         ``out``.
     """
-    x = _float64(rows)
+    x = _float64(_scaled(rows, scales))
     _write_peak(peak, x)
     ascending = x.sort(dim=0).values
     median = (ascending[(len(x) - 1) // 2] + ascending[len(x) // 2]) / 2.0

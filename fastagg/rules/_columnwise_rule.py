@@ -80,6 +80,9 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return True  # as their values are read
+
     def _plan(self, cohort: Cohort) -> Plan:
         size = len(cohort)
         self._statistic(size)
@@ -87,13 +90,16 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
 
     def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Reading:
         statistic = self._statistic(len(cohort))
-        if cohort.streamed and self.max_norm is not None:
+        # The norms of rows with scales have been checked.
+        if cohort.streamed and self.max_norm is not None and cohort.scales is None:
             largest, squares = self.columns.statistic_and_squares_(
                 self._aggregate, cohort.rows, statistic
             )
             self._check_squares(cohort, squares.tolist())
         else:
-            largest = self.columns.statistic_(self._aggregate, cohort.rows, statistic)
+            largest = self.columns.statistic_(
+                self._aggregate, cohort.rows, statistic, cohort.scales
+            )
         peak, aggregate = self._peaks_with(params, [self._aggregate])
         # A value that is not finite may have been left out of the aggregate.
         if not math.isfinite(largest) or largest > self._largest_row():

@@ -143,11 +143,12 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         late = cohort.ages is not None  # the read phase writes their corrections into the copies
         if late:
             cohort = cohort.with_rows(cohort.rows)
-        return self.corrections.receive(cohort, self.columns, copy=late)
+        # Copies are multiplied as they are written; other rows on a CPU are in the pass.
+        copy = late or (cohort.scales is not None and self.device.type != "cpu")
+        return self.corrections.receive(cohort, self.columns, copy=copy)
 
     def _scales_rows(self, cohort: Cohort) -> bool:
-        copied = cohort.streamed or cohort.ages is not None  # by `_receive`
-        return self.device.type == "cpu" and not copied
+        return True
 
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         return CorrectionPlan(factors_tensor([1.0 / len(cohort)] * len(cohort)))

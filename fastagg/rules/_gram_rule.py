@@ -73,6 +73,23 @@ class GramPlan(Plan):
     expired: list[int] = field(kw_only=True)  # ids of clients whose memory rows count as zero
 
 
+@dataclass(frozen=True)
+class Compared:
+    """The rows that a policy compares.
+
+    Attributes:
+        gram: [m, m] float64, their Gram matrix.
+        rows: m rows, or their sketches; read again only if some rows are close.
+        columns: apply ops to ``rows``.
+        scales: [m] float64, by which ``rows`` are multiplied in ``gram``; None: ones.
+    """
+
+    gram: Tensor
+    rows: AnyRows
+    columns: Columns
+    scales: Tensor | None = None
+
+
 @dataclass
 class Judged(Reading):
     """The factors of the active clients' rows as ``weights``; the aggregate is in scratch."""
@@ -90,6 +107,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
     give their distances exactly. A step then reads the rows once more, for the Gram matrix of the
     rows minus one of them; ``fastagg.rules.common_row`` derives the error of distances. (Not so
     if the policy needs norms, as ``geometric-median`` with ``start="zero"`` does.)
+
+    With ``clip_norm``, rows that are too long are not copied: the Gram matrix of rows times f_i has
+    the entries ``f_i f_j G_ij``, and the factor of a row in the aggregate is multiplied by f_i. The
+    rows minus one of them are multiplied in the pass, before the subtraction.
 
     The n rows are those of the active clients. With ``reuse`` they are the last rows of all K
     clients (Su et al., eq. 43, which sums over all clients); a client that was never active has a
@@ -192,6 +213,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort if self._reused is None else self._reused.receive(cohort, self.columns)
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return True  # with reuse, `_receive` multiplies the copies
+
     def _plan(self, cohort: Cohort) -> GramPlan:
         size, ids = len(cohort), cohort.ids
         if self._reused is not None:
@@ -210,18 +234,20 @@ class GramRule(Aggregator[GramPlan, Judged]):
         rows = cohort.rows
         if self._reused is not None:
             rows = self._reused.rows(cohort, plan.expired)
+        scales = cohort.scales
         if self.previous is not None:
             rows = alike(rows, [*each_row(rows), self.previous])
-        gram, judged, columns = self._judged(rows, cohort, plan)
-        factors = self._factors(gram, plan.weights, judged, columns)
-        self._sum(rows, factors)
+            scales = None if scales is None else torch.cat([scales, scales.new_ones(1)])
+        compared = self._compared(rows, scales, cohort, plan)
+        factors = self._factors(compared, plan.weights)
+        self._sum(rows, factors, scales)
         peak, largest = self._peaks_with(params, [self._aggregate])
         self._check_range(peak, largest)
         if self._reused is not None:
             factors = factors[plan.active]
         elif self.previous is not None:
             factors = factors[: len(cohort)]
-        return Judged(factors, Aggregate(self._aggregate, largest), gram)
+        return Judged(factors, Aggregate(self._aggregate, largest), compared.gram)
 
     def _commit(self, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
         if self.previous is not None:
@@ -232,60 +258,74 @@ class GramRule(Aggregator[GramPlan, Judged]):
             self.ages.renew(cohort.clients, plan.expired, cohort.ages)
         self.rounds += 1
 
-    def _sum(self, rows: AnyRows, factors: Tensor) -> None:
-        """Write the aggregate into the scratch vector; rows with factor 0 are not read."""
-        rows, factors = used_rows(rows, factors)
+    def _sum(self, rows: AnyRows, factors: Tensor, scales: Tensor | None) -> None:
+        """Write the aggregate into the scratch vector; rows with factor 0 are not read.
+
+        Args:
+            rows: n + e rows.
+            factors: [n + e] float64, the factors of the rows times ``scales``.
+            scales: [n + e] float64; None: ones.
+        """
+        rows, factors = used_rows(rows, factors if scales is None else factors * scales)
         self.columns.weighted_sum_(self._aggregate, rows, factors, beta=0.0)
 
-    def _judged(
-        self, rows: AnyRows, cohort: Cohort, plan: GramPlan
-    ) -> tuple[Tensor, AnyRows, Columns]:
-        """Check the norms of the active clients' rows; return what the policy judges by.
+    def _compared(
+        self, rows: AnyRows, scales: Tensor | None, cohort: Cohort, plan: GramPlan
+    ) -> Compared:
+        """Check the norms of the active clients' rows; return what the policy compares.
 
-        Returns:
-            A Gram matrix [n + e, n + e] float64, the rows that it is of, and what applies ops to
-            these.
+        Args:
+            rows: n + e rows.
+            scales: [n + e] float64, by which rows are multiplied; None: ones.
+            cohort, plan: as for ``_read``.
         """
         gram = self._gram(rows, cohort, plan.expired)
+        if scales is not None:  # equal rows have equal factors, so their distance stays 0
+            gram = gram * (scales[:, None] * scales)
         squares = gram.diagonal().tolist()
         self._check_squares(cohort, [squares[i] for i in plan.active])
-        return gram, rows, self.columns
+        return Compared(gram, rows, self.columns, scales)
 
     def _gram(self, rows: AnyRows, cohort: Cohort, expired: list[int]) -> Tensor:
         if self._reused is None:
             return self.columns.gram(rows).cpu()
         return self._reused.gram(rows, cohort.ids, self.columns, expired)
 
-    def _factors(self, gram: Tensor, shares: Tensor, rows: AnyRows, columns: Columns) -> Tensor:
+    def _factors(self, compared: Compared, shares: Tensor) -> Tensor:
         """Return the factors of all n + e rows.
 
         Args:
-            gram: [n + e, n + e] float64, the Gram matrix of the rows.
+            compared: the n + e rows.
             shares: [n] float64, shares of the clients; rows of share 0 are left out.
-            rows: n + e rows, or their sketches; read again only if some rows are close.
-            columns: apply ops to these.
         """
         t = int(self.rounds) if self.policy.uses_round else 0
         if self._equal is not None or 0.0 not in shares.tolist():
-            return self.policy(self._precise(gram, len(shares), rows, columns), shares, t)
+            return self.policy(self._precise(compared, len(shares)), shares, t)
+        gram, rows, scales = compared.gram, compared.rows, compared.scales
         taken = torch.ones(len(gram), dtype=torch.bool)
         taken[: len(shares)] = shares > 0
         used = shares[shares > 0]
         listed = each_row(rows)
-        some = alike(rows, [listed[i] for i in taken.nonzero().flatten().tolist()])
+        some = Compared(
+            gram[taken][:, taken],
+            alike(rows, [listed[i] for i in taken.nonzero().flatten().tolist()]),
+            compared.columns,
+            None if scales is None else scales[taken],
+        )
         factors = torch.zeros(len(gram), dtype=torch.float64)
-        precise = self._precise(gram[taken][:, taken], len(used), some, columns)
-        factors[taken] = self.policy(precise, used, t)
+        factors[taken] = self.policy(self._precise(some, len(used)), used, t)
         return factors
 
-    def _precise(self, gram: Tensor, num_rows: int, rows: AnyRows, columns: Columns) -> Tensor:
+    def _precise(self, compared: Compared, num_rows: int) -> Tensor:
         """Return a Gram matrix for the policy, of the rows minus a common one if that pays."""
+        gram = compared.gram
         if self.policy.uses_norms:
             return gram
         common = find_common_row(gram, num_rows)
         if common is None:
             return gram
-        return with_common_row(gram, columns.gram_around(rows, common).cpu())
+        around = compared.columns.gram_around(compared.rows, common, compared.scales)
+        return with_common_row(gram, around.cpu())
 
     def _skip(self) -> None:
         self.rounds += 1

@@ -179,12 +179,14 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
 
     def _receive(self, cohort: Cohort) -> Cohort:
         # The norms that max_norm limits are those of the rows that the rule uses: rounded ones.
-        rounds = isinstance(self.memory, Int8Memory) and self.max_norm is not None
-        return self.memory.receive(cohort, self.columns, copy=rounds)
+        # Copies are multiplied as they are written; so are float32 rows on a CPU, in the pass.
+        scales, is_int8 = cohort.scales is not None, isinstance(self.memory, Int8Memory)
+        rounds = is_int8 and (scales or self.max_norm is not None)
+        copy = rounds or (scales and self.device.type != "cpu")
+        return self.memory.receive(cohort, self.columns, copy=copy)
 
     def _scales_rows(self, cohort: Cohort) -> bool:
-        copied = cohort.streamed or self.memory.dtype != torch.float32  # by `_receive`
-        return self.device.type == "cpu" and not copied
+        return True
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares, norm = self._shares.index_select(0, cohort.clients), self._norm(cohort.clients)

@@ -65,6 +65,7 @@ class Similarity:
         weights: Tensor,
         t: int,
         wanted: Tensor | None = None,
+        scales: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute scores and squared norms of S rows, and set ``out = weights @ rows``, in place.
 
@@ -75,18 +76,24 @@ class Similarity:
             weights: [S] float64.
             t: number of the round, for the seed of its sketches.
             wanted: [S, S] bool, symmetric; only these pairs are needed. None: all.
+            scales: [S] float64, by which rows are multiplied; None: ones.
 
         Returns:
             Scores [S, S] float64, in [0, 1] or at most 0, and the squared norms of the rows, [S]
             float64. If a squared norm is not finite, the scores of its row mean nothing.
         """
+        factors = None if scales is None else scales.to(out.device)
+        if scales is not None:
+            weights = weights * scales
         if self.sketch is not None:
-            return self._estimate(columns, out, rows, weights, t, wanted)
+            return self._estimate(columns, out, rows, weights, t, wanted, factors)
         if wanted is None:
             gram = columns.gram_and_sum_(out, rows, weights, precision=self.precision)
         else:
             columns.weighted_sum_(out, rows, weights, beta=0.0)
             gram = columns.gram(rows, pairs=wanted, precision=self.precision)
+        if factors is not None:
+            gram = gram * (factors[:, None] * factors)
         return self._scores(gram), gram.diagonal()
 
     def _estimate(
@@ -97,6 +104,7 @@ class Similarity:
         weights: Tensor,
         t: int,
         wanted: Tensor | None,
+        factors: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         assert self.sketch is not None
         seed = round_seed(self.seed, t)
@@ -110,8 +118,9 @@ class Similarity:
             gram.clamp_(-1.0, 1.0).diagonal().copy_(norms > 0.0)
         else:
             # A distance is that of the two sketches, so the diagonal is theirs, too.
-            gram *= norms[:, None] * norms
-        return self._scores(gram), squares
+            lengths = norms if factors is None else norms * factors
+            gram *= lengths[:, None] * lengths
+        return self._scores(gram), squares if factors is None else squares * factors.square()
 
     def _scores(self, gram: Tensor) -> Tensor:
         return ops.cosine_scores(gram) if self.kind == "cosine" else ops.distance_scores(gram)
@@ -141,7 +150,8 @@ def settle_squares(columns: Columns, cohort: Cohort, squares: Tensor, max_norm: 
     """Return squared norms [S] that are compared with ``max_norm`` as those of other rules are.
 
     Squared norms from :func:`fastagg.ops.sketch_` and those of :meth:`Columns.square_norms` differ
-    in their last bits. Rows whose norm is nearly ``max_norm`` are therefore read again.
+    in their last bits. Rows whose norm is nearly ``max_norm`` are therefore read again. Norms are
+    those of the rows times the ``scales`` of the cohort.
     """
     if not isinstance(max_norm, float):
         return squares
@@ -149,7 +159,10 @@ def settle_squares(columns: Columns, cohort: Cohort, squares: Tensor, max_norm: 
     if near:
         rows = each_row(cohort.rows)
         some = alike(cohort.rows, [rows[s] for s in near])
-        squares[near] = columns.square_norms(some).to(squares.device)
+        exact = columns.square_norms(some)
+        if cohort.scales is not None:
+            exact = exact * cohort.scales[near].square()
+        squares[near] = exact.to(squares.device)
     return squares
 
 

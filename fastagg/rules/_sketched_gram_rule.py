@@ -14,7 +14,7 @@ from torch import Tensor
 from fastagg.aggregator import State
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
-from fastagg.rules._gram_rule import SQUARES, GramPlan, GramRule, ReuseOptions
+from fastagg.rules._gram_rule import SQUARES, Compared, GramPlan, GramRule, ReuseOptions
 from fastagg.rules._similarity import read_sketch, round_seed, settle_squares
 from fastagg.rules.gram_policy import Policy
 from fastagg.updates.cohort import Cohort
@@ -64,13 +64,16 @@ class SketchedGramRule(GramRule):
                 f"rows from round to round, got {sketch}"
             )
 
-    def _judged(
-        self, rows: AnyRows, cohort: Cohort, plan: GramPlan
-    ) -> tuple[Tensor, AnyRows, Columns]:
+    def _compared(
+        self, rows: AnyRows, scales: Tensor | None, cohort: Cohort, plan: GramPlan
+    ) -> Compared:
         if self.sketch is None:
-            return super()._judged(rows, cohort, plan)
+            return super()._compared(rows, scales, cohort, plan)
         seed = round_seed(self.seed, int(self.rounds) + 1)
         sketches, squares = self.columns.sketch(rows, self.sketch, seed)
+        if scales is not None:  # a sketch is linear
+            factors = scales.to(sketches.device)
+            sketches, squares = sketches * factors[:, None], squares * factors.square()
         squares = settle_squares(self.columns, cohort, squares, self.max_norm)
         self._check_squares(cohort, squares.tolist())
         # In units of the largest norm, so that the squares of large rows stay in the range of
@@ -78,7 +81,7 @@ class SketchedGramRule(GramRule):
         largest = squares.max().sqrt()
         short = (sketches / torch.where(largest > 0.0, largest, 1.0)).float().cpu()
         columns = Columns(MIN_SEGMENT)
-        return columns.gram(short), short, columns
+        return Compared(columns.gram(short), short, columns)
 
     def _state(self) -> State:
         state = super()._state()

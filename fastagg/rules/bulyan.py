@@ -155,10 +155,11 @@ class Bulyan(SketchedGramRule):
         )
         self.num_byzantine = policy.num_byzantine
 
-    def _sum(self, rows: AnyRows, factors: Tensor) -> None:
+    def _sum(self, rows: AnyRows, factors: Tensor, scales: Tensor | None) -> None:
         chosen, shares = used_rows(rows, factors)
         keep = len(shares) - 2 * self.num_byzantine
-        self.columns.statistic_(self._aggregate, chosen, ColumnStatistic(ops.meamed_, keep))
+        own = None if scales is None else scales[factors != 0.0]
+        self.columns.statistic_(self._aggregate, chosen, ColumnStatistic(ops.meamed_, keep), own)
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:

@@ -160,6 +160,9 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             threshold=self.threshold(int(self.rounds) + 1),
         )
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return True  # with distances; cosines leave the rows as they are
+
     def _read(self, params: Tensor, cohort: Cohort, plan: Substitution) -> Scored:
         scores, squares = self._similarity.read(
             self.columns,
@@ -168,6 +171,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             plan.weights,
             int(self.rounds) + 1,
             plan.wanted,
+            cohort.scales,
         )
         if self.sketch is not None:
             squares = settle_squares(self.columns, cohort, squares, self.max_norm)

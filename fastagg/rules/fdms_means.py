@@ -131,15 +131,20 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
     def _plan(self, cohort: Cohort) -> Plan:
         return Plan(self._round_shares(cohort)[cohort.clients])  # friends depend on the rows
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return True  # directions do not change with the lengths of rows
+
     def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Renewal:
         sketches, squares = self.columns.sketch(cohort.rows, self.sketch, round_seed(self.seed, 0))
+        squares = cohort.scaled(cohort.scaled(squares))
         squares = settle_squares(self.columns, cohort, squares, self.max_norm)
         self._check_squares(cohort, squares.tolist())
         clients = cohort.clients.to(self.device)
         means = self._means.renewed(clients, sketches.to(self.device), self.min_weight)
         weights, friends = self._substitute(cohort, means)
         weights = discounted(weights, cohort, self.staleness)
-        self.columns.weighted_sum_(self._aggregate, cohort.rows, weights, beta=0.0)
+        factors = cohort.scaled(weights)
+        self.columns.weighted_sum_(self._aggregate, cohort.rows, factors, beta=0.0)
         return Renewal(weights, self._check_aggregate(params, cohort), means, friends=friends)
 
     def _commit(self, cohort: Cohort, plan: Plan, reading: Renewal) -> None:

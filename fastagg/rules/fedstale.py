@@ -79,11 +79,8 @@ class FedStale(MemoryRule):
 
     def _receive(self, cohort: Cohort) -> Cohort:
         # Both passes read rows as they will be remembered.
-        rounds = isinstance(self.memory, Int8Memory)
-        return self.memory.receive(cohort, self.columns, copy=rounds)
-
-    def _scales_rows(self, cohort: Cohort) -> bool:
-        return False  # two passes read them
+        copy = isinstance(self.memory, Int8Memory) or cohort.scales is not None
+        return self.memory.receive(cohort, self.columns, copy=copy)
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares = self._shares.index_select(0, cohort.clients)

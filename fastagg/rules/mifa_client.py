@@ -147,6 +147,9 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return True  # by their weights, because no row is remembered
+
     def _plan(self, cohort: Cohort) -> _Credited:
         weights = self._norm * self._weights.index_select(0, cohort.clients)
         answers = self.answers.clone()
@@ -164,11 +167,11 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
                 [self._zeros] * len(cohort),
                 cohort.rows,
                 cohort.clients,
-                self._weights.index_select(0, cohort.clients),
+                cohort.scaled(self._weights.index_select(0, cohort.clients)),
                 [],
                 None,
             )
-            self._check_peaks(cohort, self.columns.join_peaks(peaks))
+            self._check_peaks(cohort, cohort.scaled(self.columns.join_peaks(peaks)))
         else:
             self._next_total.copy_(self.total)
         least, most = torch.aminmax(self._next_total)

@@ -94,9 +94,6 @@ class MimiC(CorrectionRule):
             return cohort  # rows need not be in memory
         return super()._receive(cohort)
 
-    def _scales_rows(self, cohort: Cohort) -> bool:
-        return self.mode == "server" and super()._scales_rows(cohort)
-
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
         if self.ages is not None and self.max_age is not None:
@@ -111,10 +108,11 @@ class MimiC(CorrectionRule):
             return super()._read(params, cohort, plan)
         peak = self._params_peak(params)  # rows are u_s + c_s
         refuse_shared_memory(cohort, [self.aggregate, self._next])
-        row_peaks = self._row_peaks(cohort)
+        row_peaks = cohort.scaled(self._row_peaks(cohort))
         aggregate = row_peaks.mean().item()
         self._check_range(peak, aggregate)
-        self.columns.weighted_sum_(self._next, cohort.rows, plan.weights, beta=0.0)
+        factors = cohort.scaled(plan.weights)
+        self.columns.weighted_sum_(self._next, cohort.rows, factors, beta=0.0)
         return Corrected(plan.weights, Aggregate(self._next, aggregate), row_peaks, None)
 
     def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:

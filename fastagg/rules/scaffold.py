@@ -129,6 +129,9 @@ class Scaffold(Aggregator[Plan, Controlled]):
             out, [self.mean_control, self.controls.rows[client]], signs, beta=0.0
         )
 
+    def _scales_rows(self, cohort: Cohort) -> bool:
+        return True  # by their weights and steps
+
     def _plan(self, cohort: Cohort) -> Plan:
         return Plan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
 
@@ -146,13 +149,14 @@ class Scaffold(Aggregator[Plan, Controlled]):
             cohort.tensors(),
             own,
             clients,
-            plan.weights,
-            -1.0 / work,
+            cohort.scaled(plan.weights),
+            cohort.scaled(-1.0 / work),
             1.0 / self.num_clients,
             new,
         )
         largest = self._largest_row() * work.clamp(max=1.0)  # of u_i, so that of u_i / (K_i eta_l)
-        row_peaks = self._check_peaks(cohort, self.columns.join_peaks(found), largest)  # [S]
+        found = cohort.scaled(self.columns.join_peaks(found))
+        row_peaks = self._check_peaks(cohort, found, largest)  # [S]
         aggregate = row_peaks.mean().item()
         self._check_range(peak, aggregate)
         gradients = row_peaks / work  # [S], bounds of u_i / (K_i eta_l)

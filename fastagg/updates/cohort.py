@@ -65,8 +65,8 @@ class Cohort:
             order of their ages. None: no row is late.
         weights: [S] float64, the weights of this round, in place of the client weights; None: the
             client weights count.
-        scales: [S] float64, what the rule multiplies the rows by in its pass, rounded to float32.
-            Set only if it has said that it does (``ClippedSteps._scales_rows``). None: ones.
+        scales: [S] float64, what the rule multiplies the rows by. Set only if it has said that it
+            does (``ClippedSteps._scales_rows``). None: ones.
     """
 
     ids: list[int]
@@ -79,6 +79,10 @@ class Cohort:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def scaled(self, values: Tensor) -> Tensor:
+        """Return values [S], one of each row, times the scales."""
+        return values if self.scales is None else values * self.scales.to(values.device)
 
     def with_rows(self, rows: AnyRows, owner: RowExchange | None = None) -> Cohort:
         """Return a cohort of the same clients with other rows."""

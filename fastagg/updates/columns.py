@@ -156,12 +156,18 @@ class ColumnStatistic:
         count: its last argument.
     """
 
-    op: Callable[[Tensor, Tensor, Rows, int], Tensor]
+    op: Callable[[Tensor, Tensor, Rows, int, Tensor | None], Tensor]
     count: int
 
-    def write(self, out: Tensor, peak: Tensor, rows: Rows) -> None:
-        """Compute ``out`` [d], and ``peak`` [1], the largest magnitude in the rows."""
-        self.op(out, peak, rows, self.count)
+    def write(self, out: Tensor, peak: Tensor, rows: Rows, scales: Tensor | None = None) -> None:
+        """Compute ``out`` [d], and ``peak`` [1], the largest magnitude in the rows.
+
+        Args:
+            out, peak: changed in place.
+            rows: S rows.
+            scales: [S] float64, by which rows are multiplied in float32; None: ones.
+        """
+        self.op(out, peak, rows, self.count, scales)
 
 
 def segment_columns(num_params: int) -> int:
@@ -246,14 +252,22 @@ class Columns:
             return self._add([ops.gram_rows(rows, changed)])
         return self._add(ops.gram_rows(parts, changed) for _, _, (parts,) in self._pieces([rows]))
 
-    def gram_around(self, rows: AnyRows, common: int) -> Tensor:
+    def gram_around(self, rows: AnyRows, common: int, scales: Tensor | None = None) -> Tensor:
         """Return the Gram matrix of the rows minus row ``common``, in float64: [S, S].
 
         Differences are rounded to float32; a row far from the common one may become infinite. The
         matrix is the sum of those of blocks of ``AROUND_BLOCK`` columns, in order within a segment,
         then of those of the segments. It needs scratch memory for a block, beyond any budget.
+
+        Args:
+            rows: S >= 1 rows.
+            common: the position of the row that is subtracted.
+            scales: [S] float64. The result then has the bits of that of the rows times ``scales``,
+                rounded to float32. None: ones.
         """
-        return self._fold(_gram_around(parts, common) for _, _, (parts,) in self._pieces([rows]))
+        return self._fold(
+            _gram_around(parts, common, scales) for _, _, (parts,) in self._pieces([rows])
+        )
 
     def gram_and_sum_(
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
@@ -408,19 +422,27 @@ class Columns:
             ops.weighted_sum_(out[begin:end], parts, weights, beta)
         return out
 
-    def statistic_(self, out: Tensor, rows: AnyRows, statistic: ColumnStatistic) -> float:
+    def statistic_(
+        self, out: Tensor, rows: AnyRows, statistic: ColumnStatistic, scales: Tensor | None = None
+    ) -> float:
         """Compute a statistic of S >= 1 rows into ``out`` [d].
+
+        Args:
+            out: [d] float32; changed in place.
+            rows: S rows.
+            statistic: the statistic.
+            scales: [S] float64, by which rows are multiplied in float32; None: ones.
 
         Returns:
             The largest magnitude in the rows, over all processes; NaN if any value is NaN.
         """
         peak = torch.zeros(1, device=out.device, dtype=torch.float32)
         if in_memory(rows):
-            statistic.write(out, peak, rows)
+            statistic.write(out, peak, rows, scales)
             return float(self.join_peaks(peak.cpu()))
         largest = torch.zeros_like(peak)
         for begin, end, (parts,) in self._pieces([rows]):
-            statistic.write(out[begin:end], peak, parts)
+            statistic.write(out[begin:end], peak, parts, scales)
             largest = torch.maximum(largest, peak)
         return float(self.join_peaks(largest.cpu()))
 
@@ -441,15 +463,22 @@ class Columns:
         squares = self._add(parts()).cpu()
         return float(self.join_peaks(largest.cpu())), squares
 
-    def copy_(self, out: Sequence[Tensor], rows: AnyRows) -> None:
-        """Copy S rows into S tensors ``out`` [d], rounded to the dtype of ``out``."""
+    def copy_(self, out: Sequence[Tensor], rows: AnyRows, scales: Tensor | None = None) -> None:
+        """Copy S rows into S tensors ``out`` [d], rounded to the dtype of ``out``.
+
+        Args:
+            out: S tensors [d]; changed in place.
+            rows: S rows.
+            scales: [S] float64, by which rows are multiplied in float32 first. None: ones.
+        """
+        factors: list[float] = [1.0] * len(out) if scales is None else scales.tolist()
         if in_memory(rows):
-            for target, row in zip(out, rows, strict=True):
-                target.copy_(row)
+            for target, row, factor in zip(out, rows, factors, strict=True):
+                _copy(target, row, factor)
             return
         for begin, end, (parts,) in self._pieces([rows]):
-            for target, part in zip(out, parts, strict=True):
-                target[begin:end].copy_(part)
+            for target, part, factor in zip(out, parts, factors, strict=True):
+                _copy(target[begin:end], part, factor)
 
     def quantize_(self, numbers: Sequence[Tensor], scales: Tensor, rows: AnyRows) -> None:
         """:func:`fastagg.ops.quantize_`."""
@@ -666,9 +695,10 @@ class _Reader:
         return parts
 
 
-def _gram_around(rows: Rows, common: int) -> Tensor:
+def _gram_around(rows: Rows, common: int, scales: Tensor | None) -> Tensor:
     """Return the Gram matrix of the rows minus row ``common``, [S, S] float64."""
     listed = list(rows)
+    factors = None if scales is None else scales.to(listed[common].device, torch.float32)[:, None]
     width = len(listed[common])
     scratch = torch.empty(
         len(listed) * min(width, AROUND_BLOCK), device=listed[common].device, dtype=torch.float32
@@ -678,7 +708,10 @@ def _gram_around(rows: Rows, common: int) -> Tensor:
         end = min(begin + AROUND_BLOCK, width)
         block = scratch[: len(listed) * (end - begin)].view(len(listed), end - begin)
         torch.stack([row[begin:end] for row in listed], out=block)
-        part = ops.gram(block.sub_(listed[common][begin:end]), dtype=torch.float64)
+        if factors is not None:
+            block.mul_(factors)
+        base = listed[common][begin:end] if factors is None else block[common].clone()
+        part = ops.gram(block.sub_(base), dtype=torch.float64)
         total = part if total is None else total.add_(part)
     assert total is not None  # d >= 1
     return total
@@ -697,6 +730,14 @@ def _squares(rows: Rows) -> Tensor:
         none = torch.zeros(len(few), len(few), dtype=torch.bool, device=few[0].device)
         parts.append(ops.gram(few, pairs=none, dtype=torch.float64).diagonal())
     return torch.cat(parts)
+
+
+def _copy(target: Tensor, row: Tensor, factor: float) -> None:
+    """Set ``target`` to a float32 row times a factor, rounded to float32 and then to its dtype."""
+    if factor == 1.0:
+        target.copy_(row)
+    else:
+        torch.mul(row, factor, out=target)
 
 
 def _gram_and_sum_(out: Tensor, rows: Rows, weights: Tensor, precision: str) -> Tensor:

@@ -10,26 +10,49 @@ from torch import Tensor
 
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import AnyRow, StreamedRow, alike, each_row
+from fastagg.updates.columns import (
+    SCRATCH_BYTES,
+    AnyRow,
+    AnyRows,
+    StreamedRow,
+    alike,
+    each_row,
+)
 
 
 class ScaledRow(StreamedRow):
-    """A streamed row times a factor, computed as it is read.
+    """A row times a factor, computed as it is read and rounded to float32.
 
     Args:
-        row: the row.
+        row: a streamed row, or a tensor [d] float32.
         factor: the factor.
     """
 
-    def __init__(self, row: StreamedRow, factor: float) -> None:
-        self.num_params, self.budget = row.num_params, row.budget
+    def __init__(self, row: AnyRow, factor: float) -> None:
+        if isinstance(row, StreamedRow):
+            self.num_params, self.budget = row.num_params, row.budget
+        else:
+            self.num_params, self.budget = len(row), SCRATCH_BYTES
         self._row, self._factor = row, factor
 
     def problem(self) -> str | None:
-        return self._row.problem()
+        return self._row.problem() if isinstance(self._row, StreamedRow) else None
 
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
-        return torch.mul(self._row.read(begin, end, scratch), self._factor, out=scratch)
+        row = self._row
+        part = row.read(begin, end, scratch) if isinstance(row, StreamedRow) else row[begin:end]
+        return torch.mul(part, self._factor, out=scratch)
+
+
+def scaled_when_read(rows: AnyRows, scales: Tensor | None) -> AnyRows:
+    """Return rows that are multiplied by ``scales`` [S] as they are read; None: the rows."""
+    if scales is None:
+        return rows
+    factors: list[float] = scales.tolist()
+    return [
+        row if factor == 1.0 else ScaledRow(row, factor)
+        for row, factor in zip(each_row(rows), factors, strict=True)
+    ]
 
 
 def scaled(cohort: Cohort, factors: Sequence[float]) -> Cohort:

@@ -315,17 +315,19 @@ void check_friends(int64_t K, bool packed, const cpu::Parallel& parallel) {
                      parallel);
 }
 
-void check_sorted(int64_t S, int64_t d, const cpu::Parallel& parallel) {
+void check_sorted(int64_t S, int64_t d, const cpu::Parallel& parallel, bool scaled) {
   const Rows x(S, d);
   const std::unique_ptr<float[]> median(new float[d]), mean(new float[d]), peak(new float[1]);
-  cpu::trimmed_mean(median.get(), peak.get(), x.read(), S, d, (S - 1) / 2, parallel);
-  cpu::meamed(mean.get(), peak.get(), x.read(), S, d, S, parallel);
+  const std::vector<float> halves(S, 0.5f);
+  const float* const scales = scaled ? halves.data() : nullptr;
+  cpu::trimmed_mean(median.get(), peak.get(), x.read(), S, d, (S - 1) / 2, scales, parallel);
+  cpu::meamed(mean.get(), peak.get(), x.read(), S, d, S, scales, parallel);
   std::vector<double> column(S);
   double largest = 0.0;
   for (int64_t k = 0; k < d; ++k) {
     double sum = 0.0;
     for (int64_t s = 0; s < S; ++s) {
-      column[s] = x[s][k];
+      column[s] = scaled ? 0.5 * x[s][k] : x[s][k];
       sum += column[s];
       largest = std::max(largest, std::abs(column[s]));
     }
@@ -342,9 +344,9 @@ void check_all(const cpu::Parallel& parallel) {
       check_gram(S, d, parallel);
       check_rows(S, d, parallel);
       check_int8_rows(S, d, parallel);
-      check_sorted(S, d, parallel);
+      for (const bool scaled : {false, true}) check_sorted(S, d, parallel, scaled);
     }
-  for (const int64_t S : {33, 150, 300}) check_sorted(S, 70, parallel);  // more than one run
+  for (const int64_t S : {33, 150, 300}) check_sorted(S, 70, parallel, true);  // more than one run
   check_gram(250, 140, parallel);  // more panels than L2 holds
   check_rows(9, 9000, parallel);   // more than one block of columns
   check_int8_rows(9, 20000, parallel);

@@ -23,10 +23,12 @@ BOUND = 1.5 * 2.0**-24
 """Of the relative error: the mean is rounded to float32; float64 sums have 2e-16 for each value."""
 
 
-def computed(name: str, rows: Any, count: int, module: Any = None) -> tuple[Tensor, float]:
+def computed(
+    name: str, rows: Any, count: int, module: Any = None, scales: Tensor | None = None
+) -> tuple[Tensor, float]:
     d = rows.shape[1] if isinstance(rows, Tensor) else len(rows[0])
     out, peak = torch.full((d,), math.nan), torch.full((1,), math.nan)
-    assert getattr(module or ops, name)(out, peak, rows, count) is out
+    assert getattr(module or ops, name)(out, peak, rows, count, scales) is out
     return out, peak.item()
 
 
@@ -154,6 +156,34 @@ def test_the_same_bits_on_every_instruction_set_and_for_short_rows(
         torch.testing.assert_close(out, expected, rtol=2.0**-23, atol=1e-13 * peak)
 
 
+@pytest.mark.parametrize("S", [1, 3, 16, 33, 150, 1025])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scales_have_the_bits_of_rows_that_were_scaled_before(
+    isa: str, dtype: torch.dtype, S: int
+) -> None:
+    x = columns(S, 101).clamp(-6e4, 6e4).to(dtype)
+    scales = torch.linspace(1.0, 0.1, S, dtype=torch.float64)  # the first one is 1
+    scaled = torch.stack([row.float().mul(f) for row, f in zip(x, scales.tolist(), strict=True)])
+    for name, count in (("trimmed_mean_", (S - 1) // 3), ("meamed_", 1 + S // 2)):
+        expected, largest = computed(name, scaled, count)
+        for rows in (x, list(x)):
+            for factors in (scales, scales.float()):
+                out, peak = computed(name, rows, count, scales=factors)
+                assert out.numpy().tobytes() == expected.numpy().tobytes()
+                assert peak == largest
+        oracle, peak = computed(name, x, count, reference, scales)
+        torch.testing.assert_close(out, oracle, rtol=2.0**-23, atol=1e-13 * peak)
+        assert peak == largest
+
+
+def test_scales_by_hand(isa: str) -> None:
+    x = torch.tensor([[6.0, 8.0], [0.0, 50.0], [3.0, 4.0]])
+    scales = torch.tensor([0.5, 0.1, 1.0])
+    out, peak = computed("trimmed_mean_", x, 1, scales=scales)
+    assert out.tolist() == [3.0, 4.0] and peak == 5.0
+    assert computed("meamed_", x, 2, scales=scales)[0].tolist() == [3.0, 4.0]
+
+
 def test_bits_do_not_depend_on_the_instruction_set() -> None:
     from fastagg import _C
 
@@ -164,7 +194,14 @@ def test_bits_do_not_depend_on_the_instruction_set() -> None:
             _C.set_isa(isa)
         except ValueError:
             continue
-        results.append((computed("trimmed_mean_", x, 7)[0], computed("meamed_", x, 60)[0]))
+        scales = torch.rand(77, generator=torch.Generator().manual_seed(1))
+        results.append(
+            [
+                computed(name, x, count, scales=factors)[0]
+                for name, count in (("trimmed_mean_", 7), ("meamed_", 60))
+                for factors in (None, scales)
+            ]
+        )
     _C.set_isa(best)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -200,6 +237,8 @@ def test_no_columns(isa: str) -> None:
         ("trimmed_mean_", {"out": torch.zeros(5).double()}, TypeError, "out: expected dtype"),
         ("trimmed_mean_", {"peak": torch.zeros(2)}, ValueError, "peak: expected shape"),
         ("trimmed_mean_", {"peak": torch.zeros(1).int()}, TypeError, "peak: expected dtype"),
+        ("trimmed_mean_", {"scales": torch.ones(3)}, ValueError, "scales: expected"),
+        ("meamed_", {"scales": torch.ones(4, dtype=torch.int64)}, TypeError, "scales: expected"),
     ],
 )
 def test_what_is_refused(

@@ -218,9 +218,9 @@ def test_rows_are_read_again_only_if_some_are_close(
     passes = []
     real = Columns.gram_around
 
-    def spy(self: Columns, rows: AnyRows, common: int) -> Tensor:
+    def spy(self: Columns, rows: AnyRows, common: int, scales: Tensor | None = None) -> Tensor:
         passes.append(common)
-        return real(self, rows, common)
+        return real(self, rows, common, scales)
 
     monkeypatch.setattr(Columns, "gram_around", spy)
     aggregate(name, options, near(9, 700, spread))

@@ -38,10 +38,11 @@ void fetch(const T* const* rows, int64_t S, int64_t column) {
 // Writes the keys of n columns of all rows into tiles of W columns, in which missing columns are
 // zero, and raises *peak to the bits of the largest magnitude.
 //   tiles   // [ceil(n / W), size, W]
+//   scales  // [S] or nullptr
 struct FillTiles {
   template <int W, class T>
   FASTAGG_INLINE static void run(int32_t* tiles, const T* const* rows, int64_t S, int64_t size,
-                                 int64_t column, int64_t n, int32_t* peak) {
+                                 const float* scales, int64_t column, int64_t n, int32_t* peak) {
     using V = Vec<int32_t, W>;
     V largest = {};
     const auto put = [&](const float* x, int32_t* to) FASTAGG_INLINE_LAMBDA {
@@ -53,20 +54,20 @@ struct FillTiles {
     };
     for (int64_t s = 0; s < S; ++s) {
       const T* const row = rows[s] + column;
+      const float scale = scales ? scales[s] : 1.0f;
       int32_t* to = tiles + s * W;
       int64_t k = 0;
+      if constexpr (std::is_same_v<T, float>)
+        if (scale == 1.0f)
+          for (; k + W <= n; k += W, to += size * W) put(row + k, to);
       for (; k + W <= n; k += W, to += size * W) {
-        if constexpr (std::is_same_v<T, float>) {
-          put(row + k, to);
-        } else {
-          float wide[W];
-          for (int w = 0; w < W; ++w) wide[w] = widened(row[k + w]);
-          put(wide, to);
-        }
+        float wide[W];
+        for (int w = 0; w < W; ++w) wide[w] = widened(row[k + w]) * scale;
+        put(wide, to);
       }
       if (k == n) continue;
       float rest[W] = {};
-      for (int64_t w = 0; w < n - k; ++w) rest[w] = widened(row[k + w]);
+      for (int64_t w = 0; w < n - k; ++w) rest[w] = widened(row[k + w]) * scale;
       put(rest, to);
     }
     for (int w = 0; w < W; ++w) *peak = std::max(*peak, largest[w]);
@@ -165,7 +166,8 @@ struct MeanAroundMedian {
 // for each tile of n columns.
 template <class T, class Finish>
 void for_sorted_tiles(float* peak, const T* const* rows, int64_t S, int64_t d, int64_t first,
-                      int64_t last, const Parallel& parallel, const Finish& finish) {
+                      int64_t last, const float* scales, const Parallel& parallel,
+                      const Finish& finish) {
   const Isa isa = current_isa();
   const int64_t lanes = with_lanes(isa, [](auto w) -> int64_t { return w; });
   const int64_t size = tile_rows(S);
@@ -180,7 +182,7 @@ void for_sorted_tiles(float* peak, const T* const* rows, int64_t S, int64_t d, i
     const int64_t end = task_begin + task_size;
     for (int64_t begin = task_begin; begin < end; begin += columns) {
       const int64_t n = std::min(columns, end - begin);
-      dispatch<FillTiles>(isa, tiles, rows, S, size, begin, n, peaks + worker);
+      dispatch<FillTiles>(isa, tiles, rows, S, size, scales, begin, n, peaks + worker);
       for (int64_t k = 0; k < n; k += lanes) {
         if (begin + columns + k < end) fetch(rows, S, begin + columns + k);
         int32_t* const tile = tiles + k * size;
@@ -197,8 +199,8 @@ void for_sorted_tiles(float* peak, const T* const* rows, int64_t S, int64_t d, i
 
 template <class T>
 void trimmed_mean(float* out, float* peak, const T* const* rows, int64_t S, int64_t d, int64_t trim,
-                  const Parallel& parallel) {
-  for_sorted_tiles(peak, rows, S, d, trim, S - trim, parallel,
+                  const float* scales, const Parallel& parallel) {
+  for_sorted_tiles(peak, rows, S, d, trim, S - trim, scales, parallel,
                    [&](Isa isa, int64_t column, int64_t n, int32_t* tile) {
                      dispatch<MeanOfRows>(isa, out + column, n, tile, trim, S - trim);
                    });
@@ -206,24 +208,24 @@ void trimmed_mean(float* out, float* peak, const T* const* rows, int64_t S, int6
 
 template <class T>
 void meamed(float* out, float* peak, const T* const* rows, int64_t S, int64_t d, int64_t keep,
-            const Parallel& parallel) {
-  for_sorted_tiles(peak, rows, S, d, 0, S, parallel,
+            const float* scales, const Parallel& parallel) {
+  for_sorted_tiles(peak, rows, S, d, 0, S, scales, parallel,
                    [&](Isa isa, int64_t column, int64_t n, int32_t* tile) {
                      dispatch<MeanAroundMedian>(isa, out + column, n, tile, S, keep);
                    });
 }
 
 template void trimmed_mean(float*, float*, const float* const*, int64_t, int64_t, int64_t,
-                           const Parallel&);
+                           const float*, const Parallel&);
 template void trimmed_mean(float*, float*, const Bfloat16* const*, int64_t, int64_t, int64_t,
-                           const Parallel&);
+                           const float*, const Parallel&);
 template void trimmed_mean(float*, float*, const Half* const*, int64_t, int64_t, int64_t,
-                           const Parallel&);
-template void meamed(float*, float*, const float* const*, int64_t, int64_t, int64_t,
+                           const float*, const Parallel&);
+template void meamed(float*, float*, const float* const*, int64_t, int64_t, int64_t, const float*,
                      const Parallel&);
 template void meamed(float*, float*, const Bfloat16* const*, int64_t, int64_t, int64_t,
-                     const Parallel&);
-template void meamed(float*, float*, const Half* const*, int64_t, int64_t, int64_t,
+                     const float*, const Parallel&);
+template void meamed(float*, float*, const Half* const*, int64_t, int64_t, int64_t, const float*,
                      const Parallel&);
 
 }  // namespace fastagg::cpu

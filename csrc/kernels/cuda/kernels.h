@@ -35,13 +35,14 @@ cudaError_t abs_max(const float* const* rows, int64_t S, int64_t d, float* out, 
                     cudaStream_t stream);
 
 // At most kMostSorted rows (sort_layout.h). The bits are those of the CPU, except of NaN.
+//   scales   // [S], float32 numbers; or nullptr
 template <class T>  // float, Bfloat16 or Half
 cudaError_t trimmed_mean(float* out, float* peak, const T* const* rows, int64_t S, int64_t d,
-                         int64_t trim, cudaStream_t stream);
+                         int64_t trim, const double* scales, cudaStream_t stream);
 
 template <class T>
 cudaError_t meamed(float* out, float* peak, const T* const* rows, int64_t S, int64_t d,
-                   int64_t keep, cudaStream_t stream);
+                   int64_t keep, const double* scales, cudaStream_t stream);
 
 // The size of the `workspace` of sketch, in bytes.
 int64_t sketch_workspace(int64_t S, int64_t d, int64_t k, int64_t begin);

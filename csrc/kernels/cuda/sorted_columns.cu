@@ -100,7 +100,7 @@ __device__ __forceinline__ void merge_runs(int32_t* tile, SortTile size, int64_t
 template <int kRun, class T>
 __global__ void __launch_bounds__(kSortThreads, 2)
     sorted_columns_kernel(float* out, int32_t* peak, const T* const* rows, int64_t S, int64_t d,
-                          SortTile size, int64_t tasks, Statistic statistic) {
+                          const double* scales, SortTile size, int64_t tasks, Statistic statistic) {
   __shared__ int32_t tile[kTileKeys];
   const int thread = static_cast<int>(threadIdx.x), units = size.rows / kRun * size.columns;
   int32_t largest = 0;
@@ -117,6 +117,10 @@ __global__ void __launch_bounds__(kSortThreads, 2)
 #pragma unroll
       for (int j = 0; j < kRun; ++j)
         if (run + j < S && k < d) {
+          if (scales) {
+            const float value = __uint_as_float(static_cast<uint32_t>(x[j]));
+            x[j] = __float_as_int(value * static_cast<float>(scales[run + j]));
+          }
           largest = max(largest, x[j] & 0x7fffffff);
           x[j] = sort_key(x[j]);
         }
@@ -137,7 +141,7 @@ __global__ void __launch_bounds__(kSortThreads, 2)
 
 template <class T>
 cudaError_t sorted_columns(float* out, float* peak, const T* const* rows, int64_t S, int64_t d,
-                           Statistic statistic, cudaStream_t stream) {
+                           const double* scales, Statistic statistic, cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peak);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, sizeof(int32_t), stream)) return error;
   if (d == 0) return cudaSuccess;
@@ -148,7 +152,8 @@ cudaError_t sorted_columns(float* out, float* peak, const T* const* rows, int64_
                                         : sorted_columns_kernel<kMostRun, T>;
   int blocks = 0;
   if (cudaError_t error = resident_blocks(kernel, kSortThreads, tasks, &blocks)) return error;
-  kernel<<<blocks, kSortThreads, 0, stream>>>(out, bits, rows, S, d, size, tasks, statistic);
+  kernel<<<blocks, kSortThreads, 0, stream>>>(out, bits, rows, S, d, scales, size, tasks,
+                                              statistic);
   return cudaGetLastError();
 }
 
@@ -156,27 +161,27 @@ cudaError_t sorted_columns(float* out, float* peak, const T* const* rows, int64_
 
 template <class T>
 cudaError_t trimmed_mean(float* out, float* peak, const T* const* rows, int64_t S, int64_t d,
-                         int64_t trim, cudaStream_t stream) {
-  return sorted_columns(out, peak, rows, S, d, {false, trim, S - 2 * trim}, stream);
+                         int64_t trim, const double* scales, cudaStream_t stream) {
+  return sorted_columns(out, peak, rows, S, d, scales, {false, trim, S - 2 * trim}, stream);
 }
 
 template <class T>
 cudaError_t meamed(float* out, float* peak, const T* const* rows, int64_t S, int64_t d,
-                   int64_t keep, cudaStream_t stream) {
-  return sorted_columns(out, peak, rows, S, d, {true, 0, keep}, stream);
+                   int64_t keep, const double* scales, cudaStream_t stream) {
+  return sorted_columns(out, peak, rows, S, d, scales, {true, 0, keep}, stream);
 }
 
 template cudaError_t trimmed_mean(float*, float*, const float* const*, int64_t, int64_t, int64_t,
-                                  cudaStream_t);
+                                  const double*, cudaStream_t);
 template cudaError_t trimmed_mean(float*, float*, const Bfloat16* const*, int64_t, int64_t, int64_t,
-                                  cudaStream_t);
+                                  const double*, cudaStream_t);
 template cudaError_t trimmed_mean(float*, float*, const Half* const*, int64_t, int64_t, int64_t,
-                                  cudaStream_t);
+                                  const double*, cudaStream_t);
 template cudaError_t meamed(float*, float*, const float* const*, int64_t, int64_t, int64_t,
-                            cudaStream_t);
+                            const double*, cudaStream_t);
 template cudaError_t meamed(float*, float*, const Bfloat16* const*, int64_t, int64_t, int64_t,
-                            cudaStream_t);
+                            const double*, cudaStream_t);
 template cudaError_t meamed(float*, float*, const Half* const*, int64_t, int64_t, int64_t,
-                            cudaStream_t);
+                            const double*, cudaStream_t);
 
 }  // namespace fastagg::cuda
