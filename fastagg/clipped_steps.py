@@ -103,7 +103,8 @@ class ClippedSteps(RowChecks):
         """Return whether the rule multiplies these rows by ``cohort.scales`` itself.
 
         ``_read`` does so in its pass, or ``_receive`` as it copies rows, which then have no scales
-        any more. The rule may not take ownership of rows with scales.
+        any more. The rule may not take ownership of rows with scales. A rule that does not override
+        this gets copies, so that it is right before it is fast.
         """
         return False
 
