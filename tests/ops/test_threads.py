@@ -95,24 +95,30 @@ def test_a_helper_wakes_on_another_core_than_that_of_the_caller() -> None:
         """
         import os, pathlib, time, torch
         from fastagg import ops
+        def until(condition):  # `run` limits the time
+            while not (found := condition()):
+                time.sleep(0.001)
+            return found
+        def helpers():
+            return [int(p.parent.name) for p in pathlib.Path("/proc/self/task").glob("*/status")
+                    if p.read_text().startswith("Name:\tfastagg")]
+        def has_helped_and_sleeps():
+            ops.gram(rows)
+            time.sleep(0.02)
+            return len(os.sched_getaffinity(helper)) == len(cores) - 1
         torch.set_num_threads(2)
         rows, cores = torch.randn(20, 400_001), os.sched_getaffinity(0)
         ops.gram(rows)
-        (helper,) = [int(p.parent.name) for p in pathlib.Path("/proc/self/task").glob("*/status")
-                     if p.read_text().startswith("Name:\tfastagg")]
+        (helper,) = until(helpers)
         for core in sorted(cores)[:2] * 2:
+            until(has_helped_and_sleeps)  # it expects the core of the last caller
             os.sched_setaffinity(0, {core})
-            time.sleep(0.02)
-            asleep = os.sched_getaffinity(helper)
-            assert len(asleep) == len(cores) - 1, asleep  # it expects the last caller's core
-            while True:
-                ops.gram(rows)  # the helper begins at most once it has been scheduled
-                if os.sched_getaffinity(helper) == cores:
-                    break
+            while os.sched_getaffinity(helper) != cores:
+                ops.gram(rows)  # the helper takes part once it has been scheduled
             text = pathlib.Path(f"/proc/self/task/{helper}/stat").read_text()
             assert int(text.rsplit(")", 1)[1].split()[36]) != core
         # A restriction from outside is kept.
-        time.sleep(0.02)
+        until(has_helped_and_sleeps)
         os.sched_setaffinity(helper, {core})
         for _ in range(20):
             ops.gram(rows)
