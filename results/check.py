@@ -1038,7 +1038,7 @@ STATED = [
     ("| figure 1 d–f, two more seeds | `fdms-fig1-cifar --seeds 0 1 2` | 5.4 |"),
     (
         "| figure 2 with 2500 samples per client, one seed | `fdms-fig2` with other settings | "
-        "about 4, from 9 minutes for 100 rounds of Full |"
+        "about 5, from 12 minutes for 100 rounds of Full |"
     ),
     "| figure 5, one seed | `fdms-fig5` | 2.6 |",
     ("| figures 6, 7 and 8, one seed | `fdms-fig6`, `fdms-fig7`, `fdms-fig8` | 4.2, 2.4 and 2.6 |"),
