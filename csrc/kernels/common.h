@@ -25,9 +25,8 @@ namespace cpu {
 // A task must not throw: other workers may wait for its result. Allocate before for_each.
 struct Parallel {
   // Estimates, which need not be close: in the time in which a thread reads a byte from memory it
-  // does about two multiply-adds. In the time in which it reads kWorkerBytes, some 50 to 100 us, a
-  // sleeping thread has woken and begun: in 10 us on a machine of its own, in 70 to 110 us in a
-  // virtual machine.
+  // does about two multiply-adds. In the time in which it reads kWorkerBytes, a sleeping thread has
+  // usually woken and begun, in a virtual machine, too.
   static constexpr int64_t kProductsPerByte = 2, kWorkerBytes = 2 << 20;
 
   int workers;

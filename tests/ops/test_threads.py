@@ -15,6 +15,7 @@ import torch
 
 from fastagg import ops
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 ROWS = (12, 200_001)  # 10 MB: enough work for several threads
 
 
@@ -88,8 +89,7 @@ def test_small_calls_start_no_thread_and_helpers_block_signals() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.skipif(CORES < 2, reason="needs two cores, and Linux")
 def test_a_helper_wakes_on_another_core_than_that_of_the_caller() -> None:
     run(
         """

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import Aggregator, StepReport, Theorem2Threshold
+from fastagg import Aggregator, ColumnBlocks, StepReport, Theorem2Threshold, UpdateBuffer
 
 # Configurations of every rule, for six clients.
 EARLY = Theorem2Threshold(6, rounds=1, beta=1.0, p=0.99, b_max=1, delta_f=0.0, factor=0.12)
@@ -227,3 +227,18 @@ def _same_state() -> Callable[..., None]:
 @pytest.fixture(name="same_report")
 def _same_report() -> Callable[..., None]:
     return assert_same_report
+
+
+def as_form(form: str, rows: Tensor, clients: list[int], num_clients: int) -> Any:
+    """Return rows [S, d] as a step takes them: "matrix", "list", "buffer" or "stream"."""
+    if form == "list":
+        return list(rows)
+    if form == "buffer":
+        buffer = UpdateBuffer(num_clients, rows.shape[1])
+        for client, row in zip(clients, rows, strict=True):
+            buffer.row(client).copy_(row)
+        return buffer
+    if form == "stream":
+        blocks = rows.split(7, dim=1)
+        return ColumnBlocks(lambda: iter(blocks), num_rows=len(rows), num_params=rows.shape[1])
+    return rows

@@ -14,6 +14,7 @@ from torch import Tensor
 import fastagg
 from fastagg import Aggregator, ColumnBlocks, clipped_steps
 from fastagg.updates.columns import Columns
+from tests.rules.conftest import as_form
 
 K, D = 6, 23
 CLIP = 4.0  # rows of D standard normal numbers have norms of about 4.8
@@ -41,17 +42,6 @@ def rounds(count: int, seed: int = 11) -> list[tuple[Tensor, list[int]]]:
     return found
 
 
-def as_form(form: str, rows: Tensor, clients: list[int]) -> Any:
-    if form == "buffer":
-        buffer = fastagg.UpdateBuffer(K, D)
-        for client, row in zip(clients, rows, strict=True):
-            buffer.row(client).copy_(row)
-        return buffer
-    if form == "stream":
-        return ColumnBlocks(lambda: iter(rows.split(7, dim=1)), num_rows=len(rows), num_params=D)
-    return rows
-
-
 @every_rule
 @pytest.mark.parametrize("form", ["matrix", "buffer", "stream"])
 def test_no_rule_copies_rows(
@@ -59,7 +49,7 @@ def test_no_rule_copies_rows(
 ) -> None:
     monkeypatch.setattr(clipped_steps, "scaled", None)
     agg, (rows, clients) = make(name, options), rounds(1)[0]
-    report = agg.step(torch.zeros(D), as_form(form, rows, clients), clients)
+    report = agg.step(torch.zeros(D), as_form(form, rows, clients, K), clients)
     assert report.clipped is not None and report.clipped.numel()
 
 
@@ -73,8 +63,8 @@ def test_a_step_is_that_with_copies(
     weighted = agg.sums_rows_by_plan or name in IN_WEIGHTS or options.get("mode") == "client"
     exact = not weighted or bool(options.get("reuse"))
     for rows, clients in rounds(6):
-        report = agg.step(params, as_form(form, rows, clients), clients)
-        expected = twin_agg.step(twin, as_form(form, rows, clients), clients)
+        report = agg.step(params, as_form(form, rows, clients, K), clients)
+        expected = twin_agg.step(twin, as_form(form, rows, clients, K), clients)
         assert report.clipped is not None and report.clipped.numel()
         if exact:
             same_bits(params, twin)

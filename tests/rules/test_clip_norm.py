@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fastagg
-from fastagg import AdaptiveClip, Aggregator, ColumnBlocks
+from fastagg import AdaptiveClip, Aggregator
+from tests.rules.conftest import as_form
 
 K, D = 6, 23
 CLIP = 4.0  # rows of D standard normal numbers have norms of about 4.8
@@ -121,25 +122,12 @@ def test_any_order_and_form_gives_the_same_bits(
         for rows, clients in rounds(3, seed):
             rows, clients = rows[list(order)], [clients[i] for i in order]
             before = rows.clone()
-            agg.step(params, as_form(form, rows, clients), clients)
+            agg.step(params, as_form(form, rows, clients, K), clients)
             same_bits(rows, before)
         results.append((agg, params))
     for agg, params in results[1:]:
         same_bits(params, results[0][1])
         same_state(agg, results[0][0])
-
-
-def as_form(form: str, rows: Tensor, clients: list[int]) -> Any:
-    if form == "list":
-        return list(rows)
-    if form == "buffer":
-        buffer = fastagg.UpdateBuffer(K, D)
-        for client, row in zip(clients, rows, strict=True):
-            buffer.row(client).copy_(row)
-        return buffer
-    if form == "stream":
-        return ColumnBlocks(lambda: iter(rows.split(7, dim=1)), num_rows=len(rows), num_params=D)
-    return rows
 
 
 def test_rejected_rows_are_judged_before() -> None:

@@ -12,11 +12,11 @@ namespace fastagg::cpu {
 //
 // Linux wakes a thread on an idle core if it knows one, and otherwise often on the core of the
 // thread that wakes it. In a virtual machine it knows none when the host has lent the idle cores to
-// others, as after a pause of 10 ms. Then the two threads shared a core until the next balancing,
-// up to 4 ms later, while another one was idle, and a step took twice as long.
+// others, as it often is after a pause. Then the two threads shared a core until the next
+// balancing, some milliseconds later, while another one was idle.
 //
 // Helpers are a list. One mutex guards it and all fields; a helper that is awake may use its own
-// ones without.
+// without the mutex.
 struct Sleeper {
   Sleeper* next = nullptr;
   bool asleep = false;
