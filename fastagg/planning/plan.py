@@ -182,9 +182,10 @@ def plan(
     previous aggregate, in all of these numbers and in its state.
 
     With ``max_norm``, rules without a Gram matrix read every row once more: 4Sd bytes, 2Sd flops.
-    With ``clip_norm``, all rules do; noise, and spare rows into which rows are scaled down though
-    the rule may take ownership of rows, are not counted. The estimate for fdms counts all pairs;
-    elimination saves up to the factor by which it shrinks the candidate sets.
+    With ``clip_norm``, all rules do. Noise is not counted, nor are the spare rows of a rule that
+    takes ownership of rows, which it needs for the rows that it scales down instead. The estimate
+    for fdms counts all pairs; elimination saves up to the factor by which it shrinks the candidate
+    sets.
 
     Args:
         name: one of :func:`fastagg.available`.
