@@ -95,15 +95,17 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
     """Draw the test accuracy over rounds, `save` it to `target` and return `target`.
 
     There is one panel per dropout setting and one line per method: the mean over seeds, with a band
-    from the lowest to the highest seed. Methods without dropout appear in every panel.
+    from the lowest to the highest seed. Methods that ran without dropout only appear in every
+    panel.
 
     over_time: draw it over the simulated seconds, which all curves must have. Values are
         interpolated linearly, because the steps of seeds are at different times.
     """
     methods = {curve.method: curve.rule for curve in curves}
     every = looks(methods)
-    dropouts = [d for d in dict.fromkeys(curve.dropout for curve in curves) if d != NO_DROPOUT]
-    dropouts = dropouts or [NO_DROPOUT]
+    dropped = {curve.method for curve in curves if curve.dropout != NO_DROPOUT}
+    own = [c.dropout for c in curves if c.method in dropped]  # not those of references
+    dropouts = list(dict.fromkeys(own)) or [NO_DROPOUT]
     most = max(len({c.seed for c in curves if c.method == method}) for method in methods)
     figure, panels = plt.subplots(
         1,
@@ -116,7 +118,9 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
     for panel, dropout in zip(panels[0], dropouts, strict=True):
         drawn: dict[str, list[np.ndarray]] = {}
         for method, how in every.items():
-            seeds = [c for c in curves if c.method == method and c.dropout in (dropout, NO_DROPOUT)]
+            seeds = [c for c in curves if c.method == method]
+            if method in dropped:
+                seeds = [c for c in seeds if c.dropout == dropout]
             if seeds and over_time:
                 lines = [(curve.time, curve.accuracy) for curve in seeds]
                 draw_line(panel, method, lines, how)
@@ -131,8 +135,13 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
         panel.set_xlim(left=0)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("test accuracy")
+    named = {}  # the first panel may lack a method
+    for panel in panels[0]:
+        handles, labels = panel.get_legend_handles_labels()
+        named |= dict(zip(labels, handles, strict=True))
     figure.legend(
-        *panels[0][0].get_legend_handles_labels(),
+        list(named.values()),
+        list(named),
         loc="outside right center",
         title=seeds_note(most),
         title_fontsize=8,

@@ -117,9 +117,23 @@ def test_titles_have_one_form(text: str, title: str) -> None:
     assert looks.form(title) == title
 
 
-def curve(method: str, seed: int) -> Curve:
+def curve(method: str, seed: int, dropout: str = "exact-0.5") -> Curve:
     accuracy = [0.1 * seed + 0.01 * t for t in range(5)]
-    return Curve(method, "fedavg", "exact-0.5", seed, list(range(5)), accuracy=accuracy)
+    return Curve(method, "fedavg", dropout, seed, list(range(5)), accuracy=accuracy)
+
+
+@pytest.mark.slow
+def test_a_method_with_and_without_dropout_has_two_panels(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their curves are not averaged. A method that ran without dropout only is in every panel."""
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(
+        plots, "_draw", lambda panel, seeds, look: drawn.append([c.dropout for c in seeds])
+    )
+    both = [curve("fedavg", 0, dropout) for dropout in ("full", "exact-0.5")]
+    plots.accuracy_figure([*both, curve("Full", 0, "full")], tmp_path / "a.png")
+    assert sorted(drawn) == [["exact-0.5"], ["full"], ["full"], ["full"]]
 
 
 @pytest.mark.slow
