@@ -15,6 +15,7 @@ matplotlib.use("Agg")
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -135,7 +136,7 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
         panel.set_xlim(left=0)
         panel.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("test accuracy")
-    named = {}  # the first panel may lack a method
+    named: dict[str, Artist] = {}  # the first panel may lack a method
     for panel in panels[0]:
         handles, labels = panel.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
