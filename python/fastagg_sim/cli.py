@@ -169,6 +169,7 @@ def _run_command(options: RunOptions, console: Console) -> int:
         [(out, config)],
         workers=options.workers,
         checkpoint_seconds=options.checkpoint_seconds,
+        reuse=options.reuse,
         console=console,
     )
     return 0
@@ -183,7 +184,7 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     results = Path("results/quick") if options.quick else Path("results")
     out = options.out or results / experiment.name
     parts = {name: (out / name, config) for name, config in experiment.runs(options).items()}
-    compute(list(parts.values()), workers=options.workers, console=console)
+    compute(list(parts.values()), workers=options.workers, reuse=options.reuse, console=console)
     folders = {name: path for name, (path, _) in parts.items()} or {"": out}
     out.mkdir(parents=True, exist_ok=True)
     written = [] if experiment.prepare is None else list(experiment.prepare(folders, options))

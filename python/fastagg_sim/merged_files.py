@@ -2,18 +2,20 @@
 """The CSV files of a results folder: the rows of all finished jobs, one after the other.
 
 They are merged from the files of the jobs, and a job can be restored from them. A folder that was
-copied or committed without `jobs/` is so continued: only what is new is computed.
+copied or committed without `jobs/` is so continued: only what is new is computed. The results of
+another experiment that has jobs of the same settings can be reused in the same way.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import fastagg
 from fastagg.registry import find
 from fastagg_sim.config import ConfigError, Task
-from fastagg_sim.files import write_atomically
+from fastagg_sim.files import naming, write_atomically
 from fastagg_sim.job_folder import JOB_COLUMNS, JobFolder
 
 FILES = ("metrics.csv", "timings.csv", "distances.csv", "memory.csv")
@@ -37,7 +39,9 @@ def restore(path: Path, folders: Iterable[JobFolder]) -> None:
 
     Raises ConfigError if a job has fewer rows than a finished job has; nothing is then restored.
     """
-    missing = [folder for folder in folders if not folder.started and _has_own_files(folder)]
+    missing = [
+        folder for folder in folders if not folder.started and _has_own_files(folder.path, folder)
+    ]
     merged = {name: _rows(path / name) for name in FILES if (path / name).exists()}
     if not missing or "metrics.csv" not in merged:
         return
@@ -51,11 +55,36 @@ def restore(path: Path, folders: Iterable[JobFolder]) -> None:
         folder.mark_done(len(merged["metrics.csv"][1][folder.columns]))
 
 
-def _has_own_files(folder: JobFolder) -> bool:
-    needed = ["norms.csv"] if folder.job.task.norm_rounds else []
+def reuse(source: Path, folders: Iterable[JobFolder]) -> list[JobFolder]:
+    """Restore jobs from the results folder `source` of another configuration.
+
+    folders: the folders of jobs whose settings `source` has, too. Jobs that have started are left
+        alone, as by `restore`.
+
+    Returns the folders that were restored. Raises ConfigError as `restore` does.
+    """
+    missing = []
+    for folder in folders:
+        own = source / "jobs" / folder.job.key
+        if not folder.started and _has_own_files(own, folder):
+            missing.append(folder)
+            for name in _own_files(folder):
+                with naming(folder.path / name):
+                    shutil.copyfile(own / name, folder.path / name)
+    restore(source, missing)
+    return [folder for folder in missing if folder.finished]
+
+
+def _own_files(folder: JobFolder) -> list[str]:
+    """Return the names of the files of a finished job that are not merged."""
+    names = ["norms.csv"] if folder.job.task.norm_rounds else []
     if issubclass(find(folder.job.method.rule, []), fastagg.FDMS):
-        needed.append("scores.csv")
-    return all((folder.path / name).exists() for name in needed)
+        names.append("scores.csv")
+    return names
+
+
+def _has_own_files(path: Path, folder: JobFolder) -> bool:
+    return all((path / name).exists() for name in _own_files(folder))
 
 
 def _rows(path: Path) -> tuple[str, dict[tuple[str, ...], list[str]]]:

@@ -60,11 +60,13 @@ def compute(
     *,
     workers: int | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    reuse: Sequence[Path] = (),
     console: Console | None = None,
 ) -> list[ResultsFolder]:
     """Run every job of every (folder, config), then write and show tables and figures.
 
-    Finished jobs that the folders already contain are reused.
+    Finished jobs that the folders already contain are reused, and so are jobs with the same
+    settings in the results folders `reuse`, or below them.
 
     Raises ConfigError before any job runs, also if another run uses one of the folders, Interrupted
     if the run was stopped, and JobsFailed at the end if jobs failed.
@@ -77,7 +79,7 @@ def compute(
         for folder in folders:
             stack.enter_context(folder.held())
         for folder in folders:
-            folder.prepare()
+            folder.prepare(reuse)
         return _compute(folders, workers, checkpoint_seconds, console)
 
 

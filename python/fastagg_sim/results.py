@@ -2,6 +2,7 @@
 """The results folder of a run.
 
 RESULTS/config.json       the configuration; `fastagg-sim run --config` repeats the run
+RESULTS/reused.json       the folders from which jobs were taken (`--reuse`), by the key of the job
 RESULTS/versions.json     versions of the software used, and the name of the GPU if one was used
 RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv, done.json,
                           scores.csv (rule fdms), norms.csv (if Task.norm_rounds is set),
@@ -21,7 +22,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -32,7 +33,7 @@ import torch
 from fastagg_sim.config import Config, ConfigError, config_from_dict, to_json
 from fastagg_sim.files import write_atomically
 from fastagg_sim.job_folder import JobFolder, check_same
-from fastagg_sim.merged_files import merge, restore
+from fastagg_sim.merged_files import merge, restore, reuse
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,18 @@ class ResultsFolder:
         finally:
             os.close(descriptor)
 
-    def prepare(self) -> None:
+    def prepare(self, sources: Sequence[Path] = ()) -> None:
         """Create the folder, or check that an existing one fits the configuration.
 
         The configuration may add methods, dropout settings and seeds to those of an existing
         folder. Finished jobs without files of their own are restored from the merged CSV files.
 
+        sources: results folders, or folders that contain some. Jobs that are not in this folder yet
+            and that a source has with the same settings are copied from there; the file reused.json
+            says from where.
+
         Raises ConfigError if the folder belongs to another task, or contains jobs that are not
-        part of this configuration.
+        part of this configuration, or if a source does not exist.
         """
         file = self.path / "config.json"
         restorable: set[str] = set()
@@ -94,9 +99,24 @@ class ResultsFolder:
         for folder in self.job_folders():
             folder.prepare()
         restore(self.path, [f for f in self.job_folders() if f.job.key in restorable])
+        self._reuse(sources)
         write_atomically(file, self.config.to_json())
         device = self.config.task.device
         write_atomically(self.path / "versions.json", json.dumps(versions(device), indent=2) + "\n")
+
+    def _reuse(self, sources: Sequence[Path]) -> None:
+        missing = {to_json(f.job): f for f in self.job_folders() if not f.started}
+        file = self.path / "reused.json"
+        taken: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        for path in _results_folders(sources):
+            if path.resolve() == self.path.resolve():
+                continue
+            jobs = (to_json(job) for job in read_config(path / "config.json").jobs())
+            for folder in reuse(path, [missing[job] for job in jobs if job in missing]):
+                taken[folder.job.key] = path.as_posix()
+                del missing[to_json(folder.job)]
+        if taken:
+            write_atomically(file, json.dumps(taken, indent=2) + "\n")
 
     def _check_extends(self, old: Config, file: Path) -> set[str]:
         """Check that this configuration contains all jobs of `old`, and return their keys."""
@@ -120,6 +140,17 @@ class ResultsFolder:
     def merge(self) -> None:
         """Concatenate the CSV files of the finished jobs, in the order of the configuration."""
         merge(self.path, self.job_folders())
+
+
+def _results_folders(sources: Sequence[Path]) -> list[Path]:
+    """Return the results folders among and below `sources`."""
+    found = []
+    for source in sources:
+        below = sorted(file.parent for file in source.rglob("config.json"))
+        if not below:
+            raise ConfigError(f"--reuse: expected a folder with results, got {source}")
+        found += below
+    return found
 
 
 def read_config(path: Path) -> Config:

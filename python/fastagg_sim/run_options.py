@@ -34,7 +34,7 @@ DEFAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 # Options that do not change what is computed; they can be combined with --config.
-_RUNTIME = ("config", "out", "workers", "checkpoint_seconds")
+_RUNTIME = ("config", "out", "workers", "checkpoint_seconds", "reuse")
 _FEDAWE = "fedawe"  # among the rules on the command line: a rule with other clients
 
 
@@ -46,8 +46,8 @@ class RunOptions:
     """
 
     config: Path | None = None
-    """Repeat the run of this config.json. Can only be combined with --out, --workers and
-    --checkpoint-seconds."""
+    """Repeat the run of this config.json. Can only be combined with --out, --workers,
+    --checkpoint-seconds and --reuse."""
     out: Path | None = None
     """Results folder; results/NAME by default. If it has an interrupted run of the same options,
     that run is resumed."""
@@ -56,6 +56,9 @@ class RunOptions:
     checkpoint_seconds: float = 20.0
     """Seconds between two checkpoints of a job; a job that is killed loses at most the work since
     its last checkpoint."""
+    reuse: tuple[Path, ...] = ()
+    """Results folders, or folders that contain some: jobs that they have with the same settings are
+    copied from there and not computed again."""
     name: str | None = None
     """Name of the run. By default it consists of the data set and a hash of all options, so that
     runs with different options have different results folders. To add rules, dropout settings or

@@ -298,3 +298,46 @@ def test_an_interrupted_run_merges_its_finished_jobs(
     with pytest.raises(Interrupted):
         compute([(tmp_path, CONFIG)])
     assert {f.name: f.read_bytes() for f in folder.path.glob("*.csv")} == before
+
+
+def test_jobs_with_the_same_settings_are_reused(tmp_path: Path) -> None:
+    source = tmp_path / "results" / "other"
+    before = without_job_files(fake_results(source))
+    config = dataclasses.replace(CONFIG, name="more", seeds=(1, 0, 2))
+    folder = ResultsFolder(tmp_path / "new", config)
+    folder.prepare([tmp_path / "results"])
+    jobs = folder.job_folders()
+    taken = {job.job.key for job in jobs if job.job.seed != 2}
+    assert {job.job.key for job in jobs if job.finished} == taken
+    assert json.loads((folder.path / "reused.json").read_text()) == {
+        key: source.as_posix() for key in taken
+    }
+    for job in jobs:
+        if job.finished and job.job.method.rule == "fdms":
+            there = source / "jobs" / job.job.key / "scores.csv"
+            assert (job.path / "scores.csv").read_bytes() == there.read_bytes()
+    folder.merge()
+    rows = {f.name: sorted(f.read_bytes().splitlines()) for f in folder.path.glob("*.csv")}
+    assert rows == {name: sorted(text.splitlines()) for name, text in before.items()}
+    folder.prepare([tmp_path])  # the folder itself is no source, and nothing is left to take
+    assert {job.job.key for job in jobs if job.finished} == taken
+
+
+def test_jobs_of_another_task_or_without_scores_are_not_reused(tmp_path: Path) -> None:
+    source = tmp_path / "other"
+    without_job_files(fake_results(source))
+    longer = dataclasses.replace(CONFIG, task=dataclasses.replace(CONFIG.task, rounds=4))
+    folder = ResultsFolder(tmp_path / "longer", longer)
+    folder.prepare([source])
+    assert not any(job.finished for job in folder.job_folders())
+    assert not (folder.path / "reused.json").exists()
+    for file in source.glob("jobs/*/scores.csv"):
+        file.unlink()
+    folder = ResultsFolder(tmp_path / "same", CONFIG)
+    folder.prepare([source])
+    assert {job.job.method.rule for job in folder.job_folders() if job.finished} == {"fedavg"}
+
+
+def test_a_folder_without_results_cannot_be_reused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--reuse: expected a folder with results"):
+        ResultsFolder(tmp_path / "new", CONFIG).prepare([tmp_path / "nothing"])

@@ -14,7 +14,7 @@ from fastagg_sim.config import Config, ConfigError
 from fastagg_sim.tables import Grid
 from fastagg_sim.verdicts import Statement, Verdict, judge
 
-_WITHOUT_EFFECT = ("out", "workers", "device")  # on the results, up to rounding errors
+_WITHOUT_EFFECT = ("out", "workers", "device", "reuse")  # on the results, up to rounding errors
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,9 @@ class Options:
     """Evaluate the global model every this many rounds."""
     workers: int | None = None
     """Number of worker processes; by default one per core, or one per GPU with --device cuda."""
+    reuse: tuple[Path, ...] = ()
+    """Results folders, or folders that contain some: jobs that they have with the same settings are
+    copied from there and not computed again."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the models, the data and the server. A GPU (cuda) trains many clients at once. The
     results of cpu and cuda differ by rounding errors."""
