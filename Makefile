@@ -109,12 +109,16 @@ ARM_TREE := build/arm/tree
 ARM_PYTHON = PYTHONPATH=$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
 # Tests that start processes must find the package for ARM64 in them, too, and not that of the checkout.
 ARM_TESTS = PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(ARM_TREE)):$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
+# Left out: gram of so many rows takes 10 minutes there, and 2045 rows go the same way; the other one observes the scheduler, which
+# is that of the machine that emulates.
+ARM_LEFT_OUT := "test_gram.py::test_many_rows[4096]" test_gram.py::test_many_rows_on_many_threads \
+  test_threads.py::test_a_helper_wakes_on_another_core_than_that_of_the_caller
 test-arm: build-dev $(ARM)/.stamp  ## cross-compile for ARM64 and run the op tests in an emulator (qemu-user)
 	CXX=aarch64-linux-gnu-g++ CC=aarch64-linux-gnu-gcc CPLUS_INCLUDE_PATH=$(ARM)/debian/usr/include \
 	  FASTAGG_CUDA=0 PATH="$(abspath $(VENV))/bin:$$PATH" \
 	  $(ARM_PYTHON) setup.py --quiet build --build-base build/arm --build-lib $(ARM_TREE)
 	HYPOTHESIS_PROFILE=quick $(ARM_TESTS) -m pytest -q $(PARALLEL) -p no:cacheprovider -o "pythonpath=$(ARM_TREE) ." \
-	  tests/ops --ignore tests/ops/test_registration.py $(ARGS)
+	  tests/ops --ignore tests/ops/test_registration.py $(ARM_LEFT_OUT:%=--deselect tests/ops/%) $(ARGS)
 
 arm-environment: $(ARM)/.stamp
 
