@@ -18,8 +18,9 @@ import re
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ from torch import Tensor
 from fastagg import checkpoint
 from fastagg.checkpoint import CheckpointError
 from fastagg.durable import sync_folder
+
+MOST_NOTE = 1 << 18
+"""Largest size of a note as JSON, in bytes. In a header, which may have four times as much, quotes
+and backslashes are escaped."""
 
 _KIND = "inbox.answer"  # in the place of a rule's name in an aggregator's checkpoint
 _NAME = re.compile(r"(?:answer|used-(?P<round>[0-9]{19}))-(?P<serial>[0-9]{19})")
@@ -39,15 +44,19 @@ class StoredAnswer:
 
     Attributes:
         serial: its number in the order of arrival.
-        client: the id of the client.
+        client: the id of the client, or its name.
         round: the round whose model it started from.
         row: [d] float32, contiguous.
+        note: what else is kept of it, for JSON.
+        run: name of the run.
     """
 
     serial: int
-    client: int
+    client: int | str
     round: int
     row: Tensor
+    note: dict[str, Any] = field(default_factory=dict)
+    run: str = ""
 
 
 class AnswerFiles:
@@ -82,7 +91,7 @@ class AnswerFiles:
         os.close(self._descriptor)
 
     def load(
-        self, num_clients: int, num_params: int, rounds: int
+        self, num_clients: int | None, num_params: int, rounds: int, run: str = ""
     ) -> tuple[list[StoredAnswer], dict[str, str], int]:
         """Read the answers that wait, in the order of arrival.
 
@@ -90,9 +99,10 @@ class AnswerFiles:
         later one wait again: the model and the rule are from before that round.
 
         Args:
-            num_clients: K.
+            num_clients: K; None: clients have names.
             num_params: d.
             rounds: the rounds of the model and of the rule.
+            run: name of the run.
 
         Returns:
             The answers; the reasons why files cannot be read, by name (they stay where they are);
@@ -100,11 +110,15 @@ class AnswerFiles:
 
         Raises:
             OSError: a file cannot be renamed or deleted.
+            ValueError: an answer is of another run. Nothing has changed.
         """
         found: list[StoredAnswer] = []
         damaged: dict[str, str] = {}
         following = 0
-        for name in sorted(os.listdir(self.folder)):
+        names = sorted(os.listdir(self.folder))
+        for name in names:
+            self._check_run(name, run)
+        for name in names:
             match = _NAME.fullmatch(name)
             if match is None:
                 if _PARTIAL.fullmatch(name):  # its writer was killed
@@ -124,13 +138,30 @@ class AnswerFiles:
         sync_folder(self.folder)
         return sorted(found, key=lambda answer: answer.serial), damaged, following
 
+    def _check_run(self, name: str, run: str) -> None:
+        """Raise ValueError if a file has an answer of another run; damaged ones are passed over."""
+        if _NAME.fullmatch(name) is None:
+            return
+        try:
+            with checkpoint.opened(self.folder / name) as saved:
+                other = saved.options.get("run", "") if saved.rule == _KIND else run
+        except (OSError, ValueError):
+            return
+        if other != run:
+            raise ValueError(
+                f"folder: expected answers of the run {run!r}, got one of {str(other)[:100]!r} in "
+                f"{self.folder / name}; use another folder, or empty it if they are not needed"
+            )
+
     def write(self, answer: StoredAnswer) -> None:
         """Write the file of an answer.
 
         Raises:
             OSError: it cannot be written; no file is left.
         """
-        content = {"client": answer.client, "round": answer.round}
+        content: dict[str, Any] = {"client": answer.client, "round": answer.round}
+        content |= {"note": answer.note} if answer.note else {}
+        content |= {"run": answer.run} if answer.run else {}
         path = self.path(answer.serial)
         try:
             checkpoint.write(path, _KIND, content, {"row": answer.row})
@@ -191,12 +222,13 @@ class AnswerFiles:
         return self.folder / f"used-{rounds:019d}-{serial:019d}"
 
 
-def _read(path: Path, serial: int, num_clients: int, num_params: int) -> StoredAnswer:
+def _read(path: Path, serial: int, num_clients: int | None, num_params: int) -> StoredAnswer:
     """Read one file.
 
     Raises:
         OSError: it cannot be read.
-        CheckpointError: it is damaged, or not an answer for K clients and d parameters.
+        CheckpointError: it is damaged, or not an answer for K clients (or of a name, for None) and
+            d parameters.
     """
     with checkpoint.opened(path) as saved:
         if saved.rule != _KIND or saved.names != ["row"]:
@@ -206,7 +238,10 @@ def _read(path: Path, serial: int, num_clients: int, num_params: int) -> StoredA
             saved.options.get("client"),
             saved.options.get("round"),
         )
-        if type(client) is not int or not 0 <= client < num_clients:
+        if num_clients is None:
+            if not isinstance(client, str):
+                raise CheckpointError(path, "client: expected a name")
+        elif type(client) is not int or not 0 <= client < num_clients:
             raise CheckpointError(path, f"client: expected an id in [0, {num_clients})")
         if type(rounds) is not int or rounds < 0:
             raise CheckpointError(path, "round: expected a number >= 0")
@@ -214,6 +249,9 @@ def _read(path: Path, serial: int, num_clients: int, num_params: int) -> StoredA
             raise CheckpointError(
                 path, f"row: expected float32 [{num_params}], got {entry.dtype} {[*entry.shape]}"
             )
+        note, run = saved.options.get("note", {}), saved.options.get("run", "")
+        if not isinstance(note, dict) or not isinstance(run, str):
+            raise CheckpointError(path, "note, run: expected values by name, and a text")
         row = torch.empty(num_params, dtype=torch.float32, device="cpu")
         saved.read({"row": [row]})
-    return StoredAnswer(serial, client, rounds, row)
+    return StoredAnswer(serial, client, rounds, row, note, run)

@@ -13,18 +13,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fastagg.answer_files import AnswerFiles, StoredAnswer
+from fastagg.answer_files import MOST_NOTE, AnswerFiles, StoredAnswer
 from fastagg.modes import plain_modes
 from fastagg.options import MOST, read_choice, read_count, read_size
 from fastagg.report import StepReport
@@ -51,13 +53,15 @@ class Answers:
 
     Attributes:
         updates: M tensors [d] float32.
-        clients: M ids.
+        clients: M ids, or names if the inbox has names.
         ages: M ages: the round for which they were taken, minus the round of each.
+        notes: M notes of :meth:`Inbox.put`.
     """
 
     updates: list[Tensor]
-    clients: list[int]
+    clients: list[Any]
     ages: list[int]
+    notes: list[dict[str, Any]]
     _inbox: Inbox = field(repr=False)
     _taken: list[StoredAnswer] = field(repr=False)
     _round: int = field(repr=False)
@@ -82,9 +86,17 @@ class Answers:
         try:
             return aggregator.step(params, self.updates, self.clients, ages=self.ages)
         finally:
-            self._inbox._finish(self._taken, self._round, used=aggregator.committed != before)
+            self.finish(used=aggregator.committed != before)
 
-    def __enter__(self) -> tuple[list[Tensor], list[int], list[int]]:
+    def finish(self, *, used: bool) -> None:
+        """End the step, if a caller makes it itself; a second call does nothing.
+
+        Args:
+            used: whether the answers are used up; otherwise they wait again.
+        """
+        self._inbox._finish(self._taken, self._round, used=used)
+
+    def __enter__(self) -> tuple[list[Tensor], list[Any], list[int]]:
         return self.updates, self.clients, self.ages
 
     def __exit__(
@@ -93,7 +105,7 @@ class Answers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._inbox._finish(self._taken, self._round, used=kind is None)
+        self.finish(used=kind is None)
 
 
 class Inbox:
@@ -116,10 +128,12 @@ class Inbox:
     them again. A damaged file is reported in ``damaged`` and stays where it is.
 
     Args:
-        num_clients: K; client ids are in [0, K).
+        num_clients: K; client ids are in [0, K). None: clients have names, which are texts, and
+            whoever takes answers decides whose they are.
         num_params: d.
         capacity: the largest number of answers, >= 1, those of a step in progress included. Their
-            rows take 4 d bytes each, in memory, and with ``folder`` as much on disk.
+            rows take 4 d bytes each, in memory, and with ``folder`` as much on disk. The attribute
+            may be raised.
         policy: "newest": a client has one answer; one of a newer round, or of the same one,
             replaces it. "queue": a client may have several, of different rounds, for ``fedbuff``.
         full: what :meth:`put` does without room. "refuse": raise :class:`InboxFull`. "oldest": drop
@@ -128,20 +142,22 @@ class Inbox:
         folder: folder for the files; created if it does not exist. Only one inbox may use it. None:
             answers are in memory only.
         round: the number of rounds so far; see above.
+        run: text that names the run, with ``folder``: one with answers of another run is refused.
 
     Attributes:
         dropped: number of answers that ``full="oldest"`` dropped, in this process.
         damaged: why files could not be read, by name.
 
     Raises:
-        TypeError, ValueError: an argument is not as described, or another inbox uses the folder.
+        TypeError, ValueError: an argument is not as described, another inbox uses the folder, or it
+            has answers of another run.
         OSError: the folder cannot be used.
     """
 
     def __init__(
         self,
         *,
-        num_clients: int,
+        num_clients: int | None,
         num_params: int,
         capacity: int,
         policy: str = "newest",
@@ -149,8 +165,9 @@ class Inbox:
         finite: bool = False,
         folder: str | os.PathLike[str] | None = None,
         round: int = 0,
+        run: str = "",
     ) -> None:
-        self.num_clients = read_size("num_clients", num_clients)
+        self.num_clients = None if num_clients is None else read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
         self.capacity = read_size("capacity", capacity)
         self.policy = read_choice("policy", policy, ["newest", "queue"])
@@ -158,6 +175,9 @@ class Inbox:
         if not isinstance(finite, bool):
             raise TypeError(f"finite: expected True or False, got {finite!r}")
         self.finite = finite
+        if not isinstance(run, str):
+            raise TypeError(f"run: expected a str, got {run!r}")
+        self.run = run
         rounds = _read_round(round)
         self.dropped = 0
         self.damaged: dict[str, str] = {}
@@ -175,7 +195,9 @@ class Inbox:
                 raise
 
     def _load(self, files: AnswerFiles, rounds: int) -> None:
-        found, self.damaged, self._next = files.load(self.num_clients, self.num_params, rounds)
+        found, self.damaged, self._next = files.load(
+            self.num_clients, self.num_params, rounds, self.run
+        )
         for answer in found:  # two of a client are there if the process ended between two calls
             older = self._replaced_by(answer)
             if older is None:
@@ -185,6 +207,11 @@ class Inbox:
             for old in older:
                 del self._waiting[old.serial]
             self._waiting[answer.serial] = answer
+        while self.full == "oldest" and len(self._waiting) > self.capacity:
+            first = next(iter(self._waiting.values()))
+            files.delete([first])
+            del self._waiting[first.serial]
+            self.dropped += 1
         if len(self._waiting) > self.capacity:
             raise ValueError(
                 f"capacity: expected room for the {len(self._waiting)} answers in {files.folder}, "
@@ -195,19 +222,27 @@ class Inbox:
         """Return the number of answers that wait."""
         return len(self._waiting)
 
-    def waiting(self) -> list[tuple[int, int]]:
+    def waiting(self) -> list[tuple[Any, int]]:
         """Return client and round of the answers that wait, in the order of their arrival."""
         with self._changed:
             return [(answer.client, answer.round) for answer in self._waiting.values()]
 
-    def put(self, client: int, update: Tensor, *, round: int) -> bool:
+    def put(
+        self,
+        client: int | str,
+        update: Tensor,
+        *,
+        round: int,
+        note: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Add an answer; copies ``update``.
 
         Args:
-            client: its id.
+            client: its id, or its name if the inbox has names.
             update: [d] float32 on the CPU, any stride; the local model minus the model that the
                 client started from.
             round: the round of that model.
+            note: what else is kept of the answer: values that JSON represents exactly, by name.
 
         Returns:
             Whether the answer waits now; False: the client has one of a newer round ("newest").
@@ -221,9 +256,10 @@ class Inbox:
         """
         client = _read_client(client, self.num_clients)
         rounds = _read_round(round)
+        kept = _read_note(note)
         row = self._read_row(update)
         with self._changed:
-            answer = StoredAnswer(self._next, client, rounds, row)
+            answer = StoredAnswer(self._next, client, rounds, row, kept, self.run)
             gone = self._replaced_by(answer)
             if gone is None:
                 return False
@@ -279,6 +315,7 @@ class Inbox:
         round: int,
         timeout: float | None = 0.0,
         least: int | None = None,
+        until: int | None = None,
     ) -> Answers | None:
         """Take answers for a step: those that came first.
 
@@ -289,6 +326,7 @@ class Inbox:
             timeout: seconds to wait, >= 0; None: as long as it takes.
             least: after the timeout, take what is there if it is at least this many; None: all of
                 ``count``.
+            until: leave the answers of later rounds than this one; None: take those of all rounds.
 
         Returns:
             The answers; None if there are too few. They count towards ``capacity`` until their step
@@ -302,15 +340,15 @@ class Inbox:
         rounds = _read_round(round)
         wanted = 1 if count is None else read_size("count", count)
         fewest = wanted if least is None else read_count("least", least, least=1, most=wanted)
+        latest = MOST if until is None else _read_round(until)
         end = time.monotonic() + _read_timeout(timeout)
         with self._changed:
-            while len(self._waiting) < wanted:
+            while len(listed := self._until(latest)) < wanted:
                 left = end - time.monotonic()
                 if left <= 0.0 or not self._changed.wait(min(left, _FOREVER)):
                     break
-            if len(self._waiting) < fewest:
+            if len(listed) < fewest:
                 return None
-            listed = [*self._waiting.values()]
             taken = listed if count is None else listed[:wanted]
             newest = max(answer.round for answer in taken)
             if newest > rounds:
@@ -326,10 +364,14 @@ class Inbox:
             [answer.row for answer in taken],
             [answer.client for answer in taken],
             [rounds - answer.round for answer in taken],
+            [answer.note for answer in taken],
             self,
             taken,
             rounds,
         )
+
+    def _until(self, rounds: int) -> list[StoredAnswer]:
+        return [answer for answer in self._waiting.values() if answer.round <= rounds]
 
     def _finish(self, taken: list[StoredAnswer], rounds: int, *, used: bool) -> None:
         """End the step of answers; those that were not used wait again. A second call does nothing.
@@ -362,6 +404,28 @@ class Inbox:
             del self._waiting[other.serial]
         self._waiting[answer.serial] = answer
 
+    def discard(self, which: Callable[[Any, int], bool]) -> list[tuple[Any, int]]:
+        """Delete answers that wait.
+
+        Args:
+            which: whether the answer of a client and a round is deleted.
+
+        Returns:
+            Client and round of the deleted answers, in the order of their arrival.
+
+        Raises:
+            OSError: a file cannot be deleted. Its answer and those after it wait on.
+        """
+        gone = []
+        with self._changed:
+            for answer in [*self._waiting.values()]:
+                if which(answer.client, answer.round):
+                    if self._files is not None:
+                        self._files.delete([answer])
+                    del self._waiting[answer.serial]
+                    gone.append((answer.client, answer.round))
+        return gone
+
     def settle(self, round: int) -> None:
         """Delete the files of the answers that were used before ``round``.
 
@@ -382,7 +446,11 @@ class Inbox:
             self._files = None
 
 
-def _read_client(value: object, num_clients: int) -> int:
+def _read_client(value: object, num_clients: int | None) -> int | str:
+    if num_clients is None:
+        if not isinstance(value, str):
+            raise TypeError(f"client: expected a name, got {value!r} ({type(value).__name__})")
+        return value
     client = read_count("client", value, least=-MOST, most=MOST)
     if not 0 <= client < num_clients:
         raise IndexError(f"client: expected an id in [0, {num_clients}), got {client}")
@@ -391,6 +459,22 @@ def _read_client(value: object, num_clients: int) -> int:
 
 def _read_round(value: object) -> int:
     return read_count("round", value, least=0, most=MOST)
+
+
+def _read_note(value: object) -> dict[str, Any]:
+    """Return a copy of a note, as it comes back from a file."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise TypeError(f"note: expected a dict with names, got {value!r}")
+    try:
+        text = json.dumps(dict(value), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"note: expected values that JSON represents: {error}") from error
+    if len(text) > MOST_NOTE:
+        raise ValueError(f"note: expected at most {MOST_NOTE} bytes as JSON, got {len(text)}")
+    note: dict[str, Any] = json.loads(text)
+    return note
 
 
 def _read_timeout(value: object) -> float:

@@ -453,6 +453,112 @@ def test_every_answer_counts_once_whenever_the_server_is_killed(tmp_path: Path) 
     assert not any((tmp_path / "answers").iterdir())
 
 
+# --- names, notes and runs --------------------------------------------------------------------
+
+
+def test_names_and_notes_survive(tmp_path: Path) -> None:
+    inbox = make(num_clients=None, folder=tmp_path, run="a")
+    note = {"weight": 3, "text": '"\\', "list": [1, {"b": None}]}
+    assert inbox.put("node 7", row(1.0), round=2, note=note)
+    note["weight"] = 4  # put has copied it
+    assert inbox.put("", row(2.0), round=0)
+    assert not inbox.put("node 7", row(3.0), round=1)
+    inbox = reopened(inbox, tmp_path, num_clients=None, run="a")
+    answers = inbox.take(round=2)
+    assert answers is not None and answers.clients == ["node 7", ""]
+    assert answers.notes == [{**note, "weight": 3}, {}]
+    inbox.close()
+    with pytest.raises(TypeError, match="client: expected a name, got 7"):
+        make(num_clients=None).put(7, row(0.0), round=0)
+    other = make(folder=tmp_path, run="a")  # of numbers: it cannot read names
+    assert len(other) == 0 and len(other.damaged) == 2
+    other.close()
+
+
+def test_answers_of_another_run_are_refused(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path, run="a")
+    inbox.put(0, row(1.0), round=0)
+    inbox.put(1, row(1.0), round=0)
+    inbox.take(1, round=5)
+    inbox.close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for run in ("b", ""):
+        with pytest.raises(ValueError, match=rf"expected answers of the run '{run}', got one of"):
+            make(folder=tmp_path, run=run, round=9)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    inbox = make(folder=tmp_path, run="a", round=5)
+    assert len(inbox) == 2
+    inbox.close()
+    with pytest.raises(TypeError, match="run: expected a str, got 1"):
+        make(run=1)
+
+
+def test_discard(tmp_path: Path) -> None:
+    for folder in (None, tmp_path):
+        inbox = make(folder=folder)
+        for client in range(4):
+            inbox.put(client, row(0.0), round=client)
+        assert inbox.discard(lambda client, r: client == 1 or r == 3) == [(1, 1), (3, 3)]
+        assert inbox.waiting() == [(0, 0), (2, 2)]
+        if folder is not None:
+            assert len([*folder.iterdir()]) == 2
+        inbox.close()
+
+
+def test_answers_of_later_rounds_may_wait() -> None:
+    inbox = make()
+    for client, r in ((0, 2), (1, 1), (2, 2)):
+        inbox.put(client, row(0.0), round=r)
+    assert inbox.take(2, round=2, until=1) is None and inbox.take(round=2, until=0) is None
+    answers = inbox.take(round=2, until=1)
+    assert answers is not None and answers.clients == [1]
+    assert inbox.waiting() == [(0, 2), (2, 2)]
+
+
+def test_answers_of_a_step_that_the_caller_makes() -> None:
+    inbox = make()
+    inbox.put(0, row(0.0), round=0)
+    for used in (False, True):
+        answers = inbox.take(round=0)
+        assert answers is not None
+        answers.finish(used=used)
+        answers.finish(used=not used)  # nothing
+        assert len(inbox) == (not used)
+
+
+def test_a_folder_with_more_than_the_capacity(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path)
+    for client in range(3):
+        inbox.put(client, row(0.0), round=0)
+    inbox.close()
+    with pytest.raises(ValueError, match="capacity: expected room for the 3 answers"):
+        make(folder=tmp_path, capacity=2)
+    inbox = make(folder=tmp_path, capacity=2, full="oldest")
+    assert inbox.waiting() == [(1, 0), (2, 0)] and inbox.dropped == 1
+    assert len([*tmp_path.iterdir()]) == 2
+    inbox.close()
+
+
+@pytest.mark.parametrize(
+    ("note", "error", "match"),
+    [
+        ([], TypeError, "expected a dict"),
+        ({1: 2}, TypeError, "expected a dict"),
+        ({"a": float("nan")}, TypeError, "JSON"),
+        ({"a": b""}, TypeError, "JSON"),
+        ({"a": "x" * (1 << 18)}, ValueError, "at most 262144 bytes"),
+    ],
+)
+def test_wrong_notes(note: Any, error: type[Exception], match: str, tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path)
+    with pytest.raises(error, match=f"^note: .*{match}"):
+        inbox.put(0, row(0.0), round=0, note=note)
+    assert len(inbox) == 0 and not any(tmp_path.iterdir())
+    largest = {"a": '"' * ((1 << 17) - 10)}  # escaped twice
+    assert inbox.put(0, row(0.0), round=0, note=largest)
+    inbox.close()
+
+
 # --- wrong arguments --------------------------------------------------------------------------
 
 

@@ -59,6 +59,7 @@ class FastAggLegacyStrategy(FedAvg):
             clients' ids.
         checkpoint_path: file for checkpoints of the run; its folder must exist. None writes none.
         checkpoint_every: number of rounds from one checkpoint to the next.
+        inbox_path: as in the other API.
         checkpoint_keep, node_timeout, min_answers, max_empty_rounds: as in the other API.
         ids, release_after, selection: as in the other API; nodes are named by their ``cid``.
         roles: as in the other API. Arrays have no names here: patterns match the names of
@@ -94,6 +95,7 @@ class FastAggLegacyStrategy(FedAvg):
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
         checkpoint_keep: int = 2,
+        inbox_path: str | os.PathLike[str] | None = None,
         node_timeout: float = 600.0,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
@@ -121,6 +123,7 @@ class FastAggLegacyStrategy(FedAvg):
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
             checkpoint_keep=checkpoint_keep,
+            inbox_path=inbox_path,
             min_answers=min_answers,
             max_empty_rounds=max_empty_rounds,
             ids=id_source(ids),
@@ -136,7 +139,7 @@ class FastAggLegacyStrategy(FedAvg):
                 "failure of its round, got False"
             )
         self.last_report: RoundReport | None = None
-        self._late = LateResults()
+        self._late = LateResults(self._keep_late)
         self._sent: Parameters | None = None  # the global model in the form that is sent
 
     def __repr__(self) -> str:
@@ -205,19 +208,18 @@ class FastAggLegacyStrategy(FedAvg):
             _LOG.info("\tnothing is aggregated: clients failed, and accept_failures is False")
             results = []
         answers = [self._read(proxy.cid, result) for proxy, result in results]
-        late = self._take_late()
-        for cid, (number, result) in late.items():
-            answers.append(replace(self._read(cid, result), round=number))
+        if self.server.takes_late_answers:
+            self._late.check_called()
         log_weighing(self.server, "num_examples")
         report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
         metrics: dict[str, Scalar] = {}
         if self.fit_metrics_aggregation_fn is not None:
-            used = {p.cid: r for p, r in results} | {cid: late[cid][1] for cid in report.late}
+            used = {p.cid: _note(r) for p, r in results} | report.late_notes
             order = sorted(report.ids, key=lambda cid: report.ids[cid])
             metrics = self.fit_metrics_aggregation_fn(
-                [(used[cid].num_examples, used[cid].metrics) for cid in order]
+                [(used[cid]["num_examples"], used[cid]["metrics"]) for cid in order]
             )
         if not report.moved:
             return None, metrics
@@ -252,12 +254,10 @@ class FastAggLegacyStrategy(FedAvg):
         free = self._late.wait_for_one(proxies, timeout)
         return [cid for cid in proxies if cid in free]
 
-    def _take_late(self) -> dict[str, tuple[int, FitRes]]:
-        """Return rounds and results of clients that came after the end of their round."""
-        if not self.server.takes_late_answers:
-            return {}
-        self._late.check_called()
-        return self._late.take()
+    def _keep_late(self, cid: str, number: int, result: FitRes) -> None:
+        """Keep a result that came after the end of its round; called from the client's thread."""
+        answer = self._read(cid, result)
+        self.server.put_late(replace(answer, round=number, note=_note(result)))
 
     def _model(self) -> Parameters:
         """Return the global model to send; the same object until the model changes."""
@@ -296,6 +296,11 @@ class FastAggLegacyStrategy(FedAvg):
                 f"{len(names)}: {names[:10]}"
             )
         return dict(zip(names, parameters.tensors, strict=True))
+
+
+def _note(result: FitRes) -> dict[str, Any]:
+    """Return what the function of the user for metrics gets of a result."""
+    return {"num_examples": result.num_examples, "metrics": result.metrics}
 
 
 def _reason(failure: Failure) -> str:

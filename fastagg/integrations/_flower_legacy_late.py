@@ -4,14 +4,15 @@
 ``flwr.server.Server`` calls ``fit`` of every client with the timeout of the round, and waits until
 all calls have returned; a client that exceeds it is disconnected, or its message expires. So the
 calls of clients are made here, in threads of their own and with a longer timeout. The server gets
-an error at the end of the round, and the strategy gets the result when it comes.
+an error at the end of the round, and the strategy gets the result when it comes: it goes at once to
+whoever keeps it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flwr.common import Code, FitIns, FitRes
@@ -22,16 +23,18 @@ _LONGEST = 43200.0  # seconds for a call of a client, as long as Flower's messag
 
 
 class LateResults:
-    """The clients that have not answered yet, and the results that came late.
+    """The clients that have not answered yet.
 
-    All methods may be called from any thread. A client has one call at a time, so at most one
-    result of each client waits.
+    All methods may be called from any thread. A client has one call at a time.
+
+    Args:
+        keep: is called with the cid, the round and each result that came late, from any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Callable[[str, int, FitRes], None]) -> None:
+        self._keep = keep
         self._changed = threading.Condition()
         self._busy: set[str] = set()
-        self._late: dict[str, tuple[int, FitRes]] = {}  # round and result, by cid
         self._called = True  # whether fit was called since the last :meth:`watched`
 
     def watched(self, proxies: Iterable[ClientProxy], number: int) -> list[ClientProxy]:
@@ -59,19 +62,13 @@ class LateResults:
             self._changed.wait_for(lambda: not names or names - self._busy, timeout)
             return names - self._busy
 
-    def take(self) -> dict[str, tuple[int, FitRes]]:
-        """Return the rounds and results of clients that came late since the last call, by cid."""
-        with self._changed:
-            late, self._late = self._late, {}
-        return late
-
     def call(
         self, proxy: ClientProxy, number: int, ins: FitIns, timeout: float, group_id: int | None
     ) -> FitRes:
         """Call a client, and return its result if it comes within ``timeout`` seconds.
 
         Raises:
-            TimeoutError: it did not come; it will be in :meth:`take`.
+            TimeoutError: it did not come; it will be kept when it comes.
             Exception: that of ``proxy.fit``.
         """
         answer = _Call()
@@ -101,12 +98,20 @@ class LateResults:
             error = raised
         with self._changed:
             answer.result, answer.error, answer.done = result, error, True
-            self._busy.discard(proxy.cid)
-            if answer.is_late and result is not None and result.status.code == Code.OK:
-                self._late[proxy.cid] = number, result
-            elif answer.is_late:
+            if not answer.is_late:
+                self._busy.discard(proxy.cid)
+                self._changed.notify_all()
+                return
+        try:
+            if result is not None and result.status.code == Code.OK:
+                self._keep(proxy.cid, number, result)
+            else:
                 reason = repr(error) if result is None else result.status
                 _LOG.info("\t> Received late failure: client %s: %s", proxy.cid, reason)
+        except Exception:  # nobody waits for this thread
+            _LOG.exception("\t> The late result of client %s was not kept", proxy.cid)
+        with self._changed:  # after its result is kept, so that the next round has it
+            self._busy.discard(proxy.cid)
             self._changed.notify_all()
 
     def note_call(self) -> None:

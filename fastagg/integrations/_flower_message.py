@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +87,9 @@ class FastAggStrategy(FedAvg):
             be written is an error in the log, and tried again after the next round.
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
+        inbox_path: folder in which late replies that have arrived wait for the end of a round, with
+            ``max_staleness``; made if it does not exist. They survive the process, and each counts
+            exactly once in the model of ``checkpoint_path``. None: they wait in memory.
         node_timeout: seconds that a round waits for ``min_available_nodes`` nodes (or for
             ``min_train_nodes``, if these are more); then it goes on with those that are connected.
         min_answers: a round with fewer usable answers does not change the model.
@@ -147,6 +150,7 @@ class FastAggStrategy(FedAvg):
         checkpoint_path: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1,
         checkpoint_keep: int = 2,
+        inbox_path: str | os.PathLike[str] | None = None,
         node_timeout: float = 600.0,
         min_answers: int = 0,
         max_empty_rounds: int = 10,
@@ -183,6 +187,7 @@ class FastAggStrategy(FedAvg):
             checkpoint_path=checkpoint_path,
             checkpoint_every=checkpoint_every,
             checkpoint_keep=checkpoint_keep,
+            inbox_path=inbox_path,
             min_answers=min_answers,
             max_empty_rounds=max_empty_rounds,
             ids=id_source(ids),
@@ -193,7 +198,7 @@ class FastAggStrategy(FedAvg):
             **rule_options,
         )
         self.last_report: RoundReport | None = None
-        self._questions = LateReplies()
+        self._questions = LateReplies(self._keep_late)
         self._runs = False  # whether start runs the rounds
         self._record: ArrayRecord | None = None  # the global model in the form that is sent
 
@@ -253,14 +258,16 @@ class FastAggStrategy(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model, None if it did not change, and the metrics of active clients."""
         valid = self._log_errors("aggregate_train", replies)
-        # Late ones first: metrics are those of the last reply of a node.
-        valid.sort(key=lambda message: self._round_of(message) or server_round)
         answers = [self._read(message) for message in valid]
         log_weighing(self.server, self.weighted_by_key)
         report = self.server.close_round(answers, settled=False)
         self.last_report = report
         log_report(report)
-        metrics = self._metrics(valid, report.ids, self._train_metrics_fn)
+        late = {
+            sender: RecordDict({name: MetricRecord(dict(m)) for name, m in note.items()})
+            for sender, note in report.late_notes.items()
+        }
+        metrics = self._metrics(valid, report.ids, self._train_metrics_fn, late)
         self.server.history.add("train", report.round, metrics)
         if not report.moved:
             return None, metrics
@@ -490,15 +497,6 @@ class FastAggStrategy(FedAvg):
 
     def _read(self, message: Message) -> Answer:
         """Return the answer in a reply; its ``problem`` is set if it cannot be used."""
-        answer = self._content(message)
-        return replace(answer, round=self._round_of(message))
-
-    def _round_of(self, message: Message) -> int | None:
-        """Return the number of the earlier round that a reply is for; None: of this one."""
-        number = self._questions.round_of(message)
-        return None if number is None or number > self.server.rounds else number
-
-    def _content(self, message: Message) -> Answer:
         sender = _sender(message)
         records = message.content.array_records
         problem = weight_problem(message.content.metric_records, self.weighted_by_key)
@@ -518,11 +516,31 @@ class FastAggStrategy(FedAvg):
             return replace(answer, weight=weight)
         return Answer(sender, data, metrics.get(self.partition_key), weight=weight)
 
+    def _keep_late(self, message: Message, number: int) -> None:
+        """Keep a reply that came after the end of its round."""
+        if message.has_error():
+            _log_error(message)
+            return
+        records = message.content.metric_records
+        note = {name: dict(record) for name, record in records.items()}
+        self.server.put_late(replace(self._read(message), round=number, note=note))
+
     def _metrics(
-        self, messages: list[Message], ids: dict[str, int], aggregate: MetricsFn | None
+        self,
+        messages: list[Message],
+        ids: dict[str, int],
+        aggregate: MetricsFn | None,
+        late: Mapping[str, RecordDict] | None = None,
     ) -> MetricRecord | None:
-        """Combine the metrics of the senders in ``ids``, in the order of their ids."""
-        contents = {_sender(message): message.content for message in messages}
+        """Combine the metrics of the senders in ``ids``, in the order of their ids.
+
+        Args:
+            messages: replies in time.
+            ids: of the senders.
+            aggregate: the user's function, if there is one.
+            late: what is known of late replies that count, by sender.
+        """
+        contents = {_sender(message): message.content for message in messages} | dict(late or {})
         order = sorted(ids, key=lambda sender: (ids[sender], sender))
         ignored = self.partition_key
         return combine_metrics(
@@ -537,12 +555,16 @@ class FastAggStrategy(FedAvg):
         errors = [message for message in everything if message.has_error()]
         _LOG.info("%s: Received %s results and %s failures", step, len(valid), len(errors))
         for message in errors:
-            _LOG.info(
-                "\t> Received error in reply from node %s: %s",
-                message.metadata.src_node_id,
-                message.error.reason,
-            )
+            _log_error(message)
         return valid
+
+
+def _log_error(message: Message) -> None:
+    _LOG.info(
+        "\t> Received error in reply from node %s: %s",
+        message.metadata.src_node_id,
+        message.error.reason,
+    )
 
 
 def _sender(message: Message) -> str:

@@ -137,7 +137,7 @@ class ClientIds:
         if own is not None and own != client and sender not in self.given and not trusted:
             return f"{sender} is client {own}, and claims to be client {client}"
         if owner is not None and owner != sender:
-            if not trusted and (owner in reported or not self._has_left(owner)):
+            if not trusted and (owner in reported or not self.has_left(owner)):
                 hint = ""
                 if owner in self.given:
                     hint = ", which reported none; either all clients must report theirs or none"
@@ -148,7 +148,7 @@ class ClientIds:
         found.ids[sender] = client
         return None
 
-    def _has_left(self, sender: str) -> bool:
+    def has_left(self, sender: str) -> bool:
         """Return whether the id of a sender may go to another one."""
         if self._connected is None or sender in self._connected or self.release_after is None:
             return False
@@ -201,7 +201,7 @@ class ClientIds:
     def _may_reuse(self, owner: str, found: Resolved) -> bool:
         if owner in found.ids or owner in found.refused:
             return False
-        return not self.lasting or self._has_left(owner)
+        return not self.lasting or self.has_left(owner)
 
     def needed(self, reported: Mapping[str, object | None], most: int) -> int:
         """Return the number of clients, at most ``most``, with which all of ``reported`` get ids.

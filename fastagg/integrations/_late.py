@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from fastagg.integrations._report import Answer
-
-NEWER = "a newer answer of this client counts"  # why a late one does not
 
 _PREFIX = "earlier."  # of the names of models in a checkpoint; the rest is the number of a round
 
@@ -34,7 +30,8 @@ class EarlierRounds:
     round. Its age is the number of steps of the rule since then, which is less than the number of
     rounds if the rule took no step in some. A model is kept for ``most`` steps.
 
-    One thread may call :meth:`find` and :meth:`problem` while another calls the other methods.
+    One thread may call :meth:`find` and :meth:`problem` while another calls the other methods; for
+    more, the caller has a lock.
 
     Args:
         most: the largest age of an answer, ``max_staleness``; None or 0: nothing is kept, and no
@@ -66,6 +63,11 @@ class EarlierRounds:
         if number in self._rounds:
             self._rounds[number].missing.difference_update(answered)
 
+    def reopen(self, number: int, sender: str) -> None:
+        """Note that the answer of a sender was lost, and may come again."""
+        if number in self._rounds:
+            self._rounds[number].missing.add(sender)
+
     def prune(self, steps: int) -> None:
         """Drop the rounds to which an answer would be too old after this number of steps."""
         self._rounds = {n: r for n, r in self._rounds.items() if steps - r.steps <= self.most}
@@ -89,41 +91,22 @@ class EarlierRounds:
             return f"late: round {number} has ended"
         found = self._rounds.get(number)
         if found is None:
-            return f"late: round {number} is too old, max_staleness is {self.most}"
+            return self.too_old(number)
         if sender not in found.missing:
             return f"was not asked in round {number}, or has answered already"
         return None
 
-    def newest(
-        self, answers: Sequence[Answer], answered: Collection[str], rejected: dict[str, str]
-    ) -> list[Answer]:
-        """Return the newest late answer of each sender that has no answer in time.
-
-        Args:
-            answers: of a round; those in time are passed over.
-            answered: senders of usable answers in time.
-            rejected: gets the other late answers, each with the reason.
-        """
-        newest: dict[str, Answer] = {}
-        listed = [(answer.round, answer) for answer in answers if answer.round is not None]
-        for number, answer in sorted(listed, key=lambda pair: pair[0], reverse=True):
-            problem = self.problem(number, answer.sender)
-            if problem is not None:
-                rejected[answer.label] = problem
-            elif answer.problem is None:
-                if answer.sender in answered or answer.sender in newest:
-                    rejected[answer.label] = NEWER
-                else:
-                    newest[answer.sender] = answer
-        return [*newest.values()]
+    def too_old(self, number: int) -> str:
+        """Return why answers to a round do not count any more."""
+        return f"late: round {number} is too old, max_staleness is {self.most}"
 
     def model(self, number: int) -> Tensor | None:
         """Return the model [d] of a round for which :meth:`problem` found none; None: not kept."""
         return self._rounds[number].params
 
-    def age(self, number: int, steps: int) -> int:
-        """Return the steps of the rule since a round for which :meth:`problem` found none."""
-        return steps - self._rounds[number].steps
+    def steps(self, number: int) -> int:
+        """Return the steps of the rule before a round for which :meth:`problem` found none."""
+        return self._rounds[number].steps
 
     def saved(self, rounds: int, steps: int) -> tuple[list[list[Any]], dict[str, Tensor]]:
         """Return what a checkpoint needs for later answers to earlier rounds.

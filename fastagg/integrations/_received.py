@@ -35,22 +35,14 @@ class ReceivedModels:
         self._layout, self._params, self._pool = layout, params, pool
         self._values: dict[int, Sequence[Values]] = {}  # of :meth:`WireLayout.values`
         self._differences: set[int] = set()  # clients that sent updates
-        self._bases: dict[int, Tensor] = {}  # of clients that started from other models
 
-    def add(
-        self,
-        client: int,
-        arrays: Received,
-        is_update: bool = False,
-        base: Tensor | None = None,
-    ) -> None:
+    def add(self, client: int, arrays: Received, is_update: bool = False) -> None:
         """Check the model of a client, or its update, and keep a reference to its bytes.
 
         Args:
             client: its id.
             arrays: what it sent.
             is_update: whether that is an update.
-            base: [d], the model that it started from; None: ``params``.
 
         Raises:
             WireError: names, shapes, dtypes or lengths differ from those of the layout.
@@ -58,8 +50,11 @@ class ReceivedModels:
         self._values[client] = self._layout.values(arrays)
         if is_update:
             self._differences.add(client)
-        elif base is not None:
-            self._bases[client] = base
+
+    def add_row(self, client: int, row: Tensor) -> None:
+        """Add the update of a client, [d] float32, contiguous, which has waited for this round."""
+        self._values[client] = self._layout.split(row)
+        self._differences.add(client)
 
     def updates(self, clients: Sequence[int]) -> RowPool | Differences:
         """Return the updates of ``clients``, whose models were added."""
@@ -82,7 +77,7 @@ class ReceivedModels:
 
     def _base(self, client: int) -> Tensor | None:
         """Return what is subtracted from what a client sent; None: nothing, it is an update."""
-        return None if client in self._differences else self._bases.get(client, self._params)
+        return None if client in self._differences else self._params
 
     def _subtract(self, job: tuple[Sequence[Values], Tensor | None, Tensor]) -> None:
         values, base, row = job

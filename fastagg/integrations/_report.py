@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from fastagg.integrations._wire import Received
 from fastagg.report import StepReport
@@ -26,6 +29,10 @@ class Answer:
         round: number of the round whose model the client got, from 1; None: the present one.
         weight: how much the answer counts, such as the client's number of samples, if the server
             weighs answers; None: the client did not say.
+        note: what the framework needs again if the answer counts in another round, such as metrics:
+            a dict of numbers, texts, bytes, and lists and dicts of these.
+        row: [d + m] float32, the update and then the statistics, of a late answer that has waited;
+            its ``arrays`` are gone.
     """
 
     sender: str
@@ -35,6 +42,8 @@ class Answer:
     is_update: bool = False
     round: int | None = None
     weight: object | None = None
+    note: Mapping[str, Any] | None = None
+    row: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -60,6 +69,7 @@ class RoundReport:
             count, second ones, and those of clients that were not asked. :class:`fastagg.Server`
             alone fills it.
         late: senders of the active clients whose answers were of earlier rounds, each with the age.
+        late_notes: what the framework has noted with these answers, by sender.
         step: the rule's report; None if the rule refused the step.
         error: why the rule refused the step, None if it did not.
         checkpoint_error: why the checkpoint that was due could not be written; None if it was.
@@ -78,6 +88,7 @@ class RoundReport:
     forgotten: tuple[int, ...] = ()
     ignored: dict[str, str] = field(default_factory=dict)
     late: dict[str, int] = field(default_factory=dict)
+    late_notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def moved(self) -> bool:

@@ -5,8 +5,9 @@ A framework sends the model to some clients and passes their answers to the serv
 *weights*, so the server keeps the model that the round started from and computes updates itself. A
 client that was asked and did not answer, for any reason, is absent: absent = asked - answered.
 
-If the rule has ``staleness`` and ``max_staleness``, answers to earlier rounds count with their age
-(:class:`Answer` has their round). The newest answer of a client is used.
+If the rule has ``staleness`` and ``max_staleness``, answers to earlier rounds count with their age:
+:meth:`AggregationServer.put_late` puts them into an inbox, from which a round takes them when it
+closes. The newest answer of a client is used.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from fastagg.integrations._hosted_rule import (
 )
 from fastagg.integrations._ids import ClientIds, by_number
 from fastagg.integrations._late import EarlierRounds
+from fastagg.integrations._late_answers import NEWER, LateAnswers, Taken, read_saved
 from fastagg.integrations._received import ReceivedModels
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._selection import Selection
@@ -92,6 +94,9 @@ class AggregationServer:
         sends_updates: whether all answers are updates; late ones need no models of their rounds.
         saves_earlier: whether a checkpoint has the rounds to which late answers can still count,
             with their models: 4 d bytes for each of up to ``max_staleness``.
+        inbox_path: folder for late answers that wait for a round, which survive the process; made
+            if it does not exist. It needs a ``checkpoint_path``, and ``max_staleness``. None: they
+            are in memory only.
         **options: options of the rule, if it is given by name.
 
     Attributes:
@@ -127,6 +132,7 @@ class AggregationServer:
         weighted: bool | None = False,
         sends_updates: bool = False,
         saves_earlier: bool = False,
+        inbox_path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         self._rule = rule
@@ -146,6 +152,7 @@ class AggregationServer:
         if checkpoint_path is not None and not Path(checkpoint_path).absolute().parent.is_dir():
             raise FileNotFoundError(f"checkpoint_path: there is no folder for {checkpoint_path}")
         self.checkpoint_path = checkpoint_path
+        _check_inbox_path(inbox_path, checkpoint_path, example)
         self.checkpoint_keep = read_size("checkpoint_keep", checkpoint_keep)
         self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
         self.min_answers = read_count("min_answers", min_answers, least=0)
@@ -163,7 +170,7 @@ class AggregationServer:
         self._settled = True  # whether the model is that which is sent next
         self._sent: set[str] = set()
         self._sends_updates, self._saves_earlier = sends_updates, saves_earlier
-        self._earlier = EarlierRounds(None)
+        self._late = LateAnswers(inbox_path)
         self._trains = True
         self._layout: WireLayout | None = None
         self._carried: dict[str, bytes] = {}
@@ -197,17 +204,17 @@ class AggregationServer:
     @property
     def takes_late_answers(self) -> bool:
         """Whether answers to earlier rounds count; False before there is a model."""
-        return self._earlier.most > 0
+        return self.earlier.most > 0
 
     @property
     def earlier(self) -> EarlierRounds:
         """The rounds to which late answers can still count, and the open one."""
-        return self._earlier
+        return self._late.earlier
 
     @property
     def oldest(self) -> int:
         """The number of the first round to which a late answer can still count."""
-        return self._earlier.oldest(self.rounds + 1)
+        return self.earlier.oldest(self.rounds + 1)
 
     @property
     def params(self) -> Tensor:
@@ -271,8 +278,9 @@ class AggregationServer:
         with self.held():
             self._layout, self._params, self._carried = layout, params, carried
             self._statistics, statistics.values = statistics, values
-            if self._aggregator is None or not self._earlier.most:
-                self._earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
+            if self._aggregator is None or not self.earlier.most:
+                earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
+                self._late.restart(earlier, run=self._late.run)
             self._aggregator = aggregator
 
     def arrays(self) -> dict[str, bytes]:
@@ -377,7 +385,7 @@ class AggregationServer:
             rule.forget(clients)
             left = {int(client) for client in clients}
             names = {sender for sender, client in self.ids.known.items() if client in left}
-            self._earlier.forget(names.union(senders))
+            self._late.forget(names.union(senders))
             self.ids.forget(left)
 
     def open_round(
@@ -392,16 +400,40 @@ class AggregationServer:
             senders: those that are asked; None: the round is without training.
             connected: those that are connected now; None: nobody has left.
             key: by which late answers name the round, see :attr:`earlier`.
+
+        Raises:
+            ValueError: the folder ``inbox_path`` has answers of another run, or is used by another
+                server.
+            OSError: the folder cannot be used.
         """
-        self._trains = senders is not None
-        self._sent = set(senders or ())
+        asked = set(senders or ())
         if self.takes_late_answers:
-            steps = self.aggregator.committed
-            self._earlier.begin(self.rounds + 1, self._sent, self._params, steps, key)
+            room = max(self.num_clients, self.max_clients or 0)
+            self._late.open_round(self.rounds, asked, self._params, key, self._model(), room)
+        self._trains, self._sent = senders is not None, asked
         present = None if connected is None else set(connected)
         self.ids.open_round(self.rounds + 1, present)
         lasting = None if present is None else present | self.ids.known.keys()
         self.selection.note(self.rounds + 1, self._sent, lasting)
+
+    def put_late(self, answer: Answer) -> str | None:
+        """Keep a late answer until a round closes; may be called from any thread.
+
+        Args:
+            answer: with its ``round``, which is an earlier one, or the open one.
+
+        Returns:
+            None if it waits now, or why it does not. The next report has that, too.
+        """
+        return self._late.put(answer, self.weighing.problem(answer) or answer.problem)
+
+    def late_senders(self, number: int) -> set[str]:
+        """Return the senders whose late answers to a round wait."""
+        return {sender for sender, of in self._late.waiting() if of == number}
+
+    def discard_late(self, number: int) -> None:
+        """Drop the late answers to a round that did not happen; it may be begun again."""
+        self._late.discard(number)
 
     def close_round(self, answers: Sequence[Answer], *, settled: bool = True) -> RoundReport:
         """Aggregate the answers, given in any order, and write a checkpoint if one is due.
@@ -411,8 +443,8 @@ class AggregationServer:
         fewer than ``min_answers``, the model does not change and the report has the reason.
 
         Args:
-            answers: of the clients that were asked, and perhaps of others; also late ones, to the
-                last ``max_staleness`` rounds.
+            answers: of the clients that were asked, and perhaps of others. Late ones have been put
+                by :meth:`put_late`.
             settled: whether the new model is sent as it is. If somebody may still change it (add
                 noise), pass False; no checkpoint is written until :meth:`settle_round`.
 
@@ -421,80 +453,103 @@ class AggregationServer:
                 client. The round is finished. Its checkpoint is written, unless the model moved
                 and the round is not settled.
         """
-        layout = self._model()
         with self.held():
+            before = self.aggregator.committed
             rejected = {a.label: a.problem for a in answers if a.problem is not None}
             usable = self._asked_once(answers, rejected)
-            late = {a.sender: a.round for a in usable if a.round is not None}
-            reported = {a.sender: a.partition for a in usable}
-            if self.max_clients is not None:
-                needed = self.ids.needed(reported, self.max_clients)
-                if needed > self.num_clients:
-                    self.grow(needed)
-            found = self.ids.resolve(reported)
-            ids = found.ids
-            rejected |= found.refused
-            received = ReceivedModels(layout, self._params, self._row_pool(layout))
-            statistics = self._running()
-            statistics.begin(self.aggregator.max_norm)
-            weights: dict[int, Any] = {}  # by client
-            for answer in [a for a in usable if a.sender in ids]:
-                try:
-                    base = None if answer.round is None else self._earlier.model(answer.round)
-                    received.add(ids[answer.sender], answer.arrays, answer.is_update, base)
-                    statistics.read(answer.arrays, ids[answer.sender])
-                    weights[ids[answer.sender]] = answer.weight
-                except WireError as error:
-                    rejected[answer.sender] = str(error)
-                    del ids[answer.sender]
-            far = statistics.far(sorted(ids.values()))
-            for sender in [sender for sender, client in ids.items() if client in far]:
-                rejected[sender] = far[ids.pop(sender)]
-            forgotten = sorted(found.fresh.intersection(ids.values()))
-            self.aggregator.forget(forgotten)
-            steps = self.aggregator.committed
-            ages = {
-                ids[sender]: self._earlier.age(number, steps)
-                for sender, number in late.items()
-                if sender in ids
-            }
-            step, error_text = self._step(received, sorted(ids.values()), ages, weights)
-            if step is not None:
-                for sender, client in list(ids.items()):
-                    if client in step.reasons:
-                        rejected[sender] = f"update of client {client}: {step.reasons[client]}"
-                        del ids[sender]
-                shares = self.weighing.merged(self.aggregator, weights)
-                statistics.average(step.active.tolist(), shares, step.reasons)
-            self.ids.remember(found, reported)
-            reassigned = {k: pair for k, pair in found.reassigned.items() if pair[1] in ids}
-            in_time = {a.sender for a in answers if a.round is None}
-            silent = self._sent - in_time - (late.keys() & ids.keys())
-            self._earlier.end(self.rounds + 1, in_time)
-            for answer in answers:
-                if answer.round is not None:
-                    self._earlier.end(answer.round, [answer.sender])
-            self._earlier.prune(self.aggregator.committed)
-            self.rounds += 1
+            taken, reasons = self._late.take(self.rounds, {a.sender for a in usable})
+            rejected |= reasons
+            done = False
+            try:
+                report = self._aggregate(answers, usable, taken, rejected)
+                done = True
+            finally:  # a step that has taken effect has used them up, whatever comes after it
+                taken.finish(used=done or self.aggregator.committed != before)
             asked, self._sent = len(self._sent), set()
-            report = RoundReport(
-                round=self.rounds,
-                active=() if step is None else tuple(step.active.tolist()),
-                absent={sender: self.ids.known.get(sender) for sender in sorted(silent)},
-                rejected=rejected,
-                friends=substitutions(step),
-                ids=ids if error_text is None else {},
-                step=step,
-                error=error_text,
-                reassigned=reassigned,
-                forgotten=tuple(forgotten),
-                late={sender: ages[ids[sender]] for sender in late if sender in ids},
-            )
             self._settled = settled or not report.moved
             if self._settled:
                 report = replace(report, checkpoint_error=self._end_round())
             self._count_empty(report, asked)
         return report
+
+    def _aggregate(
+        self,
+        answers: Sequence[Answer],
+        in_time: Sequence[Answer],
+        taken: Taken,
+        rejected: dict[str, str],
+    ) -> RoundReport:
+        """Aggregate the answers of a round and count it; return its report.
+
+        Args:
+            answers: all that came in time.
+            in_time: those that can be used.
+            taken: late ones.
+            rejected: gets the reasons of others.
+        """
+        layout = self._model()
+        before = self.aggregator.committed
+        usable = [*in_time, *self._not_replaced(in_time, taken.usable, rejected)]
+        late = {a.sender: a for a in usable if a.round is not None}
+        reported = {a.sender: a.partition for a in usable}
+        if self.max_clients is not None:
+            needed = self.ids.needed(reported, self.max_clients)
+            if needed > self.num_clients:
+                self.grow(needed)
+        found = self.ids.resolve(reported)
+        ids = found.ids
+        rejected |= found.refused
+        received = ReceivedModels(layout, self._params, self._row_pool(layout))
+        statistics = self._running()
+        statistics.begin(self.aggregator.max_norm)
+        weights: dict[int, Any] = {}  # by client
+        for answer in [a for a in usable if a.sender in ids]:
+            try:
+                if answer.row is None:
+                    received.add(ids[answer.sender], answer.arrays, answer.is_update)
+                    statistics.read(answer.arrays, ids[answer.sender])
+                else:
+                    received.add_row(ids[answer.sender], answer.row[: layout.num_params])
+                    statistics.take(answer.row[layout.num_params :], ids[answer.sender])
+                weights[ids[answer.sender]] = answer.weight
+            except WireError as error:
+                rejected[answer.sender] = str(error)
+                del ids[answer.sender]
+        far = statistics.far(sorted(ids.values()))
+        for sender in [sender for sender, client in ids.items() if client in far]:
+            rejected[sender] = far[ids.pop(sender)]
+        forgotten = sorted(found.fresh.intersection(ids.values()))
+        self.aggregator.forget(forgotten)
+        ages = {ids[sender]: taken.ages[sender] for sender in late if sender in ids}
+        step, error_text = self._step(received, sorted(ids.values()), ages, weights)
+        if step is not None:
+            for sender, client in list(ids.items()):
+                if client in step.reasons:
+                    rejected[sender] = f"update of client {client}: {step.reasons[client]}"
+                    del ids[sender]
+            shares = self.weighing.merged(self.aggregator, weights)
+            statistics.average(step.active.tolist(), shares, step.reasons)
+        self.ids.remember(found, reported)
+        reassigned = {k: pair for k, pair in found.reassigned.items() if pair[1] in ids}
+        answered = {a.sender for a in answers}
+        silent = self._sent - answered - (late.keys() & ids.keys())
+        steps = self.aggregator.committed - before
+        self._late.close_round(self.rounds + 1, answered, steps)
+        self.rounds += 1
+        return RoundReport(
+            round=self.rounds,
+            active=() if step is None else tuple(step.active.tolist()),
+            absent={sender: self.ids.known.get(sender) for sender in sorted(silent)},
+            rejected=rejected,
+            friends=substitutions(step),
+            ids=ids if error_text is None else {},
+            step=step,
+            error=error_text,
+            reassigned=reassigned,
+            forgotten=tuple(forgotten),
+            late={sender: ages[ids[sender]] for sender in late if sender in ids},
+            late_notes={s: a.note for s, a in late.items() if s in ids and a.note is not None},
+        )
 
     def settle_round(self) -> str | None:
         """Write the checkpoint of the last round, if it is due and the round was not settled.
@@ -554,6 +609,7 @@ class AggregationServer:
         if not self._settled:  # a model without the noise, say, must never be sent
             return
         self.save(self.checkpoint_path)
+        self._late.settle(self.rounds)
         self._saved_rounds = self.rounds
 
     def _try_to_save(self) -> str | None:
@@ -588,9 +644,9 @@ class AggregationServer:
             "asked": self.selection.asked,
             "layout": layout.to_json(),
         }
+        content |= self._late.saved()
         if self._saves_earlier and self.takes_late_answers:
-            steps = aggregator.committed
-            content["earlier"], models = self._earlier.saved(self.rounds, steps)
+            content["earlier"], models = self.earlier.saved(self.rounds, self._late.steps)
             state |= models
         limit = checkpoint.LISTS_LIMIT
         checkpoint.write(path, _KIND, content, state, keep=self.checkpoint_keep, limit=limit)
@@ -640,9 +696,9 @@ class AggregationServer:
             saved = read_max_norm(content["rule_options"].get("max_norm"))
             statistics.load(under("statistics.", state), saved, aggregator.max_norm)
             earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
+            run, steps = read_saved(content)
             if self._saves_earlier:  # an older file has none
-                listed, steps = content.get("earlier", []), aggregator.committed
-                earlier.load(listed, state, params, content["rounds"], steps)
+                earlier.load(content.get("earlier", []), state, params, content["rounds"], steps)
             load_rule(aggregator, content, state)
         except CheckpointError:
             raise
@@ -652,7 +708,7 @@ class AggregationServer:
         self.history = history
         self._layout, self._params, self._carried = layout, params, carried
         self._aggregator, self.ids, self.selection = aggregator, ids, selection
-        self._earlier = earlier
+        self._late.restart(earlier, steps, run)
         self._resize(number)
         self.rounds = self._saved_rounds = content["rounds"]
         return changed
@@ -705,9 +761,8 @@ class AggregationServer:
         The other answers are added to ``rejected``, each with the reason.
         """
         usable = []
-        in_time = [answer for answer in answers if answer.round is None]
-        counts = Counter(answer.sender for answer in in_time)
-        for answer in in_time:
+        counts = Counter(answer.sender for answer in answers)
+        for answer in answers:
             if answer.sender not in self._sent:
                 rejected[answer.sender] = "was not asked in this round"
             elif counts[answer.sender] > 1:
@@ -716,7 +771,32 @@ class AggregationServer:
                 rejected.setdefault(answer.sender, problem)
             elif answer.problem is None:
                 usable.append(answer)
-        return usable + self._earlier.newest(answers, {a.sender for a in usable}, rejected)
+        return usable
+
+    def _not_replaced(
+        self, in_time: Sequence[Answer], late: Sequence[Answer], rejected: dict[str, str]
+    ) -> list[Answer]:
+        """Return the late answers whose client has no answer in time under another name.
+
+        After a restart, a client may have a new name, and the answer of its old one may wait.
+
+        Args:
+            in_time: usable answers of this round.
+            late: others.
+            rejected: gets the reasons of those that are not returned.
+        """
+        claimed = {a.partition for a in in_time if isinstance(a.partition, int)}
+        usable = []
+        for answer in late:
+            own = self.ids.known.get(answer.sender, answer.partition)
+            problem = self.weighing.problem(answer)
+            if isinstance(own, int) and own in claimed and self.ids.has_left(answer.sender):
+                problem = NEWER
+            if problem is None:
+                usable.append(answer)
+            else:
+                rejected[answer.label] = problem
+        return usable
 
     def _step(
         self,
@@ -752,6 +832,22 @@ def _there(value: T | None) -> T:
     if value is None:
         raise RuntimeError("there is no model yet: call set_model or resume first")
     return value
+
+
+def _check_inbox_path(folder: object, checkpoint_path: object, rule: Aggregator) -> None:
+    """Raise ValueError if late answers in a folder could not count, or would stay there."""
+    if folder is None:
+        return
+    if checkpoint_path is None:
+        raise ValueError(
+            "inbox_path: expected a checkpoint_path, too, because answers in the folder count in "
+            "the model of a checkpoint, got None"
+        )
+    if not rule.max_staleness:
+        raise ValueError(
+            "inbox_path: expected the options staleness and max_staleness, without which no late "
+            f"answer counts, got max_staleness={rule.max_staleness}"
+        )
 
 
 def _check_covered(layout: WireLayout, aggregator: Aggregator) -> None:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fastagg.checkpoint import invariants
-from fastagg.integrations._wire import Arrays, Received, WireLayout
+from fastagg.integrations._wire import Arrays, Received, WireError, WireLayout
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm, RecentNorms, check_norms
+from fastagg.options import LARGEST_ROW
 from fastagg.updates.row_pool import RowPool
 from fastagg.updates.statistics import mean_
 
@@ -76,6 +77,19 @@ class Statistics:
         """
         if len(self.values):
             self._layout.copy_statistics(arrays, self._rows.row(client))
+
+    def take(self, row: Tensor, client: int) -> None:
+        """Copy the statistics of an answer that has waited, [m] float32, as :meth:`read` does.
+
+        Raises:
+            WireError: its values are not valid.
+        """
+        if len(self.values) == 0:
+            return
+        negative = [n for n, part in self._layout.variances(row).items() if bool((part < 0).any())]
+        if negative or not bool((row.abs() <= LARGEST_ROW).all()):
+            raise WireError("statistics: expected finite ones, and variances >= 0")
+        self._rows.row(client).copy_(row)
 
     def far(self, clients: Sequence[int]) -> dict[int, str]:
         """Return the clients whose statistics are too far from the server's, each with the reason.

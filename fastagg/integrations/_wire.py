@@ -204,6 +204,10 @@ class WireLayout:
                 found[slot.name] = _values(slot, arrays[slot.name])
         return [found[slot.name] for slot in self._vectors["rule"]]
 
+    def split(self, row: Tensor) -> list[Tensor]:
+        """Return views of a vector [d]: the arrays with the role "rule", in order, flat."""
+        return list(row.split([slot.size for slot in self._vectors["rule"]]))
+
     def copy_statistics(self, arrays: Received, row: Tensor) -> None:
         """Copy a model's statistics, the arrays with the role "mean", to a vector.
 

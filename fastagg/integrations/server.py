@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations import _tensors
-from fastagg.integrations._late import NEWER
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._wire import Received, WireError
@@ -117,6 +116,9 @@ class Server:
             :meth:`resume`. One that cannot be written is named in the report, and tried again after
             the next round. With ``max_staleness``, it also has the models of up to so many earlier
             rounds, 4 d bytes each; with ``answers="updates"``, it has none of them.
+        inbox_path: folder in which late answers wait for a round, made if it does not exist. They
+            survive the process: each counts exactly once in the model of ``checkpoint_path``. None:
+            they wait in memory.
         checkpoint_every: number of rounds from one checkpoint to the next.
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
@@ -151,6 +153,7 @@ class Server:
         max_empty_rounds: int = 10,
         roles: Roles = "auto",
         weighted: bool = False,
+        inbox_path: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         self.round_seconds = read_positive("round_seconds", round_seconds)
@@ -184,6 +187,7 @@ class Server:
             weighted=weighted,
             sends_updates=self._sends_updates,
             saves_earlier=True,
+            inbox_path=inbox_path,
             **options,
         )
         self._core.set_model(_tensors.pack(state))
@@ -192,7 +196,6 @@ class Server:
         self._changed = threading.Condition()  # guards what follows
         self._round: _Round | None = None
         self._closed = False
-        self._late: dict[str, dict[int, Answer]] = {}  # that wait, by sender and round
         self._ignored: dict[str, str] = {}
         self._last_report: RoundReport | None = None
 
@@ -241,7 +244,8 @@ class Server:
         """Continue from a checkpoint; with the same answers, later rounds are bit-identical.
 
         Late answers to rounds before the restart count, if the rule has ``max_staleness``: the
-        checkpoint has what they need. Answers that waited for a round are lost with the process.
+        checkpoint has what they need. Late answers that waited for a round count, too, if they are
+        in ``inbox_path``; otherwise they are lost with the process.
 
         ``server_lr``, ``max_norm`` and ``min_active`` may be others than before, and
         ``num_clients`` larger.
@@ -257,10 +261,7 @@ class Server:
         """
         with self._turn:
             self._check_idle("resume")
-            changed = self._core.resume(path)
-            with self._changed:
-                self._late = {}  # of rounds of another run
-        return changed
+            return self._core.resume(path)
 
     def grow(self, num_clients: int, **options: Any) -> None:
         """Go on with more clients, between two rounds; see :meth:`fastagg.Aggregator.grow`.
@@ -291,9 +292,6 @@ class Server:
                     f"clients: expected clients that have answered, got {sorted(senders)[:10]}"
                 )
             self._core.forget([int(s) if self._numbered else known[s] for s in senders], senders)
-            with self._changed:
-                for sender in senders:
-                    self._late.pop(sender, None)
 
     def begin_round(self, clients: Iterable[Client] | None = None) -> Task:
         """Begin a round: from now on, answers of ``clients`` are taken.
@@ -413,18 +411,14 @@ class Server:
                 )
             current.ended = True
             number = current.task.round
-            late = [a for own in self._late.values() for n, a in own.items() if n < number]
         try:
             with self._turn:
-                report = self._aggregate([*current.answers.values(), *late])
+                report = self._aggregate([*current.answers.values()])
         finally:
             with self._changed:
                 self._round = None
-                if self._core.rounds == number:
-                    used = {(answer.sender, answer.round) for answer in late}
-                    self._keep_late(lambda sender, n: (sender, n) not in used)
-                else:  # it has not happened, and may be begun again
-                    self._keep_late(lambda _, n: n < number)
+                if self._core.rounds < number:  # it has not happened, and may be begun again
+                    self._core.discard_late(number)
                 ignored, self._ignored = self._ignored, {}
         if self._numbered:
             report = replace(report, absent={sender: int(sender) for sender in report.absent})
@@ -446,7 +440,7 @@ class Server:
         with self._changed:
             if self._round is not None and not self._round.ended:
                 number, self._round = self._round.task.round, None
-                self._keep_late(lambda _, n: n < number)
+                self._core.discard_late(number)
                 self._changed.notify_all()
 
     def close(self) -> None:
@@ -544,14 +538,13 @@ class Server:
             return None, self._refusal(sender, key)
         if self._closed:
             return number, "the server is closed"
-        reason = self._core.earlier.problem(number, sender)
-        if reason is None:
-            waits = number in self._late.get(sender, ())
-            current = self._round
-            in_time = current is not None and current.task.round == number
-            if waits or (in_time and current is not None and sender in current.answers):
-                reason = f"has answered in round {number} already"
-        return number, reason
+        current = self._round
+        answered = self._core.late_senders(number)
+        if current is not None and current.task.round == number:
+            answered |= current.answers.keys()
+        if sender in answered:
+            return number, f"has answered in round {number} already"
+        return number, self._core.earlier.problem(number, sender)
 
     def _late_round(self, key: str | None) -> int | None:
         """Return the number of the round of a key, if a late answer to it may count; else None."""
@@ -564,32 +557,13 @@ class Server:
         return None if number is None or number > self._core.rounds else number
 
     def _take(self, answer: Answer) -> str | None:
-        """Keep an answer that :meth:`_place` has found a place for; return why it cannot be used.
-
-        The arrays of a late one are kept only if it is the newest of its client.
-        """
-        number = answer.round
-        if number is None:
-            assert self._round is not None  # otherwise there is no place
-            self._round.answers[answer.sender] = answer
-            self._changed.notify_all()
-            return answer.problem
-        own = self._late.setdefault(answer.sender, {})
-        usable = [n for n, other in own.items() if other.problem is None]
-        if answer.problem is None and any(n > number for n in usable):
-            answer = replace(answer, arrays={}, problem=NEWER)
-        elif answer.problem is None:
-            own |= {n: replace(own[n], arrays={}, problem=NEWER) for n in usable}
-        own[number] = answer
+        """Keep an answer that has a place (:meth:`_place`); return why it cannot be used."""
+        if answer.round is not None:
+            return self._core.put_late(answer)
+        assert self._round is not None  # otherwise there is no place
+        self._round.answers[answer.sender] = answer
+        self._changed.notify_all()
         return answer.problem
-
-    def _keep_late(self, wanted: Callable[[str, int], bool]) -> None:
-        """Let those late answers wait on whose sender and round are wanted."""
-        kept = {
-            sender: {number: answer for number, answer in own.items() if wanted(sender, number)}
-            for sender, own in self._late.items()
-        }
-        self._late = {sender: own for sender, own in kept.items() if own}
 
     def _refusal(self, sender: str, key: str | None) -> str | None:
         """Return why an answer is not one for the open round, in time; None: it is one."""

@@ -35,7 +35,6 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.server import Server
 from flwr.serverapp import strategy as current
 
-from fastagg.integrations._flower_late import LateReplies
 from fastagg.integrations._flower_legacy_late import LateResults
 from fastagg.integrations.flower import FastAggLegacyStrategy, FastAggStrategy
 
@@ -300,7 +299,8 @@ def test_a_workflow_that_sends_messages_itself_is_refused() -> None:
 
 def test_many_threads_take_every_late_result_once() -> None:
     """Calls of 32 clients end around their timeouts: each is in time, or late, and never both."""
-    late = LateResults()
+    kept: dict[str, tuple[int, FitRes]] = {}
+    late = LateResults(lambda cid, number, result: kept.update({cid: (number, result)}))
     result = FitRes(Status(Code.OK, ""), Parameters([], ""), 1, {})
 
     class Waiting(Slow):
@@ -325,10 +325,10 @@ def test_many_threads_take_every_late_result_once() -> None:
             thread.join()
         for proxy in proxies:
             assert late.wait_for_one([proxy.cid], 60.0)
-        taken = late.take()
+        taken, kept = kept, {}
         assert taken.keys() == {cid for cid, in_time in outcomes.items() if not in_time}
         assert all(found == (number, result) for found in taken.values())
-        assert len(outcomes) == 32 and not late.take()
+        assert len(outcomes) == 32
 
 
 # --- wrappers -------------------------------------------------------------------------------
@@ -377,9 +377,3 @@ def test_the_older_api_refuses_them_within_wrappers_for_privacy(wrapper: str) ->
     sent: Parameters = ndarrays_to_parameters([np.ones(D, np.float32)])
     with pytest.raises(ValueError, match="max_staleness lets late answers count"):
         wrapped(legacy, wrapper, strategy).configure_fit(1, sent, SimpleClientManager())
-
-
-def test_replies_of_another_loop_need_no_metadata() -> None:
-    """Flower's own tests of strategies pass messages whose metadata have a source only."""
-    message: Any = SimpleNamespace(metadata=SimpleNamespace(src_node_id=1))
-    assert LateReplies().round_of(message) is None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg.integrations._report import Answer
+from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 
 K, D = 4, 12
@@ -48,6 +48,14 @@ def answer(sent: Tensor, client: int, number: int, late: bool, **changes: Any) -
     """Return the answer of a client to the model that was sent in a round."""
     model = {"w": (sent + noise(client, number)).numpy()}
     return Answer(f"n{client}", model, client, round=number if late else None, **changes)
+
+
+def close(server: AggregationServer, answers: Iterable[Answer]) -> RoundReport:
+    """Close a round, before which the late ones of the answers have arrived."""
+    listed = [*answers]
+    for late in [a for a in listed if a.round is not None]:
+        server.put_late(late)
+    return server.close_round([a for a in listed if a.round is None])
 
 
 # What arrives in each round: (client, round that it answers to).
@@ -84,7 +92,7 @@ def test_same_bits_as_the_rule(
         models[number] = open_round(server)
         assert torch.equal(models[number], params)
         answers = [answer(models[r], k, r, r < number) for k, r in arrived]
-        report = server.close_round(answers)
+        report = close(server, answers)
         rows = [(models[r] + noise(k, r)) - models[r] for k, r in arrived]
         ages = [number - r for _, r in arrived]
         expected = agg.step(params, rows, [k for k, _ in arrived], ages=ages)
@@ -101,10 +109,10 @@ def test_ages_count_steps_of_the_rule(served: Callable[..., AggregationServer]) 
     """A round with too few answers has no step, and the model of the next one is the same."""
     server = served("mifa", min_answers=2)
     first = open_round(server)
-    report = server.close_round([answer(first, 0, 1, late=False)])
+    report = close(server, [answer(first, 0, 1, late=False)])
     assert report.error is not None
     open_round(server)
-    report = server.close_round([answer(first, k, 1, late=True) for k in (1, 2)])
+    report = close(server, [answer(first, k, 1, late=True) for k in (1, 2)])
     assert report.error is None and report.late == {"n1": 0, "n2": 0}
     expected = first + (noise(1, 1) + noise(2, 1)) / K
     torch.testing.assert_close(server.params, expected, rtol=1e-5, atol=1e-5)  # of float32
@@ -115,9 +123,10 @@ def test_what_cannot_count_is_rejected(served: Callable[..., AggregationServer])
     sent = {}
     for number in range(1, 5):
         sent[number] = open_round(server)
-        server.close_round([answer(sent[number], 0, number, late=False)])
+        close(server, [answer(sent[number], 0, number, late=False)])
     sent[5] = open_round(server)
-    report = server.close_round(
+    report = close(
+        server,
         [
             answer(sent[5], 1, 5, late=False),
             answer(sent[4], 1, 4, late=True),  # older than the other one
@@ -126,7 +135,7 @@ def test_what_cannot_count_is_rejected(served: Callable[..., AggregationServer])
             answer(sent[4], 2, 4, late=True),
             answer(sent[3], 2, 3, late=True),
             answer(sent[4], 3, 4, late=True, problem="no number of examples"),
-        ]
+        ],
     )
     assert report.active == (1, 2) and report.late == {"n2": 1}
     assert report.rejected == {
@@ -138,7 +147,7 @@ def test_what_cannot_count_is_rejected(served: Callable[..., AggregationServer])
     }
     assert "late: client 2 (n2), age 1" in report.lines()
     open_round(server)
-    report = server.close_round([answer(sent[4], 2, 4, late=True)])
+    report = close(server, [answer(sent[4], 2, 4, late=True)])
     why = "was not asked in round 4, or has answered already"
     assert report.rejected == {"n2 (of round 4)": why}
 
@@ -146,10 +155,10 @@ def test_what_cannot_count_is_rejected(served: Callable[..., AggregationServer])
 def test_a_late_answer_with_nan_is_left_out(served: Callable[..., AggregationServer]) -> None:
     server = served("mifa")
     first = open_round(server)
-    server.close_round([answer(first, 0, 1, late=False)])
+    close(server, [answer(first, 0, 1, late=False)])
     open_round(server)
     bad = Answer("n1", {"w": np.full(D, math.nan, np.float32)}, 1, round=1)
-    report = server.close_round([bad])
+    report = close(server, [bad])
     assert report.rejected == {"n1": "update of client 1: NaN or Inf"} and not report.late
 
 
@@ -160,9 +169,9 @@ def test_without_max_staleness_late_answers_do_not_count(
         server = served("fedavg", **options)
         assert not server.takes_late_answers
         first = open_round(server)
-        server.close_round([answer(first, 0, 1, late=False)])
+        close(server, [answer(first, 0, 1, late=False)])
         second = open_round(server)
-        report = server.close_round([answer(first, 1, 1, True), answer(second, 0, 2, False)])
+        report = close(server, [answer(first, 1, 1, True), answer(second, 0, 2, False)])
         assert report.active == (0,)
         assert report.rejected == {"n1 (of round 1)": "late: round 1 has ended"}
 
@@ -173,16 +182,16 @@ def test_after_a_restart_older_rounds_are_closed(
     server = served("mimic", checkpoint_path=tmp_path / "run")
     for number in (1, 2):
         sent = open_round(server)
-        server.close_round([answer(sent, k, number, late=False) for k in (0, 1)])
+        close(server, [answer(sent, k, number, late=False) for k in (0, 1)])
     again = served("mimic", checkpoint_path=tmp_path / "run")
     again.resume(tmp_path / "run")
     for _ in range(2):
         models = [open_round(s) for s in (server, again)]
         number = server.rounds + 1
         for s, model in zip((server, again), models, strict=True):
-            s.close_round([answer(model, 2, number, late=False)])
+            close(s, [answer(model, 2, number, late=False)])
         assert torch.equal(server.params, again.params)
     open_round(again)
-    report = again.close_round([answer(sent, 3, 2, late=True), answer(models[1], 1, 4, late=True)])
+    report = close(again, [answer(sent, 3, 2, late=True), answer(models[1], 1, 4, late=True)])
     assert report.rejected == {"n3 (of round 2)": "late: round 2 is too old, max_staleness is 2"}
     assert report.late == {"n1": 1}

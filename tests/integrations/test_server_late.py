@@ -170,10 +170,10 @@ def test_without_an_open_round_answers_wait_for_the_next_one() -> None:
     assert run.answer(1, 1) is None and run.answer(2, 2) is None
     assert run.answer(1, 2) is None  # newer
     assert run.loop.model_bytes() == before
-    assert [len(own) for own in run.loop._late.values()] == [2, 1]
-    assert run.loop._late["1"][1].arrays == {}  # of each client, one answer is kept
+    # Of each client one answer waits, the newest.
+    assert run.loop._core._late.waiting() == [("2", 2), ("1", 2)]
     report = run.round([(0, 3)])
-    assert report.late == {"1": 1, "2": 1} and not run.loop._late
+    assert report.late == {"1": 1, "2": 1} and not run.loop._core._late.waiting()
     assert report.rejected == {"1 (of round 1)": "a newer answer of this client counts"}
 
 

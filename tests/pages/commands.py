@@ -183,7 +183,7 @@ class Shell:
             importlib.import_module("benchmarks.__main__").parser().parse_args(rest)
         elif module in ("tests.fuzz.checkpoints", "tests.fuzz.threads"):
             importlib.import_module(module).parser().parse_args(rest)
-        elif module == "benchmarks.cuda_verdict" and len(rest) == 1:
+        elif (module, len(rest)) in (("tests.rules.clip_peaks", 0), ("benchmarks.cuda_verdict", 1)):
             importlib.import_module(module)
         elif module == "pytest":
             _, unknown = self.pytest_parser.parse_known_and_unknown_args(rest)

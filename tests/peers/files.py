@@ -1,10 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of other projects that the gate runs, pinned by digest. None is in this repository.
 
-Neither ByzFL nor Flower has tests in its packages: all distributions on the package index, built or
-source, leave them out. ByzFL's package has the examples in its docstrings. The tests are files of
-the projects' public repositories, named here by commit, path and SHA-256. They are downloaded one
-by one, because the digest of a file cannot change, while that of a generated archive can.
+No package on the index has ByzFL's tests or Flower's tests of strategies, so the gate cannot take
+them from there. Looked at in November 2026, by ``pip download --no-deps``, with ``--only-binary
+:all:`` and with ``--no-binary :all:``:
+
+- ``byzfl``: all eleven releases, 0.0.1 to 0.0.11, built and source;
+- ``flwr``: 0.1.0, 0.2.0, 0.5.0, 0.12.0, 0.14.0, 0.17.0, 0.19.0, 1.0.0a0, 1.0.0, 1.4.0, 1.8.0,
+  1.13.1, 1.22.0, 1.28.0 and 1.42.0 built, and the six of 1.0.0 to 1.28.0 as source, too; of the
+  others pip gets no source;
+- ``flwr-nightly``: 1.43.0.dev20261026.
+
+No name of a file in them has "test", but ``flwr/client/node_state_tests.py`` of ``flwr`` 1.8.0,
+which does not test strategies. Flower's pyproject.toml excludes ``*_test.py``.
+
+ByzFL's package has the examples in its docstrings. The tests are files of the projects' public
+repositories, named here by commit, path and SHA-256. They are downloaded one by one, because the
+digest of a file cannot change, while that of a generated archive can.
 """
 
 from __future__ import annotations

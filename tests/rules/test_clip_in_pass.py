@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,9 @@ from torch import Tensor
 import fastagg
 from fastagg import Aggregator, ColumnBlocks, clipped_steps
 from fastagg.updates.columns import Columns
+from fastagg.updates.differences import Differences
 from tests.rules.conftest import as_form
+from tests.scripts import ROOT
 
 K, D = 6, 23
 CLIP = 4.0  # rows of D standard normal numbers have norms of about 4.8
@@ -43,14 +47,29 @@ def rounds(count: int, seed: int = 11) -> list[tuple[Tensor, list[int]]]:
 
 
 @every_rule
-@pytest.mark.parametrize("form", ["matrix", "buffer", "stream"])
+@pytest.mark.parametrize("form", ["matrix", "list", "buffer", "stream", "float64", "bfloat16"])
 def test_no_rule_copies_rows(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], form: str
 ) -> None:
     monkeypatch.setattr(clipped_steps, "scaled", None)
     agg, (rows, clients) = make(name, options), rounds(1)[0]
-    report = agg.step(torch.zeros(D), as_form(form, rows, clients, K), clients)
+    given = as_form(form, rows, clients, K)
+    if form in ("float64", "bfloat16"):  # models of clients, minus that of the server
+        dtype = getattr(torch, form)
+        given = Differences([[row.to(dtype)] for row in rows], torch.zeros(D))
+    report = agg.step(torch.zeros(D), given, clients)
     assert report.clipped is not None and report.clipped.numel()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
+def test_the_peak_of_memory_is_that_without_copies() -> None:
+    """A rule for each way of scaling rows; without names, the program measures all rules."""
+    rules = ["fdms", "krum", "median", "mimic", "scaffold", "mifa-client"]
+    command = [sys.executable, "-m", "tests.rules.clip_peaks", *rules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("\n") == 6 * 11 + 1  # six forms of eleven configurations
 
 
 @every_rule
