@@ -17,9 +17,13 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
+
+_PRODUCTS = 1 << 16
+"""Products that are computed together: those of several vectors, if the matrix is small."""
 
 
 class Policy(ABC):
@@ -70,13 +74,17 @@ def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
     Returns:
         [n, n] float64.
     """
-    products = gram.numpy()
+    return tensor_of(distances_of(gram.numpy(), own))
+
+
+def distances_of(products: NDArray[np.float64], own: float = 0.0) -> NDArray[np.float64]:
+    """Return :func:`square_distances` as an array."""
     squares = products.diagonal()
-    distances = squares[:, None] + squares
+    distances: NDArray[np.float64] = squares[:, None] + squares
     distances -= 2.0 * products
     np.maximum(distances, 0.0, out=distances)
-    np.fill_diagonal(distances, own)
-    return tensor_of(distances)
+    distances.reshape(-1)[:: len(distances) + 1] = own
+    return distances
 
 
 def nearest(distances: Tensor, count: int) -> Tensor:
@@ -91,10 +99,14 @@ def nearest(distances: Tensor, count: int) -> Tensor:
 
 def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
     """Return ``times(matrix, v)`` for each of k vectors v: [m, n], [k, n] -> [k, m]."""
-    products = torch.empty_like(matrix)  # reused: allocating it each time costs more than the sums
-    result = matrix.new_empty(len(vectors), len(matrix))
-    for vector, sums in zip(vectors, result, strict=True):
-        torch.sum(torch.mul(matrix, vector, out=products), dim=1, out=sums)
+    count = len(vectors)
+    together = min(count, max(1, _PRODUCTS // matrix.numel()))
+    # Reused: allocating it each time costs more than the sums.
+    products = matrix.new_empty(together, *matrix.shape)
+    result = matrix.new_empty(count, len(matrix))
+    for some, sums in zip(vectors.split(together), result.split(together), strict=True):
+        part = torch.mul(matrix, some[:, None], out=products[: len(some)])
+        torch.sum(part, dim=2, out=sums)
     return result
 
 
