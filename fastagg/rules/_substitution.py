@@ -64,9 +64,8 @@ class SubstitutionRule(WeightedRule[P, R]):
         shares, chosen = self._round_shares(cohort).numpy(), friends.numpy()
         by_friend: np.ndarray = np.bincount(chosen + 1, shares, self.num_clients + 1)
         weights = by_friend[1:][cohort.ids]
-        orphans = shares[chosen < 0]
-        if orphans.any():
-            weights += math.fsum(orphans.tolist()) / len(cohort)
+        if by_friend[0] > 0.0:  # shares of clients without a friend
+            weights += math.fsum(shares[chosen < 0].tolist()) / len(cohort)
         return tensor_of(weights)
 
     def _capped(self, cohort: Cohort, propose: Propose, cap: float) -> tuple[Tensor, Tensor]:
