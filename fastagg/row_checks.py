@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastagg.norm_bound import MaxNorm, RecentNorms
+from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import NonFiniteUpdates, OversizedUpdates, RefusedUpdates
 from fastagg.server_optimizer import Moments, ServerOptimizer
@@ -53,7 +54,7 @@ class RowChecks:
         Raises:
             ValueError: the parameters hold NaN or Inf.
         """
-        peaks: list[float] = self.columns.abs_max([params, *vectors]).tolist()
+        peaks: list[float] = self.columns.abs_max(RowList([params, *vectors])).tolist()
         if not math.isfinite(peaks[0]):
             raise ValueError("params: expected finite values, got NaN or Inf")
         return peaks

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "checks.h"
@@ -34,9 +35,9 @@ at::Tensor tensor_of_items(py::handle items, at::ScalarType dtype, const Each& e
   const auto fast = py::reinterpret_steal<py::object>(
       PySequence_Fast(items.ptr(), "expected a sequence of numbers"));
   if (!fast) throw py::error_already_set();
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  const int64_t count = PySequence_Fast_GET_SIZE(fast.ptr());
   at::Tensor out = new_tensor({count}, dtype);
-  for (Py_ssize_t i = 0; i < count; ++i) each(out, i, PySequence_Fast_GET_ITEM(fast.ptr(), i));
+  for (int64_t i = 0; i < count; ++i) each(out, i, PySequence_Fast_GET_ITEM(fast.ptr(), i));
   if (PyErr_Occurred()) throw py::error_already_set();
   return out;
 }
@@ -93,9 +94,110 @@ at::Tensor take_rows(const at::Tensor& matrix, const std::vector<int64_t>& order
   return out;
 }
 
+// --- sums and bounds over clients ----------------------------------------------------------------
+
+// The sum of the shares of the clients k with friends[k] = i, in the order of k, for each of `ids`;
+// and the shares of clients without a friend.
+std::tuple<at::Tensor, std::vector<double>> shares_by_friend(const at::Tensor& shares,
+                                                             const at::Tensor& friends,
+                                                             const std::vector<int64_t>& ids) {
+  const int64_t K = shares.numel();
+  check_tensor(shares, "shares", at::kDouble, {K});
+  check_tensor(friends, "friends", at::kLong, {K});
+  check_same_device(shares, "shares", at::kCPU);
+  check_same_device(friends, "friends", at::kCPU);
+  const auto* share = shares.const_data_ptr<double>();
+  const auto* chosen = friends.const_data_ptr<int64_t>();
+  std::vector<double> sums(K, 0.0), without;
+  for (int64_t k = 0; k < K; ++k) {
+    TORCH_CHECK_INDEX(chosen[k] < K, "friends: expected ids below ", K, ", got ", chosen[k]);
+    if (chosen[k] < 0)
+      without.push_back(share[k]);
+    else
+      sums[chosen[k]] += share[k];
+  }
+  at::Tensor out = new_tensor({static_cast<int64_t>(ids.size())}, at::kDouble);
+  auto* sum = out.mutable_data_ptr<double>();
+  for (int64_t id : ids) {
+    TORCH_CHECK_INDEX(id >= 0 && id < K, "ids: expected ids in [0, ", K, "), got ", id);
+    *sum++ = sums[id];
+  }
+  return {out, without};
+}
+
+// A copy of values [K] float64 with new values of `ids`, and the old ones.
+std::tuple<at::Tensor, std::vector<double>> replaced(const at::Tensor& values,
+                                                     const std::vector<int64_t>& ids,
+                                                     const std::vector<double>& items) {
+  const int64_t K = values.numel();
+  check_tensor(values, "values", at::kDouble, {K});
+  check_same_device(values, "values", at::kCPU);
+  TORCH_CHECK_VALUE(ids.size() == items.size(), "items: expected one for each of ", ids.size(),
+                    " ids, got ", items.size());
+  const auto* before = values.const_data_ptr<double>();
+  at::Tensor out = new_tensor({K}, at::kDouble);
+  auto* after = out.mutable_data_ptr<double>();
+  std::copy_n(before, K, after);
+  std::vector<double> old;
+  old.reserve(ids.size());
+  for (std::size_t s = 0; s < ids.size(); ++s) {
+    TORCH_CHECK_INDEX(ids[s] >= 0 && ids[s] < K, "ids: expected ids in [0, ", K, "), got ", ids[s]);
+    old.push_back(before[ids[s]]);
+    after[ids[s]] = items[s];
+  }
+  return {out, old};
+}
+
 void mark_changed(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& t : tensors)
     if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+}
+
+// --- shared memory ------------------------------------------------------------------------------
+
+// The addresses of a number of vectors of equal size, in ascending order.
+class Vectors {
+ public:
+  explicit Vectors(const std::vector<at::Tensor>& vectors) {
+    for (const at::Tensor& v : vectors) {
+      begins_.push_back(reinterpret_cast<std::uintptr_t>(v.const_data_ptr()));
+      bytes_ = std::max<std::uintptr_t>(bytes_, v.nbytes());
+    }
+    std::sort(begins_.begin(), begins_.end());
+  }
+
+  // Whether one of them overlaps `bytes` bytes from `row` on.
+  bool overlap(const void* row, std::uintptr_t bytes) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(row);
+    const auto after = std::lower_bound(begins_.begin(), begins_.end(), begin + bytes);
+    return after != begins_.begin() && begin < *(after - 1) + bytes_;  // the last that could
+  }
+
+ private:
+  std::vector<std::uintptr_t> begins_;
+  std::uintptr_t bytes_ = 0;
+};
+
+int64_t shared_row(py::handle rows, const std::vector<at::Tensor>& vectors) {
+  const Vectors others(vectors);
+  if (THPVariable_Check(rows.ptr())) {
+    const at::Tensor& matrix = THPVariable_Unpack(rows.ptr());
+    TORCH_CHECK_VALUE(matrix.dim() == 2, "rows: expected a matrix, got shape ", matrix.sizes());
+    const auto* first = static_cast<const char*>(matrix.const_data_ptr());
+    const auto size = static_cast<int64_t>(matrix.element_size());
+    for (int64_t s = 0; s < matrix.size(0); ++s)
+      if (others.overlap(first + s * matrix.stride(0) * size, matrix.size(1) * size)) return s;
+    return -1;
+  }
+  int64_t s = 0;
+  for (py::handle item : rows) {
+    if (THPVariable_Check(item.ptr())) {
+      const at::Tensor& row = THPVariable_Unpack(item.ptr());
+      if (others.overlap(row.const_data_ptr(), row.nbytes())) return s;
+    }
+    ++s;
+  }
+  return -1;
 }
 
 // --- the usual cohort ---------------------------------------------------------------------------
@@ -191,7 +293,8 @@ class UsualRows {
 
   // Whether they are S plain rows of d numbers that share no memory with the parameters.
   bool usual(const float* params) const {
-    const auto own = reinterpret_cast<std::uintptr_t>(params), bytes = d_ * sizeof(float);
+    const auto own = reinterpret_cast<std::uintptr_t>(params);
+    const auto bytes = static_cast<std::uintptr_t>(d_) * sizeof(float);
     return usual_ && std::none_of(addresses_.begin(), addresses_.end(), [&](const float* row) {
              const auto begin = reinterpret_cast<std::uintptr_t>(row);
              return begin < own + bytes && own < begin + bytes;
@@ -261,6 +364,15 @@ void define_step_arguments(py::module_& m) {
         "A tensor [count] bool that is True at some positions.");
   m.def("take_rows", &take_rows, py::arg("matrix"), py::arg("order"),
         "A copy of some rows of a float32 matrix.");
+  m.def("shares_by_friend", &shares_by_friend, py::arg("shares"), py::arg("friends"),
+        py::arg("ids"),
+        "For each of `ids`, the sum of the shares of the clients whose friend it is, [n] float64; "
+        "and a list of the shares of clients without a friend.");
+  m.def("replaced", &replaced, py::arg("values"), py::arg("ids"), py::arg("items"),
+        "A copy of a float64 tensor with new items at `ids`, and a list of the old ones.");
+  m.def("shared_row", &shared_row, py::arg("rows"), py::arg("vectors"),
+        "The position of the first row, of a matrix or a list, that shares memory with one of some "
+        "contiguous vectors of equal size, or -1. Items that are no tensors are passed over.");
   m.def("mark_changed", &mark_changed, py::arg("tensors"),
         "Bump the version counters of tensors that have one.");
   m.def("usual_cohort", &usual_cohort, py::arg("params"), py::arg("updates"), py::arg("clients"),

@@ -10,9 +10,12 @@ from __future__ import annotations
 from fastagg._C import flags as flags
 from fastagg._C import float_tensor as float_tensor
 from fastagg._C import int_tensor as int_tensor
+from fastagg._C import replaced as replaced
 from fastagg._C import reserve as reserve
 from fastagg._C import rounded as rounded
 from fastagg._C import rows as rows_of
+from fastagg._C import shared_row as shared_row
+from fastagg._C import shares_by_friend as shares_by_friend
 from fastagg._C import take_rows as take_rows
 from fastagg._C import tensor as tensor_of
 from fastagg._C import usual_cohort as usual_cohort
@@ -21,9 +24,12 @@ __all__ = [
     "flags",
     "float_tensor",
     "int_tensor",
+    "replaced",
     "reserve",
     "rounded",
     "rows_of",
+    "shared_row",
+    "shares_by_friend",
     "take_rows",
     "tensor_of",
     "usual_cohort",

@@ -25,6 +25,7 @@ from fastagg.memory.int8 import (
 )
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
+from fastagg.ops.memory import replaced
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import age_bytes, check_ages, make_ages, read_max_age
@@ -34,7 +35,6 @@ from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -280,16 +280,15 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         before = self._peaks
         if plan.expired:
             before = before.index_fill(0, torch.tensor(plan.expired), 0.0)
-        clients, reference = cohort.clients, None
+        reference = None
         if self.remembers_models:
             row_peaks = [row_peak + peak for row_peak in row_peaks]
             if cohort.owner is not None and isinstance(self.memory, RowMemory):
                 reference = self.memory.new_reference().copy_(params)
-        old_peaks: list[float] = before.index_select(0, clients).tolist()
+        peaks, old_peaks = replaced(before, cohort.ids, row_peaks)
         changes = list(map(operator.add, row_peaks, old_peaks))  # >= |new row - old row|
         if not max(changes, default=0.0) <= FLOAT32_LIMIT:
             raise ValueError("updates: too large, memory rows would leave the range of float32")
-        peaks = before.index_copy(0, clients, factors_tensor(row_peaks))
         aggregate = self._aggregate_peak(plan, before, peaks, changes)
         if self.remembers_models:
             aggregate += peak

@@ -180,17 +180,10 @@ def read_cohort(
             argument, what was expected and what came.
     """
     if device.type == "cpu" and ages is None and weights is None:
-        buffer = updates if isinstance(updates, UpdateBuffer) else None
-        given = updates if buffer is None else buffer.every_row
-        most = SMALL_BYTES if gather else 0
-        found = usual_cohort(
-            params, given, clients, num_clients, num_params, buffer is not None, most
-        )
+        found = _usual_cohort(params, updates, clients, num_clients, num_params, gather)
         if found is not None:
-            listed, tensor, rows = found
-            rows = rows if isinstance(rows, Tensor) else RowList(rows)
-            return Cohort(listed, tensor, rows, buffer)
-    # Something is unusual or wrong: one argument after the other, with its message.
+            return found
+    # Something is unusual or wrong: check one argument after the other, with messages.
     check_vector("params", params, num_params, device)
     if params.requires_grad and params.grad_fn is not None and params._base is None:
         _warn_of_a_copy(params)
@@ -225,6 +218,31 @@ def read_cohort(
             given = alike(given, [views[s] for s in order])
     row_ages = None if late is None else _if_late(late)
     return Cohort(ids, ids_tensor(ids), given, buffer, row_ages, counts)
+
+
+def _usual_cohort(
+    params: Tensor,
+    updates: Updates,
+    clients: Clients,
+    num_clients: int,
+    num_params: int,
+    gather: bool,
+) -> Cohort | None:
+    """Check and sort all arguments in one call; None if one of them is wrong or unusual."""
+    owner = updates if isinstance(updates, UpdateBuffer) else None
+    found = usual_cohort(
+        params,
+        updates if owner is None else owner.every_row,
+        clients,
+        num_clients,
+        num_params,
+        owner is not None,
+        SMALL_BYTES if gather else 0,
+    )
+    if found is None:
+        return None
+    ids, tensor, rows = found
+    return Cohort(ids, tensor, rows if isinstance(rows, Tensor) else RowList(rows), owner)
 
 
 def _if_late(ages: list[int]) -> Tensor | None:
