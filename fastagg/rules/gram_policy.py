@@ -23,7 +23,7 @@ from torch import Tensor
 from fastagg.ops.memory import tensor_of
 
 _PRODUCTS = 1 << 16
-"""Products that are computed together: those of several vectors, if the matrix is small."""
+"""Products of several vectors with a matrix that are computed at once."""
 
 
 class Policy(ABC):
@@ -91,22 +91,22 @@ def nearest(distances: Tensor, count: int) -> Tensor:
     """Mark the ``count`` smallest entries of each row, the first ones on ties: [n, n] bool."""
     numbers = distances.numpy()
     bounds = np.partition(numbers, count - 1, axis=1)[:, count - 1 : count]  # [n, 1]
-    chosen, last = numbers < bounds, numbers == bounds
-    missing = count - chosen.sum(axis=1, keepdims=True)
-    chosen |= last & (last.cumsum(axis=1) <= missing)
+    chosen = numbers <= bounds
+    if np.count_nonzero(chosen) > count * len(numbers):  # ties
+        chosen, last = numbers < bounds, numbers == bounds
+        missing = count - chosen.sum(axis=1, keepdims=True)
+        chosen |= last & (last.cumsum(axis=1) <= missing)
     return tensor_of(chosen)
 
 
 def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
     """Return ``times(matrix, v)`` for each of k vectors v: [m, n], [k, n] -> [k, m]."""
-    count = len(vectors)
-    together = min(count, max(1, _PRODUCTS // matrix.numel()))
-    # Reused: allocating it each time costs more than the sums.
-    products = matrix.new_empty(together, *matrix.shape)
-    result = matrix.new_empty(count, len(matrix))
-    for some, sums in zip(vectors.split(together), result.split(together), strict=True):
-        part = torch.mul(matrix, some[:, None], out=products[: len(some)])
-        torch.sum(part, dim=2, out=sums)
+    if len(vectors) * matrix.numel() <= _PRODUCTS:
+        return (matrix * vectors.unsqueeze(1)).sum(dim=2)
+    products = torch.empty_like(matrix)  # reused: allocating it each time costs more than the sums
+    result = matrix.new_empty(len(vectors), len(matrix))
+    for vector, sums in zip(vectors, result, strict=True):
+        torch.sum(torch.mul(matrix, vector, out=products), dim=1, out=sums)
     return result
 
 
