@@ -36,7 +36,8 @@ from fastagg import _C
 rows_of = lambda *args: [row.clone() for row in _C.rows(*args)]
 tensor_of = lambda buffer: _C.tensor(buffer).clone()
 """
-BINDINGS = ["library", "module", "ops_policy", "python_memory", "step_arguments"]  # besides ops_cuda
+# Besides ops_cuda:
+BINDINGS = ["library", "module", "ops_policy", "python_memory", "step_arguments"]
 RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
