@@ -27,7 +27,7 @@ import fastagg
 from benchmarks import memory_ops, report, robust, steps
 from benchmarks.machine import describe
 from benchmarks.regress.worker import RULES
-from fastagg.ops import _gram, _robust, _rows, _scores
+from fastagg.ops import _gram, _int8_rows, _moments, _robust, _rows, _scores, _sketch, _sorted
 
 Call = Callable[[], object]
 SIZES = [(20, 10), (100, 50), (1000, 100)]  # K, S
@@ -79,7 +79,7 @@ class _TimedOps:
 
 @contextmanager
 def _clocks() -> Iterator[_TimedOps]:
-    modules = (_gram, _robust, _rows, _scores)
+    modules = (_gram, _int8_rows, _moments, _robust, _rows, _scores, _sketch, _sorted)
     before = _rows.compiled
     timed = _TimedOps(before)
     for module in modules:

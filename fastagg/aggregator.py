@@ -22,7 +22,7 @@ from fastagg.clipping import AdaptiveClip, Clipping, check_clipping, check_noise
 from fastagg.costs import Cost, Sizes
 from fastagg.description import describe
 from fastagg.memory.rows import RowMemory, sink_of
-from fastagg.modes import MadeInPlainModes, plain_modes, writable
+from fastagg.modes import MadeInPlainModes, NoGradients, plain_modes, writable
 from fastagg.norm_bound import (
     AdaptiveNorm,
     MaxNorm,
@@ -276,7 +276,6 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
     def min_active(self, value: int) -> None:
         self._min_active = read_count("min_active", value, least=1, most=self.num_clients)
 
-    @torch.no_grad()
     def step(
         self,
         params: Tensor,
@@ -331,7 +330,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         If a signal handler raises an exception out of this call, ``committed`` tells whether the
         step has taken effect, and ``last_report`` is then its report.
         """
-        with self._alone("step"), plain_modes():
+        with self._alone("step"), plain_modes(), NoGradients():
             try:
                 reserve(_RESERVE)
                 return self._step(params, updates, clients, ages, weights)

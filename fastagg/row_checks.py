@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fastagg.norm_bound import MaxNorm, RecentNorms
+from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import NonFiniteUpdates, OversizedUpdates, RefusedUpdates
 from fastagg.server_optimizer import Moments, ServerOptimizer
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns
-from fastagg.updates.small import factors_tensor
 
 
 class RowChecks:
@@ -54,7 +54,7 @@ class RowChecks:
         Raises:
             ValueError: the parameters hold NaN or Inf.
         """
-        peaks: list[float] = self.columns.abs_max([params, *vectors]).tolist()
+        peaks: list[float] = self.columns.abs_max(RowList([params, *vectors])).tolist()
         if not math.isfinite(peaks[0]):
             raise ValueError("params: expected finite values, got NaN or Inf")
         return peaks
@@ -71,14 +71,14 @@ class RowChecks:
         largest = self.server_optimizer.largest_row
         return largest / max(1.0, self.server_lr) / max(1.0, gain)
 
-    def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> Tensor:
-        """Return the largest magnitude in each row, [S] float64; see :meth:`_check_peaks`."""
+    def _row_peaks(self, cohort: Cohort, largest: float | Tensor | None = None) -> list[float]:
+        """Return the largest magnitude in each row, S numbers; see :meth:`_check_peaks`."""
         return self._check_peaks(cohort, self.columns.abs_max(cohort.rows), largest)
 
     def _check_peaks(
         self, cohort: Cohort, peaks: Tensor, largest: float | Tensor | None = None
-    ) -> Tensor:
-        """Return ``peaks`` [S], the largest magnitudes in the rows, as float64 on the CPU.
+    ) -> list[float]:
+        """Return ``peaks`` [S], the largest magnitudes in the rows, as S numbers.
 
         Args:
             cohort: S clients.
@@ -89,19 +89,19 @@ class RowChecks:
             NonFiniteUpdates: rows hold NaN or Inf.
             OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
         """
-        listed: list[float] = peaks.tolist()
-        peaks = factors_tensor(listed) if listed else peaks.to("cpu", torch.float64)
-        if not math.isfinite(sum(listed)):  # no sum of S finite float32 values overflows
-            raise NonFiniteUpdates(cohort.clients[~torch.isfinite(peaks)])
+        found: list[float] = peaks.tolist()
+        if not math.isfinite(sum(found)):  # no sum of S finite float32 values overflows
+            broken = [not math.isfinite(peak) for peak in found]
+            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
         if self.nonfinite == "drop":
-            limits = peaks.new_tensor(self._largest_row()) if largest is None else largest
-            beyond = (peaks > limits).nonzero().flatten().tolist()
-            if beyond:
-                limits = torch.as_tensor(limits, dtype=torch.float64).expand(len(peaks))
-                sizes = {cohort.ids[i]: float(peaks[i]) for i in beyond}
-                accepted = {cohort.ids[i]: float(limits[i]) for i in beyond}
+            limit = self._largest_row() if largest is None else largest
+            limits = limit.tolist() if isinstance(limit, Tensor) else [limit] * len(found)
+            rows = list(zip(cohort.ids, found, limits, strict=True))
+            sizes = {client: peak for client, peak, most in rows if peak > most}
+            if sizes:
+                accepted = {client: most for client, peak, most in rows if peak > most}
                 raise OversizedUpdates(sizes, "largest magnitude", accepted)
-        return peaks
+        return found
 
     def _check_squares(self, cohort: Cohort, squares: Sequence[float]) -> None:
         """Refuse rows by their squared Euclidean norms.

@@ -170,7 +170,7 @@ def test_highway_computes_the_same(tmp_path: Path) -> None:
 def test_small_times_ops_python_and_eager_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small, "SIZES", [(8, 4)])
+    monkeypatch.setattr(small, "SIZES", [(16, 8)])
     monkeypatch.setattr(small, "WIDTHS", [50])
     command.main(["small", "--seconds", "0.001", "--out", str(tmp_path)])
     rows = read(tmp_path / kind() / "small.csv")

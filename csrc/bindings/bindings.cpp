@@ -7,3 +7,4 @@
 #include "ops_policy.cpp"
 #include "python_memory.cpp"
 #include "refused.cpp"
+#include "step_arguments.cpp"

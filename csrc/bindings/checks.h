@@ -29,6 +29,20 @@ inline void check_dense(const at::Tensor& t, const char* name) {
   TORCH_CHECK_VALUE(!t.is_meta(), name, ": expected a tensor with data, got one on device meta");
 }
 
+// Whether a dense tensor lies within its storage, which may have been resized.
+inline bool within_storage(const at::Tensor& t) {
+  if (t.numel() == 0) return true;
+  int64_t last = t.storage_offset();  // the element with the highest address
+  for (int64_t dim = 0; dim < t.dim(); ++dim) {
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(t.size(dim) - 1, t.stride(dim), &reach) ||
+        __builtin_add_overflow(last, reach, &last))
+      return false;
+  }
+  const auto bytes = static_cast<int64_t>(t.storage().nbytes());
+  return last < bytes / static_cast<int64_t>(t.element_size());
+}
+
 // Refuses tensors whose numbers are not the bytes of their storage: views with a lazy conjugation
 // or negation, tensors without memory, and views that reach beyond their storage (after it was
 // resized). `t` is dense.
@@ -38,18 +52,9 @@ inline void check_memory(const at::Tensor& t, const char* name) {
       ": expected a tensor without a lazy negation or conjugation; call resolve_neg() "
       "and resolve_conj(), or clone()");
   TORCH_CHECK_VALUE(!t._is_zerotensor(), name, ": expected a tensor with memory; call clone()");
-  if (t.numel() == 0) return;
-  int64_t last = t.storage_offset();  // the element with the highest address
-  bool fits = true;
-  for (int64_t dim = 0; dim < t.dim(); ++dim) {
-    int64_t reach = 0;
-    fits = fits && !__builtin_mul_overflow(t.size(dim) - 1, t.stride(dim), &reach) &&
-           !__builtin_add_overflow(last, reach, &last);
-  }
-  const auto bytes = static_cast<int64_t>(t.storage().nbytes());
-  TORCH_CHECK_VALUE(fits && last < bytes / static_cast<int64_t>(t.element_size()), name,
+  TORCH_CHECK_VALUE(within_storage(t), name,
                     ": expected a tensor within its storage, got one that reaches beyond its ",
-                    bytes, " bytes");
+                    t.storage().nbytes(), " bytes");
 }
 
 inline void check_tensor(const at::Tensor& t, const char* name, at::ScalarType dtype,

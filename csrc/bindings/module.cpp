@@ -10,6 +10,7 @@
 #include "../kernels/cpu/simd.h"
 #include "../kernels/gram.h"
 #include "python_memory.h"
+#include "step_arguments.h"
 
 namespace py = pybind11;
 using fastagg::cpu::Isa;
@@ -70,4 +71,5 @@ PYBIND11_MODULE(_C, m) {
   m.def("gram_scratch", &fastagg::cpu::gram_scratch, py::arg("S"), py::arg("d"), py::arg("threads"),
         "Bytes of temporary memory that gram and gram_and_sum_ of S rows use on the CPU.");
   fastagg::define_python_memory(m);
+  fastagg::define_step_arguments(m);
 }

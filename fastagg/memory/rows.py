@@ -153,10 +153,12 @@ class RowMemory:
 
     def of(self, clients: Sequence[int], blank: Container[int] = ()) -> list[Tensor]:
         """Return the rows of ``clients``, not copied; a row of zeros for those in ``blank``."""
-        if not blank:
-            return [self.rows[client] for client in clients]
-        zeros = self.zeros()
-        return [zeros if client in blank else self.rows[client] for client in clients]
+        rows = [self.rows[client] for client in clients]
+        if blank:
+            zeros = self.zeros()
+            both = zip(clients, rows, strict=True)
+            rows = [zeros if client in blank else row for client, row in both]
+        return RowList(rows) if self.dtype == torch.float32 else rows
 
     def references_of(self, clients: Sequence[int]) -> list[Tensor | None]:
         """Return the references [d] of ``clients``; an empty list if no client has one."""

@@ -147,7 +147,7 @@ def devices() -> tuple[str, ...]:
 
 
 _is_compiling = torch.compiler.is_compiling
-_increment_version = torch.autograd.graph.increment_version
+_mark_changed = _C.mark_changed
 
 
 def mark_changed(*tensors: Tensor) -> None:
@@ -157,7 +157,7 @@ def mark_changed(*tensors: Tensor) -> None:
     tensors have no version counter.
     """
     if not _is_compiling():
-        _increment_version([t for t in tensors if not t.is_inference()])
+        _mark_changed(tensors)
 
 
 def count_rows(rows: list[Tensor]) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors made of Python's memory, and memory kept free for a commit.
+"""Tensors made of Python's memory, the arguments of a step, and memory kept free for a commit.
 
 torch.from_numpy and torch.frombuffer end the process if a small allocation fails in them. These
 functions raise MemoryError or RuntimeError instead.
@@ -7,8 +7,30 @@ functions raise MemoryError or RuntimeError instead.
 
 from __future__ import annotations
 
+from fastagg._C import flags as flags
+from fastagg._C import float_tensor as float_tensor
+from fastagg._C import int_tensor as int_tensor
+from fastagg._C import replaced as replaced
 from fastagg._C import reserve as reserve
+from fastagg._C import rounded as rounded
 from fastagg._C import rows as rows_of
+from fastagg._C import shared_row as shared_row
+from fastagg._C import shares_by_friend as shares_by_friend
+from fastagg._C import take_rows as take_rows
 from fastagg._C import tensor as tensor_of
+from fastagg._C import usual_cohort as usual_cohort
 
-__all__ = ["reserve", "rows_of", "tensor_of"]
+__all__ = [
+    "flags",
+    "float_tensor",
+    "int_tensor",
+    "replaced",
+    "reserve",
+    "rounded",
+    "rows_of",
+    "shared_row",
+    "shares_by_friend",
+    "take_rows",
+    "tensor_of",
+    "usual_cohort",
+]

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg import ops
@@ -54,7 +57,7 @@ class CorrectionPlan(Plan):
 class Corrected(Reading):
     """Results of the pass over the rows; v and the new memory rows are in scratch."""
 
-    peaks: Tensor  # [K] float64, >= |corrections[k]| after the step
+    peaks: list[float]  # S bounds of the active clients' new |corrections[k]|
     reference: Tensor | None  # [d], v, if the new memory rows are relative to it
     rounded: Tensor | None = None  # [d] float32, v
     late: list[int] = field(default_factory=list)  # ids whose new memory rows are corrections
@@ -134,7 +137,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         sizes, store = (self.num_clients, self.num_params), read_store("float32", memory_folder)
         self.corrections = RowMemory(*sizes, self.device, sign=-1.0, store=store)
         self._mean = allocate_vector(self.num_params, self.device, torch.float64)
-        self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |corrections[k]|
+        self._peaks: NDArray[np.float64] = np.zeros(self.num_clients)  # >= |corrections[k]|
 
     def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:
         return {} if self.ages is None else self.ages.too_late(cohort, ages)
@@ -154,7 +157,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         return CorrectionPlan(factors_tensor([1.0 / len(cohort)] * len(cohort)))
 
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
-        peak, clients, ids = self._params_peak(params), cohort.clients, cohort.ids
+        peak, ids = self._params_peak(params), cohort.ids
         self.corrections.settle_(most=_most_references(self.num_clients, self.num_params) - 1)
         own, kept = self.corrections.of(ids), []
         if cohort.owner is None:
@@ -162,36 +165,34 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             kept = self.corrections.spares.rows(ids)
         copies = 4 * len(ids) * self.num_params > _CACHED_BYTES
         rounded = self.corrections.new_reference()
-        row_peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
+        found = torch.empty(len(ids), device=self.device, dtype=torch.float32)
         references = self.corrections.references_of(ids)
         self.columns.mimic_mean_(
             self._mean,
             rounded,
-            row_peaks,
+            found,
             cohort.rows,
             own,
-            clients,
+            cohort.clients,
             references,
             kept,
             copies,
             plan.fading,
             cohort.scales,
         )
-        row_peaks = self._check_peaks(cohort, self.columns.join_peaks(row_peaks))
-        counted = None if plan.fading is None else plan.fading > 0.0
+        row_peaks = self._check_peaks(cohort, self.columns.join_peaks(found))
         earlier = self._earlier_aggregates(cohort)
-        found = self.columns.abs_max([*earlier.values()]) if earlier else torch.zeros(0)
-        largest = found.to("cpu", torch.float64)  # of each of these aggregates
-        aggregate = self._bound(
-            peak, clients, row_peaks, counted, float(largest.max()) if earlier else 0.0
-        )
-        own_peaks = [aggregate] * len(cohort)
-        for (position, vector), bound in zip(earlier.items(), largest.tolist(), strict=True):
+        largest: list[float] = []  # magnitudes, of each of these aggregates
+        if earlier:
+            largest = self.columns.abs_max([*earlier.values()]).tolist()
+        aggregate = self._bound(peak, ids, row_peaks, plan.fading, max(largest, default=0.0))
+        own_peaks = [aggregate] * len(ids)
+        for (position, vector), bound in zip(earlier.items(), largest, strict=True):
             own_peaks[position] = bound
             row = cohort.tensors()[position]
             ops.weighted_sum_(row, [vector], torch.ones(1, dtype=torch.float32), beta=-1.0)
-        new_peaks = (factors_tensor(own_peaks) + row_peaks) * _ROUNDING
-        peaks = self._peaks.index_copy(0, clients, new_peaks)
+        both = zip(own_peaks, row_peaks, strict=True)
+        peaks = [(own_peak + row_peak) * _ROUNDING for own_peak, row_peak in both]
         reference = None if kept and not copies else rounded
         late = [cohort.ids[position] for position in earlier]
         v = Aggregate(self._mean, aggregate)
@@ -216,7 +217,8 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
 
     def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
         self.corrections.exchange(cohort.ids, cohort.owner, reading.reference, reading.late)
-        self._peaks = reading.peaks
+        for client, peak in zip(cohort.ids, reading.peaks, strict=True):
+            self._peaks[client] = peak
         self._count(cohort, reading.rounded)
 
     def _correction_ages(self, cohort: Cohort) -> Tensor:
@@ -241,53 +243,57 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
     def _bound(
         self,
         peak: float,
-        clients: Tensor,
-        row_peaks: Tensor,
-        counted: Tensor | None,
+        ids: list[int],
+        row_peaks: list[float],
+        fading: Tensor | None,
         earlier: float,
     ) -> float:
         """Return a bound of |v|; check that corrections and parameters stay in range.
 
         Args:
             peak: the largest magnitude in the parameters.
-            clients: [S] int64.
-            row_peaks: [S] float64, largest magnitudes in their rows.
-            counted: [S] bool, whose corrections count; None: all.
+            ids: of S clients.
+            row_peaks: S largest magnitudes in their rows.
+            fading: [S], factors of their corrections, of which only those of 0 lower the bound;
+                None: ones.
             earlier: the largest magnitude in the aggregates to which late rows belong.
         """
-        bound = self._aggregate_bound(clients, row_peaks, counted)
+        bound = self._aggregate_bound(ids, row_peaks, fading)
         if not self._fits(bound, peak, row_peaks, earlier):
             self._measure()
-            bound = self._aggregate_bound(clients, row_peaks, counted)
+            bound = self._aggregate_bound(ids, row_peaks, fading)
             if not self._fits(bound, peak, row_peaks, earlier):
                 raise ValueError(
                     "updates: too large, corrections or parameters could leave the range of "
-                    f"float32 (updates up to {row_peaks.max().item():.3g}, corrections up to "
+                    f"float32 (updates up to {max(row_peaks):.3g}, corrections up to "
                     f"{self._peaks.max().item():.3g})"
                 )
         return bound
 
     def _measure(self) -> None:
         self.corrections.settle_()
-        self._peaks = self.columns.abs_max(self.corrections.rows).to(torch.float64)
+        found: list[float] = self.columns.abs_max(self.corrections.rows).tolist()
+        self._peaks = np.array(found)
 
-    def _aggregate_bound(self, clients: Tensor, row_peaks: Tensor, counted: Tensor | None) -> float:
-        peaks = self._peaks.index_select(0, clients)
-        if counted is not None:
-            peaks = peaks * counted
-        largest: list[float] = (row_peaks + peaks).tolist()
-        return math.fsum(largest) / len(largest) * _ROUNDING
+    def _aggregate_bound(
+        self, ids: list[int], row_peaks: list[float], fading: Tensor | None
+    ) -> float:
+        peaks: list[float] = self._peaks[ids].tolist()
+        if fading is not None:
+            factors = zip(peaks, fading.tolist(), strict=True)
+            peaks = [peak if factor > 0.0 else 0.0 for peak, factor in factors]
+        return math.fsum(map(operator.add, row_peaks, peaks)) / len(ids) * _ROUNDING
 
-    def _fits(self, aggregate: float, peak: float, row_peaks: Tensor, earlier: float) -> bool:
+    def _fits(self, aggregate: float, peak: float, row_peaks: list[float], earlier: float) -> bool:
         """Return whether the sum of v, new corrections and new parameters fit into float32."""
-        new = max(aggregate, earlier) + row_peaks.max().item()
+        new = max(aggregate, earlier) + max(row_peaks)
         largest = max(aggregate * len(row_peaks), new)
         return largest <= FLOAT32_LIMIT and self._step_fits(peak, aggregate)
 
     def _forget(self, ids: list[int]) -> None:
-        peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)
         self.corrections.forget(ids)
-        self._peaks = peaks
+        for client in ids:
+            self._peaks[client] = 0.0
         if self.ages is not None:
             self.ages.forget(ids)
 

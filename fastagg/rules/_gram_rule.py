@@ -27,7 +27,7 @@ from fastagg.rules.gram_policy import Policy
 from fastagg.staleness import discounted, none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import AROUND_BLOCK, AnyRows, Columns, alike, each_row
+from fastagg.updates.columns import AROUND_BLOCK, AnyRows, Columns, alike, each_row, rows_at
 from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def used_rows(rows: AnyRows, factors: Tensor) -> tuple[AnyRows, Tensor]:
     found: list[float] = factors.tolist()
     if 0.0 not in found:
         return rows, factors
-    kept = [row for row, factor in zip(each_row(rows), found, strict=True) if factor != 0.0]
-    return alike(rows, kept), factors_tensor([factor for factor in found if factor != 0.0])
+    used = [i for i, factor in enumerate(found) if factor != 0.0]
+    return rows_at(rows, used), factors_tensor([found[i] for i in used])
 
 
 @dataclass

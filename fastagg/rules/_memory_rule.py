@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from fastagg.memory.int8 import (
 )
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
+from fastagg.ops.memory import replaced
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import age_bytes, check_ages, make_ages, read_max_age
@@ -221,11 +223,13 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             base -= self.memory[client].to(torch.float64).mul_(float(self._shares[client]))
         return base
 
-    def _read_rows(self, params: Tensor, cohort: Cohort, plan: MemoryPlan, total: Tensor) -> Tensor:
-        """Compute the new total and memory rows in scratch; return the rows' peaks [S] float64."""
+    def _read_rows(
+        self, params: Tensor, cohort: Cohort, plan: MemoryPlan, total: Tensor
+    ) -> list[float]:
+        """Compute the new total and memory rows in scratch; return the S peaks of the rows."""
         if not cohort.ids:
             self._next_total.copy_(total)
-            return torch.zeros(0, dtype=torch.float64)
+            return []
         ids, memory = cohort.ids, self.memory
         renewed = set(plan.expired).intersection(ids)  # their old rows have left the total
         peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
@@ -269,22 +273,22 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         peak: float,
         cohort: Cohort,
         plan: MemoryPlan,
-        row_peaks: Tensor,
+        row_peaks: list[float],
         base: Tensor | None,
     ) -> Remembered:
         """Check that memory and parameters stay in range; ``peak`` is a bound of |params|."""
         before = self._peaks
         if plan.expired:
             before = before.index_fill(0, torch.tensor(plan.expired), 0.0)
-        clients, reference = cohort.clients, None
+        reference = None
         if self.remembers_models:
-            row_peaks = row_peaks + peak
+            row_peaks = [row_peak + peak for row_peak in row_peaks]
             if cohort.owner is not None and isinstance(self.memory, RowMemory):
                 reference = self.memory.new_reference().copy_(params)
-        changes = row_peaks + before.index_select(0, clients)  # >= |new row - old row|
-        if cohort.ids and not float(changes.max()) <= FLOAT32_LIMIT:
+        peaks, old_peaks = replaced(before, cohort.ids, row_peaks)
+        changes = list(map(operator.add, row_peaks, old_peaks))  # >= |new row - old row|
+        if not max(changes, default=0.0) <= FLOAT32_LIMIT:
             raise ValueError("updates: too large, memory rows would leave the range of float32")
-        peaks = before.index_copy(0, clients, row_peaks)
         aggregate = self._aggregate_peak(plan, before, peaks, changes)
         if self.remembers_models:
             aggregate += peak
@@ -293,7 +297,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         return Remembered(plan.weights, v, peaks, reference, base)
 
     def _aggregate_peak(
-        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
+        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: list[float]
     ) -> float:
         """Return an upper bound of the magnitudes in the aggregate.
 
@@ -301,9 +305,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             plan: the plan of the round.
             before: [K] float64, >= |memory[k]| before the step, 0 for expired rows.
             peaks: [K] float64, >= |memory[k]| after the step.
-            changes: [S] float64, >= |new row - old row|.
+            changes: S numbers, >= |new row - old row|.
         """
-        return plan.norm * float(self._shares @ peaks)
+        return plan.norm * self._shares.dot(peaks).item()
 
     def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
         # Which rows count follows from who was active, and is the same without a client's rows.

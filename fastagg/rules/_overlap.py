@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 from torch import Tensor
 
+from fastagg.ops.memory import shared_row
 from fastagg.updates.cohort import Cohort
 
 
@@ -21,23 +21,9 @@ def refuse_shared_memory(cohort: Cohort, state: Sequence[Tensor]) -> None:
     Raises:
         ValueError: a row shares memory with one of them; the message names the client.
     """
-    if not state:
-        return
-    length, starts = state[0].nbytes, [tensor.data_ptr() for tensor in state]
-    rows = cohort.rows
-    if isinstance(rows, Tensor):  # usually the whole matrix lies before or after the state
-        begin = rows.data_ptr()
-        end = begin + rows.itemsize * ((len(rows) - 1) * rows.stride(0) + rows.shape[1])
-        if end <= min(starts) or max(starts) + length <= begin:
-            return
-    starts.sort()
-    for client, row in zip(cohort.ids, rows, strict=True):
-        if not isinstance(row, Tensor):
-            continue
-        begin = row.data_ptr()
-        before = bisect_left(starts, begin + row.nbytes) - 1  # last start before the row's end
-        if before >= 0 and starts[before] + length > begin:
-            raise ValueError(
-                "updates: must not share memory with the state of the aggregator, but the row of "
-                f"client {client} does; pass a separate tensor, such as row.clone()"
-            )
+    position = shared_row(cohort.rows, state)
+    if position >= 0:
+        raise ValueError(
+            "updates: must not share memory with the state of the aggregator, but the row of "
+            f"client {cohort.ids[position]} does; pass a separate tensor, such as row.clone()"
+        )

@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions, R
+from fastagg.ops.memory import shares_by_friend, tensor_of
 from fastagg.rules._client_weights import absent_without_weights, all_shares, relative
 from fastagg.rules._share_cap import Propose, divide, read_max_share, round_cap
 from fastagg.rules._weighted_rule import P, WeightedRule
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import tensor_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,15 +59,10 @@ class SubstitutionRule(WeightedRule[P, R]):
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """Return factors [S] float64: a client's share goes to its friend's row, or all rows."""
-        # In NumPy, which adds in the order of clients: torch calls take longer just after a pass
-        # over the rows, with cold caches.
-        shares, chosen = self._round_shares(cohort).numpy(), friends.numpy()
-        by_friend: np.ndarray = np.bincount(chosen + 1, shares, self.num_clients + 1)
-        weights = by_friend[1:][cohort.ids]
-        orphans = shares[chosen < 0]
-        if orphans.any():
-            weights += math.fsum(orphans.tolist()) / len(cohort)
-        return tensor_of(weights)
+        weights, without = shares_by_friend(self._round_shares(cohort), friends, cohort.ids)
+        if any(without):
+            weights += math.fsum(without) / len(cohort)
+        return weights
 
     def _capped(self, cohort: Cohort, propose: Propose, cap: float) -> tuple[Tensor, Tensor]:
         """Return factors [S] float64 of at most ``cap``, or 1/S.

@@ -18,7 +18,7 @@ from fastagg.registry import register
 from fastagg.rules._columnwise_rule import sorting_operations
 from fastagg.rules._gram_rule import ReuseOptions, used_rows
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
-from fastagg.rules.gram_policy import Policy, square_distances
+from fastagg.rules.gram_policy import Policy, distances_of
 from fastagg.rules.krum import krum_scores
 from fastagg.staleness import none_but_constant
 from fastagg.updates.columns import AnyRows, ColumnStatistic
@@ -47,7 +47,7 @@ def bulyan_selection(gram: Tensor, num_byzantine: int) -> list[int]:
     size = len(gram)
     if num_byzantine == 0:
         return list(range(size))
-    distances = square_distances(gram, own=-1.0).numpy()
+    distances = distances_of(gram.numpy(), own=-1.0)
     order = distances.argsort(axis=1, kind="stable")  # [n, n], each row itself first
     counted = np.take_along_axis(distances, order, axis=1)
     counted[:, 0] = 0.0

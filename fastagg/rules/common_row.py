@@ -35,7 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastagg.rules.gram_policy import square_distances
+from fastagg.rules.gram_policy import distances_of, square_distances
 
 CLOSE = 2.0**-6
 """``limit`` for float32 rows: rows are close if their distance is below about 0.18 of the norm."""
@@ -62,7 +62,7 @@ def find_common_row(gram: Tensor, num_rows: int, limit: float = CLOSE) -> int | 
     if np.count_nonzero(close) <= np.count_nonzero(squares):
         return None
     sums = squares[:, None] + squares
-    distances = square_distances(gram).numpy()
+    distances = distances_of(products)
     medians = np.partition(distances[:num_rows, :num_rows], num_rows // 2, axis=1)
     common = int(np.nan_to_num(medians[:, num_rows // 2], nan=np.inf).argmin())
     after = distances[common]  # the squared norms that are left

@@ -37,6 +37,7 @@ class Substitution(Plan):
 
     friends: Tensor = field(kw_only=True)  # [K] int64
     wanted: Tensor | None = field(kw_only=True)  # [S, S] bool, symmetric; None: all pairs
+    t: int = field(kw_only=True)  # the round, from 1 on
     threshold: float = field(kw_only=True)  # Theta_t
 
 
@@ -151,13 +152,15 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             ages = cohort.ages.to(self.device)
             of_one_model = (ages[:, None] == ages).fill_diagonal_(False)
             needed = of_one_model if needed is None else needed & of_one_model
+        t = int(self.rounds) + 1
         weights, friends = self._substitute(cohort)
         return Substitution(
             discounted(weights, cohort, self.staleness),
             friends=friends,
             pairs=size * (size - 1) if needed is None else int(needed.count_nonzero()),
             wanted=None if needed is None else needed | needed.T,  # scores are symmetric
-            threshold=self.threshold(int(self.rounds) + 1),
+            t=t,
+            threshold=self.threshold(t),
         )
 
     def _scales_rows(self, cohort: Cohort) -> bool:
@@ -169,7 +172,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             self._aggregate,
             cohort.rows,
             plan.weights,
-            int(self.rounds) + 1,
+            plan.t,
             plan.wanted,
             cohort.scales,
         )

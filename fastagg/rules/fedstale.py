@@ -28,6 +28,7 @@ from fastagg.rules._interval_state import (
 from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,9 +104,11 @@ class FedStale(MemoryRule):
         return reading
 
     def _aggregate_peak(
-        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
+        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: list[float]
     ) -> float:
-        return self.beta * float(self._shares @ before) + float(plan.weights @ changes)
+        return self.beta * float(self._shares @ before) + float(
+            plan.weights @ factors_tensor(changes)
+        )
 
     def _largest_row(self, factors: Tensor | None = None) -> float:
         # |v| <= beta max|m| + cutoff (max|u| + beta max|m|), because the shares sum to 1.

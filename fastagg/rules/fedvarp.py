@@ -15,6 +15,7 @@ from fastagg.registry import register
 from fastagg.rules._client_weights import relative
 from fastagg.rules._memory_rule import MemoryPlan, MemoryRule, Remembered
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor
 
 
 @register("fedvarp")
@@ -54,9 +55,9 @@ class FedVARP(MemoryRule):
         return max(active, float(self._shares.max()))
 
     def _aggregate_peak(
-        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: Tensor
+        self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: list[float]
     ) -> float:
-        return float(self._shares @ before) + float(plan.weights @ changes)
+        return float(self._shares @ before) + float(plan.weights @ factors_tensor(changes))
 
     def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
         before = self.total if reading.base is None else reading.base

@@ -17,9 +17,13 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
+
+_PRODUCTS = 1 << 16
+"""Products of several vectors with a matrix that are computed at once."""
 
 
 class Policy(ABC):
@@ -70,27 +74,35 @@ def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
     Returns:
         [n, n] float64.
     """
-    products = gram.numpy()
+    return tensor_of(distances_of(gram.numpy(), own))
+
+
+def distances_of(products: NDArray[np.float64], own: float = 0.0) -> NDArray[np.float64]:
+    """Return :func:`square_distances` as an array."""
     squares = products.diagonal()
-    distances = squares[:, None] + squares
+    distances: NDArray[np.float64] = squares[:, None] + squares
     distances -= 2.0 * products
     np.maximum(distances, 0.0, out=distances)
-    np.fill_diagonal(distances, own)
-    return tensor_of(distances)
+    distances.reshape(-1)[:: len(distances) + 1] = own
+    return distances
 
 
 def nearest(distances: Tensor, count: int) -> Tensor:
     """Mark the ``count`` smallest entries of each row, the first ones on ties: [n, n] bool."""
     numbers = distances.numpy()
     bounds = np.partition(numbers, count - 1, axis=1)[:, count - 1 : count]  # [n, 1]
-    chosen, last = numbers < bounds, numbers == bounds
-    missing = count - chosen.sum(axis=1, keepdims=True)
-    chosen |= last & (last.cumsum(axis=1) <= missing)
+    chosen = numbers <= bounds
+    if np.count_nonzero(chosen) > count * len(numbers):  # ties
+        chosen, last = numbers < bounds, numbers == bounds
+        missing = count - chosen.sum(axis=1, keepdims=True)
+        chosen |= last & (last.cumsum(axis=1) <= missing)
     return tensor_of(chosen)
 
 
 def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
     """Return ``times(matrix, v)`` for each of k vectors v: [m, n], [k, n] -> [k, m]."""
+    if len(vectors) * matrix.numel() <= _PRODUCTS:
+        return (matrix * vectors.unsqueeze(1)).sum(dim=2)
     products = torch.empty_like(matrix)  # reused: allocating it each time costs more than the sums
     result = matrix.new_empty(len(vectors), len(matrix))
     for vector, sums in zip(vectors, result, strict=True):

@@ -12,7 +12,7 @@ from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram_rule import ReuseOptions
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
-from fastagg.rules.gram_policy import Policy, check_majority, square_distances
+from fastagg.rules.gram_policy import Policy, check_majority, distances_of
 from fastagg.staleness import none_but_constant
 from fastagg.updates.small import factors_tensor
 
@@ -38,9 +38,9 @@ def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
     size = len(gram)
     check_majority(size, num_byzantine)
     neighbours = max(1, size - num_byzantine - 2)
-    distances = square_distances(gram, own=-1.0).numpy()
+    distances = distances_of(gram.numpy(), own=-1.0)
     distances.sort(axis=1)  # -1 puts each row first in its own list, before identical rows
-    return tensor_of(distances)[:, 1 : 1 + neighbours].sum(dim=1)
+    return tensor_of(distances).narrow(1, 1, min(neighbours, size - 1)).sum(dim=1)
 
 
 class KrumPolicy(Policy):

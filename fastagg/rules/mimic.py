@@ -21,6 +21,7 @@ from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import no_late_rows
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -108,12 +109,12 @@ class MimiC(CorrectionRule):
             return super()._read(params, cohort, plan)
         peak = self._params_peak(params)  # rows are u_s + c_s
         refuse_shared_memory(cohort, [self.aggregate, self._next])
-        row_peaks = cohort.scaled(self._row_peaks(cohort))
+        row_peaks = cohort.scaled(factors_tensor(self._row_peaks(cohort)))
         aggregate = row_peaks.mean().item()
         self._check_range(peak, aggregate)
         factors = cohort.scaled(plan.weights)
         self.columns.weighted_sum_(self._next, cohort.rows, factors, beta=0.0)
-        return Corrected(plan.weights, Aggregate(self._next, aggregate), row_peaks, None)
+        return Corrected(plan.weights, Aggregate(self._next, aggregate), [], None)
 
     def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
         if self.mode == "server":

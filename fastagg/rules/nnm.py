@@ -41,11 +41,11 @@ class NeighbourMixing(Around):
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         size = len(weights)
         check_majority(size, self.num_byzantine)
-        distances = square_distances(gram[:size, :size], own=-1.0)  # each is its own nearest
+        further = len(gram) - size  # 1 if there is the previous aggregate, which is not mixed
+        rows = gram[:size, :size] if further else gram
+        distances = square_distances(rows, own=-1.0)  # each is its own nearest
         mixing = nearest(distances, size - self.num_byzantine) * weights
         mixing /= mixing.sum(dim=1, keepdim=True)
-        # The previous aggregate, if the policy uses it, is not mixed.
-        further = len(gram) - size
         if further:
             mixing = torch.block_diag(mixing, torch.eye(further, dtype=torch.float64))
         mixed = all_times(mixing, all_times(gram, mixing))  # gram is symmetric

@@ -23,6 +23,7 @@ from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import no_late_rows
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -156,7 +157,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
         )
         largest = self._largest_row() * work.clamp(max=1.0)  # of u_i, so that of u_i / (K_i eta_l)
         found = cohort.scaled(self.columns.join_peaks(found))
-        row_peaks = self._check_peaks(cohort, found, largest)  # [S]
+        row_peaks = factors_tensor(self._check_peaks(cohort, found, largest))  # [S]
         aggregate = row_peaks.mean().item()
         self._check_range(peak, aggregate)
         gradients = row_peaks / work  # [S], bounds of u_i / (K_i eta_l)

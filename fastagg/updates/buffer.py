@@ -62,6 +62,11 @@ class UpdateBuffer:
     def num_params(self) -> int:
         return self._num_params
 
+    @property
+    def every_row(self) -> list[Tensor] | None:
+        """The rows by client id, not copied; None if not every client has one."""
+        return self._rows
+
     def row(self, client: int) -> Tensor:
         """Return the row of a client.
 

@@ -20,13 +20,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg.ops import Rows
+from fastagg.ops.memory import usual_cohort
 from fastagg.ops.row_lists import RowList
 from fastagg.options import MOST
 from fastagg.report import BrokenUpdates
 from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
-from fastagg.updates.columns import AnyRows, Columns, StreamedRow, alike, each_row, in_memory
+from fastagg.updates.columns import (
+    SMALL_BYTES,
+    AnyRows,
+    Columns,
+    StreamedRow,
+    alike,
+    each_row,
+    in_memory,
+    known_in_memory,
+    rows_at,
+)
 from fastagg.updates.round_weights import read_weights
-from fastagg.updates.small import ids_tensor, rows_in_order
+from fastagg.updates.small import ids_tensor
 from fastagg.updates.streams import ColumnSource
 
 Updates = Rows | UpdateBuffer | ColumnSource
@@ -42,9 +53,6 @@ _INTEGERS = frozenset(
         *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
     }
 )
-
-_SMALL = 256 << 10
-"""Bytes of a matrix up to which copying it takes less time than views of its rows."""
 
 _MOST_REPEATED = 1 << 20
 """Number of ids up to which the error message lists those that are repeated."""
@@ -103,9 +111,8 @@ class Cohort:
     @property
     def streamed(self) -> bool:
         """Whether some rows are read piece by piece."""
-        return not isinstance(self.rows, Tensor | RowList) and any(
-            isinstance(row, StreamedRow) for row in self.rows
-        )
+        rows = self.rows
+        return not known_in_memory(rows) and any(isinstance(row, StreamedRow) for row in rows)
 
     def problems(self) -> dict[int, str]:
         """Return, by position, why rows cannot be read; empty if all of them can."""
@@ -172,6 +179,11 @@ def read_cohort(
         TypeError, ValueError, IndexError: an argument is not as described; the message names the
             argument, what was expected and what came.
     """
+    if device.type == "cpu" and ages is None and weights is None:
+        found = _usual_cohort(params, updates, clients, num_clients, num_params, gather)
+        if found is not None:
+            return found
+    # Something is unusual or wrong: check one argument after the other, with messages.
     check_vector("params", params, num_params, device)
     if params.requires_grad and params.grad_fn is not None and params._base is None:
         _warn_of_a_copy(params)
@@ -199,13 +211,38 @@ def read_cohort(
         ids = [ids[s] for s in order]
         late = None if late is None else [late[s] for s in order]
         counts = None if counts is None else counts[order]
-        if gather and isinstance(given, Tensor) and given.nbytes <= _SMALL:
-            given = rows_in_order(given, order)
+        if gather:
+            given = rows_at(given, order)
         else:
-            rows = each_row(given)
-            given = alike(given, [rows[s] for s in order])
+            views = each_row(given)
+            given = alike(given, [views[s] for s in order])
     row_ages = None if late is None else _if_late(late)
     return Cohort(ids, ids_tensor(ids), given, buffer, row_ages, counts)
+
+
+def _usual_cohort(
+    params: Tensor,
+    updates: Updates,
+    clients: Clients,
+    num_clients: int,
+    num_params: int,
+    gather: bool,
+) -> Cohort | None:
+    """Check and sort all arguments in one call; None if one of them is wrong or unusual."""
+    owner = updates if isinstance(updates, UpdateBuffer) else None
+    found = usual_cohort(
+        params,
+        updates if owner is None else owner.every_row,
+        clients,
+        num_clients,
+        num_params,
+        owner is not None,
+        SMALL_BYTES if gather else 0,
+    )
+    if found is None:
+        return None
+    ids, tensor, rows = found
+    return Cohort(ids, tensor, rows if isinstance(rows, Tensor) else RowList(rows), owner)
 
 
 def _if_late(ages: list[int]) -> Tensor | None:
@@ -450,7 +487,7 @@ def _warn_of_a_copy(params: Tensor) -> None:
         "torch.nn.utils.parameters_to_vector, so the step changes a copy and not the model. Write "
         "it back with vector_to_parameters, and pass params.detach() to say that this is meant; or "
         "let the model share the vector's memory: fastagg.FlatLayout.from_module(model).bind",
-        stacklevel=6,
+        stacklevel=5,
     )
 
 

@@ -32,12 +32,14 @@ from fastagg import ops
 from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
 from fastagg.ops.scales import SCALE_BLOCK, num_scales
-from fastagg.updates.small import zeros
+from fastagg.updates.small import rows_in_order, zeros
 
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
 SCRATCH_BYTES = 64 << 20
 """Budget in bytes for converting rows of another dtype, if no streamed row sets a budget."""
+SMALL_BYTES = 256 << 10
+"""Bytes of a matrix up to which copying it takes less time than views of its rows."""
 AROUND_BLOCK = 1 << 16
 """Columns per block, in scratch memory, when a common row is subtracted from all rows."""
 _SHORT = (torch.float32, torch.bfloat16, torch.float16)
@@ -142,6 +144,8 @@ class QuantizedRow(StreamedRow):
         return scratch
 
 
+_IN_MEMORY = (Tensor, RowList)  # a union would be made anew in every call
+
 AnyRow = Tensor | StreamedRow
 AnyRows = Tensor | Sequence[AnyRow]
 """S rows: [S, d] float32, or S items, each a tensor [d] of any dtype or a streamed row."""
@@ -183,9 +187,14 @@ def _blocks(begin: int, end: int) -> slice:
     return slice(begin // SCALE_BLOCK, num_scales(end))
 
 
+def known_in_memory(rows: AnyRows) -> TypeGuard[Rows]:
+    """Return whether the type of ``rows`` says that all of them are float32 tensors in memory."""
+    return isinstance(rows, _IN_MEMORY)
+
+
 def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
     """Return whether all rows are float32 tensors, which can be passed to any op."""
-    if isinstance(rows, Tensor | RowList):
+    if known_in_memory(rows):
         return True
     for row in rows:  # noqa: SIM110 (all() takes twice as long for some hundred rows)
         if not isinstance(row, Tensor) or row.dtype != torch.float32:
@@ -201,6 +210,14 @@ def each_row(rows: AnyRows) -> Sequence[AnyRow]:
 def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
     """Return ``some``, as a :class:`RowList` (known to be in memory) if all ``rows`` are."""
     return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
+
+
+def rows_at(rows: AnyRows, positions: list[int]) -> AnyRows:
+    """Return the rows at ``positions``, to be read only; those of a small matrix are copied."""
+    if isinstance(rows, Tensor) and rows.nbytes <= SMALL_BYTES:
+        return rows_in_order(rows, positions)
+    listed = each_row(rows)
+    return alike(rows, [listed[i] for i in positions])
 
 
 def _differences(rows: AnyRows) -> Sequence[DifferenceRow]:

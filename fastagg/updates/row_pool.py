@@ -39,6 +39,10 @@ class RowPool(UpdateBuffer):
         return self._capacity
 
     @property
+    def every_row(self) -> None:
+        return None
+
+    @property
     def allocated(self) -> int:
         """Number of allocated rows, assigned or free."""
         return len(self._free) + len(self._taken)

@@ -36,7 +36,8 @@ from fastagg import _C
 rows_of = lambda *args: [row.clone() for row in _C.rows(*args)]
 tensor_of = lambda buffer: _C.tensor(buffer).clone()
 """
-BINDINGS = ["library", "module", "ops_policy", "python_memory"]  # besides ops_cuda
+# Besides ops_cuda:
+BINDINGS = ["library", "module", "ops_policy", "python_memory", "step_arguments"]
 RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
@@ -133,7 +134,7 @@ def build(folder: Path) -> None:
     ]
     checked = sorted(kernels.glob("*.cpp"))
     # The largest source first: it takes longest to compile.
-    others = ("ops_cuda", "library", "module", "ops_policy", "python_memory")
+    others = ("ops_cuda", *BINDINGS)
     (bindings / "bindings.cpp").write_text("".join(f'#include "{name}.cpp"\n' for name in others))
     sources = [bindings / "bindings.cpp", HERE / "tensors.cpp", *checked]
     for_module = ("simd.cpp", "scratch.cpp", "gram_memory.cpp")  # module.cpp calls them

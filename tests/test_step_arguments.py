@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arguments of a step, read in one call or one by one, and the small tensors of a step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fastagg.ops import memory
+from fastagg.updates import cohort
+from fastagg.updates.buffer import UpdateBuffer
+from fastagg.updates.cohort import Cohort, read_cohort
+from fastagg.updates.columns import SMALL_BYTES, each_row
+from fastagg.updates.row_pool import RowPool
+
+K, S, D = 9, 4, 5
+CPU = torch.device("cpu")
+
+
+def matrix(rows: int = S, columns: int = D) -> Tensor:
+    return torch.arange(1.0, rows * columns + 1).view(rows, columns)
+
+
+def resized() -> Tensor:
+    tensor = torch.zeros(D)
+    tensor.untyped_storage().resize_(4)
+    return tensor
+
+
+def buffer() -> UpdateBuffer:
+    made = UpdateBuffer(K, D)
+    for client in range(K):
+        made.row(client).fill_(client)
+    return made
+
+
+def pool() -> UpdateBuffer:
+    made = RowPool(K, D)
+    for client in range(K):
+        made.row(client).fill_(client)
+    return made
+
+
+whole = torch.arange(100.0)
+
+PARAMS: dict[str, Callable[[], object]] = {
+    "plain": lambda: torch.zeros(D),
+    "view": lambda: torch.zeros(3, D)[1],
+    "strided": lambda: torch.zeros(2 * D)[::2],
+    "short": lambda: torch.zeros(D - 1),
+    "matrix": lambda: torch.zeros(1, D),
+    "float64": lambda: torch.zeros(D, dtype=torch.float64),
+    "gradient": lambda: torch.zeros(D, requires_grad=True),
+    "copied": lambda: torch.zeros(D, requires_grad=True) * 2.0,
+    "parameter": lambda: torch.nn.Parameter(torch.zeros(D)),
+    "meta": lambda: torch.zeros(D, device="meta"),
+    "resized": resized,
+    "inside": lambda: whole[12 : 12 + D],
+    "list": lambda: [0.0] * D,
+}
+UPDATES: dict[str, Callable[[], object]] = {
+    "matrix": matrix,
+    "columns": lambda: matrix(S, D + 3)[:, 1 : D + 1],
+    "repeated": lambda: torch.ones(D).expand(S, D),
+    "turned": lambda: matrix(D, S).T,
+    "wide": lambda: matrix(S, D + 1),
+    "few": lambda: matrix(S - 1),
+    "overlapping": lambda: whole[: S * D].view(S, D),
+    "float64": lambda: matrix().double(),
+    "negated": lambda: torch._neg_view(matrix()),
+    "cut": lambda: matrix()[:, :D].as_strided((S, D), (D, 1)),
+    "list": lambda: list(matrix().unbind()),
+    "tuple": lambda: tuple(matrix().unbind()),
+    "parameters": lambda: [torch.nn.Parameter(row.clone()) for row in matrix()],
+    "a strided row": lambda: [*matrix(S - 1).unbind(), torch.zeros(2 * D)[::2]],
+    "a short row": lambda: [*matrix(S - 1).unbind(), torch.zeros(D - 1)],
+    "an array": lambda: [*matrix(S - 1).unbind(), np.zeros(D)],
+    "a shared row": lambda: [*matrix(S - 1).unbind(), whole[10 : 10 + D]],
+    "buffer": buffer,
+    "pool": pool,
+    "wrong buffer": lambda: UpdateBuffer(K, D + 1),
+    "small buffer": lambda: UpdateBuffer(3, D),
+    "None": lambda: None,
+}
+CLIENTS: dict[str, Callable[[], object]] = {
+    "ascending": lambda: [1, 2, 5, 8],
+    "list": lambda: [5, 0, 8, 2],
+    "tuple": lambda: (5, 0, 8, 2),
+    "tensor": lambda: torch.tensor([5, 0, 8, 2]),
+    "every second": lambda: torch.tensor([5, 1, 0, 1, 8, 1, 2])[::2],
+    "int32": lambda: torch.tensor([5, 0, 8, 2], dtype=torch.int32),
+    "array": lambda: np.array([5, 0, 8, 2]),
+    "numpy ints": lambda: list(np.array([5, 0, 8, 2])),
+    "twice": lambda: [5, 0, 5, 2],
+    "too large": lambda: torch.tensor([5, 0, K, 2]),
+    "negative": lambda: [5, -1, 8, 2],
+    "huge": lambda: [5, 1 << 70, 8, 2],
+    "floats": lambda: torch.tensor([5.0, 0.0, 8.0, 2.0]),
+    "bools": lambda: [True, 0, 8, 2],
+    "fewer": lambda: [5, 0],
+    "none": lambda: [],
+}
+
+
+def outcome(
+    params: object, updates: object, clients: object, gather: bool
+) -> tuple[Any, list[str]]:
+    """Return what ``read_cohort`` returned or raised, and its warnings."""
+    arguments: Any = (params, updates, clients)
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        try:
+            found = read_cohort(*arguments, num_clients=K, num_params=D, device=CPU, gather=gather)
+        except Exception as error:
+            return (type(error), str(error)), [str(w.message) for w in caught]
+    return found, [str(w.message) for w in caught]
+
+
+def assert_same(one: Cohort, two: Cohort) -> None:
+    assert one.ids == two.ids
+    assert all(type(client) is int for client in one.ids)
+    assert one.clients.dtype == two.clients.dtype == torch.int64
+    assert torch.equal(one.clients, two.clients)
+    assert type(one.rows) is type(two.rows)
+    for row, other in zip(each_row(one.rows), each_row(two.rows), strict=True):
+        assert isinstance(row, Tensor)
+        assert isinstance(other, Tensor)
+        assert torch.equal(row, other)
+    assert one.owner is two.owner
+    assert (one.ages, one.weights, one.scales) == (two.ages, two.weights, two.scales)
+
+
+@pytest.mark.parametrize("params", PARAMS)
+@pytest.mark.parametrize("gather", [False, True])
+def test_arguments_read_in_one_call_are_those_read_one_by_one(
+    params: str, gather: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for updates, clients in itertools.product(UPDATES, CLIENTS):
+        given = PARAMS[params](), UPDATES[updates](), CLIENTS[clients]()
+        found, told = outcome(*given, gather)
+        with monkeypatch.context() as careful:
+            careful.setattr(cohort, "usual_cohort", lambda *_: None)
+            expected, said = outcome(*given, gather)
+        assert told == said, (updates, clients)
+        if isinstance(expected, Cohort):
+            assert_same(found, expected)
+        else:
+            assert found == expected, (updates, clients)
+
+
+@pytest.mark.parametrize("updates", ["matrix", "columns", "repeated", "list", "tuple", "buffer"])
+@pytest.mark.parametrize("clients", ["ascending", "list", "tuple", "tensor", "every second"])
+def test_the_usual_forms_are_read_in_one_call(updates: str, clients: str) -> None:
+    rows: Any = UPDATES[updates]()
+    by_client = updates == "buffer"
+    found = memory.usual_cohort(
+        torch.zeros(D),
+        rows.every_row if by_client else rows,
+        CLIENTS[clients](),
+        K,
+        D,
+        by_client,
+        SMALL_BYTES,
+    )
+    assert found is not None
+
+
+def test_a_large_matrix_is_not_copied() -> None:
+    updates, params = matrix(), torch.zeros(D)
+    for most, copied in ((updates.nbytes, True), (updates.nbytes - 1, False)):
+        found = memory.usual_cohort(params, updates, [5, 0, 8, 2], K, D, False, most)
+        assert found is not None
+        assert isinstance(found[2], Tensor) == copied
+        if not copied:
+            assert [row.data_ptr() for row in found[2]] == [
+                updates[s].data_ptr() for s in (1, 3, 0, 2)
+            ]
+
+
+def test_the_memory_of_rows_is_kept_by_what_is_returned() -> None:
+    found = memory.usual_cohort(torch.zeros(D), [r.clone() for r in matrix()], [5, 0, 8, 2], K, D,
+                                False, 0)  # fmt: skip
+    assert found is not None
+    assert torch.equal(torch.stack(list(found[2])), matrix()[[1, 3, 0, 2]])
+
+
+numbers = st.floats(allow_nan=False, width=64)
+
+
+@given(st.lists(numbers))
+def test_numbers_as_tensors(values: list[float]) -> None:
+    found = memory.float_tensor(values)
+    assert found.dtype == torch.float64
+    assert found.tolist() == values
+    expected = torch.tensor(values, dtype=torch.float64).to(torch.float32)
+    assert torch.equal(memory.rounded(found), expected)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_ints_as_tensors(values: list[int]) -> None:
+    found = memory.int_tensor(values)
+    assert found.dtype == torch.int64
+    assert found.tolist() == values
+
+
+def test_wrong_items_raise() -> None:
+    with pytest.raises(TypeError):
+        memory.int_tensor([1, "a"])  # type: ignore[list-item]
+    with pytest.raises(OverflowError):
+        memory.int_tensor([1 << 70, 1])
+    with pytest.raises(TypeError):
+        memory.float_tensor([1.0, None])  # type: ignore[list-item]
+    with pytest.raises(IndexError):
+        memory.flags([3], 3)
+    with pytest.raises(IndexError):
+        memory.take_rows(matrix(), [S])
+    with pytest.raises(IndexError):
+        memory.replaced(torch.zeros(3, dtype=torch.float64), [3], [1.0])
+    with pytest.raises(ValueError, match="items"):
+        memory.replaced(torch.zeros(3, dtype=torch.float64), [1], [])
+    with pytest.raises(IndexError):
+        memory.shares_by_friend(torch.zeros(3, dtype=torch.float64), torch.tensor([0, 3, 1]), [0])
+
+
+def test_rounding_keeps_nan_and_overflows_to_infinity() -> None:
+    found = memory.rounded(torch.tensor([math.nan, 1e300, -1e300, 1e-300], dtype=torch.float64))
+    assert math.isnan(found[0])
+    assert found[1:].tolist() == [math.inf, -math.inf, 0.0]
+
+
+def test_flags_and_rows() -> None:
+    assert memory.flags([2, 0], 4).tolist() == [True, False, True, False]
+    rows = matrix(S, D + 2)[:, 1 : D + 1]
+    assert torch.equal(memory.take_rows(rows, [3, 0, 3]), rows[[3, 0, 3]])
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_shares_go_to_friends_in_the_order_of_clients(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 30))
+    shares = data.draw(st.lists(st.floats(0.0, 1.0), min_size=size, max_size=size))
+    friends = data.draw(st.lists(st.integers(-1, size - 1), min_size=size, max_size=size))
+    ids = data.draw(st.lists(st.integers(0, size - 1), unique=True))
+    sums, without = memory.shares_by_friend(
+        torch.tensor(shares, dtype=torch.float64), torch.tensor(friends), ids
+    )
+    expected = np.bincount(np.array(friends) + 1, shares, size + 1)[1:]
+    assert sums.tolist() == [expected[k] for k in ids]
+    assert without == [share for share, k in zip(shares, friends, strict=True) if k < 0]
+
+
+def test_items_are_replaced_in_a_copy() -> None:
+    values = torch.arange(5, dtype=torch.float64)
+    after, old = memory.replaced(values, [3, 0], [7.0, 8.0])
+    assert old == [3.0, 0.0]
+    assert after.tolist() == [8.0, 1.0, 2.0, 7.0, 4.0]
+    assert values.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(0, 90), max_size=6),
+    st.integers(1, 6),
+    st.sets(st.integers(0, 12), max_size=4),
+)
+def test_the_first_row_that_shares_memory_is_found(
+    rows: list[int], length: int, others: set[int]
+) -> None:
+    vectors = [whole[7 * k : 7 * k + 7] for k in others]
+    expected = next(
+        (s for s, row in enumerate(rows)
+         if any(row < 7 * k + 7 and 7 * k < row + length for k in others)),
+        -1,
+    )  # fmt: skip
+    listed = [whole[row : row + length] for row in rows]
+    assert memory.shared_row(listed, vectors) == expected
+    assert memory.shared_row([object(), *listed], vectors) == (
+        expected + 1 if expected >= 0 else -1
+    )
+
+
+def test_the_rows_of_a_matrix_that_share_memory_are_found() -> None:
+    rows = torch.arange(60.0).view(6, 10)[:, 2:6]
+    whole_rows = rows._base
+    assert whole_rows is not None
+    flat = whole_rows.view(-1)
+    assert memory.shared_row(rows, [flat[26:32]]) == -1
+    assert memory.shared_row(rows, [flat[27:33]]) == 3
+    assert memory.shared_row(rows, []) == -1
