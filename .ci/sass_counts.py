@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Count what the inner loops of the Gram kernels execute: ``sass_counts.py sm_90 [FOLDER]``.
+"""Count instructions of the CUDA kernels: ``sass_counts.py sm_90 [FOLDER]``.
 
-Compiles csrc of this tree, or of the checkout FOLDER, and prints a table in Markdown. A row is the
-basic block of a kernel with the most matrix products, and the stall cycles that the compiler has
-put into its instructions: the least time that one warp needs for it. Needs nvcc, c++filt, and
+Compiles csrc of this tree, or of the checkout FOLDER, and prints two tables in Markdown. A row of
+the first is the basic block of a Gram kernel with the most matrix products, and the stall cycles
+that the compiler has put into its instructions: the least time that one warp needs for it. A row of
+the second is all of a row operation for float32 and accesses of 16 bytes. Needs nvcc, c++filt, and
 nvdisasm of at least version 12 on the PATH (pip install nvidia-cuda-nvdisasm), no GPU.
 """
 
@@ -22,6 +23,8 @@ from ptxas_summary import ROOT, readable
 
 SOURCES = ("gram_few", "gram_many")
 SHOWN = ("HMMA", "FADD", "LDS", "PRMT", "MOV")
+ROW_SOURCES = ("weighted_sum", "mimic", "memory", "scaffold")
+ROW_SHOWN = ("LDG", "LDS", "STS", "BAR", "SHFL", "DADD")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?((?:IMAD\.)?[A-Z0-9]+)")
 _HIGH_WORD = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/$")
 _STALL_BIT = 105 - 64
@@ -86,6 +89,19 @@ def main(arguments: list[str]) -> int:
         for kernel, block in sorted(zip(readable(list(kernels)), kernels.values(), strict=True)):
             cells = [sum(block.counts.values()), block.stalls, *(block.counts[i] for i in SHOWN)]
             print(f"| `{kernel}` | " + " | ".join(map(str, cells)) + " |")
+    print("\n| kernel | instructions | " + " | ".join(ROW_SHOWN) + " |")
+    print("|---|" + "---|" * (1 + len(ROW_SHOWN)))
+    for name in ROW_SOURCES:
+        text = disassembled(root / f"csrc/kernels/cuda/{name}.cu", arguments[0])
+        sections = re.split(r"^\.section\s+\.text\.|^//-+ \.text\.", text, flags=re.MULTILINE)[1:]
+        whole = {
+            re.match(r"\w+", section)[0]: sum((b.counts for b in blocks_of(section)), Counter())
+            for section in sections
+        }
+        for kernel, counts in sorted(zip(readable(list(whole)), whole.values(), strict=True)):
+            if kernel.endswith(("<float, 4>", "scaffold_mean_kernel<4>")):
+                cells = [sum(counts.values()), *(counts[i] for i in ROW_SHOWN)]
+                print(f"| `{kernel}` | " + " | ".join(map(str, cells)) + " |")
     return 0
 
 

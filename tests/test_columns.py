@@ -59,6 +59,17 @@ def test_the_sum_is_that_of_the_segments_in_order(
     assert torch.equal(Columns(segment).abs_max(given), rows.abs().amax(dim=1))
 
 
+def test_one_sum_of_all_segments_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU reads rows twice anyway, and adds up the segments' rows in one launch."""
+    rows, weights = torch.randn(5, 200), torch.rand(5)
+    out, expected = torch.empty(200), torch.empty(200)
+    gram = Columns(64).gram_and_sum_(expected, rows, weights)
+    monkeypatch.setattr("fastagg.updates.columns._one_pass", lambda out: False)
+    monkeypatch.setattr(ops, "gram_and_sum_", None)
+    assert torch.equal(Columns(64).gram_and_sum_(out, rows, weights), gram)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("position", [0, 70, 99])
 def test_no_segment_hides_what_is_not_finite(bad: float, position: int) -> None:

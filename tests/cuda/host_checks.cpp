@@ -398,11 +398,61 @@ void row_blocks() {
     EXPECT(S > 512 || row_batches(S, block.splits) <= 1);
     std::vector<int> taken(S, 0);
     for (int y = 0; y < block.splits; ++y)
-      for (int64_t batch = 0; batch < row_batches(S, block.splits); ++batch)
+      for (int batch = 0; batch < row_batches(S, block.splits); ++batch)
         for (int j = 0; j < kHeldRows; ++j)
-          if (const int64_t s = row_of(block.splits, y, batch, j); s < S) ++taken[s];
+          if (const int s = row_of(block.splits, y, batch, j); s < S) ++taken[s];
     EXPECT(std::all_of(taken.begin(), taken.end(), [](int n) { return n == 1; }));
   }
+}
+
+// The sums of a tree whose parts are added by shuffles, in the order of a tree in memory.
+void split_trees() {
+  for (int splits = 2; splits <= 64; splits *= 2)
+    for (int width : {1, 2, 4, 8}) {
+      const SplitTree tree = split_tree(splits, width);
+      EXPECT(tree.leaves * tree.parts == splits && tree.parts <= 32);
+      std::vector<double> x(splits);
+      for (double& y : x) y = normal();
+      std::vector<double> parts(tree.parts);
+      for (int part = 0; part < tree.parts; ++part) {
+        std::vector<double> own(tree.leaves);
+        for (int m = 0; m < tree.leaves; ++m) own[m] = x[part + m * tree.parts];
+        for (int half = tree.leaves / 2; half > 0; half /= 2)
+          for (int m = 0; m < half; ++m) own[m] += own[m + half];
+        parts[part] = own[0];
+      }
+      for (int half = tree.parts / 2; half > 0; half /= 2) {
+        const std::vector<double> before = parts;
+        for (int part = 0; part < tree.parts; ++part) parts[part] += before[part ^ half];
+      }
+      for (int half = splits / 2; half > 0; half /= 2)
+        for (int y = 0; y < half; ++y) x[y] += x[y + half];
+      EXPECT(std::all_of(parts.begin(), parts.end(), [&](double y) { return y == x[0]; }));
+    }
+}
+
+// Every column of every task is in one share, and shared memory fits every GPU.
+void shares() {
+  for (int64_t S : {1, 8, 9, 17, 33, 65, 129, 257, 512, 1'024, 1'025})
+    for (int width : {1, 2, 4, 8}) {
+      const RowBlock block = row_block(S);
+      const int threads = block.vectors * block.splits;
+      for (int64_t d : {int64_t{1}, int64_t{37}, int64_t{1'024}, int64_t{2'049}}) {
+        std::vector<int> taken(d, 0);
+        for (int64_t task = 0; task < ceil_div(d, block.vectors * width); ++task)
+          for (int t = 0; t < threads; ++t) {
+            const Share share = share_of(block, width, task, d, t);
+            for (int n = 0; n < width; ++n)
+              if (share.has(n)) ++taken[share.column(n)];
+          }
+        EXPECT(std::all_of(taken.begin(), taken.end(), [](int n) { return n == 1; }));
+      }
+      const int tables = width == 8 ? 2 : 5;  // weighted_sum alone takes 8 columns
+      const RowShared at = row_shared(block, width, S, tables);
+      EXPECT(at.place % 16 == 0 && at.means % 16 == 0 && at.tables % 8 == 0);
+      EXPECT(at.place >= (block.splits > 1 ? threads * width * 8 : 0));
+      EXPECT(at.bytes <= kSmallShared);
+    }
 }
 
 void widths() {
@@ -556,6 +606,8 @@ int main(int count, char** arguments) {
       {"entries_depend_on_their_rows_alone", entries_depend_on_their_rows_alone},
       {"cosines", cosines},
       {"row_blocks", row_blocks},
+      {"split_trees", split_trees},
+      {"shares", shares},
       {"scale_blocks", scale_blocks},
       {"widths", widths},
       {"ranking", ranking},

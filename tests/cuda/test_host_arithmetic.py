@@ -24,6 +24,8 @@ CHECKS = [
     "entries_depend_on_their_rows_alone",
     "cosines",
     "row_blocks",
+    "split_trees",
+    "shares",
     "scale_blocks",
     "widths",
     "ranking",

@@ -14,13 +14,10 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Matrix {
-  double* out;           // [S, S]
-  const uint8_t* pairs;  // [S, S] or nullptr
+  double* out;  // [S, S]
+  Wanted wants;
   int64_t S;
 
-  __device__ bool wants(int64_t i, int64_t j) const {
-    return !pairs || i == j || pairs[i * S + j] != 0;
-  }
   __device__ void set(int64_t i, int64_t j, double value) const {
     out[i * S + j] = value;
     out[j * S + i] = value;
@@ -68,7 +65,7 @@ __global__ void __launch_bounds__(512)
   const int64_t slot = int64_t{blockIdx.x} * kWarp + threadIdx.x;
   const Entry e = kFew ? few_entry(slot) : many_entry(slot);
   const bool there = e.i < matrix.S && e.j <= e.i;
-  const bool computed = there && matrix.wants(e.i, e.j) && (!needed || needed[slot / kTileSlots]);
+  const bool computed = matrix.wants(e.i, e.j) && (!needed || needed[slot / kTileSlots]);
   const int groups = static_cast<int>(ceil_div(count, each));
   for (int group = threadIdx.y; group < groups; group += blockDim.y) {
     double values[kChunkGroup];
@@ -198,7 +195,8 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* 
       at<int32_t>(workspace, offsets.suspects), at<int32_t>(workspace, offsets.peaks),
       at<int32_t>(workspace, offsets.found), at<int32_t>(workspace, offsets.found) + 1,
       at<int32_t>(workspace, offsets.found) + 2};
-  const Matrix matrix{out, pairs, S};
+  const Wanted wanted{pairs, S};
+  const Matrix matrix{out, wanted, S};
   uint8_t* needed = nullptr;
   if (pairs && !plan.few) {
     needed = at<uint8_t>(workspace, offsets.needed);
@@ -210,7 +208,7 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* 
     const int64_t count = at_most(plan.wave, chunks - first);
     const cudaError_t error =
         plan.few ? gram_few(rows, S, d, plan, partials, suspects.found, precision, width, stream)
-                 : gram_many(rows, S, d, plan, first, count, needed, partials, suspects.found,
+                 : gram_many(rows, wanted, d, plan, first, count, needed, partials, suspects.found,
                              precision, width, stream);
     if (error) return error;
     const auto reduce = plan.few ? reduce_kernel<true> : reduce_kernel<false>;

@@ -11,27 +11,6 @@
 namespace fastagg::cuda {
 namespace {
 
-constexpr int kWarps = 4;
-constexpr int kChunkWarps = 2;
-constexpr int kBlockChunks = kWarps / kChunkWarps;  // chunks of a thread block
-
-// M strips of 16 rows; kSmall: for at most kSmallShared bytes of shared memory.
-template <int M, bool kSmall>
-struct Few {
-  static constexpr int kSums = few_tiles(M) * 4;              // accumulators of a lane
-  static constexpr int kSteps = M == 1 ? 4 : M == 2 ? 2 : 1;  // of a stage, 3 to 4 KB of rows
-  static constexpr int kStages = kSmall && M == 4 ? 3 : M == 3 ? 6 : 5;  // of the ring
-  static constexpr int kStageVectors = kSteps * 2 * M;                   // that a lane loads
-  static constexpr int kStageColumns = kSteps * kStep;
-  static constexpr int kBlockStages = kBlockSteps / kSteps;  // of a block of columns
-  static constexpr int kRingBytes = kStages * kStageVectors * kWarp * int{sizeof(float4)};
-  static constexpr int kSumBytes = kSums * kWarp * int{sizeof(double)};
-  static constexpr int kTableBytes = 16 * M * int{sizeof(const float*)};
-  static constexpr int kSharedBytes = kTableBytes + kWarps * kRingBytes + kBlockChunks * kSumBytes;
-  static_assert(kBlockSteps % kSteps == 0 && kTableBytes % 16 == 0);
-  static_assert(kSharedBytes <= (kSmall ? kSmallShared : kLargeShared));
-};
-
 // Copies 4 floats in accesses of kBytes bytes. Only the first `valid` floats are read; the others
 // become 0. `from` must be an address in a row even if valid <= 0.
 template <int kBytes>
@@ -62,7 +41,7 @@ __device__ __forceinline__ void wait_for_other(int barrier) {
 }
 
 template <int M, bool kSmall, int kBytes, Precision kPrecision>
-__global__ void __launch_bounds__(kWarps* kWarp, 1)
+__global__ void __launch_bounds__(kFewWarps* kWarp, 1)
     gram_few_kernel(const float* const* rows, int64_t S, int64_t d, Partition part,
                     double* partials, int32_t* found) {
   using T = Few<M, kSmall>;
@@ -74,7 +53,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   if (blockIdx.x == 0 && threadIdx.x < kFound) found[threadIdx.x] = 0;
   __syncthreads();
 
-  const int64_t chunk = int64_t{blockIdx.x} * kBlockChunks + in_block;
+  const int64_t chunk = int64_t{blockIdx.x} * kFewChunks + in_block;
   const int64_t begin = chunk * part.chunk, end = at_most(begin + part.chunk, d);
   // The blocks of columns of the chunk, and those of this warp: own, own + 2, ...
   const int blocks =
@@ -82,7 +61,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1)
   float4* ring = shared + (T::kTableBytes + warp * T::kRingBytes) / int{sizeof(float4)} + lane;
   double* wide =
       reinterpret_cast<double*>(shared) +
-      (T::kTableBytes + kWarps * T::kRingBytes + in_block * T::kSumBytes) / int{sizeof(double)} +
+      (T::kTableBytes + kFewWarps * T::kRingBytes + in_block * T::kSumBytes) / int{sizeof(double)} +
       lane;
 
   // The next stage to fetch: a column, a place in the ring, and how many stages of its block of
@@ -178,8 +157,8 @@ cudaError_t launch(const float* const* rows, int64_t S, int64_t d, Partition par
   if (cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
     return error;
-  const auto blocks = static_cast<unsigned>(ceil_div(part.chunks, kBlockChunks));
-  kernel<<<blocks, kWarps * kWarp, kSharedBytes, stream>>>(rows, S, d, part, partials, found);
+  const auto blocks = static_cast<unsigned>(ceil_div(part.chunks, kFewChunks));
+  kernel<<<blocks, kFewWarps * kWarp, kSharedBytes, stream>>>(rows, S, d, part, partials, found);
   return cudaGetLastError();
 }
 

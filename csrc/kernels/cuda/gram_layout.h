@@ -95,6 +95,34 @@ FASTAGG_HD constexpr Entry few_entry(int64_t slot) {
   return {16 * a + e.i, 8 * (tile - few_tile(a, 0)) + e.j};
 }
 
+constexpr int kFewWarps = 4;
+constexpr int kChunkWarps = 2;                       // warps that share a chunk
+constexpr int kFewChunks = kFewWarps / kChunkWarps;  // chunks of a thread block
+
+// Bytes of shared memory of a thread block: at most kLargeShared on sm_80 (more on sm_90), and
+// kSmallShared on sm_86, sm_89 and sm_120.
+constexpr int kLargeShared = 163 << 10, kSmallShared = 99 << 10;
+
+// M strips of 16 rows; kSmall: for at most kSmallShared bytes of shared memory. A lane copies
+// vectors of 16 bytes into its part of a ring. Without kSmall, two thread blocks fit into the
+// 228 KB of a multiprocessor of sm_90, so that each scheduler has two warps.
+template <int M, bool kSmall>
+struct Few {
+  static constexpr int kSums = few_tiles(M) * 4;              // accumulators of a lane
+  static constexpr int kSteps = M == 1 ? 4 : M == 2 ? 2 : 1;  // of a stage, 3 to 4 KB of rows
+  static constexpr int kStages = M == 4 ? (kSmall ? 3 : 4) : M == 3 ? 6 : 5;  // of the ring
+  static constexpr int kStageVectors = kSteps * 2 * M;                        // that a lane loads
+  static constexpr int kStageColumns = kSteps * kStep;
+  static constexpr int kBlockStages = kBlockSteps / kSteps;  // of a block of columns
+  static constexpr int kRingBytes = kStages * kStageVectors * 32 * 16;
+  static constexpr int kSumBytes = kSums * 32 * int{sizeof(double)};
+  static constexpr int kTableBytes = 16 * M * int{sizeof(const float*)};
+  static constexpr int kSharedBytes = kTableBytes + kFewWarps * kRingBytes + kFewChunks * kSumBytes;
+  static_assert(kBlockSteps % kSteps == 0 && kTableBytes % 16 == 0);
+  static_assert(kSharedBytes <= (kSmall ? kSmallShared : kLargeShared));
+  static_assert(2 * (kSharedBytes + 1024) <= 228 << 10);  // 1 KB of each block is reserved
+};
+
 // ---- gram_many: a thread block has a tile of 128 x 128 -----------------------------------------
 
 constexpr int kTileRows = 128;
@@ -133,13 +161,9 @@ FASTAGG_HD constexpr DiagonalTile diagonal_tile(int warp, int n) {
   return {7 - warp / 2, warp % 2 == 0 ? n : kDiagonalTiles + n};
 }
 
-// Slots of partial sums: [tile of the lower triangle, kTileSums, kTileThreads]. Those that are not
-// used have no entry: i is less than j.
-FASTAGG_HD Entry many_entry(int64_t slot) {
-  const int thread = static_cast<int>(slot % kTileThreads), lane = thread % 32, warp = thread / 32;
-  const int sum = static_cast<int>(slot / kTileThreads % kTileSums);
-  const int64_t tile = slot / kTileSlots, I = triangle_row(tile);
-  const int64_t J = tile - triangle_index(I, 0);
+// The entry of sum `sum` of a thread in tile (I, J).
+FASTAGG_HD constexpr Entry tile_slot_entry(int64_t I, int64_t J, int thread, int sum) {
+  const int lane = thread % 32, warp = thread / 32;
   const Entry e = tile_entry(lane, sum % 4);
   if (I == J) {
     if (sum >= kDiagonalSums) return {-1, 0};
@@ -150,14 +174,18 @@ FASTAGG_HD Entry many_entry(int64_t slot) {
           J * kTileRows + warp_column(warp) + sum / 4 % 4 * 8 + e.j};
 }
 
+// Slots of partial sums: [tile of the lower triangle, kTileSums, kTileThreads]. Those that are not
+// used have no entry: i is less than j.
+FASTAGG_HD Entry many_entry(int64_t slot) {
+  const int64_t tile = slot / kTileSlots, I = triangle_row(tile);
+  return tile_slot_entry(I, tile - triangle_index(I, 0), static_cast<int>(slot % kTileThreads),
+                         static_cast<int>(slot / kTileThreads % kTileSums));
+}
+
 // ---- all chunks --------------------------------------------------------------------------------
 
 // Limit on the partial sums of the chunks in flight; kChunkGroup chunks may exceed it.
 constexpr int64_t kPartialBytes = int64_t{256} << 20;
-
-// Bytes of shared memory of a thread block: at most kLargeShared on sm_80 (more on sm_90), and
-// kSmallShared on sm_86, sm_89 and sm_120.
-constexpr int kLargeShared = 163 << 10, kSmallShared = 99 << 10;
 
 struct GramPlan {
   bool few;

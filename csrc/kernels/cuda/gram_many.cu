@@ -83,9 +83,9 @@ __device__ __forceinline__ void flush_far(float* sums, double* wide) {
 //   partials   // [chunks of the grid / together, slots]
 template <int V, Precision kPrecision, bool kSmall>
 __global__ void __launch_bounds__(kTileThreads, 1)
-    gram_many_kernel(const float* const* rows, int64_t S, int64_t d, Partition part, int64_t first,
-                     int64_t count, int together, const uint8_t* needed, int64_t slots,
-                     double* partials, int32_t* found) {
+    gram_many_kernel(const float* const* rows, Wanted wanted, int64_t d, Partition part,
+                     int64_t first, int64_t count, int together, const uint8_t* needed,
+                     int64_t slots, double* partials, int32_t* found) {
   using T = Many<kPrecision, kSmall>;
   constexpr int kWords = T::kWords;
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < kFound) found[threadIdx.x] = 0;
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 #pragma unroll
   for (int n = 0; n < kLoads; ++n) {
     const int64_t s = (n < 2 ? I : J) * kTileRows + (2 * warp + n % 2) * 8 + lane_row(lane);
-    source[n] = s < S && n < used ? rows[s] : nullptr;
+    source[n] = s < wanted.S && n < used ? rows[s] : nullptr;
   }
   float4 coming[kLoads];
   const auto fetch = [&](int64_t column) {
@@ -201,6 +201,8 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     if constexpr (!kSmall) {  // otherwise the sums of one chunk are in their place
 #pragma unroll 4
       for (int n = 0; n < entries; ++n) {
+        const Entry e = tile_slot_entry(I, J, static_cast<int>(threadIdx.x), n);
+        if (!wanted(e.i, e.j)) continue;
         const double sum = wide[n * kTileThreads];
         out[n * kTileThreads] = c == 0 ? sum : __dadd_rn(out[n * kTileThreads], sum);
       }
@@ -210,7 +212,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 
 }  // namespace
 
-cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
+cudaError_t gram_many(const float* const* rows, Wanted wanted, int64_t d, const GramPlan& plan,
                       int64_t first, int64_t count, const uint8_t* needed, double* partials,
                       int32_t* found, Precision precision, int width, cudaStream_t stream) {
   const auto launch = [&](auto p, auto w, auto small) {
@@ -222,8 +224,9 @@ cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const Gram
       return error;
     const dim3 grid(static_cast<unsigned>(plan.tiles),
                     static_cast<unsigned>(ceil_div(count, plan.together)));
-    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(
-        rows, S, d, plan.part, first, count, plan.together, needed, plan.slots, partials, found);
+    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(rows, wanted, d, plan.part, first, count,
+                                                         plan.together, needed, plan.slots,
+                                                         partials, found);
     return cudaGetLastError();
   };
   return with_precision(precision, [&](auto p) {

@@ -10,6 +10,17 @@
 
 namespace fastagg::cuda {
 
+// The entries that the caller wants, on and below the diagonal. Partial sums of others are not
+// read.
+struct Wanted {
+  const uint8_t* pairs;  // [S, S], or nullptr: all
+  int64_t S;
+
+  FASTAGG_HD bool operator()(int64_t i, int64_t j) const {
+    return i < S && j <= i && (!pairs || i == j || pairs[i * S + j] != 0);
+  }
+};
+
 // For S <= kFewRows: all chunks.
 //   partials   // [chunks, slots]
 cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
@@ -18,8 +29,9 @@ cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramP
 
 // For any S: chunks [first, first + count).
 //   needed     // [tiles] flags, or nullptr: all tiles
-//   partials   // [ceil(count / plan.together), slots]; tiles that are not needed do not change
-cudaError_t gram_many(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
+//   partials   // [ceil(count / plan.together), slots]; only those of wanted entries need be
+//   written
+cudaError_t gram_many(const float* const* rows, Wanted wanted, int64_t d, const GramPlan& plan,
                       int64_t first, int64_t count, const uint8_t* needed, double* partials,
                       int32_t* found, Precision precision, int width, cudaStream_t stream);
 

@@ -67,39 +67,46 @@ template <int V>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     total_kernel(int64_t tasks, double* out, const double* total, const int8_t* const* kept,
                  const float* const* kept_scales, const int8_t* const* memory,
-                 const float* const* memory_scales, int64_t S, int64_t d, const double* weights) {
+                 const float* const* memory_scales, int S, int64_t d, const double* weights) {
   static_assert(kScaleBlock % V == 0);
-  __shared__ double scratch[V * kBlockThreads];
-  const int64_t batches = row_batches(S, blockDim.y);
+  extern __shared__ float4 shared[];
+  const int batches = row_batches(S, blockDim.y);
+  TablePlaces places(shared, V, S);
+  const Staged rows(places, [&](int s) { return kept[s]; });
+  const Staged olds(places, [&](int s) { return memory[s]; });
+  const Staged scales(places, [&](int s) { return kept_scales[s]; });
+  const Staged old_scales(places, [&](int s) { return memory_scales[s]; });
+  const Staged factors(places, [&](int s) { return weights[s]; });
+  __syncthreads();
+  SplitSums<V> splits(shared, S);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
+    const Share share = share_of_thread<V>(task, d);
     const int64_t block = columns.begin / kScaleBlock;
-    double sums[V] = {};
-    for (int64_t b = 0; b < batches; ++b) {
+    double now[V], sums[V] = {};
+    load_share<V>(now, total, share);
+    for (int b = 0; b < batches; ++b) {
       Batch<int8_t, V> fresh, old;
-      fresh.load_rows(kept, S, b, columns);
-      old.load_rows(memory, S, b, columns);
+      fresh.load_rows(rows, S, b, columns);
+      old.load_rows(olds, S, b, columns);
 #pragma unroll
       for (int j = 0; j < kHeldRows; ++j) {
-        const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+        const int s = row_of(blockDim.y, threadIdx.y, b, j);
         if (s >= S || columns.count <= 0) continue;
-        const float scale = kept_scales[s][block], old_scale = memory_scales[s][block];
+        const float scale = scales[s][block], old_scale = old_scales[s][block];
+        const double weight = factors[s];
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           const float row = static_cast<float>(fresh.x[j].at[v]) * scale;
           const float before = static_cast<float>(old.x[j].at[v]) * old_scale;
-          sums[v] =
-              fma(weights[s], static_cast<double>(row) - static_cast<double>(before), sums[v]);
+          sums[v] = fma(weight, static_cast<double>(row) - static_cast<double>(before), sums[v]);
         }
       }
     }
-    sum_over_splits(sums, scratch);
-    if (threadIdx.y > 0) continue;
-    double now[V];
-    load_doubles(now, total, columns);
+    splits.add_up(sums);
 #pragma unroll
-    for (int v = 0; v < V; ++v) now[v] = __dadd_rn(now[v], sums[v]);
-    store_doubles(out, now, columns);
+    for (int n = 0; n < V; ++n) now[n] = __dadd_rn(now[n], sums[n]);
+    store_share<V>(out, now, share);
   }
 }
 
@@ -146,7 +153,7 @@ cudaError_t quantized_total(double* out, float* peaks, const double* total,
   if (cudaError_t error = quantize(kept, kept_scales, updates, S, d, bits, stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(total_kernel<V>, S, d, stream, out, total, kept, kept_scales, memory,
+    return launch_rows<V>(total_kernel<V>, 5, S, d, stream, out, total, kept, kept_scales, memory,
                           memory_scales, S, d, weights);
   });
 }

@@ -56,14 +56,16 @@ __device__ __forceinline__ int32_t magnitude_bits(float x) {
 
 // *blocks = the number of thread blocks of a kernel whose thread blocks take tasks in turn: as many
 // as the GPU runs at the same time, at most `tasks`.
+//   shared   // bytes of dynamic shared memory
 template <class Kernel>
-cudaError_t resident_blocks(Kernel kernel, int threads, int64_t tasks, int* blocks) {
+cudaError_t resident_blocks(Kernel kernel, int threads, int64_t tasks, int* blocks,
+                            int64_t shared = 0) {
   int device = 0, processors = 0, per_processor = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess)
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, 0);
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, threads, shared);
   *blocks = static_cast<int>(at_most(tasks, int64_t{processors} * at_least(per_processor, 1)));
   return error;
 }

@@ -8,24 +8,27 @@ namespace {
 // sums += weight * (row - old) for the rows of batch b, in float64, and kept = row. A row or old
 // row that is computed here (params + update, reference + memory) is rounded to float32 before it
 // is used, so `sums` stay the sums of what memory holds.
-//   params       // this thread's columns; used if `models`
-//   references   // [S], entries may be null, or nullptr
-//   kept         // [S], may be `memory`, or nullptr
-template <class T, int V, class Memory>
+//   params       // [d], or nullptr: nothing is added to updates
+//   references   // entries may be null; used if `referred`
+//   kept         // may be `memory`; used if `keeps`
+template <class Memory, class T, int V, class Rows, class References, class Kept, class Weights>
 __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& updates,
-                                         const Memory* const* memory,
-                                         const float* const* references, float* const* kept,
-                                         const double* weights, const Floats<V>& params,
-                                         bool models, int64_t S, int64_t b, Columns<V> columns) {
+                                         const Rows& memory, bool referred,
+                                         const References& references, bool keeps, const Kept& kept,
+                                         const Weights& weights, const float* params, int S, int b,
+                                         Columns<V> columns) {
   Batch<Memory, V> stored;
   stored.load_rows(memory, S, b, columns);
+  Floats<V> p{};  // not earlier: registers
+  if (params) p = load<V>(params + columns.begin, columns.count);
 #pragma unroll
   for (int j = 0; j < kHeldRows; ++j) {
-    const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+    const int s = row_of(blockDim.y, threadIdx.y, b, j);
     if (s >= S) continue;
     Floats<V> old = stored.row(j);
-    if (references && references[s]) {
-      const Floats<V> r = load<V>(references[s] + columns.begin, columns.count);
+    const float* const reference = referred ? references[s] : nullptr;
+    if (reference) {
+      const Floats<V> r = load<V>(reference + columns.begin, columns.count);
 #pragma unroll
       for (int v = 0; v < V; ++v) old.at[v] = __fadd_rn(r.at[v], old.at[v]);
     }
@@ -33,11 +36,11 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& u
     Floats<V> row = updates.row(j);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      if (models) row.at[v] = __fadd_rn(params.at[v], row.at[v]);
+      if (params) row.at[v] = __fadd_rn(p.at[v], row.at[v]);
       const double change = static_cast<double>(row.at[v]) - static_cast<double>(old.at[v]);
       sums[v] = fma(weight, change, sums[v]);
     }
-    if (kept) store<V>(kept[s] + columns.begin, row, columns.count);
+    if (keeps) store<V>(kept[s] + columns.begin, row, columns.count);
   }
 }
 
@@ -45,58 +48,69 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& u
 template <class T, int V>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     memory_update_kernel(int64_t tasks, float* params, double* total, const T* const* updates,
-                         float* const* memory, int64_t S, int64_t d, const double* weights,
-                         double lr, double norm, bool models) {
-  __shared__ double scratch[V * kBlockThreads];
-  const int64_t batches = row_batches(S, blockDim.y);
+                         float* const* memory, int S, int64_t d, const double* weights, double lr,
+                         double norm, bool models) {
+  extern __shared__ float4 shared[];
+  const int batches = row_batches(S, blockDim.y);
+  TablePlaces places(shared, V, S);
+  const Staged rows(places, [&](int s) { return updates[s]; });
+  const Staged own(places, [&](int s) { return memory[s]; });
+  const Staged factors(places, [&](int s) { return weights[s]; });
+  __syncthreads();
+  SplitSums<V> splits(shared, S);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
-    const Floats<V> p = load<V>(params + columns.begin, columns.count);
-    double sums[V] = {};
-    for (int64_t b = 0; b < batches; ++b) {
+    const Share share = share_of_thread<V>(task, d);
+    double now[V], sums[V] = {};
+    load_share<V>(now, total, share);
+    for (int b = 0; b < batches; ++b) {
       Batch<T, V> batch;
-      batch.load_rows(updates, S, b, columns);
-      const float* const* old = memory;
-      remember(sums, batch, old, nullptr, memory, weights, p, models, S, b, columns);
+      batch.load_rows(rows, S, b, columns);
+      remember<float>(sums, batch, own, false, own, true, own, factors, models ? params : nullptr,
+                      S, b, columns);
     }
-    sum_over_splits(sums, scratch);
-    if (threadIdx.y > 0) continue;
-    double now[V];
-    load_doubles(now, total, columns);
+    const Floats<V> old = load_share<V>(params, share);  // registers have no room for it earlier
+    splits.add_up(sums);
 #pragma unroll
-    for (int v = 0; v < V; ++v) now[v] = __dadd_rn(now[v], sums[v]);
-    store_doubles(total, now, columns);
-    apply_total(params, now, columns, lr, norm, models);
+    for (int n = 0; n < V; ++n) now[n] = __dadd_rn(now[n], sums[n]);
+    store_share<V>(total, now, share);
+    apply_total(params, old, now, share, lr, norm, models);
   }
 }
 
 template <class T, int V>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 1)
     memory_total_kernel(int64_t tasks, double* out, int32_t* peaks, const double* total,
                         const T* const* updates, const T* const* memory,
-                        const float* const* references, int64_t S, int64_t d, const double* weights,
+                        const float* const* references, int S, int64_t d, const double* weights,
                         const float* params, float* const* kept) {
-  __shared__ double scratch[V * kBlockThreads];
-  const int64_t batches = row_batches(S, blockDim.y);
+  extern __shared__ float4 shared[];
+  const int batches = row_batches(S, blockDim.y);
+  TablePlaces places(shared, V, S);
+  const Staged rows(places, [&](int s) { return updates[s]; });
+  const Staged own(places, [&](int s) { return memory[s]; });
+  const Staged factors(places, [&](int s) { return weights[s]; });
+  const Staged bases(places, [&](int s) { return references ? references[s] : nullptr; });
+  const Staged to(places, [&](int s) { return kept ? kept[s] : nullptr; });
+  __syncthreads();
+  SplitSums<V> splits(shared, S);
   PeaksOfRows largest;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
-    Floats<V> p{};
-    if (params) p = load<V>(params + columns.begin, columns.count);
-    double sums[V] = {};
-    for (int64_t b = 0; b < batches; ++b) {
+    const Share share = share_of_thread<V>(task, d);
+    double now[V], sums[V] = {};
+    load_share<V>(now, total, share);
+    for (int b = 0; b < batches; ++b) {
       Batch<T, V> batch;
-      batch.load_rows(updates, S, b, columns);
-      remember(sums, batch, memory, references, kept, weights, p, params != nullptr, S, b, columns);
+      batch.load_rows(rows, S, b, columns);
+      remember<T>(sums, batch, own, references != nullptr, bases, kept != nullptr, to, factors,
+                  params, S, b, columns);
       largest.add(batch, peaks, S, b);
     }
-    sum_over_splits(sums, scratch);
-    if (threadIdx.y > 0) continue;
-    double now[V];
-    load_doubles(now, total, columns);
+    splits.add_up(sums);
 #pragma unroll
-    for (int v = 0; v < V; ++v) now[v] = __dadd_rn(now[v], sums[v]);
-    store_doubles(out, now, columns);
+    for (int n = 0; n < V; ++n) now[n] = __dadd_rn(now[n], sums[n]);
+    store_share<V>(out, now, share);
   }
   largest.write(peaks, S, 0);
 }
@@ -126,8 +140,8 @@ cudaError_t memory_update(float* params, double* total, const T* const* updates,
                           double lr, double norm, bool models, int width, cudaStream_t stream) {
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(memory_update_kernel<T, V>, S, d, stream, params, total, updates, memory,
-                          S, d, weights, lr, norm, models);
+    return launch_rows<V>(memory_update_kernel<T, V>, 3, S, d, stream, params, total, updates,
+                          memory, S, d, weights, lr, norm, models);
   });
 }
 
@@ -140,7 +154,7 @@ cudaError_t memory_total(double* out, float* peaks, const double* total, const T
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(memory_total_kernel<T, V>, S, d, stream, out, bits, total, updates,
+    return launch_rows<V>(memory_total_kernel<T, V>, 5, S, d, stream, out, bits, total, updates,
                           memory, references, S, d, weights, params, kept);
   });
 }

@@ -9,23 +9,23 @@ namespace {
 
 // sums += equal * (update + weight * correction), summed over the rows of batch b, whose updates
 // stay in `updates`.
-//   references   // [S], entries may be null, or nullptr
-//   weights      // [S], or nullptr for ones
-template <class T, int V, class Own>
-__device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& updates,
-                                          const T* const* rows, Own* const* corrections,
-                                          const float* const* references, const double* weights,
-                                          int64_t S, int64_t b, float equal, Columns<V> columns) {
-  Batch<std::remove_const_t<Own>, V> stored;
+//   references   // entries may be null; used if `referred`
+//   factors      // equal * weight
+template <class Own, class T, int V, class Rows, class Corrections, class References, class Factors>
+__device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& updates, const Rows& rows,
+                                          const Corrections& corrections, bool referred,
+                                          const References& references, const Factors& factors,
+                                          int S, int b, float equal, Columns<V> columns) {
+  Batch<Own, V> stored;
   updates.load_rows(rows, S, b, columns);
   stored.load_rows(corrections, S, b, columns);
   Batch<float, V> own;
 #pragma unroll
   for (int j = 0; j < kHeldRows; ++j) own.x[j] = stored.row(j);
-  if (references) {
+  if (referred) {
 #pragma unroll
     for (int j = 0; j < kHeldRows; ++j) {
-      const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+      const int s = row_of(blockDim.y, threadIdx.y, b, j);
       const float* reference = s < S ? references[s] : nullptr;
       if (!reference) continue;
       const Floats<V> r = load<V>(reference + columns.begin, columns.count);
@@ -33,65 +33,80 @@ __device__ __forceinline__ void add_batch(double (&sums)[V], Batch<T, V>& update
       for (int v = 0; v < V; ++v) own.x[j].at[v] = __fsub_rn(r.at[v], own.x[j].at[v]);
     }
   }
-  updates.add_to(sums, S, b, [&](int64_t) { return equal; });
-  own.add_to(sums, S, b, [&](int64_t s) {
-    return weights ? static_cast<float>(__dmul_rn(weights[s], equal)) : equal;
-  });
+  updates.add_to(sums, S, b, [&](int) { return equal; });
+  own.add_to(sums, S, b, [&](int s) { return factors(s); });
 }
 
 // sums *= 1/S over `equal`, the part of 1/S that the rows have been multiplied by.
 template <int V>
-__device__ __forceinline__ void finish_mean(double (&sums)[V], int64_t S, float equal) {
+__device__ __forceinline__ void finish_mean(double (&sums)[V], int S, float equal) {
   const double factor = 1.0 / (static_cast<double>(S) * equal);
 #pragma unroll
   for (int v = 0; v < V; ++v) sums[v] = __dmul_rn(sums[v], factor);
 }
 
 // kept = updates for the rows of batch b.
-template <class T, int V>
-__device__ __forceinline__ void keep_rows(float* const* kept, const Batch<T, V>& updates, int64_t S,
-                                          int64_t b, Columns<V> columns) {
+template <class T, int V, class Kept>
+__device__ __forceinline__ void keep_rows(const Kept& kept, const Batch<T, V>& updates, int S,
+                                          int b, Columns<V> columns) {
 #pragma unroll
   for (int j = 0; j < kHeldRows; ++j) {
-    const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+    const int s = row_of(blockDim.y, threadIdx.y, b, j);
     if (s < S) store<V>(kept[s] + columns.begin, updates.row(j), columns.count);
   }
 }
 
 // corrections = v - updates for the rows of batch b.
-template <class T, int V>
-__device__ __forceinline__ void write_corrections(float* const* corrections, const double (&v)[V],
-                                                  const Batch<T, V>& updates, int64_t S, int64_t b,
-                                                  Columns<V> columns) {
+template <class T, int V, class Corrections>
+__device__ __forceinline__ void write_corrections(const Corrections& corrections,
+                                                  const Floats<V>& v, const Batch<T, V>& updates,
+                                                  int S, int b, Columns<V> columns) {
 #pragma unroll
   for (int j = 0; j < kHeldRows; ++j) {
-    const int64_t s = row_of(blockDim.y, threadIdx.y, b, j);
+    const int s = row_of(blockDim.y, threadIdx.y, b, j);
     if (s >= S) continue;
     Floats<V> c = updates.row(j);
 #pragma unroll
-    for (int k = 0; k < V; ++k) c.at[k] = __fsub_rn(static_cast<float>(v[k]), c.at[k]);
+    for (int k = 0; k < V; ++k) c.at[k] = __fsub_rn(v.at[k], c.at[k]);
     store<V>(corrections[s] + columns.begin, c, columns.count);
   }
 }
 
+template <int V>
+__device__ __forceinline__ Floats<V> rounded_to_float(const double (&x)[V]) {
+  Floats<V> single;
+#pragma unroll
+  for (int n = 0; n < V; ++n) single.at[n] = static_cast<float>(x[n]);
+  return single;
+}
+
 template <class T, int V>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBlockThreads, 1)
     mimic_kernel(int64_t tasks, float* params, const T* const* updates, float* const* corrections,
-                 int64_t S, int64_t d, float equal, double lr) {
-  __shared__ double scratch[V * kBlockThreads];
-  const int64_t batches = row_batches(S, blockDim.y);
+                 int S, int64_t d, float equal, double lr) {
+  extern __shared__ float4 shared[];
+  const int batches = row_batches(S, blockDim.y);
+  TablePlaces places(shared, V, S);
+  const Staged rows(places, [&](int s) { return updates[s]; });
+  const Staged own(places, [&](int s) { return corrections[s]; });
+  __syncthreads();
+  SplitSums<V> splits(shared, S);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
+    const Share share = share_of_thread<V>(task, d);
+    const Floats<V> p = load_share<V>(params, share);
     double sums[V] = {};
     Batch<T, V> batch;
-    for (int64_t b = 0; b < batches; ++b)
-      add_batch(sums, batch, updates, corrections, nullptr, nullptr, S, b, equal, columns);
-    sum_over_splits(sums, scratch);
+    for (int b = 0; b < batches; ++b)
+      add_batch<float>(
+          sums, batch, rows, own, false, own, [&](int) { return equal; }, S, b, equal, columns);
+    splits.add_up(sums);
     finish_mean(sums, S, equal);
-    if (threadIdx.y == 0) apply_total(params, sums, columns, lr, 1.0, false);
-    for (int64_t b = 0; b < batches; ++b) {
-      if (batches > 1) batch.load_rows(updates, S, b, columns);
-      write_corrections(corrections, sums, batch, S, b, columns);
+    apply_total(params, p, sums, share, lr, 1.0, false);
+    const Floats<V> mean = splits.of_columns(rounded_to_float(sums));
+    for (int b = 0; b < batches; ++b) {
+      if (batches > 1) batch.load_rows(rows, S, b, columns);
+      write_corrections(own, mean, batch, S, b, columns);
     }
   }
 }
@@ -101,32 +116,43 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     mimic_mean_kernel(int64_t tasks, double* v_out, float* rounded, int32_t* peaks,
                       const T* const* updates, const T* const* corrections,
                       const float* const* references, const double* weights, float* const* kept,
-                      bool copies, int64_t S, int64_t d, float equal) {
-  __shared__ double scratch[V * kBlockThreads];
-  const int64_t batches = row_batches(S, blockDim.y);
+                      bool copies, int S, int64_t d, float equal) {
+  extern __shared__ float4 shared[];
+  const int batches = row_batches(S, blockDim.y);
+  TablePlaces places(shared, V, S);
+  const Staged rows(places, [&](int s) { return updates[s]; });
+  const Staged own(places, [&](int s) { return corrections[s]; });
+  const Staged bases(places, [&](int s) { return references ? references[s] : nullptr; });
+  const Staged to(places, [&](int s) { return kept ? kept[s] : nullptr; });
+  const Staged factors(places, [&](int s) {
+    return weights ? static_cast<float>(__dmul_rn(weights[s], equal)) : equal;
+  });
+  __syncthreads();
+  SplitSums<V> splits(shared, S);
   PeaksOfRows largest;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
+    const Share share = share_of_thread<V>(task, d);
     double sums[V] = {};
     Batch<T, V> batch;
-    for (int64_t b = 0; b < batches; ++b) {
-      add_batch(sums, batch, updates, corrections, references, weights, S, b, equal, columns);
+    for (int b = 0; b < batches; ++b) {
+      add_batch<T>(
+          sums, batch, rows, own, references != nullptr, bases, [&](int s) { return factors[s]; },
+          S, b, equal, columns);
       largest.add(batch, peaks, S, b);
-      if (kept && copies) keep_rows(kept, batch, S, b, columns);
+      if (kept && copies) keep_rows(to, batch, S, b, columns);
     }
-    sum_over_splits(sums, scratch);
+    splits.add_up(sums);
     finish_mean(sums, S, equal);
-    if (kept && !copies)
-      for (int64_t b = 0; b < batches; ++b) {
-        if (batches > 1) batch.load_rows(updates, S, b, columns);
-        write_corrections(kept, sums, batch, S, b, columns);
-      }
-    if (threadIdx.y > 0) continue;
-    Floats<V> single;
-#pragma unroll
-    for (int v = 0; v < V; ++v) single.at[v] = static_cast<float>(sums[v]);
-    store_doubles(v_out, sums, columns);
-    store<V>(rounded + columns.begin, single, columns.count);
+    const Floats<V> single = rounded_to_float(sums);
+    store_share<V>(v_out, sums, share);
+    store_share<V>(rounded, single, share);
+    if (!kept || copies) continue;
+    const Floats<V> mean = splits.of_columns(single);
+    for (int b = 0; b < batches; ++b) {
+      if (batches > 1) batch.load_rows(rows, S, b, columns);
+      write_corrections(to, mean, batch, S, b, columns);
+    }
   }
   largest.write(peaks, S, 0);
 }
@@ -139,7 +165,7 @@ cudaError_t mimic(float* params, const T* const* updates, float* const* correcti
   if (S == 0) return cudaSuccess;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(mimic_kernel<T, V>, S, d, stream, params, updates, corrections, S, d,
+    return launch_rows<V>(mimic_kernel<T, V>, 2, S, d, stream, params, updates, corrections, S, d,
                           mean_quotient(S), lr);
   });
 }
@@ -153,7 +179,7 @@ cudaError_t mimic_mean(double* v, float* rounded, float* peaks, const T* const* 
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(mimic_mean_kernel<T, V>, S, d, stream, v, rounded, bits, updates,
+    return launch_rows<V>(mimic_mean_kernel<T, V>, 5, S, d, stream, v, rounded, bits, updates,
                           corrections, references, weights, kept, copies, S, d, mean_quotient(S));
   });
 }

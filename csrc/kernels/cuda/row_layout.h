@@ -27,12 +27,68 @@ FASTAGG_HD constexpr RowBlock row_block(int64_t S) {
 }
 
 // The j-th row of batch b of split y; may be S or more.
-FASTAGG_HD constexpr int64_t row_of(int splits, int y, int64_t batch, int j) {
+FASTAGG_HD constexpr int row_of(int splits, int y, int batch, int j) {
   return (batch * kHeldRows + j) * splits + y;
 }
 
-FASTAGG_HD constexpr int64_t row_batches(int64_t S, int splits) {
-  return ceil_div(S, int64_t{splits} * kHeldRows);
+FASTAGG_HD constexpr int row_batches(int S, int splits) {
+  return static_cast<int>(ceil_div(S, splits * kHeldRows));
+}
+
+// Rows of which a thread block copies its tables (addresses, weights) to shared memory, at most.
+// The tables of more rows are read from memory.
+constexpr int64_t kStagedRows = 1024;
+
+// Bytes of dynamic shared memory that a kernel has without asking for them.
+constexpr int64_t kUnaskedShared = 48 << 10;
+
+// The shared memory of a thread block, in bytes from its beginning. The sums of splits have two
+// places, which tasks take in turn, so that no thread has to wait before it writes.
+struct RowShared {
+  int place;   // of sums: [splits, columns of the thread block] double
+  int means;   // [columns of the thread block] float
+  int tables;  // [tables, S] of 8 bytes
+  int bytes;
+};
+FASTAGG_HD constexpr RowShared row_shared(RowBlock block, int width, int64_t S, int tables) {
+  RowShared at{};
+  const int columns = block.vectors * width;
+  if (block.splits > 1) {
+    at.place = block.splits * columns * 8;
+    at.means = 2 * at.place;
+    at.tables = at.means + columns * 4;
+  }
+  at.bytes = at.tables + (S <= kStagedRows ? tables * static_cast<int>(S) * 8 : 0);
+  return at;
+}
+
+// How the threads of a thread block add up the sums of its splits. A tree adds sums that are half
+// of the splits apart, then a quarter, ...: a thread reads `leaves` sums of a column and adds them
+// in registers; `parts` neighbouring threads then add theirs by shuffles.
+struct SplitTree {
+  int leaves, parts;
+};
+FASTAGG_HD constexpr SplitTree split_tree(int splits, int width) {
+  const int leaves = width < 2 ? 2 : width;  // as many as it has written
+  return splits < leaves ? SplitTree{splits, 1} : SplitTree{leaves, splits / leaves};
+}
+
+// The columns of a task whose sums thread t of a thread block has in the end: V neighbours, its
+// own, if nothing is split; else those of its part of the tree, of which part 0 has them.
+struct Share {
+  int64_t begin;
+  int stride;
+  int count;  // columns begin, begin + stride, ... below begin + count, which may be negative
+
+  FASTAGG_HD constexpr int64_t column(int n) const { return begin + n * stride; }
+  FASTAGG_HD constexpr bool has(int n) const { return n * stride < count; }
+};
+FASTAGG_HD constexpr Share share_of(RowBlock block, int width, int64_t task, int64_t d, int t) {
+  const int64_t columns = int64_t{block.vectors} * width, first = task * columns;
+  const int there = static_cast<int>(at_most(columns, d - first));
+  if (block.splits == 1) return {first + int64_t{t} * width, 1, there - t * width};
+  const int parts = split_tree(block.splits, width).parts, own = t / parts;
+  return {first + own, block.vectors * block.splits / parts, t % parts == 0 ? there - own : 0};
 }
 
 // The columns of int8 rows that a lane has in a scale block of 256 columns: neighbouring lanes have

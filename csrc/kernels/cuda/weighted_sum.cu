@@ -6,32 +6,39 @@ namespace fastagg::cuda {
 namespace {
 
 template <class T, int V>
-__global__ void __launch_bounds__(kBlockThreads)
-    weighted_sum_kernel(int64_t tasks, float* out, const T* const* rows, int64_t S, int64_t d,
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    weighted_sum_kernel(int64_t tasks, float* out, const T* const* rows, int S, int64_t d,
                         const double* weights, double beta, const uint8_t* when) {
   if (called_off(when)) return;
-  __shared__ double scratch[V * kBlockThreads];
-  const int64_t batches = row_batches(S, blockDim.y);
+  extern __shared__ float4 shared[];
+  const int batches = row_batches(S, blockDim.y);
   const double factor = factor_of(weights, S), inverse = 1.0 / factor;
+  TablePlaces places(shared, V, S);
+  const Staged from(places, [&](int s) { return rows[s]; });
+  const Staged quotients(places,
+                         [&](int s) { return static_cast<float>(__dmul_rn(weights[s], inverse)); });
+  __syncthreads();
+  SplitSums<V> splits(shared, S);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
-    double sums[V] = {};
-    for (int64_t b = 0; b < batches; ++b) {
-      Batch<T, V> batch;
-      batch.load_rows(rows, S, b, columns);
-      batch.add_to(sums, S, b,
-                   [&](int64_t s) { return static_cast<float>(__dmul_rn(weights[s], inverse)); });
-    }
-    sum_over_splits(sums, scratch);
-    if (threadIdx.y > 0) continue;
+    const Share share = share_of_thread<V>(task, d);
+    constexpr bool kEarly = V < 8;  // more registers than there are would be needed
     Floats<V> result{};
-    if (beta != 0.0) result = load<V>(out + columns.begin, columns.count);
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-      const double old = beta == 0.0 ? 0.0 : __dmul_rn(beta, result.at[v]);
-      result.at[v] = static_cast<float>(__dadd_rn(old, __dmul_rn(factor, sums[v])));
+    if (kEarly && beta != 0.0) result = load_share<V>(out, share);
+    double sums[V] = {};
+    for (int b = 0; b < batches; ++b) {
+      Batch<T, V> batch;
+      batch.load_rows(from, S, b, columns);
+      batch.add_to(sums, S, b, [&](int s) { return quotients[s]; });
     }
-    store<V>(out + columns.begin, result, columns.count);
+    if (!kEarly && beta != 0.0) result = load_share<V>(out, share);
+    splits.add_up(sums);
+#pragma unroll
+    for (int n = 0; n < V; ++n) {
+      const double old = beta == 0.0 ? 0.0 : __dmul_rn(beta, result.at[n]);
+      result.at[n] = static_cast<float>(__dadd_rn(old, __dmul_rn(factor, sums[n])));
+    }
+    store_share<V>(out, result, share);
   }
 }
 
@@ -43,8 +50,8 @@ cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
                          cudaStream_t stream) {
   return with_width<16 / sizeof(T)>(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(weighted_sum_kernel<T, V>, S, d, stream, out, rows, S, d, weights, beta,
-                          when);
+    return launch_rows<V>(weighted_sum_kernel<T, V>, 2, S, d, stream, out, rows, S, d, weights,
+                          beta, when);
   });
 }
 
