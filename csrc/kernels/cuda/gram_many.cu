@@ -22,8 +22,9 @@ struct Many {
   static constexpr int kStripVectors = kPairs * kWords * 2 * kWarp;  // of Words4
   static constexpr int kStageVectors = 2 * kStripVectors;
   static constexpr int kSumBytes = kSmall ? 0 : kTileSlots * int{sizeof(double)};  // 128 KB
+  static constexpr int kStripBytes = 2 * int{sizeof(int)};  // besides, see `strips`
   static constexpr int kSharedBytes = kSumBytes + kStages * kStageVectors * int{sizeof(Words4)};
-  static_assert(kSharedBytes <= (kSmall ? kSmallShared : kLargeShared));
+  static_assert(kSharedBytes + kStripBytes <= (kSmall ? kSmallShared : kLargeShared));
 };
 
 template <int V>
@@ -91,7 +92,13 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x < kFound) found[threadIdx.x] = 0;
   const int64_t tile = blockIdx.x;
   if (needed && !needed[tile]) return;
-  const int64_t I = triangle_row(tile), J = tile - triangle_index(I, 0);
+  const int I = static_cast<int>(triangle_row(tile));
+  const int J = static_cast<int>(tile - triangle_index(I, 0));
+  __shared__ int strips[2];  // I and J, for the end of a chunk: no registers are left for them
+  if (threadIdx.x == 0) {
+    strips[0] = I;
+    strips[1] = J;
+  }
 
   extern __shared__ float4 shared[];
   double* const out = partials + blockIdx.y * slots + tile * kTileSlots + threadIdx.x;
@@ -106,7 +113,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const float* source[kLoads];
 #pragma unroll
   for (int n = 0; n < kLoads; ++n) {
-    const int64_t s = (n < 2 ? I : J) * kTileRows + (2 * warp + n % 2) * 8 + lane_row(lane);
+    const int64_t s = int64_t{n < 2 ? I : J} * kTileRows + (2 * warp + n % 2) * 8 + lane_row(lane);
     source[n] = s < wanted.S && n < used ? rows[s] : nullptr;
   }
   float4 coming[kLoads];
@@ -198,13 +205,25 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     }
     flush_sums();
     // The first sum of a group is stored, the others are added to it: each in order of the chunks.
-    if constexpr (!kSmall) {  // otherwise the sums of one chunk are in their place
-#pragma unroll 4
-      for (int n = 0; n < entries; ++n) {
-        const Entry e = tile_slot_entry(I, J, static_cast<int>(threadIdx.x), n);
-        if (!wanted(e.i, e.j)) continue;
-        const double sum = wide[n * kTileThreads];
-        out[n * kTileThreads] = c == 0 ? sum : __dadd_rn(out[n * kTileThreads], sum);
+    if constexpr (!kSmall) {        // otherwise the sums of one chunk are in their place
+      constexpr int kTogether = 4;  // loaded before the first is stored
+      static_assert(kTileSums % kTogether == 0 && kDiagonalSums % kTogether == 0);
+#pragma unroll 1
+      for (int n = 0; n < entries; n += kTogether) {
+        bool stored[kTogether];
+        double before[kTogether];
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          const Entry e =
+              tile_slot_entry(strips[0], strips[1], static_cast<int>(threadIdx.x), n + k);
+          stored[k] = wanted(e.i, e.j);
+          before[k] = c > 0 && stored[k] ? out[(n + k) * kTileThreads] : 0.0;
+        }
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) {
+          const double sum = wide[(n + k) * kTileThreads];
+          if (stored[k]) out[(n + k) * kTileThreads] = c == 0 ? sum : __dadd_rn(before[k], sum);
+        }
       }
     }
   }
