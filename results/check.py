@@ -1040,8 +1040,9 @@ STATED = [
         "took 0.4 s. `--reuse` copies jobs that"
     ),
     (
-        "| figure 1 e, two more seeds | `fdms-fig1-cifar --alphas 0.5 --seeds 0 1 2 --reuse "
-        "results --out results/fdms-fig1-cifar-seeds` | 2.3 |"
+        "| figure 1 e, two more seeds; begun, with one of eight jobs finished and one nearly | "
+        "`fdms-fig1-cifar --alphas 0.5 --seeds 0 1 2 --reuse results --out "
+        "results/unfinished/fdms-fig1-cifar-seeds` | 2.0 |"
     ),
     (
         "| figure 2 with 2500 samples per client, one seed | `fdms-fig2` with other settings | "
