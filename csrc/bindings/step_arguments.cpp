@@ -226,11 +226,13 @@ bool is_list(PyObject* object) {
   return PyList_CheckExact(object) || PyTuple_CheckExact(object);
 }
 
-// Ids from a tensor, an array or a list of ints; nothing if they are unusual.
-std::optional<std::vector<int64_t>> read_ids(PyObject* clients) {
+// Ids from a tensor or a list of ints; nothing if they are unusual. More than K are: at least one
+// is wrong, and a view may repeat an id any number of times.
+std::optional<std::vector<int64_t>> read_ids(PyObject* clients, int64_t K) {
   std::vector<int64_t> ids;
   if (is_list(clients)) {
     const Py_ssize_t count = PySequence_Fast_GET_SIZE(clients);
+    if (count > K) return std::nullopt;
     ids.reserve(count);
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyObject* item = PySequence_Fast_GET_ITEM(clients, i);
@@ -241,7 +243,8 @@ std::optional<std::vector<int64_t>> read_ids(PyObject* clients) {
     }
     return ids;
   }
-  if (const at::Tensor* t = plain_tensor(clients, at::kLong); t && t->dim() == 1) {
+  const at::Tensor* t = plain_tensor(clients, at::kLong);
+  if (t && t->dim() == 1 && t->size(0) <= K) {
     const auto* data = t->const_data_ptr<int64_t>();
     const int64_t step = t->stride(0);
     ids.resize(t->size(0));
@@ -336,7 +339,7 @@ py::object usual_cohort(py::handle params, py::handle updates, py::handle client
                         int64_t d, bool by_client, int64_t most_copied) {
   const float* own = plain_vector(params.ptr(), d);
   if (!own || THPVariable_Unpack(params.ptr()).requires_grad()) return py::none();
-  const auto ids = read_ids(clients.ptr());
+  const auto ids = read_ids(clients.ptr(), K);
   if (!ids) return py::none();
   const auto order = order_of(*ids, K);
   if (!order) return py::none();

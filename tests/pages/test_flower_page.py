@@ -38,7 +38,7 @@ def test_every_callable_is_named() -> None:
 
 
 def test_all_blocks_are_python() -> None:
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
     for block in BLOCKS:
         ast.parse(block)
 
