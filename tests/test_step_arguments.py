@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import fastagg
 from fastagg.ops import memory
 from fastagg.updates import cohort
 from fastagg.updates.buffer import UpdateBuffer
@@ -297,3 +298,12 @@ def test_the_rows_of_a_matrix_that_share_memory_are_found() -> None:
     assert memory.shared_row(rows, [flat[26:32]]) == -1
     assert memory.shared_row(rows, [flat[27:33]]) == 3
     assert memory.shared_row(rows, []) == -1
+
+
+def test_ids_that_repeat_without_end_are_refused_and_not_copied() -> None:
+    agg = fastagg.make("fedavg", num_clients=4, num_params=8)
+    params = torch.zeros(8)
+    clients = torch.zeros(1, dtype=torch.int64).expand(1 << 40)  # 8 TiB, if it were copied
+    with pytest.raises(ValueError, match=r"clients|updates"):
+        agg.step(params, torch.ones(2, 8), clients)
+    assert params.tolist() == [0.0] * 8
