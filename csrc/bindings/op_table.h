@@ -59,6 +59,12 @@ FASTAGG_OP(replace_rows,    no,  no,  yes,
 FASTAGG_OP(bucketed_gram,   no,  no,  yes,
            "(Tensor gram, Tensor order, Tensor weights, int bucket_size) "
            "-> (Tensor, Tensor, Tensor, Tensor)")
+FASTAGG_OP(krum_scores,     no,  no,  yes,
+           "(Tensor gram, int num_byzantine) -> Tensor")
+FASTAGG_OP(krum_selection,  no,  no,  yes,
+           "(Tensor gram, int num_byzantine, int count) -> Tensor")
+FASTAGG_OP(nearest_means,   no,  no,  yes,
+           "(Tensor gram, Tensor weights, int count) -> (Tensor, Tensor)")
 FASTAGG_OP(weiszfeld,       no,  no,  yes,
            "(Tensor gram, Tensor weights, Tensor start, float nu, int iterations) -> Tensor")
 FASTAGG_OP(clip_towards,    no,  no,  yes,

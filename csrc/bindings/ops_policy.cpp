@@ -26,6 +26,7 @@
 #include <numeric>
 
 #include "../kernels/common.h"
+#include "../kernels/nearest_rows.h"
 #include "check_differences.h"
 #include "check_models.h"
 #include "check_most_similar.h"
@@ -262,6 +263,46 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
     for (int64_t i = 0; i < n; ++i) factors[i] += w[i] * clipped[i];
   }
   return result.to(gram.device());
+}
+
+void check_num_byzantine(int64_t num_byzantine) {
+  TORCH_CHECK_VALUE(num_byzantine >= 0, "num_byzantine: expected at least 0, got ", num_byzantine);
+}
+
+at::Tensor krum_scores(const at::Tensor& gram, int64_t num_byzantine) {
+  const at::Tensor known = check_gram(gram).contiguous();
+  check_num_byzantine(num_byzantine);
+  const at::Tensor scores = at::empty({known.size(0)}, known.options());
+  cpu::krum_scores(known.const_data_ptr<double>(), known.size(0), num_byzantine,
+                   scores.mutable_data_ptr<double>());
+  return scores.to(gram.device());
+}
+
+at::Tensor krum_selection(const at::Tensor& gram, int64_t num_byzantine, int64_t count) {
+  const at::Tensor known = check_gram(gram).contiguous();
+  check_num_byzantine(num_byzantine);
+  const int64_t n = known.size(0);
+  TORCH_CHECK_VALUE(count >= 0 && count <= n, "count: expected 0 to ", n, ", got ", count);
+  const at::Tensor chosen = at::empty({count}, at::TensorOptions().dtype(at::kLong));
+  cpu::krum_selection(known.const_data_ptr<double>(), n, num_byzantine, count,
+                      chosen.mutable_data_ptr<int64_t>());
+  return chosen.to(gram.device());
+}
+
+std::tuple<at::Tensor, at::Tensor> nearest_means(const at::Tensor& gram, const at::Tensor& weights,
+                                                 int64_t count) {
+  const at::Tensor known = check_gram(gram).contiguous();
+  const int64_t size = known.size(0), n = weights.numel();
+  check_tensor(weights, "weights", at::kDouble, {n});
+  TORCH_CHECK_VALUE(n <= size, "weights: expected at most ", size, " numbers, got ", n);
+  TORCH_CHECK_VALUE((count >= 1 && count <= n) || n == 0, "count: expected 1 to ", n, ", got ",
+                    count);
+  const at::Tensor own = weights.cpu();
+  const at::Tensor mixed = at::empty({size, size}, known.options());
+  const at::Tensor mixing = at::empty({size, size}, known.options());
+  cpu::nearest_means(known.const_data_ptr<double>(), size, n, own.const_data_ptr<double>(), count,
+                     mixing.mutable_data_ptr<double>(), mixed.mutable_data_ptr<double>());
+  return {mixed.to(gram.device()), mixing.to(gram.device())};
 }
 
 // `gram` with the rows and columns `changed` replaced by `rows`. If `rows` are longer than those of

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from fastagg.ops._dispatch import compiled, op
 
-__all__ = ["bucketed_gram", "clip_towards", "weiszfeld"]
+__all__ = [
+    "bucketed_gram",
+    "clip_towards",
+    "krum_scores",
+    "krum_selection",
+    "nearest_means",
+    "weiszfeld",
+]
 
 
 def _fake_bucketed_gram(
@@ -54,6 +61,77 @@ def bucketed_gram(
         - float64 [m]: the weight of each bucket, which is the sum of the weights of its rows.
     """
     return compiled.bucketed_gram(gram, order, weights, min(bucket_size, _MOST_SIZE))
+
+
+@op(
+    example=lambda f, x: f(x.gram, 1),
+    fake=lambda gram, num_byzantine: gram.new_empty(gram.shape[0]),
+    bound=1e-12,
+)
+def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
+    """Compute the Krum score of each of n rows (Blanchard et al. 2017), from their Gram matrix.
+
+    The score is the sum of the squared distances to the max(1, n - f - 2) nearest other rows. It
+    does not depend on the order of the rows, and identical rows have identical scores.
+
+    Args:
+        gram: float64 [n, n], symmetric; see :func:`weiszfeld` for its accuracy.
+        num_byzantine: f, the number of rows that may be faulty, >= 0.
+
+    Returns:
+        float64 [n].
+    """
+    return compiled.krum_scores(gram, min(num_byzantine, _MOST_SIZE))
+
+
+@op(
+    example=lambda f, x: f(x.gram, 1, len(x.gram) - 2),
+    fake=lambda gram, num_byzantine, count: gram.new_empty(count, dtype=torch.int64),
+    bound=0.0,
+)
+def krum_selection(gram: Tensor, num_byzantine: int, count: int) -> Tensor:
+    """Choose rows one after the other by Krum, each among those that are left (El Mhamdi 2018).
+
+    A choice is the row with the lowest :func:`krum_scores` among the r rows that are left, so its
+    score has max(1, r - f - 2) distances. The first row wins a tie.
+
+    Args:
+        gram: float64 [n, n], symmetric.
+        num_byzantine: f, the number of rows that may be faulty, >= 0.
+        count: number of choices, 0 to n. All of them take O(n^2 (count + log^2 n)) operations.
+
+    Returns:
+        int64 [count], the positions of the rows in the order of the choices.
+    """
+    return compiled.krum_selection(gram, min(num_byzantine, _MOST_SIZE), count)
+
+
+def _fake_nearest_means(gram: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(gram), torch.empty_like(gram)
+
+
+@op(
+    example=lambda f, x: f(x.gram, x.weights[1:], 3),
+    fake=_fake_nearest_means,
+    bound=1e-12,
+)
+def nearest_means(gram: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Compute the Gram matrix of the means of each row with its nearest rows.
+
+    Mean i is the weighted mean of the ``count`` rows that are nearest to row i, itself included;
+    the first rows win ties (nearest-neighbour mixing, Allouah et al. 2023).
+
+    Args:
+        gram: float64 [n + e, n + e], symmetric. The last e rows are in no mean; they follow the
+            means unchanged.
+        weights: float64 [n], > 0: the weight of each row in a mean.
+        count: number of rows in a mean, 1 to n.
+
+    Returns:
+        - the Gram matrix, float64 [n + e, n + e], exactly symmetric;
+        - float64 [n + e, n + e]: the share of each row (a column) in each mean (a row).
+    """
+    return compiled.nearest_means(gram, weights, count)
 
 
 def _fake_factors(gram: Tensor, *_: object) -> Tensor:

@@ -910,6 +910,43 @@ def bucketed_gram(
     return mixing @ gram @ mixing.T, (mixing > 0).int().argmax(dim=0), mixing.sum(dim=0), sums
 
 
+def _square_distances(gram: Tensor) -> Tensor:
+    """Return the squared distances of all pairs of rows, [n, n], with -1 on the diagonal."""
+    squares = gram.diagonal()
+    distances = (squares[:, None] + squares - 2.0 * gram).clamp_min(0)
+    return distances.fill_diagonal_(-1.0)
+
+
+def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
+    """Add the squared distances of each row to its max(1, n - f - 2) nearest others: [n]."""
+    count = max(1, len(gram) - num_byzantine - 2)
+    return _square_distances(gram).sort(dim=1).values[:, 1 : 1 + count].sum(dim=1)
+
+
+def krum_selection(gram: Tensor, num_byzantine: int, count: int) -> Tensor:
+    """Choose ``count`` rows, each by its Krum score among the rows that are left: [count]."""
+    left, chosen = list(range(len(gram))), []
+    for _ in range(count):
+        scores = krum_scores(gram[left][:, left], num_byzantine).tolist()
+        chosen.append(left.pop(scores.index(min(scores))))
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+def nearest_means(gram: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Compute the Gram matrix of the means of rows with their nearest ones, and the shares.
+
+    Args and results are those of :func:`fastagg.ops.nearest_means`.
+    """
+    n = len(weights)
+    order = _square_distances(gram[:n, :n]).sort(dim=1, stable=True).indices
+    mixing = torch.eye(len(gram), dtype=torch.float64)
+    for i in range(n):
+        mixing[i, i] = 0.0
+        nearest = order[i, :count]
+        mixing[i, nearest] = weights[nearest] / weights[nearest].sum()
+    return mixing @ gram @ mixing.T, mixing
+
+
 def _distances_to(gram: Tensor, factors: Tensor) -> Tensor:
     """Return the distances |x_i - z| of the rows to z = sum_i factors[i] * x_i, [n]."""
     products = gram @ factors

@@ -18,7 +18,7 @@ from fastagg.options import read_count, read_positive
 from fastagg.robust.covariance import calmest_subset, filtered_shares
 from fastagg.robust.vectors import Products, Vectors, combine
 from fastagg.rules.bucketing import draw_buckets
-from fastagg.rules.gram_policy import check_majority, nearest, square_distances
+from fastagg.rules.gram_policy import check_majority, square_distances
 from fastagg.rules.krum import krum_scores
 
 __all__ = [
@@ -380,10 +380,8 @@ class NNM(_WithMinority, _PreAggregator):
     def _factors(self, products: Products) -> Tensor:
         size = len(products)
         check_majority(size, self.f)
-        distances = square_distances(
-            products.translated, own=-1.0
-        )  # each vector is its own nearest
-        return nearest(distances, size - self.f).to(torch.float64) / (size - self.f)
+        equal = torch.ones(size, dtype=torch.float64)
+        return ops.nearest_means(products.translated, equal, size - self.f)[1]
 
 
 class Bucketing(_PreAggregator):

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fastagg import ops
@@ -18,8 +16,7 @@ from fastagg.registry import register
 from fastagg.rules._columnwise_rule import sorting_operations
 from fastagg.rules._gram_rule import ReuseOptions, used_rows
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
-from fastagg.rules.gram_policy import Policy, distances_of
-from fastagg.rules.krum import krum_scores
+from fastagg.rules.gram_policy import Policy
 from fastagg.staleness import none_but_constant
 from fastagg.updates.columns import AnyRows, ColumnStatistic
 from fastagg.updates.small import factors_tensor
@@ -31,11 +28,8 @@ if TYPE_CHECKING:
 def bulyan_selection(gram: Tensor, num_byzantine: int) -> list[int]:
     """Return the n - 2f rows that Krum chooses one after the other, each among the rest.
 
-    Every choice is that of :func:`fastagg.rules.krum.krum_scores` among the r rows that are left;
-    the lowest position wins a tie. A score is the sum of the r - f - 2 smallest distances, so it
-    loses one distance with each choice: that of the chosen row, or else its largest one. The matrix
-    ``counted`` holds the distances in the present scores and zeros. It is summed anew each time,
-    because differences of sums would lose the small distances beside large ones.
+    With f = 0 all rows are chosen in their order, otherwise by
+    :func:`fastagg.ops.krum_selection`.
 
     Args:
         gram: [n, n] float64.
@@ -47,35 +41,7 @@ def bulyan_selection(gram: Tensor, num_byzantine: int) -> list[int]:
     size = len(gram)
     if num_byzantine == 0:
         return list(range(size))
-    distances = distances_of(gram.numpy(), own=-1.0)
-    order = distances.argsort(axis=1, kind="stable")  # [n, n], each row itself first
-    counted = np.take_along_axis(distances, order, axis=1)
-    counted[:, 0] = 0.0
-    counted[:, max(1, size - num_byzantine - 2) + 1 :] = 0.0
-    place = np.empty_like(order)  # place[i, j]: where row j is in order[i]
-    rows = np.arange(size)
-    np.put_along_axis(place, order, rows[None], axis=1)
-    last = np.full(size, max(1, size - num_byzantine - 2))  # the largest counted distance
-    left = np.ones(size, dtype=np.bool_)
-    chosen: list[int] = []
-    while len(chosen) < size - 2 * num_byzantine:
-        rest = np.flatnonzero(left)
-        if len(rest) < num_byzantine + 3:  # one distance is counted, as before
-            few = torch.as_tensor(rest)
-            scores = krum_scores(gram[few][:, few], num_byzantine).numpy()
-        else:
-            scores = counted[rest].sum(axis=1)
-        pick = int(rest[scores.argmin()])
-        chosen.append(pick)
-        left[pick] = False
-        at = place[:, pick]
-        inside = at <= last
-        counted[rows[inside], at[inside]] = 0.0
-        shrinks = ~inside | (at == last)
-        counted[rows[~inside], last[~inside]] = 0.0
-        last[shrinks] -= 1
-        while (gone := ~left[order[rows, last]] & (last > 0)).any():
-            last[gone] -= 1
+    chosen: list[int] = ops.krum_selection(gram, num_byzantine, size - 2 * num_byzantine).tolist()
     return chosen
 
 

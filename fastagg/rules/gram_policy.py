@@ -16,14 +16,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
-
-_PRODUCTS = 1 << 16
-"""Products of several vectors with a matrix that are computed at once."""
 
 
 class Policy(ABC):
@@ -64,50 +60,26 @@ def times(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix * vector).sum(dim=1)
 
 
-def square_distances(gram: Tensor, own: float = 0.0) -> Tensor:
+def square_distances(gram: Tensor) -> Tensor:
     """Return ``|x_i - x_j|^2`` of all pairs of rows, >= 0: exactly 0 for identical rows.
 
     Args:
         gram: [n, n] float64.
-        own: value for the diagonal, the distance of a row to itself.
 
     Returns:
         [n, n] float64.
     """
-    return tensor_of(distances_of(gram.numpy(), own))
+    return tensor_of(distances_of(gram.numpy()))
 
 
-def distances_of(products: NDArray[np.float64], own: float = 0.0) -> NDArray[np.float64]:
+def distances_of(products: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return :func:`square_distances` as an array."""
     squares = products.diagonal()
     distances: NDArray[np.float64] = squares[:, None] + squares
     distances -= 2.0 * products
     np.maximum(distances, 0.0, out=distances)
-    distances.reshape(-1)[:: len(distances) + 1] = own
+    distances.reshape(-1)[:: len(distances) + 1] = 0.0
     return distances
-
-
-def nearest(distances: Tensor, count: int) -> Tensor:
-    """Mark the ``count`` smallest entries of each row, the first ones on ties: [n, n] bool."""
-    numbers = distances.numpy()
-    bounds = np.partition(numbers, count - 1, axis=1)[:, count - 1 : count]  # [n, 1]
-    chosen = numbers <= bounds
-    if np.count_nonzero(chosen) > count * len(numbers):  # ties
-        chosen, last = numbers < bounds, numbers == bounds
-        missing = count - chosen.sum(axis=1, keepdims=True)
-        chosen |= last & (last.cumsum(axis=1) <= missing)
-    return tensor_of(chosen)
-
-
-def all_times(matrix: Tensor, vectors: Tensor) -> Tensor:
-    """Return ``times(matrix, v)`` for each of k vectors v: [m, n], [k, n] -> [k, m]."""
-    if len(vectors) * matrix.numel() <= _PRODUCTS:
-        return (matrix * vectors.unsqueeze(1)).sum(dim=2)
-    products = torch.empty_like(matrix)  # reused: allocating it each time costs more than the sums
-    result = matrix.new_empty(len(vectors), len(matrix))
-    for vector, sums in zip(vectors, result, strict=True):
-        torch.sum(torch.mul(matrix, vector, out=products), dim=1, out=sums)
-    return result
 
 
 class Around(Policy):

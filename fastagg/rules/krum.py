@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fastagg.ops.memory import tensor_of
+from fastagg import ops
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram_rule import ReuseOptions
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
-from fastagg.rules.gram_policy import Policy, check_majority, distances_of
+from fastagg.rules.gram_policy import Policy, check_majority
 from fastagg.staleness import none_but_constant
 from fastagg.updates.small import factors_tensor
 
@@ -35,12 +35,8 @@ def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
     Raises:
         ValueError: n <= 2f.
     """
-    size = len(gram)
-    check_majority(size, num_byzantine)
-    neighbours = max(1, size - num_byzantine - 2)
-    distances = distances_of(gram.numpy(), own=-1.0)
-    distances.sort(axis=1)  # -1 puts each row first in its own list, before identical rows
-    return tensor_of(distances).narrow(1, 1, min(neighbours, size - 1)).sum(dim=1)
+    check_majority(len(gram), num_byzantine)
+    return ops.krum_scores(gram, num_byzantine)
 
 
 class KrumPolicy(Policy):

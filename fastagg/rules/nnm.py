@@ -6,22 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from fastagg import ops
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.rules._gram_rule import ReuseOptions
 from fastagg.rules._wrapper_rule import WrapperRule
-from fastagg.rules.gram_policy import (
-    Around,
-    Policy,
-    all_times,
-    check_majority,
-    nearest,
-    square_distances,
-    times,
-)
+from fastagg.rules.gram_policy import Around, Policy, check_majority, times
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,15 +33,8 @@ class NeighbourMixing(Around):
     def __call__(self, gram: Tensor, weights: Tensor, t: int) -> Tensor:
         size = len(weights)
         check_majority(size, self.num_byzantine)
-        further = len(gram) - size  # 1 if there is the previous aggregate, which is not mixed
-        rows = gram[:size, :size] if further else gram
-        distances = square_distances(rows, own=-1.0)  # each is its own nearest
-        mixing = nearest(distances, size - self.num_byzantine) * weights
-        mixing /= mixing.sum(dim=1, keepdim=True)
-        if further:
-            mixing = torch.block_diag(mixing, torch.eye(further, dtype=torch.float64))
-        mixed = all_times(mixing, all_times(gram, mixing))  # gram is symmetric
-        factors = self.policy((mixed + mixed.T) / 2.0, weights, t)
+        mixed, mixing = ops.nearest_means(gram, weights, size - self.num_byzantine)
+        factors = self.policy(mixed, weights, t)
         return times(mixing.T.contiguous(), factors)
 
 

@@ -177,6 +177,101 @@ def test_bad_buckets(order: list[int], size: int, message: str) -> None:
         ops.bucketed_gram(torch.eye(3).double(), torch.tensor(order), weights, size)
 
 
+# --- distances to nearest rows ----------------------------------------------------------------
+
+
+def with_copies(n: int, copies: bool) -> Tensor:
+    rows = torch.randn(n, 40)
+    if copies:
+        rows[n // 2 :] = rows[: n - n // 2].clone()
+    return gram_of(rows)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9, 31, 64, 101])
+@pytest.mark.parametrize("copies", [False, True])
+def test_krum_against_the_oracle(isa: str, n: int, copies: bool) -> None:
+    gram = with_copies(n, copies)
+    for f in {0, 1, (n - 1) // 2, n, 2**63 - 1}:
+        scores = ops.krum_scores(gram, f)
+        # Sums of at most n numbers >= 0 in another order.
+        assert torch.allclose(scores, reference.krum_scores(gram, f), rtol=1e-15 * n, atol=0)
+        for count in {0, 1, n // 2, n}:
+            chosen = ops.krum_selection(gram, f, count)
+            assert chosen.dtype == torch.int64
+            # Of copies, the oracle takes the first as well: both compute equal scores for them.
+            assert torch.equal(chosen, reference.krum_selection(gram, f, count))
+
+
+def test_krum_worked_by_hand() -> None:
+    rows = torch.tensor([[0.0], [1.0], [3.0], [7.0], [8.0]])
+    gram = gram_of(rows)
+    # two neighbours each: 1 + 9, 1 + 4, 4 + 9, 1 + 16, 1 + 25
+    assert ops.krum_scores(gram, 1).tolist() == [10.0, 5.0, 13.0, 17.0, 26.0]
+    # after row 1, with one neighbour: 9, 9, 1, 1; after row 3: 9, 9, 25; after row 0: 25, 25
+    assert ops.krum_selection(gram, 1, 5).tolist() == [1, 3, 0, 2, 4]
+    # without faulty rows: three neighbours, then two: 9 + 49, 9 + 16, 1 + 16, 1 + 25, ...
+    assert ops.krum_scores(gram, 0).tolist() == [59.0, 41.0, 29.0, 53.0, 75.0]
+
+
+def test_krum_of_far_groups_keeps_small_distances() -> None:
+    x = torch.cat([torch.arange(9.0), 1e15 + torch.arange(4.0)]).double()[:, None]
+    gram = -((x - x.T) ** 2) / 2.0  # a matrix with these distances, up to 1e30
+    assert ops.krum_scores(gram, 6)[:9].max() < 100.0
+    assert torch.equal(ops.krum_selection(gram, 2, 9), reference.krum_selection(gram, 2, 9))
+
+
+@pytest.mark.parametrize(("n", "further"), [(1, 0), (2, 1), (9, 0), (40, 1), (101, 3)])
+@pytest.mark.parametrize("copies", [False, True])
+def test_nearest_means_against_the_oracle(isa: str, n: int, further: int, copies: bool) -> None:
+    gram, weights = with_copies(n + further, copies), shares(n)
+    for count in {1, (n + 1) // 2, n}:
+        mixed, mixing = ops.nearest_means(gram, weights, count)
+        expected, expected_mixing = reference.nearest_means(gram, weights, count)
+        assert torch.equal(mixing != 0, expected_mixing != 0)  # the same rows, also with ties
+        assert torch.allclose(mixing, expected_mixing, rtol=1e-15 * n, atol=0)
+        assert torch.equal(mixed, mixed.T)
+        # Sums of n x n products with shares of sum 1.
+        bound = 1e-14 * gram.abs().max().item() * n
+        assert torch.allclose(mixed, expected, rtol=0, atol=bound)
+
+
+def test_nearest_means_worked_by_hand() -> None:
+    gram = gram_of(torch.tensor([[0.0], [1.0], [4.0], [10.0]]))
+    weights = torch.tensor([3.0, 1.0, 1.0], dtype=torch.float64)
+    mixed, mixing = ops.nearest_means(gram, weights, 2)
+    # {0, 1}, {0, 1}, {1, 2}, and the last row itself: 0.25, 0.25, 2.5 and 10
+    first, second = [0.75, 0.25, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0]
+    assert mixing.tolist() == [first, first, second, [0.0, 0.0, 0.0, 1.0]]
+    means = torch.tensor([0.25, 0.25, 2.5, 10.0], dtype=torch.float64)
+    assert torch.equal(mixed, means[:, None] * means)
+
+
+def test_numbers_that_are_not_finite_end() -> None:
+    for bad in (math.nan, math.inf, -math.inf):
+        gram = gram_of(torch.randn(19, 9))
+        gram[3, 5] = gram[5, 3] = gram[7, 7] = bad
+        assert ops.krum_scores(gram, 2).shape == (19,)
+        assert sorted(ops.krum_selection(gram, 2, 19).tolist()) == list(range(19))
+        assert ops.nearest_means(gram, shares(19), 7)[1].shape == (19, 19)
+
+
+def test_bad_arguments_of_nearest_rows() -> None:
+    gram = torch.eye(3, dtype=torch.float64)
+    for call in (ops.krum_scores, lambda gram, f: ops.krum_selection(gram, f, 1)):
+        with pytest.raises(ValueError, match="num_byzantine: expected at least 0, got -1"):
+            call(gram, -1)
+        with pytest.raises(TypeError, match="gram: expected dtype Double, got Float"):
+            call(gram.float(), 1)
+    for count in (-1, 4):
+        with pytest.raises(ValueError, match=f"count: expected 0 to 3, got {count}"):
+            ops.krum_selection(gram, 1, count)
+    for count in (0, 4):
+        with pytest.raises(ValueError, match=f"count: expected 1 to 3, got {count}"):
+            ops.nearest_means(gram, shares(3), count)
+    with pytest.raises(ValueError, match="weights: expected at most 3 numbers, got 4"):
+        ops.nearest_means(gram, shares(4), 2)
+
+
 # --- iterations -------------------------------------------------------------------------------
 
 
