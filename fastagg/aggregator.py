@@ -34,6 +34,7 @@ from fastagg.norm_bound import (
 from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
+    FLOAT32_LIMIT,
     option_names,
     read_count,
     read_device,
@@ -47,6 +48,7 @@ from fastagg.report import (
     Plan,
     Reading,
     RefusedUpdates,
+    RowSum,
     StepReport,
 )
 from fastagg.server_optimizer import (
@@ -347,7 +349,15 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         clients: Clients,
         ages: Ages | None,
         weights: object,
+        *,
+        at_once: bool = True,
     ) -> StepReport:
+        """Run one step.
+
+        Args:
+            params, updates, clients, ages, weights: as for :meth:`step`.
+            at_once: whether the commit may read the rows and move the parameters in one pass.
+        """
         if weights is not None and self.refuses_weights:
             raise ValueError(f"weights: {self.name} takes none: {self.refuses_weights}")
         cohort = read_cohort(
@@ -395,6 +405,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 noise = self._noise(received, plan)
                 if factors is not None and self.sums_rows_by_plan:
                     plan.weights = plan.weights * factors
+                plan.at_once = at_once and noise is None
                 reading = self._read(params, received, plan)
                 break
             except RefusedUpdates as found:
@@ -405,13 +416,13 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 cohort = cohort.without(found.reasons)
         if noise is not None:
             reading.aggregate = self._noised(params, reading.aggregate, noise.std)
-        weights = reading.weights
+        counted = reading.weights
         if factors is not None and not self.sums_rows_by_plan:
-            weights = weights * factors
+            counted = counted * factors
         report = StepReport(
             cohort.clients,
             ids_tensor(sorted(reasons)),
-            rounded(weights),
+            rounded(counted),
             reading.friends,
             plan.pairs,
             reasons=reasons,
@@ -423,10 +434,12 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         reserve(_RESERVE + _RESERVE_ROW * len(received))
         with SignalsDeferred():
-            self._move(params, reading.aggregate)
-            self._commit(received, plan, reading)
-            self._note_commit(report)
-        return report
+            if self._move(params, reading.aggregate):
+                self._commit(received, plan, reading)
+                self._note_commit(report)
+                return report
+        # Nothing has changed. A step in two passes finds out why: it leaves rows out, or raises.
+        return self._step(params, updates, clients, ages, weights, at_once=False)
 
     def _without_late(self, cohort: Cohort) -> tuple[Cohort, dict[int, str]]:
         """Return the cohort without rows that are too late, and why, by client id.
@@ -441,15 +454,33 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         reasons = {cohort.ids[position]: found[position] for position in sorted(found)}
         return cohort.without_rows(found) if found else cohort, reasons
 
-    def _move(self, params: Tensor, aggregate: Aggregate) -> None:
-        """Move the parameters along the aggregate. Cannot fail after :meth:`_check_range`."""
+    def _move(self, params: Tensor, aggregate: Aggregate) -> bool:
+        """Move the parameters along the aggregate. Cannot fail after :meth:`_check_range`.
+
+        Returns:
+            Whether they have moved; False only for a :class:`fastagg.report.RowSum`.
+        """
         vector = aggregate.vector
+        if isinstance(aggregate, RowSum):
+            applied = torch.zeros((), dtype=torch.bool)
+            ops.apply_weighted_sum_(
+                params,
+                vector,
+                applied,
+                aggregate.rows,
+                aggregate.weights,
+                self.server_lr,
+                aggregate.peak,
+                FLOAT32_LIMIT,
+            )
+            return bool(applied)
         if self._moments is not None:
             self._moments.move_(params, aggregate, self.server_lr)
         elif vector.dtype == torch.float32:
             ops.weighted_sum_(params, [vector], self._rate)
         else:
             ops.add_total_(params, vector, self.server_lr, aggregate.norm, aggregate.models)
+        return True
 
     def _note_commit(self, report: StepReport) -> None:
         """Count the step, within its commit, so that an interrupted caller sees that it counts."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fastagg.noise import Noise
+from fastagg.ops.row_lists import Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +61,12 @@ class Plan:
     Attributes:
         weights: [S] float64, the weight of each active client's row.
         pairs: ``StepReport.pairs``.
+        at_once: whether the aggregate may be a :class:`RowSum`.
     """
 
     weights: Tensor
     pairs: int = 0
+    at_once: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,24 @@ class Aggregate:
     peak: float
     norm: float = 1.0
     models: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum(Aggregate):
+    """A sum of rows that no pass has computed: the commit reads the rows and moves the parameters.
+
+    The commit then finds out whether the rows are finite. If not, the parameters keep their bits,
+    and the step begins again without a ``RowSum``.
+
+    Attributes:
+        vector: [d] float32, scratch for the parameters from before.
+        peak: the largest magnitude in v that may be applied.
+        rows: S rows in memory.
+        weights: [S] float64.
+    """
+
+    rows: Rows = field(kw_only=True)
+    weights: Tensor = field(kw_only=True)
 
 
 @dataclass

@@ -74,6 +74,9 @@ FASTAGG_OP(clip_towards,    no,  no,  yes,
 FASTAGG_OP(weighted_sum_,   yes, yes, no,
            "(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0, "
            "Tensor? when=None) -> ()")
+FASTAGG_OP(apply_weighted_sum_, yes, no, yes,
+           "(Tensor(a!) params, Tensor(b!) before, Tensor(c!) applied, Tensor[] rows, "
+           "Tensor weights, float lr, float largest, float limit) -> ()")
 FASTAGG_OP(difference_sum_, yes, no,  yes,
            "(Tensor(a!) out, Tensor(b!) squares, Tensor[] rows, Tensor base, Tensor weights) "
            "-> ()")

@@ -26,6 +26,7 @@
 #include "../kernels/sorted_columns.h"
 #include "../kernels/weighted_sum.h"
 #include "changed_memory.h"
+#include "check_apply.h"
 #include "check_differences.h"
 #include "check_int8_rows.h"
 #include "check_models.h"
@@ -194,6 +195,19 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
     const auto x = pointers<const decltype(element)>(rows.addresses);
     cpu::weighted_sum(out.mutable_data_ptr<float>(), x.data(), rows.size(), d, w.data(), beta,
                       threads());
+  });
+}
+
+void apply_weighted_sum_(const at::Tensor& params, const at::Tensor& before,
+                         const at::Tensor& applied, at::TensorList tensors,
+                         const at::Tensor& weights, double lr, double largest, double limit) {
+  const Rows rows = check_apply(params, before, applied, tensors);
+  const std::vector<double> w = check_weights(weights, rows.size(), params.device());
+  with_element(rows.dtype, [&](auto element) {
+    const auto x = pointers<const decltype(element)>(rows.addresses);
+    *applied.mutable_data_ptr<bool>() = cpu::apply_weighted_sum(
+        params.mutable_data_ptr<float>(), before.mutable_data_ptr<float>(), x.data(), rows.size(),
+        rows.d, w.data(), lr, {largest, limit}, threads());
   });
 }
 

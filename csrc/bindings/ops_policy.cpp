@@ -27,6 +27,7 @@
 
 #include "../kernels/common.h"
 #include "../kernels/nearest_rows.h"
+#include "check_apply.h"
 #include "check_differences.h"
 #include "check_models.h"
 #include "check_most_similar.h"
@@ -44,6 +45,29 @@ at::Tensor gram_of(const std::vector<at::Tensor>& rows, const at::Tensor& pairs,
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::gram", "").typed<Gram>();
   return op.call(rows, pairs, precision);
+}
+
+// Computes the sum first, so parameters change only if it may be applied.
+void apply_weighted_sum_(const at::Tensor& params, const at::Tensor& before,
+                         const at::Tensor& applied, at::TensorList tensors,
+                         const at::Tensor& weights, double lr, double largest, double limit) {
+  using Sum = void(const at::Tensor&, at::TensorList, const at::Tensor&, double,
+                   const std::optional<at::Tensor>&);
+  using Peaks = at::Tensor(at::TensorList);
+  static const auto weighted_sum =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::weighted_sum_", "").typed<Sum>();
+  static const auto abs_max =
+      c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::abs_max", "").typed<Peaks>();
+  check_apply(params, before, applied, tensors);
+  const at::Tensor sum = at::empty(params.sizes(), params.options());
+  weighted_sum.call(sum, tensors, weights, 0.0, std::nullopt);
+  const at::Tensor peaks = abs_max.call({params, sum}).cpu();
+  const double known = peaks.const_data_ptr<float>()[0], added = peaks.const_data_ptr<float>()[1];
+  const bool fits = std::isfinite(known) && added <= largest && known + lr * added <= limit;
+  const at::Tensor rate = at::full({1}, lr, at::TensorOptions().dtype(at::kDouble));
+  before.copy_(params);
+  applied.fill_(fits);
+  if (fits) weighted_sum.call(params, {sum}, rate, 1.0, std::nullopt);
 }
 
 // Computes all differences first: it needs memory for them.

@@ -20,4 +20,21 @@ template <class T>  // float, Bfloat16 or Half
 void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const double* weights,
                   double beta, const Parallel& parallel);
 
+// When a weighted sum may be applied: largest magnitudes, which must be finite.
+struct SumLimits {
+  double sum;     // the largest magnitude in the sum
+  double params;  // the largest magnitude in params, plus lr times that in the sum
+};
+
+// params += lr * sum, with the bits of weighted_sum(sum, rows, ..., 0) and of weighted_sum(params,
+// {sum}, {lr}, 1), if the limits hold; otherwise params do not change. One pass: params are written
+// along with the sum and, at its end, copied back from `before` if a limit does not hold. Returns
+// whether the limits hold.
+//   params   // [d]
+//   before   // [d], changed: the params from before
+template <class T>  // float, Bfloat16 or Half
+bool apply_weighted_sum(float* params, float* before, const T* const* rows, int64_t S, int64_t d,
+                        const double* weights, double lr, const SumLimits& limits,
+                        const Parallel& parallel);
+
 }  // namespace fastagg::cpu

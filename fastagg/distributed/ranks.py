@@ -222,6 +222,8 @@ class ShardedColumns(Columns):
         ranks: the ranks over which the columns are spread.
     """
 
+    whole = False
+
     def __init__(self, segment: int, first: int, ranks: Ranks) -> None:
         super().__init__(segment)
         self.first, self._ranks = first, ranks

@@ -14,6 +14,7 @@ from fastagg.ops.row_lists import Rows, row_list
 __all__ = [
     "abs_max",
     "add_total_",
+    "apply_weighted_sum_",
     "difference_sum_",
     "lerp_total_",
     "memory_total_",
@@ -76,6 +77,50 @@ def weighted_sum_(
     compiled.weighted_sum_(out, row_list(rows, "rows"), weights, beta, when)
     mark_changed(out)
     return out
+
+
+@op(
+    example=lambda f, x: (
+        f(x.params, x.memory[0], x.active[0], x.updates, x.weights, 0.5, 1e38, 1e38),
+        f(x.params, x.memory[0], x.active[0], list(x.updates), x.weights.float(), 0.5, 1e38, 0.0),
+    )
+)
+def apply_weighted_sum_(
+    params: Tensor,
+    before: Tensor,
+    applied: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    lr: float,
+    largest: float,
+    limit: float,
+) -> Tensor:
+    """Compute ``params += lr * (weights @ rows)``, in place, unless a result would be out of range.
+
+    With v the weighted sum, ``params`` change if they are finite, ``max |v| <= largest`` and
+    ``max |params| + lr max |v| <= limit``; otherwise they keep their bits. A NaN or an Inf in a
+    row makes v not finite, whatever the weight. On a CPU this is one pass over the rows, which
+    writes the parameters as it goes and, if necessary, restores them at its end.
+
+    Args:
+        params: float32 [d]; changed in place.
+        before: float32 [d]; changed in place: the parameters from before.
+        applied: bool []; changed in place: whether the parameters have changed.
+        rows: S rows of d float32 or short. None may share memory with what is changed.
+        weights: float32 or float64 [S]; rounded as in :func:`weighted_sum_`.
+        lr: the factor of the sum.
+        largest: the largest magnitude in a sum that is applied.
+        limit: of the magnitudes in the parameters and the step, at most the float32 maximum.
+
+    Returns:
+        ``params``, with the bits of two calls of :func:`weighted_sum_`: one computes v in float32,
+        and one adds v times ``lr``.
+    """
+    compiled.apply_weighted_sum_(
+        params, before, applied, row_list(rows, "rows"), weights, lr, largest, limit
+    )
+    mark_changed(params, before, applied)
+    return params
 
 
 @op(

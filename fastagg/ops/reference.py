@@ -292,6 +292,30 @@ def weighted_sum_(
     return out.copy_(total)
 
 
+def apply_weighted_sum_(
+    params: Tensor,
+    before: Tensor,
+    applied: Tensor,
+    rows: Rows,
+    weights: Tensor,
+    lr: float,
+    largest: float,
+    limit: float,
+) -> Tensor:
+    """Compute ``params += lr * (weights @ rows)``, in place, unless a result is out of range.
+
+    Args and results are those of :func:`fastagg.ops.apply_weighted_sum_`. Weights are not rounded.
+    """
+    before.copy_(params)
+    total = weighted_sum_(torch.zeros_like(params, dtype=torch.float64), rows, weights, 0.0)
+    known, added = (float(x.abs().max()) if len(x) else 0.0 for x in (params, total))
+    fits = bool(params.isfinite().all()) and added <= largest and known + lr * added <= limit
+    applied.fill_(fits)
+    if fits:
+        params.copy_(params.to(torch.float64) + lr * total)
+    return params
+
+
 def gram_and_sum_(
     out: Tensor, gram: Tensor, rows: Rows, weights: Tensor, *, precision: str = "highest"
 ) -> Tensor:

@@ -241,9 +241,11 @@ class Columns:
 
     Attributes:
         first: number of the first column, 0 if all columns are in this process.
+        whole: whether all columns are in this process.
     """
 
     first = 0
+    whole = True
 
     def __init__(self, segment: int) -> None:
         self.segment = segment

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "../weighted_sum.h"
 
+#include <cmath>
 #include <type_traits>
 #include <vector>
 
 #include "gram_columns.h"
+#include "magnitude.h"
 #include "row_blocks.h"
+#include "row_peaks.h"
 #include "scratch.h"
 #include "weighted_sum_block.h"
 
@@ -31,14 +34,13 @@ FASTAGG_INLINE void add_group(float* __restrict out, const T* const* rows, const
   });
 }
 
-//   out      // [d]
+//   to       // [n]
 //   memory   // [n] scratch
 struct WeightedSum {
   template <int W, class T>
-  FASTAGG_INLINE static void run(float* out, const T* const* rows, int64_t S, const float* weights,
+  FASTAGG_INLINE static void run(float* to, const T* const* rows, int64_t S, const float* weights,
                                  double factor, double beta, int64_t column, int64_t n,
                                  double* memory) {
-    float* to = out + column;
     if (S == 0) {
       for (int64_t k = 0; k < n; ++k)
         to[k] = beta == 0.0 ? 0.0f : static_cast<float>(beta * to[k] + 0.0);
@@ -77,8 +79,8 @@ struct WeightedSum {
 void weighted_sum_block(Isa isa, float* out, const float* const* rows, int64_t S,
                         const ScaledWeights& weights, double beta, int64_t column, int64_t n) {
   alignas(64) double sums[kMaxBlock];
-  dispatch<WeightedSum>(isa, out, rows, S, weights.quotients.data(), weights.factor, beta, column,
-                        n, &sums[0]);
+  dispatch<WeightedSum>(isa, out + column, rows, S, weights.quotients.data(), weights.factor, beta,
+                        column, n, &sums[0]);
 }
 
 template <class T>
@@ -93,10 +95,75 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
   const Scratch sums(team.workers * columns * int64_t{sizeof(double)});  // stacks may be small
   team.for_each(blocks, [&](int64_t task, int worker) {
     const int64_t column = (blocks - 1 - task) * columns;
-    dispatch<WeightedSum>(isa, out, rows, S, scaled.quotients.data(), scaled.factor, beta, column,
-                          std::min(columns, d - column), sums.as<double>() + worker * columns);
+    dispatch<WeightedSum>(isa, out + column, rows, S, scaled.quotients.data(), scaled.factor, beta,
+                          column, std::min(columns, d - column),
+                          sums.as<double>() + worker * columns);
   });
 }
+
+namespace {
+
+// One block of columns of apply_weighted_sum.
+//   params, before, sum   // [n]; sum is scratch
+//   memory              // [n] scratch
+//   peaks               // magnitude bits of params and of the sum, raised
+struct ApplySum {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(float* __restrict params, float* __restrict before,
+                                 float* __restrict sum, const T* const* rows, int64_t S,
+                                 const ScaledWeights* weights, const ScaledWeights* rate,
+                                 int64_t column, int64_t n, double* memory, int32_t* peaks) {
+    WeightedSum::run<W>(sum, rows, S, weights->quotients.data(), weights->factor, 0.0, column, n,
+                        memory);
+    Magnitude<W> known, added;
+    for (int64_t k = 0; k < n; k += kStep) {
+      const int64_t count = std::min(kStep, n - k);
+      known.add(params + k, count);
+      added.add(sum + k, count);
+      std::copy_n(params + k, count, before + k);
+    }
+    peaks[0] = std::max(peaks[0], known.bits());
+    peaks[1] = std::max(peaks[1], added.bits());
+    const float* one = sum;
+    WeightedSum::run<W>(params, &one, 1, rate->quotients.data(), rate->factor, 1.0, 0, n, memory);
+  }
+};
+
+}  // namespace
+
+template <class T>
+bool apply_weighted_sum(float* params, float* before, const T* const* rows, int64_t S, int64_t d,
+                        const double* weights, double lr, const SumLimits& limits,
+                        const Parallel& parallel) {
+  const Isa isa = current_isa();
+  const ScaledWeights scaled(weights, S), rate(&lr, 1);
+  const Parallel team = parallel.for_work((S + 3) * d * int64_t{sizeof(T)});
+  const int64_t columns = block_columns(d, team.workers);
+  const Scratch sums(team.workers * columns * int64_t{sizeof(double) + sizeof(float)});
+  auto* wide = sums.as<double>();  // [workers, columns], and as many floats
+  auto* narrow = reinterpret_cast<float*>(wide + team.workers * columns);
+  const RowPeaks peaks(2, team);
+  for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
+    dispatch<ApplySum>(isa, params + column, before + column, narrow + worker * columns, rows, S,
+                       &scaled, &rate, column, n, wide + worker * columns, peaks.of(worker));
+  });
+  float largest[2];
+  peaks.write(largest);
+  const double known = largest[0], added = largest[1];
+  if (std::isfinite(known) && added <= limits.sum && known + lr * added <= limits.params)
+    return true;
+  for_blocks(d, columns, team, [&](int64_t column, int64_t n, int) {
+    std::copy_n(before + column, n, params + column);
+  });
+  return false;
+}
+
+template bool apply_weighted_sum(float*, float*, const float* const*, int64_t, int64_t,
+                                 const double*, double, const SumLimits&, const Parallel&);
+template bool apply_weighted_sum(float*, float*, const Bfloat16* const*, int64_t, int64_t,
+                                 const double*, double, const SumLimits&, const Parallel&);
+template bool apply_weighted_sum(float*, float*, const Half* const*, int64_t, int64_t,
+                                 const double*, double, const SumLimits&, const Parallel&);
 
 template void weighted_sum(float*, const float* const*, int64_t, int64_t, const double*, double,
                            const Parallel&);
