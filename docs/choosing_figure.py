@@ -89,7 +89,9 @@ COMPARISONS = (
     *(Comparison(MEANS, a, AREA, "Means first", "FDMS first") for a in ("0.5", "0.7")),
     Comparison(MEANS, "0.7", END, "Means", "FDMS"),
     Comparison(MEANS, "0.7", AREA, "Means", "Dropout"),
-    Comparison(MEANS_CIFAR, "0.7", AREA, "Means", "FDMS"),
+    *(Comparison(MEANS_CIFAR, a, AREA, "Means", "FDMS") for a in ("0.5", "0.7")),
+    Comparison(MEANS_CIFAR, "0.7", END, "Means", "FDMS"),
+    Comparison(MEANS_CIFAR, "0.7", AREA, "Means", "Dropout"),
     # different data, long absences
     *(
         Comparison(TABLE3, f"={tau}", UPLOADS_END, "MimiC", other)
