@@ -57,6 +57,18 @@ def test_bits_are_those_of_two_sums(
     assert bool(flag) and (params - oracle).abs().max() <= 2.0**-23 * (1 + total.abs().max())
 
 
+@pytest.mark.parametrize("lr", [0.1, 0.7, 1.0, 1.3])
+@pytest.mark.parametrize("S", [1, 3, 4, 9])
+def test_ties_are_rounded_alike(isa: str, lr: float, S: int) -> None:
+    """0.7 v is a rounding error away from ties if v is a multiple of 5: a fused product differs."""
+    rows, weights = torch.randn(S, 20_000), torch.full((S,), 1 / 7, dtype=torch.float64)
+    params = torch.randn(20_000)
+    expected = params.clone()
+    total = ops.weighted_sum_(torch.empty(20_000), rows, weights, beta=0.0)
+    ops.weighted_sum_(expected, [total], torch.tensor([lr], dtype=torch.float64))
+    assert call(params, rows, weights, lr)[0] and torch.equal(params, expected)
+
+
 def test_worked_by_hand() -> None:
     params = torch.tensor([1.0, -2.0])
     rows = torch.tensor([[2.0, 4.0], [6.0, -4.0]])

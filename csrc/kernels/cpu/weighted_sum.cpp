@@ -103,18 +103,14 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
 
 namespace {
 
-// One block of columns of apply_weighted_sum.
-//   params, before, sum   // [n]; sum is scratch
-//   memory              // [n] scratch
-//   peaks               // magnitude bits of params and of the sum, raised
-struct ApplySum {
-  template <int W, class T>
-  FASTAGG_INLINE static void run(float* __restrict params, float* __restrict before,
-                                 float* __restrict sum, const T* const* rows, int64_t S,
-                                 const ScaledWeights* weights, const ScaledWeights* rate,
-                                 int64_t column, int64_t n, double* memory, int32_t* peaks) {
-    WeightedSum::run<W>(sum, rows, S, weights->quotients.data(), weights->factor, 0.0, column, n,
-                        memory);
+// Copies n parameters, and raises the largest magnitudes in them and in a sum.
+//   params, sum   // [n]
+//   before        // [n], changed
+//   peaks         // [2] magnitude bits
+struct KeepParams {
+  template <int W>
+  FASTAGG_INLINE static void run(const float* params, const float* sum, float* __restrict before,
+                                 int64_t n, int32_t* peaks) {
     Magnitude<W> known, added;
     for (int64_t k = 0; k < n; k += kStep) {
       const int64_t count = std::min(kStep, n - k);
@@ -124,8 +120,6 @@ struct ApplySum {
     }
     peaks[0] = std::max(peaks[0], known.bits());
     peaks[1] = std::max(peaks[1], added.bits());
-    const float* one = sum;
-    WeightedSum::run<W>(params, &one, 1, rate->quotients.data(), rate->factor, 1.0, 0, n, memory);
   }
 };
 
@@ -143,9 +137,20 @@ bool apply_weighted_sum(float* params, float* before, const T* const* rows, int6
   auto* wide = sums.as<double>();  // [workers, columns], and as many floats
   auto* narrow = reinterpret_cast<float*>(wide + team.workers * columns);
   const RowPeaks peaks(2, team);
+  // The compiler must not know that the parameters are multiplied by 1: it would round the other
+  // product in another way than weighted_sum does.
+  double once = 1.0;
+  asm volatile("" : "+m"(once));
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
-    dispatch<ApplySum>(isa, params + column, before + column, narrow + worker * columns, rows, S,
-                       &scaled, &rate, column, n, wide + worker * columns, peaks.of(worker));
+    double* const memory = wide + worker * columns;
+    float* const sum = narrow + worker * columns;
+    dispatch<WeightedSum>(isa, sum, rows, S, scaled.quotients.data(), scaled.factor, 0.0, column, n,
+                          memory);
+    dispatch<KeepParams>(isa, static_cast<const float*>(params + column),
+                         static_cast<const float*>(sum), before + column, n, peaks.of(worker));
+    const float* const one = sum;
+    dispatch<WeightedSum>(isa, params + column, &one, int64_t{1}, rate.quotients.data(),
+                          rate.factor, once, int64_t{0}, n, memory);
   });
   float largest[2];
   peaks.write(largest);
