@@ -356,7 +356,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
 
         Args:
             params, updates, clients, ages, weights: as for :meth:`step`.
-            at_once: whether the commit may read the rows and move the parameters in one pass.
+            at_once: whether the aggregate may be a :class:`fastagg.report.RowSum`.
         """
         if weights is not None and self.refuses_weights:
             raise ValueError(f"weights: {self.name} takes none: {self.refuses_weights}")
@@ -438,7 +438,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 self._commit(received, plan, reading)
                 self._note_commit(report)
                 return report
-        # Nothing has changed. A step in two passes finds out why: it leaves rows out, or raises.
+        # Nothing has changed. Without a RowSum, the step finds out why: it leaves rows out or raises.
         return self._step(params, updates, clients, ages, weights, at_once=False)
 
     def _without_late(self, cohort: Cohort) -> tuple[Cohort, dict[int, str]]:
@@ -528,6 +528,8 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
     @abstractmethod
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> R:
         """Pass over the rows into scratch, and check everything that could fail.
+
+        If ``plan.at_once``, a rule may leave both to the commit (:class:`fastagg.report.RowSum`).
 
         Args:
             params: [d] float32, not changed. The rule must check that they are finite, with

@@ -26,6 +26,7 @@
 #include <numeric>
 
 #include "../kernels/common.h"
+#include "../kernels/cpu/fixed_sum.h"
 #include "../kernels/nearest_rows.h"
 #include "check_apply.h"
 #include "check_differences.h"
@@ -63,7 +64,8 @@ void apply_weighted_sum_(const at::Tensor& params, const at::Tensor& before,
   weighted_sum.call(sum, tensors, weights, 0.0, std::nullopt);
   const at::Tensor peaks = abs_max.call({params, sum}).cpu();
   const double known = peaks.const_data_ptr<float>()[0], added = peaks.const_data_ptr<float>()[1];
-  const bool fits = std::isfinite(known) && added <= largest && known + lr * added <= limit;
+  const bool fits = std::isfinite(known) && std::isfinite(added) && added <= largest &&
+                    known + lr * added <= limit;
   const at::Tensor rate = at::full({1}, lr, at::TensorOptions().dtype(at::kDouble));
   before.copy_(params);
   applied.fill_(fits);
@@ -179,21 +181,6 @@ std::tuple<at::Tensor, at::Tensor> most_similar(const at::Tensor& queries, const
   return {best, similarity};
 }
 
-// The sum of term(0), ..., term(n - 1) in a fixed order, on one thread: in eight partial sums, so
-// that the compiler can vectorize it.
-template <class Term>
-double sum_of(int64_t n, const Term& term) {
-  constexpr int kLanes = 8;
-  double lanes[kLanes] = {};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int k = 0; k < kLanes; ++k) lanes[k] += term(i + k);
-  for (int k = 0; i < n; ++i, ++k) lanes[k] += term(i);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-  return lanes[0];
-}
-
 // The distances |x_i - z| of n rows to a linear combination z of them, from their Gram matrix.
 class Distances {
  public:
@@ -205,9 +192,9 @@ class Distances {
     const auto* gram = matrix_.const_data_ptr<double>();
     for (int64_t i = 0; i < n_; ++i) {
       const double* row = gram + i * n_;
-      products_[i] = sum_of(n_, [&](int64_t j) { return row[j] * factors[j]; });
+      products_[i] = cpu::fixed_sum(n_, [&](int64_t j) { return row[j] * factors[j]; });
     }
-    const double square = sum_of(n_, [&](int64_t i) { return factors[i] * products_[i]; });
+    const double square = cpu::fixed_sum(n_, [&](int64_t i) { return factors[i] * products_[i]; });
     for (int64_t i = 0; i < n_; ++i) {
       const double distance2 = gram[i * n_ + i] - 2.0 * products_[i] + square;
       out[i] = std::sqrt(distance2 < 0.0 ? 0.0 : distance2);  // a NaN stays NaN
@@ -255,7 +242,7 @@ at::Tensor weiszfeld(const at::Tensor& gram, const at::Tensor& weights, const at
   for (int64_t iteration = 0; iteration < iterations; ++iteration) {
     distances(factors, distance.data());
     for (int64_t i = 0; i < n; ++i) factors[i] = w[i] / (distance[i] < nu ? nu : distance[i]);
-    const double sum = sum_of(n, [&](int64_t i) { return factors[i]; });
+    const double sum = cpu::fixed_sum(n, [&](int64_t i) { return factors[i]; });
     for (int64_t i = 0; i < n; ++i) factors[i] /= sum;
   }
   return result.to(gram.device());
@@ -282,7 +269,7 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
       clipped[i] = ratio > 1.0 ? 1.0 : ratio;
     }
     // The factor of the last row is computed in a form that is exactly 0 if all ratios are 1.
-    const double rest = sum_of(n, [&](int64_t i) { return w[i] * (1.0 - clipped[i]); });
+    const double rest = cpu::fixed_sum(n, [&](int64_t i) { return w[i] * (1.0 - clipped[i]); });
     for (int64_t i = 0; i <= n; ++i) factors[i] *= rest;
     for (int64_t i = 0; i < n; ++i) factors[i] += w[i] * clipped[i];
   }

@@ -20,7 +20,7 @@ template <class T>  // float, Bfloat16 or Half
 void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const double* weights,
                   double beta, const Parallel& parallel);
 
-// When a weighted sum may be applied: largest magnitudes, which must be finite.
+// What apply_weighted_sum accepts. Magnitudes must be finite besides.
 struct SumLimits {
   double sum;     // the largest magnitude in the sum
   double params;  // the largest magnitude in params, plus lr times that in the sum

@@ -97,7 +97,7 @@ def apply_weighted_sum_(
 ) -> Tensor:
     """Compute ``params += lr * (weights @ rows)``, in place, unless a result would be out of range.
 
-    With v the weighted sum, ``params`` change if they are finite, ``max |v| <= largest`` and
+    With v the weighted sum, ``params`` change if both are finite, ``max |v| <= largest`` and
     ``max |params| + lr max |v| <= limit``; otherwise they keep their bits. A NaN or an Inf in a
     row makes v not finite, whatever the weight. On a CPU this is one pass over the rows, which
     writes the parameters as it goes and, if necessary, restores them at its end.
@@ -110,7 +110,7 @@ def apply_weighted_sum_(
         weights: float32 or float64 [S]; rounded as in :func:`weighted_sum_`.
         lr: the factor of the sum.
         largest: the largest magnitude in a sum that is applied.
-        limit: of the magnitudes in the parameters and the step, at most the float32 maximum.
+        limit: the largest magnitude that a parameter may have after the step.
 
     Returns:
         ``params``, with the bits of two calls of :func:`weighted_sum_`: one computes v in float32,

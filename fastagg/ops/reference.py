@@ -309,7 +309,8 @@ def apply_weighted_sum_(
     before.copy_(params)
     total = weighted_sum_(torch.zeros_like(params, dtype=torch.float64), rows, weights, 0.0)
     known, added = (float(x.abs().max()) if len(x) else 0.0 for x in (params, total))
-    fits = bool(params.isfinite().all()) and added <= largest and known + lr * added <= limit
+    fits = bool(params.isfinite().all() and total.isfinite().all())
+    fits = fits and added <= largest and known + lr * added <= limit
     applied.fill_(fits)
     if fits:
         params.copy_(params.to(torch.float64) + lr * total)

@@ -113,6 +113,11 @@ def test_limits_are_inclusive() -> None:
         assert params.tolist() == ([5.0, -4.5] if expected else [3.0, -5.0])
 
 
+def test_an_infinite_sum_is_never_applied() -> None:
+    params, rows = torch.ones(3), torch.tensor([[1.0, math.inf, 1.0]])
+    assert not call(params, rows, torch.ones(1), limit=math.inf)[0] and params.tolist() == [1.0] * 3
+
+
 def test_no_rows_and_no_columns() -> None:
     params = torch.ones(3)
     assert call(params, torch.empty(0, 3), torch.empty(0))[0] and params.tolist() == [1.0] * 3

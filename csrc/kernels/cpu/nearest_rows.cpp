@@ -5,34 +5,19 @@
 #include <limits>
 #include <vector>
 
+#include "fixed_sum.h"
 #include "simd.h"
 
 namespace fastagg::cpu {
 
 namespace {
 
-constexpr int kSums = 8;  // partial sums of a sum, whatever the instruction set is
-
-FASTAGG_INLINE double sum_of_eight(const double* sums) {
-  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-}
-
 FASTAGG_INLINE double sum(const double* x, int64_t n) {
-  double sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums <= n; i += kSums)
-    for (int k = 0; k < kSums; ++k) sums[k] += x[i + k];
-  for (int k = 0; i < n; ++i, ++k) sums[k] += x[i];
-  return sum_of_eight(sums);
+  return fixed_sum(n, [&](int64_t i) FASTAGG_INLINE_LAMBDA { return x[i]; });
 }
 
 FASTAGG_INLINE double dot(const double* x, const double* y, int64_t n) {
-  double sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums <= n; i += kSums)
-    for (int k = 0; k < kSums; ++k) sums[k] += x[i + k] * y[i + k];
-  for (int k = 0; i < n; ++i, ++k) sums[k] += x[i] * y[i];
-  return sum_of_eight(sums);
+  return fixed_sum(n, [&](int64_t i) FASTAGG_INLINE_LAMBDA { return x[i] * y[i]; });
 }
 
 // The squared distance of two rows, from the product and the squares of their norms. It is
