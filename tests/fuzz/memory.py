@@ -42,6 +42,7 @@ K, SMALL = 6, 23
 LARGE = 300_000  # parameters, for limits of the address space
 THREADS = 2
 KINDS = {"one": Fault.ONE_ALLOCATION, "full": Fault.MEMORY_FULL}
+MOST_DEATHS = 20  # of the processes of one configuration; then it is given up
 _PAGE = 4096
 
 
@@ -139,9 +140,9 @@ class _Commits:
         self.since: int | None = None
         move: Any = agg._move
 
-        def noting(*arguments: Any) -> None:
+        def noting(*arguments: Any) -> Any:
             self.since = faults.calls
-            move(*arguments)
+            return move(*arguments)
 
         agg._move = noting  # type: ignore[method-assign]
 
@@ -181,8 +182,11 @@ def child(options: argparse.Namespace) -> None:
 
 
 def run(library: Path, index: int, kind: str, every: int, folder: Path) -> Counter[str]:
-    """Try every point of a configuration; go on behind a point at which the process dies."""
-    found, note, begin = Counter[str](), folder / "note", 0 if kind == "space" else 1
+    """Try every point of a configuration; go on behind a point at which the process dies.
+
+    After ``MOST_DEATHS`` deaths the rest of its points is not tried.
+    """
+    found, note, begin, deaths = Counter[str](), folder / "note", 0 if kind == "space" else 1, 0
     name = CONFIGURATIONS[index][0]
     while True:
         note.write_text("")
@@ -198,7 +202,8 @@ def run(library: Path, index: int, kind: str, every: int, folder: Path) -> Count
         begin = int(note.read_text())
         cause = " ".join(errors.split())[:600]
         found[f"wrong: died with {process.returncode} at {kind} {begin}: {cause}"] += 1
-        if found.total() > 20 and not any(k for k in found if not k.startswith("wrong")):
+        deaths += 1
+        if deaths == MOST_DEATHS:
             return found
         begin += every if kind != "space" else max(1, (12 * LARGE * 4 // _PAGE) // every)
 
