@@ -25,9 +25,10 @@ FASTAGG_HD constexpr int64_t sketch_units(int64_t k) {
   return (k + kUnitBuckets - 1) / kUnitBuckets;
 }
 
-// Output number i = 0, 1, ... of SplitMix64.
-FASTAGG_HD constexpr uint64_t split_mix(uint64_t seed, uint64_t i) {
-  uint64_t z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
+// Output number i = 0, 1, ... of SplitMix64. T: uint64_t, or vectors of them on a CPU.
+template <class T>
+FASTAGG_HD constexpr T split_mix(T seed, T i) {
+  T z = seed + (i + 1) * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);

@@ -140,14 +140,24 @@ class Rooms {
   Scratch memory_;
 };
 
-void hash_block(uint64_t seed, int64_t b, int64_t k, int64_t* turn, uint32_t* words) {
+// Outputs i, ..., i + N - 1 of SplitMix64.
+template <int N, int... I>
+FASTAGG_INLINE Vec<uint64_t, N> split_mix_vector(uint64_t seed, uint64_t i,
+                                                 std::integer_sequence<int, I...>) {
+  return split_mix(Vec<uint64_t, N>{} + seed, Vec<uint64_t, N>{(i + I)...});
+}
+
+template <int W>
+FASTAGG_INLINE void hash_block(uint64_t seed, int64_t b, int64_t k, int64_t* turn,
+                               uint32_t* words) {
+  constexpr int kOutputs = W / 2;  // of a vector; each is two words, the lower one first
   const auto block = static_cast<uint64_t>(b);
   const uint64_t first = first_output(block, k) + 1;
   *turn = rotation(seed, block, k);
-  for (int64_t i = 0; i < kUnitOutputs * sketch_units(k); ++i) {
-    const uint64_t both = split_mix(seed, first + i);
-    words[2 * i] = static_cast<uint32_t>(both);
-    words[2 * i + 1] = static_cast<uint32_t>(both >> 32);
+  for (int64_t i = 0; i < kUnitOutputs * sketch_units(k); i += kOutputs) {
+    const Vec<uint64_t, kOutputs> outputs =
+        split_mix_vector<kOutputs>(seed, first + i, std::make_integer_sequence<int, kOutputs>());
+    std::memcpy(words + 2 * i, &outputs, sizeof outputs);
   }
 }
 
@@ -161,7 +171,7 @@ FASTAGG_INLINE void add_run(double* sketches, double* lanes, const T* const* row
                             int64_t* turns, uint32_t* words, float* part) {
   const int64_t first = begin / k, last = (begin + n - 1) / k, width = kUnitWords * sketch_units(k);
   for (int64_t b = first; b <= last; ++b)
-    hash_block(seed, b, k, turns + (b - first), words + (b - first) * width);
+    hash_block<W>(seed, b, k, turns + (b - first), words + (b - first) * width);
   for (int64_t s = 0; s < size; ++s) {
     const T* const x = rows[s] + column;
     // While a run is read, that of the next row is fetched; after the last row, the next run of the
