@@ -103,6 +103,9 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
 
 namespace {
 
+// Parameters that are copied, compared and moved while L1 holds them.
+constexpr int64_t kMovedColumns = 1024;
+
 // Copies n parameters, and raises the largest magnitudes in them and in a sum.
 //   params, sum   // [n]
 //   before        // [n], changed
@@ -146,11 +149,14 @@ bool apply_weighted_sum(float* params, float* before, const T* const* rows, int6
     float* const sum = narrow + worker * columns;
     dispatch<WeightedSum>(isa, sum, rows, S, scaled.quotients.data(), scaled.factor, 0.0, column, n,
                           memory);
-    dispatch<KeepParams>(isa, static_cast<const float*>(params + column),
-                         static_cast<const float*>(sum), before + column, n, peaks.of(worker));
-    const float* const one = sum;
-    dispatch<WeightedSum>(isa, params + column, &one, int64_t{1}, rate.quotients.data(),
-                          rate.factor, once, int64_t{0}, n, memory);
+    for (int64_t done = 0; done < n; done += kMovedColumns) {
+      const int64_t at = column + done, count = std::min(kMovedColumns, n - done);
+      const float* const one = sum + done;
+      dispatch<KeepParams>(isa, static_cast<const float*>(params + at), one, before + at, count,
+                           peaks.of(worker));
+      dispatch<WeightedSum>(isa, params + at, &one, int64_t{1}, rate.quotients.data(), rate.factor,
+                            once, int64_t{0}, count, memory);
+    }
   });
   float largest[2];
   peaks.write(largest);
