@@ -185,6 +185,8 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
     """Whether ``_read`` computes the norms of all rows and calls ``_check_squares``."""
     reads_streams_once: bool = False
     """Whether a step reads streamed rows once, and checks their norms in this pass."""
+    moves_at_once: ClassVar[bool] = False
+    """Whether a step moves the parameters in its pass over rows in memory (``RowSum``)."""
     gathers_rows: bool = False
     """Whether small rows may be copied: the rule writes no memory that rows may share."""
     moves_without_clients: bool = False
@@ -438,7 +440,8 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 self._commit(received, plan, reading)
                 self._note_commit(report)
                 return report
-        # Nothing has changed. Without a RowSum, the step finds out why: it leaves rows out or raises.
+        # Nothing has changed. Without a RowSum, the step finds out why: it leaves rows out or
+        # raises.
         return self._step(params, updates, clients, ages, weights, at_once=False)
 
     def _without_late(self, cohort: Cohort) -> tuple[Cohort, dict[int, str]]:

@@ -121,8 +121,8 @@ def plan(
     ============  =================  ================================  =============
     rule          state              moved per round                   flops
     ============  =================  ================================  =============
-    fedavg        0                  4Sd + 24d                         2Sd
-    amplified     0                  4Sd + 24d                         2Sd
+    fedavg        0                  4Sd + 12d (+)                     2Sd
+    amplified     0                  4Sd + 12d (+)                     2Sd
     fdms          6K^2 + 8           4Sd + 24d + 6K(K - S) + 52S^2     S(S + 3)d
       eliminating + K ceil(K/8)      + 4Sd + 6K^2 + 6S^2
                                      + (3K - S) ceil(K/8)
@@ -155,6 +155,8 @@ def plan(
     ``max_age``, 8K + 8 bytes if it has no rounds otherwise; mimic and mimic-aged also keep A =
     ``max_staleness`` aggregates, 4Ad + 8A + 8 bytes, of which a round writes one, 8d.
 
+    (+) One pass reads the rows and moves the parameters. If they are on a GPU, streamed, or spread
+    over ranks, with noise, and with another server optimizer than "sgd", it is 4Sd + 24d.
     (*) With ``owned``, or if copied rows take more than 8 MB together, the rule also keeps a
     reference vector for each round in which some client was last active: at most K - S + 1 and at
     most max(4, K / 8, 2^22 / d) vectors of 4d bytes. This maximum is counted. A step reads a
@@ -243,6 +245,12 @@ def plan(
     if options.get("noise_multiplier") and options.get("max_norm", "auto") == "auto":
         max_norm = None
     moments = optimizer_cost(options.get("server_optimizer", "sgd"), own)
+    on_gpu = device is not None and torch.device(device).type != "cpu"
+    noisy = bool(options.get("noise_multiplier"))
+    apart = on_gpu or noisy or budget is not None or ranks > 1 or moments.moved > 0
+    if rule.moves_at_once and not apart:
+        # Not twice the aggregate, and the parameters, for their magnitudes and the move.
+        cost = replace(cost, moved=cost.moved - 12 * own)
     cost = replace(
         cost,
         state=cost.state + norm_bytes(max_norm) + clip_bytes(clip_norm) + moments.state,
@@ -270,7 +278,6 @@ def plan(
     seconds = None if rates is None else _seconds(cost, wire, ranks, rates)
     if sketched is not None and seconds is not None and sketched > _WORTHWHILE * seconds:
         sketched = None
-    on_gpu = device is not None and torch.device(device).type != "cpu"
     return RoundPlan(
         name,
         K,

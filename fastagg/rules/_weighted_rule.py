@@ -76,8 +76,7 @@ class WeightedRule(Aggregator[P, R]):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # reads rows, writes scratch; abs_max reads params and scratch; adds scratch to params. (A
-        # RowSum reads and writes params and writes scratch: 12 d instead of 24 d.)
+        # Reads rows, writes scratch; abs_max reads params and scratch; adds scratch to params.
         S, d = sizes.S, sizes.d
         return Cost(state=0, scratch=4 * d, moved=4 * S * d + 24 * d, flops=2 * S * d)
 
@@ -90,6 +89,7 @@ class AveragingRule(WeightedRule[P, Reading]):
     """
 
     reads_streams_once = True
+    moves_at_once = True
     remembers_clients = False
     sums_rows_by_plan = True
     no_noise = ""
