@@ -137,8 +137,9 @@ def build(folder: Path) -> None:
     others = ("ops_cuda", *BINDINGS)
     (bindings / "bindings.cpp").write_text("".join(f'#include "{name}.cpp"\n' for name in others))
     sources = [bindings / "bindings.cpp", HERE / "tensors.cpp", *checked]
-    for_module = ("simd.cpp", "scratch.cpp", "gram_memory.cpp")  # module.cpp calls them
-    sources += [kernels.parent / "cpu" / name for name in for_module]
+    # module.cpp and ops_policy.cpp call them.
+    of_the_host = ("simd.cpp", "scratch.cpp", "gram_memory.cpp", "nearest_rows.cpp")
+    sources += [kernels.parent / "cpu" / name for name in of_the_host]
     sources += [HERE / name for name in RUNTIME]
     objects = _compile(
         folder, sources, lambda path: COMMON + (CHECKED if path in checked else with_torch)
