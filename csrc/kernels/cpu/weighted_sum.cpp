@@ -34,6 +34,25 @@ FASTAGG_INLINE void add_group(float* __restrict out, const T* const* rows, const
   });
 }
 
+// Calls body(size, s, first, last) with constants for each group of S >= 1 rows: rows s to
+// s + size - 1. first, last: whether it is the first group, and the last one.
+template <class Body>
+FASTAGG_INLINE void for_groups(int64_t S, const Body& body) {
+  int64_t s = 0;
+  const auto call = [&](auto size) FASTAGG_INLINE_LAMBDA {
+    const bool last = s + size == S;
+    if (s == 0 && last) body(size, s, std::true_type(), std::true_type());
+    if (s == 0 && !last) body(size, s, std::true_type(), std::false_type());
+    if (s > 0 && last) body(size, s, std::false_type(), std::true_type());
+    if (s > 0 && !last) body(size, s, std::false_type(), std::false_type());
+    s += size;
+  };
+  while (s + kGroup <= S) call(std::integral_constant<int, kGroup>());
+  while (s + 4 <= S) call(std::integral_constant<int, 4>());
+  while (s + 2 <= S) call(std::integral_constant<int, 2>());
+  while (s < S) call(std::integral_constant<int, 1>());
+}
+
 //   to       // [n]
 //   memory   // [n] scratch
 struct WeightedSum {
@@ -46,31 +65,19 @@ struct WeightedSum {
         to[k] = beta == 0.0 ? 0.0f : static_cast<float>(beta * to[k] + 0.0);
       return;
     }
-    int64_t s = 0;
-    const auto add = [&](auto size) FASTAGG_INLINE_LAMBDA {
-      constexpr int G = decltype(size)::value;
-      const auto call = [&](auto first, auto last, auto has_beta) FASTAGG_INLINE_LAMBDA {
-        add_group<W, G, decltype(first)::value, decltype(last)::value, decltype(has_beta)::value>(
-            to, rows + s, weights + s, factor, beta, column, n, memory);
+    for_groups(S, [&](auto size, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
+      const auto add = [&](auto has_beta) FASTAGG_INLINE_LAMBDA {
+        add_group<W, size(), first(), last(), has_beta()>(to, rows + s, weights + s, factor, beta,
+                                                          column, n, memory);
       };
-      const auto end = [&](auto first) FASTAGG_INLINE_LAMBDA {
-        if (s + G < S)
-          call(first, std::false_type(), std::false_type());
-        else if (beta == 0.0)
-          call(first, std::true_type(), std::false_type());
-        else
-          call(first, std::true_type(), std::true_type());
-      };
-      if (s == 0)
-        end(std::true_type());
-      else
-        end(std::false_type());
-      s += G;
-    };
-    while (s + kGroup <= S) add(std::integral_constant<int, kGroup>());
-    while (s + 4 <= S) add(std::integral_constant<int, 4>());
-    while (s + 2 <= S) add(std::integral_constant<int, 2>());
-    while (s < S) add(std::integral_constant<int, 1>());
+      if constexpr (last()) {
+        if (beta != 0.0) {
+          add(std::true_type());
+          return;
+        }
+      }
+      add(std::false_type());
+    });
   }
 };
 
@@ -103,26 +110,57 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
 
 namespace {
 
-// Parameters that are copied, compared and moved while L1 holds them.
-constexpr int64_t kMovedColumns = 1024;
+// Columns of a part of a block, whose sum stays in L1 until the parameters have moved.
+constexpr int64_t kPart = 1024;
 
 // Copies n parameters, and raises the largest magnitudes in them and in a sum.
 //   params, sum   // [n]
 //   before        // [n], changed
 //   peaks         // [2] magnitude bits
-struct KeepParams {
-  template <int W>
-  FASTAGG_INLINE static void run(const float* params, const float* sum, float* __restrict before,
-                                 int64_t n, int32_t* peaks) {
-    Magnitude<W> known, added;
-    for (int64_t k = 0; k < n; k += kStep) {
-      const int64_t count = std::min(kStep, n - k);
-      known.add(params + k, count);
-      added.add(sum + k, count);
-      std::copy_n(params + k, count, before + k);
-    }
-    peaks[0] = std::max(peaks[0], known.bits());
-    peaks[1] = std::max(peaks[1], added.bits());
+template <int W>
+FASTAGG_INLINE void keep_params(const float* params, const float* sum, float* __restrict before,
+                                int64_t n, int32_t* peaks) {
+  Magnitude<W> known, added;
+  for (int64_t k = 0; k < n; k += kStep) {
+    const int64_t count = std::min(kStep, n - k);
+    known.add(params + k, count);
+    added.add(sum + k, count);
+    std::copy_n(params + k, count, before + k);
+  }
+  peaks[0] = std::max(peaks[0], known.bits());
+  peaks[1] = std::max(peaks[1], added.bits());
+}
+
+// params = once * params + the product of a rate and of the weighted sum of S >= 1 rows, for n
+// columns from `column` on. Parameters are read and written beside the last group of rows: as
+// streams of their own they would wait for memory.
+//   before   // [n], changed: the old parameters
+//   peaks    // [2] magnitude bits, raised: of the old parameters, of the sum
+//   memory   // [n] scratch
+struct MoveAlong {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(float* params, float* before, const T* const* rows, int64_t S,
+                                 const ScaledWeights* weights, const ScaledWeights* rate,
+                                 double once, int64_t column, int64_t n, int32_t* peaks,
+                                 double* memory) {
+    const float* const w = weights->quotients.data();
+    for_groups(S, [&](auto size, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
+      if constexpr (!last()) {
+        add_group<W, size(), first(), false, false>(nullptr, rows + s, w + s, 0.0, 0.0, column, n,
+                                                    memory);
+      } else {
+        for (int64_t done = 0; done < n; done += kPart) {
+          const int64_t count = std::min(kPart, n - done);
+          alignas(64) float sum[kPart];
+          add_group<W, size(), first(), true, false>(sum, rows + s, w + s, weights->factor, 0.0,
+                                                     column + done, count, memory + done);
+          keep_params<W>(params + done, sum, before + done, count, peaks);
+          const float* const one = sum;
+          add_group<W, 1, true, true, true>(params + done, &one, rate->quotients.data(),
+                                            rate->factor, once, 0, count, memory);
+        }
+      }
+    });
   }
 };
 
@@ -136,27 +174,15 @@ bool apply_weighted_sum(float* params, float* before, const T* const* rows, int6
   const ScaledWeights scaled(weights, S), rate(&lr, 1);
   const Parallel team = parallel.for_work((S + 3) * d * int64_t{sizeof(T)});
   const int64_t columns = block_columns(d, team.workers);
-  const Scratch sums(team.workers * columns * int64_t{sizeof(double) + sizeof(float)});
-  auto* wide = sums.as<double>();  // [workers, columns], and as many floats
-  auto* narrow = reinterpret_cast<float*>(wide + team.workers * columns);
+  const Scratch sums(team.workers * columns * int64_t{sizeof(double)});
   const RowPeaks peaks(2, team);
   // The compiler must not know that the parameters are multiplied by 1: it would round the other
   // product in another way than weighted_sum does.
   double once = 1.0;
   asm volatile("" : "+m"(once));
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
-    double* const memory = wide + worker * columns;
-    float* const sum = narrow + worker * columns;
-    dispatch<WeightedSum>(isa, sum, rows, S, scaled.quotients.data(), scaled.factor, 0.0, column, n,
-                          memory);
-    for (int64_t done = 0; done < n; done += kMovedColumns) {
-      const int64_t at = column + done, count = std::min(kMovedColumns, n - done);
-      const float* const one = sum + done;
-      dispatch<KeepParams>(isa, static_cast<const float*>(params + at), one, before + at, count,
-                           peaks.of(worker));
-      dispatch<WeightedSum>(isa, params + at, &one, int64_t{1}, rate.quotients.data(), rate.factor,
-                            once, int64_t{0}, count, memory);
-    }
+    dispatch<MoveAlong>(isa, params + column, before + column, rows, S, &scaled, &rate, once,
+                        column, n, peaks.of(worker), sums.as<double>() + worker * columns);
   });
   float largest[2];
   peaks.write(largest);
