@@ -234,6 +234,7 @@ if stage "GPU" 40 build.log bash -c find_gpu && stage "build" 150 build.log bash
   stage "Gram entries" 25 tests.log bash -c 'run_tests "$@"' - tests/cuda/test_gram_entries.py
   stage "GPU tests" 90 tests.log bash -c 'run_tests "$@"' - tests/cuda/test_gpu.py
   stage "benchmarks" 105 bench.log "$python" -m benchmarks.cuda "${bench[@]}"
+  rm -f "$out"/.cuda.{csv,md} # what was being written when the benchmarks were ended
   "$python" -m benchmarks.cuda_verdict "$out" >>"$out/summary.txt"
   stage "memcheck" "$(at_least 35 60)" sanitizers.log bash -c 'sanitize memcheck'
   stage "racecheck" "$(at_least 35 25)" sanitizers.log bash -c 'sanitize racecheck'
