@@ -19,12 +19,22 @@ set -uo pipefail
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
 limit=${2:-540}
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
+
+# Print a path as an absolute one: stages run in other folders than the caller.
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
+
 python=${PYTHON:-python3}
+case $python in */*) python=$(absolute "$python") ;; esac
+carried=
+IFS=: read -r -a folders <<<"${PYTHONPATH:-}"
+for folder in "${folders[@]}"; do
+  [ -z "$folder" ] || carried+=:$(absolute "$folder")
+done
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 rehearsal=${REHEARSAL:-}
 device=cuda
 [ -n "$rehearsal" ] && device=cpu
-export PYTHONPATH=$PWD:$PWD/python${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
+export PYTHONPATH=$PWD:$PWD/python$carried PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
 export HYPOTHESIS_PROFILE=ci PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo # process groups on a host without a network
 failed=0
@@ -224,6 +234,7 @@ if stage "GPU" 40 build.log bash -c find_gpu && stage "build" 150 build.log bash
   stage "Gram entries" 25 tests.log bash -c 'run_tests "$@"' - tests/cuda/test_gram_entries.py
   stage "GPU tests" 90 tests.log bash -c 'run_tests "$@"' - tests/cuda/test_gpu.py
   stage "benchmarks" 105 bench.log "$python" -m benchmarks.cuda "${bench[@]}"
+  rm -f "$out"/.cuda.{csv,md} # what was being written when the benchmarks were ended
   "$python" -m benchmarks.cuda_verdict "$out" >>"$out/summary.txt"
   stage "memcheck" "$(at_least 35 60)" sanitizers.log bash -c 'sanitize memcheck'
   stage "racecheck" "$(at_least 35 25)" sanitizers.log bash -c 'sanitize racecheck'

@@ -244,6 +244,32 @@ def test_a_killed_run_leaves_what_it_has(machine: Machine, tmp_path: Path, stub:
     assert "before the wait" in (out / "tests.log").read_text()
 
 
+def test_relative_paths_of_the_caller_work_in_all_stages(machine: Machine, tmp_path: Path) -> None:
+    program(tmp_path / "bin/snake", '#!/bin/sh\necho "in $PWD: $PYTHONPATH"\n')
+    environment = {**os.environ, "REHEARSAL": "1"}
+    environment |= {"PYTHON": "bin/snake", "PYTHONPATH": "wheels:/elsewhere"}
+    command = [str(machine.home / "checkout/benchmarks/gpu_session.sh"), "out"]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    carried = f":{tmp_path}/wheels:/elsewhere\n"
+    log = (tmp_path / "out/build.log").read_text()
+    assert re.search(rf"in .*/build/gpu: .*{carried}", log)
+
+
+def test_benchmarks_that_are_ended_leave_no_files_half_written(
+    machine: Machine, tmp_path: Path
+) -> None:
+    ends = '*" benchmarks.cuda "*) touch "$out/.cuda.csv" "$out/.cuda.md"; exit 1 ;;'
+    program(tmp_path / "python", f'#!/bin/sh\ncase "$*" in\n  {ends}\nesac\n')
+    out = tmp_path / "out"
+    assert machine.run(str(out), PYTHON=str(tmp_path / "python"), REHEARSAL="1").returncode == 1
+    found = outcomes((out / "summary.txt").read_text())
+    assert found.pop("benchmarks").startswith("FAILED (status 1)")
+    assert all(outcome.startswith("ok") for outcome in found.values())
+    logs = {"build.log", "tests.log", "bench.log", "sanitizers.log"}
+    assert {path.name for path in out.iterdir()} == {"summary.txt", *logs}
+
+
 def function(name: str) -> str:
     """Return a function of the script."""
     found = re.search(rf"^{name}\(\) {{$.*?^}}$", SCRIPT.read_text(), re.M | re.S)
