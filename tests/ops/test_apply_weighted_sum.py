@@ -119,8 +119,11 @@ def test_an_infinite_sum_is_never_applied() -> None:
 
 
 def test_no_rows_and_no_columns() -> None:
-    params = torch.ones(3)
-    assert call(params, torch.empty(0, 3), torch.empty(0))[0] and params.tolist() == [1.0] * 3
+    params = torch.arange(2500.0)
+    applied, before = call(params, torch.empty(0, 2500), torch.empty(0), largest=0.0)
+    assert applied and torch.equal(before, torch.arange(2500.0)) and torch.equal(params, before)
+    params[2400] = math.nan
+    assert not call(params, torch.empty(0, 2500), torch.empty(0))[0]
     assert call(torch.empty(0), torch.empty(2, 0), torch.ones(2))[0]
 
 

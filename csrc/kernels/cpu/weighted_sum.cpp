@@ -66,11 +66,13 @@ struct WeightedSum {
       return;
     }
     for_groups(S, [&](auto size, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
+      constexpr int G = decltype(size)::value;
+      constexpr bool kFirst = decltype(first)::value, kLast = decltype(last)::value;
       const auto add = [&](auto has_beta) FASTAGG_INLINE_LAMBDA {
-        add_group<W, size(), first(), last(), has_beta()>(to, rows + s, weights + s, factor, beta,
-                                                          column, n, memory);
+        add_group<W, G, kFirst, kLast, decltype(has_beta)::value>(to, rows + s, weights + s, factor,
+                                                                  beta, column, n, memory);
       };
-      if constexpr (last()) {
+      if constexpr (kLast) {
         if (beta != 0.0) {
           add(std::true_type());
           return;
@@ -131,7 +133,7 @@ FASTAGG_INLINE void keep_params(const float* params, const float* sum, float* __
   peaks[1] = std::max(peaks[1], added.bits());
 }
 
-// params = once * params + the product of a rate and of the weighted sum of S >= 1 rows, for n
+// params = once * params + the product of a rate and of the weighted sum of S rows, for n
 // columns from `column` on. Parameters are read and written beside the last group of rows: as
 // streams of their own they would wait for memory.
 //   before   // [n], changed: the old parameters
@@ -144,16 +146,23 @@ struct MoveAlong {
                                  double once, int64_t column, int64_t n, int32_t* peaks,
                                  double* memory) {
     const float* const w = weights->quotients.data();
+    if (S == 0) {
+      const float zeros[kPart] = {};
+      for (int64_t done = 0; done < n; done += kPart)
+        keep_params<W>(params + done, zeros, before + done, std::min(kPart, n - done), peaks);
+    }
     for_groups(S, [&](auto size, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
-      if constexpr (!last()) {
-        add_group<W, size(), first(), false, false>(nullptr, rows + s, w + s, 0.0, 0.0, column, n,
-                                                    memory);
+      constexpr int G = decltype(size)::value;
+      constexpr bool kFirst = decltype(first)::value;
+      if constexpr (!decltype(last)::value) {
+        add_group<W, G, kFirst, false, false>(nullptr, rows + s, w + s, 0.0, 0.0, column, n,
+                                              memory);
       } else {
         for (int64_t done = 0; done < n; done += kPart) {
           const int64_t count = std::min(kPart, n - done);
           alignas(64) float sum[kPart];
-          add_group<W, size(), first(), true, false>(sum, rows + s, w + s, weights->factor, 0.0,
-                                                     column + done, count, memory + done);
+          add_group<W, G, kFirst, true, false>(sum, rows + s, w + s, weights->factor, 0.0,
+                                               column + done, count, memory + done);
           keep_params<W>(params + done, sum, before + done, count, peaks);
           const float* const one = sum;
           add_group<W, 1, true, true, true>(params + done, &one, rate->quotients.data(),
