@@ -30,7 +30,7 @@ from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.verdicts import Estimate
 
 ROOT = Path(__file__).resolve().parents[1]
-CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar", "fdms-fig1-mnist", "mimic-table3"
+CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
 TABLE4 = "mimic-table4-fmnist"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
 LATE = "late-fig1"
