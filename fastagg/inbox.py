@@ -343,10 +343,12 @@ class Inbox:
         latest = MOST if until is None else _read_round(until)
         end = time.monotonic() + _read_timeout(timeout)
         with self._changed:
+            # Listed anew after every wait, in which others may have taken what was there.
             while len(listed := self._until(latest)) < wanted:
                 left = end - time.monotonic()
-                if left <= 0.0 or not self._changed.wait(min(left, _FOREVER)):
+                if left <= 0.0:
                     break
+                self._changed.wait(min(left, _FOREVER))
             if len(listed) < fewest:
                 return None
             taken = listed if count is None else listed[:wanted]

@@ -170,6 +170,23 @@ def test_take_waits_for_others() -> None:
     assert last is not None and last.clients == [1]
 
 
+def test_an_answer_that_another_thread_took_meanwhile_is_not_taken_again() -> None:
+    inbox = Inbox(num_clients=2, num_params=1, capacity=2)
+    inbox.put(0, torch.ones(1), round=0)
+    found: list[object] = ["nothing"]
+
+    def wait() -> None:
+        found[0] = inbox.take(2, round=0, timeout=0.5, least=1)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    answers = inbox.take(round=0)
+    assert answers is not None
+    thread.join()
+    assert found == [None] and len(answers.clients) == 1
+
+
 def test_many_threads_lose_and_double_nothing() -> None:
     """Six threads put and two take; every row is taken exactly once."""
     count, inbox = 60, Inbox(num_clients=6, num_params=1, capacity=20, policy="queue")
