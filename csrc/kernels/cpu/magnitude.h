@@ -23,16 +23,17 @@ FASTAGG_INLINE int32_t magnitude_bits(float x) {
 template <int W>
 class Magnitude {
  public:
+  FASTAGG_INLINE void add(const Vec<float, W>& x) {
+    Vec<int32_t, W> bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    bits &= 0x7fffffff;
+    lanes_ = bits > lanes_ ? bits : lanes_;
+  }
+  FASTAGG_INLINE void add(float x) { rest_ = std::max(rest_, magnitude_bits(x)); }
   FASTAGG_INLINE void add(const float* x, int64_t n) {
-    using V = Vec<int32_t, W>;
     int64_t k = 0;
-    for (; k + W <= n; k += W) {
-      V bits;
-      std::memcpy(&bits, x + k, sizeof bits);
-      bits &= 0x7fffffff;
-      lanes_ = bits > lanes_ ? bits : lanes_;
-    }
-    for (; k < n; ++k) rest_ = std::max(rest_, magnitude_bits(x[k]));
+    for (; k + W <= n; k += W) add(load<W>(x + k));
+    for (; k < n; ++k) add(x[k]);
   }
   FASTAGG_INLINE int32_t bits() const {
     int32_t lanes[W];

@@ -14,33 +14,58 @@ namespace {
 
 constexpr int kRows = 4;  // updates taken together, each with its memory row
 
-// sums += weight * (row - old) for n columns of G rows, in ascending order of rows, and kept = row.
-// A row or old row that is computed here (params + update, reference + memory) is rounded to
-// float32 before it is used, so `sums` stay the sums of what memory holds. `kept` may be `memory`;
-// otherwise no two arguments overlap.
-template <int G, bool kModels, bool kReference, bool kKeep>
+// What remember_step does with the new rows. Streamed rows go past the caches.
+enum class Keep { kNothing, kStore, kStream };
+
+// sums += weight * (row - old) for n columns of G rows, in ascending order of rows; kept = row; and
+// peaks = the largest magnitudes of updates. A row or old row that is computed here
+// (params + update, reference + memory) is rounded to float32 before it is used, so `sums` stay the
+// sums of what memory holds. `kept` may be `memory`; otherwise no two arguments overlap.
+//
+// It is one loop, so that the loads of the next columns overlap the stores of these.
+template <int W, int G, bool kModels, bool kReference, Keep kKeep>
 FASTAGG_INLINE void remember_step(double* sums, const float* params,
                                   const float* const (&update)[G], const float* const (&memory)[G],
                                   const float* const (&reference)[G], float* const (&kept)[G],
-                                  const double* weights, int64_t n) {
-  FASTAGG_INDEPENDENT
-  for (int64_t k = 0; k < n; ++k) {
-    double sum = sums[k];
+                                  const double* weights, Magnitude<W> (&peaks)[G], int64_t n) {
+  constexpr int kHalf = W / 2;
+  using Floats = Vec<float, W>;
+  using Doubles = Vec<double, kHalf>;
+  int64_t k = 0;
+  for (; k + W <= n; k += W) {
+    Doubles low = load<kHalf>(sums + k), high = load<kHalf>(sums + k + kHalf);
+    unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
+      const Floats given = load<W>(update[g] + k);
+      Floats row = given, old = load<W>(memory[g] + k);
+      if constexpr (kModels) row = load<W>(params + k) + row;
+      if constexpr (kReference) old = load<W>(reference[g] + k) + old;
+      Doubles row_low, row_high, old_low, old_high;
+      widen_halves<W>(bits_of<W>(row), &row_low, &row_high);
+      widen_halves<W>(bits_of<W>(old), &old_low, &old_high);
+      low += weights[g] * (row_low - old_low);
+      high += weights[g] * (row_high - old_high);
+      peaks[g].add(given);
+      if constexpr (kKeep == Keep::kStore) store<W>(kept[g] + k, row);
+      if constexpr (kKeep == Keep::kStream) stream<W>(kept[g] + k, row);
+    });
+    store<kHalf>(sums + k, low);
+    store<kHalf>(sums + k + kHalf, high);
+  }
+  for (; k < n; ++k)
     for (int g = 0; g < G; ++g) {
       const float row = kModels ? params[k] + update[g][k] : update[g][k];
       const float old = kReference ? reference[g][k] + memory[g][k] : memory[g][k];
-      sum += weights[g] * (static_cast<double>(row) - static_cast<double>(old));
-      if constexpr (kKeep) kept[g][k] = row;
+      sums[k] += weights[g] * (static_cast<double>(row) - static_cast<double>(old));
+      peaks[g].add(update[g][k]);
+      if constexpr (kKeep != Keep::kNothing) kept[g][k] = row;
     }
-    sums[k] = sum;
-  }
 }
 
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
 // remember_step for n columns from `column`. If `peaks` is given, raises each of them to the
-// largest magnitude of its update. If `streamed`, rows are kept by stream_row.
+// largest magnitude of its update. If `streamed`, rows are kept past the caches.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
@@ -83,12 +108,14 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
     const float* base = p ? p + begin : nullptr;
     const auto step = [&](auto models, auto refers) FASTAGG_INLINE_LAMBDA {
       constexpr bool kModels = decltype(models)::value, kReference = decltype(refers)::value;
-      if (kept && !streamed)
-        remember_step<G, kModels, kReference, true>(sum, base, update, own, reference, target, w,
-                                                    count);
-      else
-        remember_step<G, kModels, kReference, false>(sum, base, update, own, reference, target, w,
-                                                     count);
+      const auto run = [&](auto keep) FASTAGG_INLINE_LAMBDA {
+        remember_step<W, G, kModels, kReference, keep()>(sum, base, update, own, reference, target,
+                                                         w, largest, count);
+      };
+      if (!kept) return run(std::integral_constant<Keep, Keep::kNothing>());
+      if constexpr (!kReference)  // with references, rows are seldom copied
+        if (streamed) return run(std::integral_constant<Keep, Keep::kStream>());
+      run(std::integral_constant<Keep, Keep::kStore>());
     };
     if (p && referring)
       step(std::true_type(), std::true_type());
@@ -98,10 +125,6 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
       step(std::false_type(), std::true_type());
     else
       step(std::false_type(), std::false_type());
-    if (streamed)
-      for (int g = 0; g < G; ++g) stream_row<W>(target[g], base, update[g], count);
-    if (peaks)
-      for (int g = 0; g < G; ++g) largest[g].add(update[g], count);
   });
   if (peaks)
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());

@@ -32,31 +32,106 @@ FASTAGG_INLINE void keep_row(float* to, const float* from, int64_t n) {
   for (; k < n; ++k) to[k] = from[k];
 }
 
-// sums[k] += sum_g weights[g] * x[g][column + k] for G rows, in float32, with x[g] = rows[g], or
-// references[g] - rows[g] where references[g] is given. If `peaks` is given, raises each of them to
-// the largest magnitude of its row. If `scales` are given, rows are multiplied by them. If `kept`
-// is given, copies each row there, past the caches if `streamed`.
-//   rows         // [G] pointers to whole rows
-//   references   // [G], each may be nullptr, or nullptr
-//   peaks, kept, scales  // [G] or nullptr
-//   weights      // [G], or nullptr: all are `equal`
+// sums += sum_g weights[g] * rows[g] for n columns of G rows, in float32. If kStream, also
+// peaks = the largest magnitudes of rows, and kept = rows, past the caches. It is one loop, so that
+// the loads of the next columns overlap the stores of these.
+template <int W, int G, bool kStream>
+FASTAGG_INLINE void add_step(double* sums, const float* const (&rows)[G], const float* weights,
+                             Magnitude<W> (&peaks)[G], float* const (&kept)[G], int64_t n) {
+  constexpr int kHalf = W / 2;
+  int64_t k = 0;
+  for (; k + W <= n; k += W) {
+    Vec<float, W> sum;
+    unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
+      const Vec<float, W> row = load<W>(rows[g] + k);
+      if constexpr (g == 0)
+        sum = weights[g] * row;
+      else
+        sum += weights[g] * row;
+      if constexpr (kStream) {
+        peaks[g].add(row);
+        stream<W>(kept[g] + k, row);
+      }
+    });
+    Vec<double, kHalf> low, high;
+    widen_halves<W>(bits_of<W>(sum), &low, &high);
+    store<kHalf>(sums + k, load<kHalf>(sums + k) + low);
+    store<kHalf>(sums + k + kHalf, load<kHalf>(sums + k + kHalf) + high);
+  }
+  for (; k < n; ++k) {
+    float sum = weights[0] * rows[0][k];
+    for (int g = 1; g < G; ++g) sum += weights[g] * rows[g][k];
+    sums[k] += static_cast<double>(sum);
+    for (int g = 0; kStream && g < G; ++g) {
+      peaks[g].add(rows[g][k]);
+      kept[g][k] = rows[g][k];
+    }
+  }
+}
+
+// What a pass over the updates does with each of them, besides adding it.
+//   peaks    // [S] or nullptr: raised to the largest magnitudes of rows
+//   kept     // [S] or nullptr: rows are copied there
+//   scales   // [S] or nullptr: factors of rows
+struct Extras {
+  int32_t* peaks = nullptr;
+  float* const* kept = nullptr;
+  bool streamed = false;  // rows are kept, past the caches
+  const float* scales = nullptr;
+
+  FASTAGG_INLINE Extras from(int64_t s) const {
+    return {peaks ? peaks + s : nullptr, kept ? kept + s : nullptr, streamed,
+            scales ? scales + s : nullptr};
+  }
+};
+
+// sums[k] += sum_g weights[g] * rows[g][column + k] for n columns of G rows, in float32.
 template <int W, int G, class T>
-FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
-                              const float* const* references, int32_t* peaks, float* const* kept,
-                              bool streamed, const float* scales, const float* weights, float equal,
-                              int64_t column, int64_t n) {
+FASTAGG_INLINE void add_rows(double* sums, const T* const* rows, const float* weights,
+                             const Extras& extras, int64_t column, int64_t n) {
+  const T* row[G];
+  float* out[G];
+  float weight[G];
+  Magnitude<W> largest[G];
+  for (int g = 0; g < G; ++g) {
+    row[g] = rows[g] + column;
+    out[g] = extras.kept ? extras.kept[g] + column : nullptr;
+    weight[g] = weights[g];
+  }
+  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    const float* x[G];
+    float* target[G];
+    float room[G][kStep];
+    widen_step(x, row, begin, count, room, extras.scales);
+    for (int g = 0; g < G; ++g) target[g] = extras.kept ? out[g] + begin : nullptr;
+    if (extras.streamed)
+      return add_step<W, G, true>(sums + begin, x, weight, largest, target, count);
+    add_step<W, G, false>(sums + begin, x, weight, largest, target, count);
+    for (int g = 0; extras.peaks && g < G; ++g) largest[g].add(x[g], count);
+    for (int g = 0; extras.kept && g < G; ++g) keep_row<W>(target[g], x[g], count);
+  });
+  for (int g = 0; extras.peaks && g < G; ++g)
+    extras.peaks[g] = std::max(extras.peaks[g], largest[g].bits());
+}
+
+// The same for corrections, which are references[g] - rows[g] where references[g] is given.
+//   references   // [G], each may be nullptr, or nullptr
+template <int W, int G, class T>
+FASTAGG_INLINE void add_corrections(double* __restrict sums, const T* const* rows,
+                                    const float* const* references, const float* weights,
+                                    int64_t column, int64_t n) {
   const T* row[G];
   float weight[G];
   const float* reference[G];
   bool stored = true, referring = true;  // no row has a reference; every row has one
-  Magnitude<W> largest[G];
   for (int g = 0; g < G; ++g) {
     row[g] = rows[g] + column;
-    weight[g] = weights ? weights[g] : equal;
+    weight[g] = weights[g];
     reference[g] = references && references[g] ? references[g] + column : nullptr;
     stored = stored && !reference[g];
     referring = referring && reference[g];
   }
+  if (stored) return add_rows<W, G>(sums, rows, weights, {}, column, n);
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
     const auto add = [&](const auto& element) FASTAGG_INLINE_LAMBDA {
       FASTAGG_WHOLE_VECTORS
@@ -68,14 +143,7 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
     };
     const float* x[G];
     float room[G][kStep];
-    widen_step(x, row, begin, count, room, scales);
-    if (peaks)
-      for (int g = 0; g < G; ++g) largest[g].add(x[g], count);
-    if (kept && streamed)
-      for (int g = 0; g < G; ++g) stream_row<W>(kept[g] + column + begin, nullptr, x[g], count);
-    else if (kept)
-      for (int g = 0; g < G; ++g) keep_row<W>(kept[g] + column + begin, x[g], count);
-    if (stored) return add([&](int g, int64_t k) FASTAGG_INLINE_LAMBDA { return x[g][k]; });
+    widen_step(x, row, begin, count, room);
     if (referring)
       return add([&](int g, int64_t k)
                      FASTAGG_INLINE_LAMBDA { return reference[g][begin + k] - x[g][k]; });
@@ -87,27 +155,17 @@ FASTAGG_INLINE void add_group(double* __restrict sums, const T* const* rows,
         for (int64_t k = 0; k < count; ++k) corrections[g][k] = x[g][k];
     add([&](int g, int64_t k) FASTAGG_INLINE_LAMBDA { return corrections[g][k]; });
   });
-  if (peaks)
-    for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
 }
 
-// add_group for S rows, in groups of at most kGroup; float64 across groups.
-template <int W, class T>
-FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* const* references,
-                            int32_t* peaks, float* const* kept, bool streamed, const float* scales,
-                            const float* weights, int64_t S, float equal, int64_t column,
-                            int64_t n) {
-  const auto from = [](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
-  const auto add = [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
-    add_group<W, group()>(sums, rows + s, from(references, s), from(peaks, s), from(kept, s),
-                          streamed, from(scales, s), from(weights, s), equal, column, n);
-  };
+// Calls add(G, s) with a constant G for each group of rows [s, s + G): at most kGroup of S rows,
+// which are added in float32. Groups are added in float64.
+template <class Add>
+FASTAGG_INLINE void for_groups(int64_t S, const Add& add) {
   int64_t s = 0;
   for (; s + kGroup <= S; s += kGroup) add(std::integral_constant<int, kGroup>(), s);
   for (; s + 4 <= S; s += 4) add(std::integral_constant<int, 4>(), s);
   for (; s + 2 <= S; s += 2) add(std::integral_constant<int, 2>(), s);
   for (; s < S; ++s) add(std::integral_constant<int, 1>(), s);
-  if (streamed) finish_streams();
 }
 
 // v[k] = 1/S sum_s (updates[s][column + k] + weights[s] c[s][column + k]) for n columns, and v
@@ -117,16 +175,24 @@ FASTAGG_INLINE void add_all(double* sums, const T* const* rows, const float* con
 // sums.
 //   weights   // [S] weights * mean_quotient(S), or nullptr for weights 1
 template <int W, class T, class Own>
-FASTAGG_INLINE void block_mean(double* v, float* rounded, int32_t* peaks, const T* const* updates,
+FASTAGG_INLINE void block_mean(double* v, float* rounded, const T* const* updates,
                                Own* const* corrections, const float* const* references,
-                               const float* weights, float* const* kept, bool streamed,
-                               const float* scales, int64_t S, int64_t column, int64_t n) {
-  const float equal = mean_quotient(S);
-  const double factor = 1.0 / (static_cast<double>(S) * equal);
+                               const float* weights, const Extras& extras, int64_t S,
+                               int64_t column, int64_t n) {
+  const float quotient = mean_quotient(S);
+  const double factor = 1.0 / (static_cast<double>(S) * quotient);
+  float equal[kGroup];
+  std::fill_n(equal, kGroup, quotient);
   std::fill_n(v, n, 0.0);
   const std::remove_const_t<Own>* const* own = corrections;
-  add_all<W>(v, own, references, nullptr, nullptr, false, nullptr, weights, S, equal, column, n);
-  add_all<W>(v, updates, nullptr, peaks, kept, streamed, scales, nullptr, S, equal, column, n);
+  for_groups(S, [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
+    add_corrections<W, group()>(v, own + s, references ? references + s : nullptr,
+                                weights ? weights + s : equal, column, n);
+  });
+  for_groups(S, [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
+    add_rows<W, group()>(v, updates + s, equal, extras.from(s), column, n);
+  });
+  if (extras.streamed) finish_streams();
   for (int64_t k = 0; k < n; ++k) {
     v[k] *= factor;
     rounded[k] = static_cast<float>(v[k]);
@@ -166,8 +232,7 @@ struct Mimic {
   FASTAGG_INLINE static void run(float* params, const T* const* updates, float* const* corrections,
                                  int64_t S, double lr, int64_t column, int64_t n, double* v,
                                  float* rounded) {
-    block_mean<W>(v, rounded, nullptr, updates, corrections, nullptr, nullptr, nullptr, false,
-                  nullptr, S, column, n);
+    block_mean<W>(v, rounded, updates, corrections, nullptr, nullptr, {}, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
     write_corrections<W>(corrections, rounded, updates, nullptr, S, column, n);
   }
@@ -180,9 +245,9 @@ struct MimicMean {
                                  const float* weights, float* const* kept, bool copies,
                                  bool streamed, const float* scales, int64_t S, int64_t column,
                                  int64_t n) {
-    float* const* copied = copies ? kept : nullptr;
-    block_mean<W>(v + column, rounded + column, peaks, updates, corrections, references, weights,
-                  copied, copied && streamed, scales, S, column, n);
+    const Extras extras = {peaks, copies ? kept : nullptr, copies && streamed, scales};
+    block_mean<W>(v + column, rounded + column, updates, corrections, references, weights, extras,
+                  S, column, n);
     if (!kept || copies) return;
     if (streamed)
       write_corrections<W, true>(kept, rounded + column, updates, scales, S, column, n);

@@ -114,6 +114,14 @@ FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
 
+// The bits of floats.
+template <int W>
+FASTAGG_INLINE Vec<uint32_t, W> bits_of(const Vec<float, W>& x) {
+  Vec<uint32_t, W> bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
 // The floats with these bits as doubles, in two halves. For eight floats GCC 12 has no form of
 // generic vectors that becomes one instruction wherever it is inlined; it made nine of the two.
 template <int W>

@@ -39,17 +39,6 @@ FASTAGG_INLINE void stream(float* p, Vec<float, W> v) {
 #endif
 }
 
-// to = from, or base + from if base is given, for n columns, past the caches.
-template <int W>
-FASTAGG_INLINE void stream_row(float* to, const float* base, const float* from, int64_t n) {
-  int64_t k = 0;
-  for (; k + W <= n; k += W) {
-    const Vec<float, W> row = load<W>(from + k);
-    stream<W>(to + k, base ? load<W>(base + k) + row : row);
-  }
-  for (; k < n; ++k) to[k] = base ? base[k] + from[k] : from[k];
-}
-
 // Completes the streamed stores of this thread before its later stores.
 FASTAGG_INLINE void finish_streams() {
 #ifdef FASTAGG_X86
