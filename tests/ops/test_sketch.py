@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,18 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastagg import ops
+from fastagg import _C, ops
 from fastagg.ops import reference
+from tests.ops.conftest import available
 
 F64 = torch.float64
 
 
 def sketched(
-    rows: Tensor, k: int, seed: int, begin: int = 0, module: object = ops
+    rows: Tensor, k: int, seed: int, begin: int = 0, module: Any = None
 ) -> tuple[Tensor, Tensor]:
     out, squares = torch.zeros(len(rows), k, dtype=F64), torch.zeros(len(rows), dtype=F64)
-    module.sketch_(out, squares, rows, seed, begin)  # type: ignore[attr-defined]
+    (module or ops).sketch_(out, squares, rows, seed, begin)
     return out, squares
+
+
+@pytest.fixture(name="settings")
+def _settings() -> Iterator[list[tuple[str, int]]]:
+    """Instruction sets of this processor, each with some numbers of threads; both are reset."""
+    best, threads = _C.isa(), torch.get_num_threads()
+    yield [(name, n) for name in available() if name != "cuda" for n in (1, 2, 5)]
+    _C.set_isa(best)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +45,7 @@ def sketched(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_oracle(S: int, d: int, k: int, begin: int, dtype: torch.dtype) -> None:
+def test_oracle(isa: str, S: int, d: int, k: int, begin: int, dtype: torch.dtype) -> None:
     rows = torch.randn(S, d, generator=torch.Generator().manual_seed(d)).to(dtype)
     for seed in (0, -1, 2**63 - 1):
         out, squares = sketched(rows, k, seed, begin)
@@ -47,7 +58,7 @@ def test_oracle(S: int, d: int, k: int, begin: int, dtype: torch.dtype) -> None:
         assert torch.equal(rounded, out.float())
 
 
-def test_by_hand() -> None:
+def test_by_hand(isa: str) -> None:
     # The first outputs of SplitMix64 with seed 0 are 0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, ...
     # So block 0 is rotated by 0xe2 >> 2 = 56: column 0 goes to bucket 56, column 8 to bucket 0.
     # Bucket 0 has bit 31 of word 0 = 0xa1b965f4, which is set: a negative sign. Bucket 56 (3 * 16
@@ -79,7 +90,22 @@ def test_same_bits_for_any_split_and_order(data: st.DataObject) -> None:
     assert torch.equal(whole[1:2], apart)
 
 
-def test_rows_of_other_layouts() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_same_bits_with_any_instruction_set_and_threads(
+    settings: list[tuple[str, int]], dtype: torch.dtype
+) -> None:
+    for S, d, k, begin in ((1, 300_001, 1024, 77), (9, 70_003, 64, 5), (40, 20_000, 4096, 4095)):
+        rows = torch.randn(S, d, generator=torch.Generator().manual_seed(S)).to(dtype)
+        found = []
+        for name, threads in settings:
+            _C.set_isa(name)
+            torch.set_num_threads(threads)
+            found.append(sketched(rows, k, 5, begin))
+        for out, squares in found[1:]:
+            assert torch.equal(out, found[0][0]) and torch.equal(squares, found[0][1])
+
+
+def test_rows_of_other_layouts(isa: str) -> None:
     rows = torch.randn(4, 700)
     expected, _ = sketched(rows, 64, 3)
     wide = torch.zeros(4, 1001)
@@ -90,7 +116,7 @@ def test_rows_of_other_layouts() -> None:
         assert torch.equal(out, expected)
 
 
-def test_adds_to_what_is_there() -> None:
+def test_adds_to_what_is_there(isa: str) -> None:
     rows = torch.randn(2, 300)
     out, squares = sketched(rows, 64, 3)
     again, doubled = out.clone(), squares.clone()
@@ -101,7 +127,7 @@ def test_adds_to_what_is_there() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("place", [0, 17, 63, 64, 499])
-def test_squares_show_rows_that_are_not_finite(value: float, place: int) -> None:
+def test_squares_show_rows_that_are_not_finite(isa: str, value: float, place: int) -> None:
     rows = torch.full((3, 500), 3e38)
     rows[1, place] = value
     _, squares = sketched(rows, 128, 1)
@@ -218,13 +244,14 @@ def test_bad_arguments_change_nothing() -> None:
 
 @pytest.mark.parametrize("S", [1, 2, 3, 7, 8, 9, 31, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_both_in_one_pass_have_the_bits_of_two(S: int, dtype: torch.dtype) -> None:
+def test_both_in_one_pass_have_the_bits_of_two(isa: str, S: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(S)
-    for d, k, begin in ((1, 64, 5), (700, 64, 0), (9001, 1024, 3000), (40_000, 256, 4095)):
+    sizes = [(1, 64, 5), (700, 64, 0), (9001, 1024, 3000), (40_000, 256, 4095)]
+    for d, k, begin in sizes if isa != "cuda" else sizes[:3]:  # the last is long in the emulator
         rows = torch.randn(S, d, generator=generator).to(dtype)
         weights = torch.rand(S, generator=generator, dtype=torch.float64)
         expected, norms = sketched(rows, k, 5, begin)
-        for threads in (1, 2, 64):
+        for threads in (1, 2, 64) if isa != "cuda" else (1,):
             old = torch.get_num_threads()
             torch.set_num_threads(threads)
             out, squares = torch.zeros(S, k, dtype=F64), torch.zeros(S, dtype=F64)
@@ -237,7 +264,7 @@ def test_both_in_one_pass_have_the_bits_of_two(S: int, dtype: torch.dtype) -> No
             assert torch.equal(total, summed)
 
 
-def test_both_against_the_oracle() -> None:
+def test_both_against_the_oracle(isa: str) -> None:
     rows, weights = torch.randn(20, 5000), torch.rand(20)
     results = []
     for module in (ops, reference):
@@ -248,7 +275,7 @@ def test_both_against_the_oracle() -> None:
         torch.testing.assert_close(ours, right, rtol=1e-6, atol=1e-5)
 
 
-def test_both_without_rows() -> None:
+def test_both_without_rows(isa: str) -> None:
     out, squares = torch.zeros(0, 64).double(), torch.zeros(0).double()
     total = torch.full((5,), torch.nan)
     ops.sketch_and_sum_(total, out, squares, [], torch.zeros(0), 1)
