@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -350,7 +353,11 @@ def columns(name: str, S: int, d: int, device: str) -> Setup:
 
 
 def sketch(S: int, d: int, device: str) -> Setup:
-    """Sketches of 1024 numbers; the contender has its signs and positions in memory."""
+    """Sketches of 1024 numbers; contenders have their signs and positions in memory.
+
+    The package sjlt, a CUDA kernel for the same projection, takes part if it is installed (``pip
+    install --no-build-isolation sjlt``). It computes no norms and adds in float32.
+    """
     sets = [_correlated(S, d, device) for _ in range(_sets(4 * S * d, device))]
     sums = torch.zeros(S, 1024, dtype=torch.float64, device=device)
     squares, signed = sums.new_zeros(S), torch.empty(d, device=device)
@@ -366,7 +373,19 @@ def sketch(S: int, d: int, device: str) -> Setup:
         Way("fastagg", lambda i: ops.sketch_(sums, squares, sets[i], 5), "ours"),
         Way("torch index_add_", careful),
     ]
+    peer = _sjlt()
+    if peer is not None:
+        projection = peer.SJLTProjection(d, 1024, device=device)
+        ways.append(Way("sjlt", lambda i: projection(sets[i]), "peer", capturable=False))
     return Setup(len(sets), ways)
+
+
+def _sjlt() -> Any:
+    """Return the module sjlt, or None if it is not installed or has no kernels for this machine."""
+    if importlib.util.find_spec("sjlt") is None or not torch.cuda.is_available():
+        return None
+    found = importlib.import_module("sjlt")
+    return found if found.EXTENSION_AVAILABLE else None
 
 
 def adam(S: int, d: int, device: str) -> Setup:

@@ -72,6 +72,24 @@ def test_contenders_compute_the_same(build: object) -> None:
         assert result.abs().max() > 0
 
 
+def test_sjlt_takes_part_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(cuda_cases.sketch(3, 300, "cpu").ways) == 2  # it has no kernels for a CPU
+
+    class SJLT:
+        class SJLTProjection:
+            def __init__(self, original_dim: int, proj_dim: int, device: str) -> None:
+                self.matrix = torch.ones(original_dim, proj_dim, device=device)
+
+            def __call__(self, rows: Tensor) -> Tensor:
+                return rows @ self.matrix
+
+    monkeypatch.setattr(cuda_cases, "_sjlt", lambda: SJLT)
+    way = cuda_cases.sketch(3, 300, "cpu").ways[-1]
+    assert (way.name, way.role) == ("sjlt", "peer")
+    result = way.call(0)
+    assert isinstance(result, Tensor) and result.shape == (3, 1024)
+
+
 def answer(what: str) -> int:
     """Return the number of this process, or fail in one of several ways."""
     if what == "raise":
