@@ -117,7 +117,9 @@ class Rows:
 
     Args:
         numbers: [S, k] int8.
-        clustered: whether a search compares a query with the rows of near clusters only.
+        clustered: whether a search compares a query with the rows of near clusters only. Those of
+            the queries for which it found the least, one in 50, are then compared with all rows: a
+            group of rows without a cluster of its own may have been missed.
     """
 
     numbers: Tensor
@@ -151,10 +153,14 @@ class Rows:
         )
         best, similarity = torch.empty_like(found), torch.empty_like(values)
         best[order], similarity[order] = listed[found], values
+        doubtful = _smallest(similarity, -(-len(similarity) // DOUBTFUL))
+        found, values = ops.most_similar(means, self.numbers, factors, queries[doubtful], rows)
+        best[doubtful], similarity[doubtful] = rows[found], values
         return best, similarity
 
 
 # What these numbers miss: `python -m benchmarks friends`. Fewer passes divide more groups.
+DOUBTFUL = 50  # one in so many queries is compared with all rows
 _CENTERS = 2.0  # times sqrt(R), so that a query is compared with about as many rows as centers
 _PASSES = 6  # of Lloyd's algorithm
 _TRAINING = 1 << 14  # most rows that centers are computed from
@@ -206,6 +212,18 @@ def _nearest_centers(rows: Tensor, centers: Tensor) -> Tensor:
         products = some.float() @ transposed  # exact, as above
         parts.append((products * factors).topk(min(_NEAR, len(centers))).indices.cpu())
     return torch.cat(parts)
+
+
+def _smallest(values: Tensor, count: int) -> Tensor:
+    """Return the positions of the smallest values, ties in ascending order: [n] -> [count] int64.
+
+    The lengths of queries, which differ little, are left out: values are inner products.
+    """
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=values.device)
+    limit = values.kthvalue(count).values
+    below = (values < limit).nonzero().flatten()
+    return torch.cat([below, (values == limit).nonzero().flatten()[: count - len(below)]])
 
 
 def _evenly(rows: Tensor, count: int) -> Tensor:

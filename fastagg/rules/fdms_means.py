@@ -17,7 +17,7 @@ from fastagg.costs import Cost, Sizes
 from fastagg.options import read_choice, read_count, read_part
 from fastagg.registry import register
 from fastagg.report import Plan, Reading
-from fastagg.rules._mean_sketches import Means, Rows, check_means
+from fastagg.rules._mean_sketches import DOUBTFUL, Means, Rows, check_means
 from fastagg.rules._share_cap import Proposal
 from fastagg.rules._similarity import read_sketch, round_seed, settle_squares
 from fastagg.rules._substitution import SubstitutionRule
@@ -32,7 +32,7 @@ _MOST_COLUMNS = 1024  # of ops.most_similar
 _CLUSTERED_FROM = 2048
 """Number of active clients from which ``search="auto"`` divides them into clusters."""
 _CLUSTERED_ROWS = 500
-"""Estimated number of rows and centers that a query is compared with, if S = 10,000."""
+"""Estimated number of rows and centers that most queries are compared with, if S = 10,000."""
 
 
 @dataclass
@@ -76,7 +76,8 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
             1 the last direction.
         search: "exact" compares each absent client with all S active ones. "clusters" divides these
             into about 2 sqrt(S) clusters, and compares an absent client with those to which its
-            cluster is one of the six nearest; a friend may then be the second best. "auto":
+            cluster is one of the six nearest; a friend may then be the second best. Of the absent
+            clients, the one in 50 with the least similar friends are compared with all. "auto":
             "clusters" if S is at least 2048.
         max_share: largest factor of a row, in [1/K, 1]; None: no limit. See
             :class:`fastagg.FDMS`.
@@ -214,7 +215,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         k = _read_columns(options.get("sketch", 256))
         search = options.get("search", "auto")
         clustered = search == "clusters" or (search == "auto" and S >= _CLUSTERED_FROM)
-        compared = min(S, _CLUSTERED_ROWS) if clustered else S
+        compared = min(S, _CLUSTERED_ROWS + S // DOUBTFUL) if clustered else S
         base = super().cost(sizes, options)
         return Cost(
             state=K * (k + 8),

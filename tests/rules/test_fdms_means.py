@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import FDMSMeans
-from fastagg.rules._mean_sketches import Means, Rows, inverse_norms
+from fastagg.rules._mean_sketches import Means, Rows, _smallest, inverse_norms
 
 K, D, GROUPS = 40, 2_000, 4
 
@@ -154,6 +154,28 @@ def test_clusters_find_the_same_groups() -> None:
     dots = (queries.numbers[ids].double() * rows.numbers[found].double()).sum(dim=1)
     expected = dots / rows.numbers[found].double().norm(dim=1)
     torch.testing.assert_close(similarity.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_clusters_miss_no_group_of_five_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are more groups than clusters, so some groups are far from all centers."""
+    groups, every = 1_200, torch.arange(6_000)
+    rows, queries = means_of(6_000, groups, 128, 1), means_of(6_000, groups, 128, 2)
+
+    def wrong() -> int:
+        found, _ = Rows(rows.numbers, True).nearest(queries.numbers, ids, every)
+        return int((found % groups != ids % groups).sum())
+
+    ids = torch.arange(6_000)
+    assert wrong() == 0
+    monkeypatch.setattr("fastagg.rules._mean_sketches.DOUBTFUL", len(ids))
+    assert wrong() > 0  # with one query compared with all rows
+
+
+def test_the_smallest_values() -> None:
+    values = torch.tensor([3.0, 1.0, 2.0, 1.0, -0.0, 0.0, 1.0])
+    for count in range(8):
+        expected = values.sort(stable=True).indices[:count].sort().values
+        assert torch.equal(_smallest(values, count).sort().values, expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
