@@ -37,6 +37,8 @@ class Cost:
         reduced: bytes of the results that need all columns, such as the Gram matrix. If the columns
             are spread over ranks, each rank sends this many bytes to the next rank and receives
             the result.
+        sketched: numbers of rows of which sketches are computed. ``moved`` has 4 bytes, and
+            ``flops`` 6 operations, for each.
     """
 
     state: int
@@ -45,3 +47,4 @@ class Cost:
     flops: int
     reduced: int = 0
     references: int = 0
+    sketched: int = 0

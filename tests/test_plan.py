@@ -302,11 +302,30 @@ def test_a_plan_says_when_sketches_pay() -> None:
     assert fastagg.plan("nnm", num_active=1000, **sizes).sketched_seconds is None
 
 
+def test_sketches_must_pay_beside_products_that_are_computed_while_rows_are_read() -> None:
+    """Sketches of 2 x 10^9 numbers a second are slower than reading 10^10 bytes."""
+    rates = dataclasses.replace(RATES, sketched_per_s=2e9)
+    sizes = {"num_clients": 2000, "num_params": 10**6, "rates": rates}
+    found = {}
+    for S in (20, 50, 200):
+        exact = fastagg.plan("fdms", num_active=S, **sizes)
+        sketched = fastagg.plan("fdms", num_active=S, sketch=1024, **sizes)
+        assert exact.seconds is not None and sketched.seconds is not None
+        rest = sketched.bytes_moved - 4 * S * 10**6, sketched.flops - 6 * S * 10**6
+        expected = S * 10**6 / 2e9 + rest[0] / 1e10 + rest[1] / 1e11
+        assert sketched.seconds == pytest.approx(expected)
+        found[S] = exact.sketched_seconds
+        assert exact.seconds > sketched.seconds  # exact.seconds adds both parts
+    assert found[20] is None and found[50] is None and found[200] is not None
+
+
 def test_time_of_a_device_is_measured() -> None:
     plan = fastagg.plan("mimic", num_clients=4, num_active=4, num_params=100, device="cpu")
     assert plan.seconds is not None and 0.0 < plan.seconds < 1.0
     assert 1e8 < measure("cpu").bytes_per_s < 1e13
     assert 1e8 < measure("cpu").flops_per_s < 1e15
+    sketched = measure("cpu").sketched_per_s
+    assert sketched is not None and 1e7 < sketched < 1e12
     with pytest.raises(ValueError, match="device"):
         fastagg.plan("mimic", num_clients=4, num_active=4, num_params=100, device="moon")
 

@@ -50,7 +50,8 @@ class RoundPlan:
             128 MB of kernel scratch.
         seconds: estimated time of a round; None if neither ``device`` nor ``rates`` was given.
         sketched_seconds: the same with ``sketch=1024``, if the rule has this option, it was not
-            given, and it saves at least a fifth of the time; otherwise None.
+            given, and it saves at least a fifth of the time even if products are computed while
+            rows are read; otherwise None.
     """
 
     rule: str
@@ -276,8 +277,9 @@ def plan(
         wire = 2 * cost.reduced + messages * _MESSAGE * ranks + 8 * (S + 2)
         cost = replace(cost, scratch=cost.scratch + cost.reduced * _parts(d, own, S, budget))
     seconds = None if rates is None else _seconds(cost, wire, ranks, rates)
-    if sketched is not None and seconds is not None and sketched > _WORTHWHILE * seconds:
-        sketched = None
+    if sketched is not None and rates is not None:
+        exact_seconds = _seconds(cost, wire, ranks, rates, at_once=True)
+        sketched = sketched if sketched <= _WORTHWHILE * exact_seconds else None
     return RoundPlan(
         name,
         K,
@@ -326,10 +328,18 @@ def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
     return -(-own // piece)
 
 
-def _seconds(cost: Cost, wire: int, ranks: int, rates: Rates) -> float:
-    """Return the time of a round if nothing overlaps; reductions go through the ranks in turn."""
+def _seconds(cost: Cost, wire: int, ranks: int, rates: Rates, *, at_once: bool = False) -> float:
+    """Return the time of a round; reductions go through the ranks in turn.
+
+    at_once: whether arithmetic takes place while memory is read, and not after it.
+    """
+    moved, flops, sketching = cost.moved, cost.flops, 0.0
+    if rates.sketched_per_s is not None:
+        moved, flops = moved - 4 * cost.sketched, flops - 6 * cost.sketched
+        sketching = cost.sketched / rates.sketched_per_s
+    reading, computing = moved / rates.bytes_per_s, flops / rates.flops_per_s
+    work = (max(reading, computing) if at_once else reading + computing) + sketching
     hops = (ranks - 1) * cost.reduced + wire
-    work = cost.moved / rates.bytes_per_s + cost.flops / rates.flops_per_s
     return work + (hops / rates.wire_bytes_per_s if ranks > 1 else 0.0)
 
 

@@ -104,4 +104,5 @@ class SketchedGramRule(GramRule):
             moved=exact.moved + 40 * S * sketch,
             flops=6 * S * d + S * (S + 1) * sketch,
             reduced=8 * S * (sketch + 1),
+            sketched=S * d,
         )

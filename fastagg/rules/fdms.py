@@ -275,4 +275,5 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             moved=moved + 40 * S * sketch,
             flops=base.flops + 4 * S * d + S * (S + 1) * sketch,
             reduced=8 * S * (sketch + 1),
+            sketched=S * d,
         )

@@ -223,6 +223,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
             moved=base.moved + 4 * S * d + 80 * S * k + (K - S) * k,
             flops=base.flops + 4 * S * d + 2 * (K - S) * compared * k,
             reduced=8 * S * (k + 1),
+            sketched=S * d,
         )
 
 
