@@ -19,23 +19,39 @@ namespace {
 // Buckets that are handled together: a cache line of floats, and the words of a unit.
 constexpr int64_t kLanes = kUnitWords;
 
-// Neighbouring blocks that are added together: their sums are loaded and stored once.
-constexpr int kTogether = 2;
+// Fetches what will be read kAheadBytes later into the L2 cache, in the order of addresses, so that
+// the hardware's prefetchers follow. Near the end of a run, that is the beginning of the next one.
+constexpr int64_t kAheadBytes = 4096;
 
-// The rotation and the words of signs of a block.
-struct Hashes {
-  int64_t turn;
-  const uint32_t* words;
+class Ahead {
+ public:
+  // A run of n numbers from x on, and the next one, from `then` on. Only addresses are computed:
+  // both may end outside of the rows.
+  template <class T>
+  Ahead(const T* x, int64_t n, const T* then)
+      : next_(reinterpret_cast<uintptr_t>(x) + kAheadBytes),
+        then_(reinterpret_cast<uintptr_t>(then)),
+        step_(kLanes * sizeof(T)),
+        left_(n / kLanes - kAheadBytes / static_cast<int64_t>(step_)) {
+    if (left_ <= 0) next_ = then_;
+  }
+  // For the next kLanes numbers.
+  FASTAGG_INLINE void fetch() {
+    prefetch_l2(reinterpret_cast<const float*>(next_));
+    next_ += step_;
+    if (--left_ == 0) next_ = then_;
+  }
+
+ private:
+  uintptr_t next_, then_, step_;
+  int64_t left_;
 };
 
-// sums[q] += the numbers of bucket q in N blocks, in order, negated if their signs say so, for n
-// buckets from `first` on: from[i][0], ..., from[i][n - 1] in block i. n and `first` are multiples
-// of kLanes. The numbers at a distance of ahead[i] from those of block i are fetched into the
-// cache.
-template <int W, int N>
-FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* const (&from)[N],
-                                int64_t first, int64_t n, const Hashes* blocks,
-                                const int64_t (&ahead)[N]) {
+// sums[q] += the number of bucket q, negated if its sign says so, for n buckets from `first` on:
+// from[0], ..., from[n - 1]. n and `first` are multiples of kLanes.
+template <int W>
+FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* from, int64_t first,
+                                int64_t n, const uint32_t* words, Ahead& ahead) {
   constexpr int kParts = kLanes / W, kHalf = W / 2;
   Vec<double, kHalf> square[2 * kParts];
   unroll<2 * kParts>([&](auto i)
@@ -43,32 +59,22 @@ FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* cons
   for (int64_t q = first; q < first + n;) {
     const int64_t unit_end = std::min((q / kUnitBuckets + 1) * kUnitBuckets, first + n);
     const auto shift = static_cast<uint32_t>(q % kUnitBuckets / kLanes);
-    Vec<uint32_t, W> signs[N][kParts];
-    unroll<N>([&](auto i) FASTAGG_INLINE_LAMBDA {
-      const uint32_t* words = blocks[i].words + q / kUnitBuckets * kUnitWords;
-      unroll<kParts>([&](auto p)
-                         FASTAGG_INLINE_LAMBDA { signs[i][p] = load<W>(words + p * W) << shift; });
+    Vec<uint32_t, W> signs[kParts];
+    unroll<kParts>([&](auto p) FASTAGG_INLINE_LAMBDA {
+      signs[p] = load<W>(words + q / kUnitBuckets * kUnitWords + p * W) << shift;
     });
     for (; q < unit_end; q += kLanes) {
-      unroll<N>([&](auto i)
-                    FASTAGG_INLINE_LAMBDA { prefetch_l2(from[i] + (q - first), ahead[i]); });
+      ahead.fetch();
       unroll<kParts>([&](auto p) FASTAGG_INLINE_LAMBDA {
         double* sum = sums + q + p * W;
-        Vec<double, kHalf> low = load<kHalf>(sum), high = load<kHalf>(sum + kHalf);
-        unroll<N>([&](auto i) FASTAGG_INLINE_LAMBDA {
-          Vec<uint32_t, W> bits;
-          std::memcpy(&bits, from[i] + (q - first) + p * W, sizeof bits);
-          bits ^= signs[i][p] & 0x80000000u;
-          signs[i][p] += signs[i][p];
-          Vec<double, kHalf> a, b;
-          widen_halves<W>(bits, &a, &b);
-          low += a;
-          high += b;
-          square[2 * p] += a * a;
-          square[2 * p + 1] += b * b;
-        });
-        store<kHalf>(sum, low);
-        store<kHalf>(sum + kHalf, high);
+        const Vec<uint32_t, W> number = bits_of<W>(load<W>(from + (q - first) + p * W));
+        Vec<double, kHalf> low, high;
+        widen_halves<W>(number ^ (signs[p] & 0x80000000u), &low, &high);
+        signs[p] += signs[p];
+        store<kHalf>(sum, load<kHalf>(sum) + low);
+        store<kHalf>(sum + kHalf, load<kHalf>(sum + kHalf) + high);
+        square[2 * p] += low * low;
+        square[2 * p + 1] += high * high;
       });
     }
   }
@@ -76,57 +82,36 @@ FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* cons
                          FASTAGG_INLINE_LAMBDA { store<kHalf>(squares + i * kHalf, square[i]); });
 }
 
-// Adds N blocks, k columns each, to k buckets.
-template <int W, int N>
-FASTAGG_INLINE void add_blocks(double* sums, double* squares, const float* const (&x)[N], int64_t k,
-                               const Hashes* blocks, int64_t ahead) {
+// Adds a block, k columns, to k buckets, in the order of columns.
+template <int W>
+FASTAGG_INLINE void add_block(double* sums, double* squares, const float* x, int64_t k,
+                              int64_t turn, const uint32_t* words, Ahead& ahead) {
   // Columns [0, k - turn) go to the buckets from `turn` on, the others to those from 0 on. The
   // lanes around `turn` have both the first columns and the last ones: they are put together.
-  float both[N][kLanes];
-  int64_t around[N], cuts[2 * N + 1];
-  for (int i = 0; i < N; ++i) {
-    const int64_t turn = blocks[i].turn, inside = turn % kLanes;
-    around[i] = turn - inside;
-    for (int64_t l = 0; l < kLanes; ++l)
-      both[i][l] = x[i][l < inside ? k - inside + l : l - inside];
-    prefetch_l2(x[i], ahead);  // the lines that only `both` has
-    prefetch_l2(x[i] + k - 1, ahead);
-    cuts[2 * i] = around[i];
-    cuts[2 * i + 1] = around[i] + kLanes;
-  }
-  cuts[2 * N] = k;
-  std::sort(cuts, cuts + 2 * N);
-  int64_t q = 0;
-  for (int64_t end : cuts) {
-    if (q == end) continue;
-    const float* from[N];
-    int64_t distance[N];
-    for (int i = 0; i < N; ++i) {
-      const int64_t turn = blocks[i].turn;
-      const bool apart = q == around[i];
-      from[i] = apart ? both[i] : x[i] + (q < turn ? k - turn + q : q - turn);
-      distance[i] = apart ? 0 : ahead;
-    }
-    add_buckets<W, N>(sums, squares, from, q, end - q, blocks, distance);
-    q = end;
-  }
+  const int64_t inside = turn % kLanes, around = turn - inside, after = around + kLanes;
+  float both[kLanes];
+  for (int64_t l = 0; l < kLanes; ++l) both[l] = x[l < inside ? k - inside + l : l - inside];
+  add_buckets<W>(sums, squares, x + (after - turn), after, k - after, words, ahead);
+  add_buckets<W>(sums, squares, x + (k - turn), 0, around, words, ahead);
+  add_buckets<W>(sums, squares, both, around, kLanes, words, ahead);
 }
 
-// Columns of a row that are read before those of the next row of a group. The hashes of their
-// blocks serve all rows of the group; all that a group needs stays in L2.
-constexpr int64_t kRunColumns = 4096;
+// Columns of a row that are read before those of the next row. The hashes of their blocks serve all
+// rows of a group. Longer runs are faster, since prefetchers begin anew with every row, but what is
+// read once more, for a sum, must still be in L2.
+constexpr int64_t kLongRun = 131072, kShortRun = 4096;
 
-// What a worker needs for k buckets: floats of blocks, and the hashes of the blocks of a run.
+// What a worker needs for k buckets: a block of floats, and the hashes of the blocks of a run.
 class Rooms {
  public:
-  Rooms(int workers, int64_t k)
+  Rooms(int workers, int64_t k, int64_t run)
       : words_(kUnitWords * sketch_units(k)),
-        blocks_(ceil_div(kRunColumns, k) + 1),
-        bytes_(kTogether * k * int64_t{sizeof(float)} +
+        blocks_(ceil_div(run, k) + 1),
+        bytes_(k * int64_t{sizeof(float)} +
                blocks_ * (int64_t{sizeof(int64_t)} + words_ * int64_t{sizeof(uint32_t)})),
         memory_(workers * bytes_) {}
 
-  // [blocks] rotations, [blocks, words] words and [kTogether, k] floats
+  // [blocks] rotations, [blocks, words] words and [k] floats
   int64_t* turns(int worker) const {
     return reinterpret_cast<int64_t*>(memory_.as<char>() + worker * bytes_);
   }
@@ -174,50 +159,29 @@ FASTAGG_INLINE void add_run(double* sketches, double* lanes, const T* const* row
     hash_block<W>(seed, b, k, turns + (b - first), words + (b - first) * width);
   for (int64_t s = 0; s < size; ++s) {
     const T* const x = rows[s] + column;
-    // While a run is read, that of the next row is fetched; after the last row, the next run of the
-    // first one.
-    const T* const then = s + 1 < size ? rows[s + 1] + column : rows[0] + column + n;
-    const auto bytes = reinterpret_cast<uintptr_t>(then) - reinterpret_cast<uintptr_t>(x);
-    const auto ahead = static_cast<int64_t>(bytes) / int64_t{sizeof(float)};
-    const auto add = [&](int64_t done, auto together) FASTAGG_INLINE_LAMBDA {
-      constexpr int N = decltype(together)::value;
-      const float* blocks[N];
-      Hashes hashes[N];
-      int64_t taken = 0, distance = ahead;
-      for (int i = 0; i < N; ++i) {
-        const int64_t at = begin + done + taken, skipped = at % k, b = at / k - first;
-        const int64_t count = std::min(k - skipped, n - done - taken);
-        hashes[i] = {turns[b], words + b * width};
-        const T* from = x + done + taken;
-        blocks[i] = reinterpret_cast<const float*>(from);
-        if (!std::is_same_v<T, float> || count < k) {  // convert; the rest of a block is zero
-          float* const converted = part + i * k;
-          std::fill_n(converted, skipped, 0.0f);
-          FASTAGG_WHOLE_VECTORS
-          for (int64_t j = 0; j < count; ++j) converted[skipped + j] = widened(from[j]);
-          std::fill(converted + skipped + count, converted + k, 0.0f);
-          blocks[i] = converted;
-          distance = 0;
-        }
-        taken += count;
-      }
-      add_blocks<W, N>(sketches + s * k, lanes + s * kLanes, blocks, k, hashes, distance);
-      return taken;
-    };
+    // The next run is that of the next row; after the last row, the next one of the first row.
+    Ahead ahead(x, n, s + 1 < size ? rows[s + 1] + column : rows[0] + column + n);
     for (int64_t done = 0; done < n;) {
-      const int64_t b = (begin + done) / k;
-      if (b % kTogether == 0 && b + kTogether <= last + 1)
-        done += add(done, std::integral_constant<int, kTogether>());
-      else
-        done += add(done, std::integral_constant<int, 1>());
+      const int64_t skipped = (begin + done) % k, b = (begin + done) / k - first;
+      const int64_t count = std::min(k - skipped, n - done);
+      auto* block = reinterpret_cast<const float*>(x + done);
+      if (!std::is_same_v<T, float> || count < k) {  // convert; the rest of a block is zero
+        std::fill_n(part, skipped, 0.0f);
+        FASTAGG_WHOLE_VECTORS
+        for (int64_t j = 0; j < count; ++j) part[skipped + j] = widened(x[done + j]);
+        std::fill(part + skipped + count, part + k, 0.0f);
+        block = part;
+      }
+      add_block<W>(sketches + s * k, lanes + s * kLanes, block, k, turns[b], words + b * width,
+                   ahead);
+      done += count;
     }
   }
 }
 
 // Calls body(column, n) for the runs of [0, d): up to the next multiple of the width of a run.
 template <class Body>
-FASTAGG_INLINE void for_runs(int64_t d, int64_t k, int64_t begin, const Body& body) {
-  const int64_t width = std::max(kRunColumns, k);
+FASTAGG_INLINE void for_runs(int64_t d, int64_t width, int64_t begin, const Body& body) {
   for (int64_t column = 0; column < d;) {
     const int64_t n = std::min(width - (begin + column) % width, d - column);
     body(column, n);
@@ -230,7 +194,7 @@ struct SketchRows {
   FASTAGG_INLINE static void run(double* sketches, double* lanes, const T* const* rows,
                                  int64_t size, int64_t d, int64_t k, uint64_t seed, int64_t begin,
                                  int64_t* turns, uint32_t* words, float* part) {
-    for_runs(d, k, begin, [&](int64_t column, int64_t n) FASTAGG_INLINE_LAMBDA {
+    for_runs(d, std::max(kLongRun, k), begin, [&](int64_t column, int64_t n) FASTAGG_INLINE_LAMBDA {
       add_run<W>(sketches, lanes, rows, size, column, n, k, seed, begin + column, turns, words,
                  part);
     });
@@ -277,7 +241,8 @@ struct SketchGroup {
                                  const T* const* rows, int64_t size, const float* weights,
                                  int64_t column, int64_t n, int64_t k, uint64_t seed, int64_t begin,
                                  int64_t* turns, uint32_t* words, float* part) {
-    for_runs(n, k, begin + column, [&](int64_t done, int64_t count) FASTAGG_INLINE_LAMBDA {
+    const int64_t run = std::max(kShortRun, k);
+    for_runs(n, run, begin + column, [&](int64_t done, int64_t count) FASTAGG_INLINE_LAMBDA {
       const int64_t at = column + done;
       add_run<W>(sketches, lanes, rows, size, at, count, k, seed, begin + at, turns, words, part);
       float* __restrict const to = sums + done;
@@ -314,7 +279,7 @@ void sketch(double* out, double* squares, const T* const* rows, int64_t S, int64
             uint64_t seed, int64_t begin, const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work(S * d * int64_t{sizeof(T)});
-  const Rooms rooms(team.workers, k);
+  const Rooms rooms(team.workers, k, kLongRun);
   // Rows of a task share hashes, but there should be many tasks for each worker.
   const int64_t together = std::clamp<int64_t>(S / (12 * team.workers), 1, kGroup);
   team.for_each(ceil_div(S, together), [&](int64_t task, int worker) {
@@ -340,10 +305,10 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
     return;
   }
   const ScaledWeights scaled(weights, S);
-  const int64_t run = std::max(kRunColumns, k);
+  const int64_t run = std::max(kShortRun, k);
   const int64_t fitting = kGroupSumBytes / (groups * int64_t{sizeof(float)});
   const int64_t width = std::clamp(fitting / run, int64_t{1}, ceil_div(d, run) + 1) * run;
-  const Rooms rooms(team.workers, k);
+  const Rooms rooms(team.workers, k, run);
   const Scratch all_lanes(S * kLanes * int64_t{sizeof(double)});
   const Scratch of_groups(groups * width * int64_t{sizeof(float)});
   const Scratch totals(team.workers * kTotalColumns * int64_t{sizeof(double)});
