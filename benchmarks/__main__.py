@@ -183,12 +183,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         namespace.out = namespace.out or RESULTS
         rows = [row for name in ("ops", "steps") for row in _time(name, namespace, console)]
         if namespace.csv:
-            report.write_csv(namespace.csv, rows)
+            report.write_csv(namespace.csv, report.measured_here(rows))
         _draw(namespace.out / kind(), console)
     else:
         rows = _time(namespace.command, namespace, console)
         if namespace.csv:
-            report.write_csv(namespace.csv, rows)
+            report.write_csv(namespace.csv, report.measured_here(rows))
 
 
 def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Row]:
@@ -204,9 +204,11 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
     report.show_targets(rows, console)
     if namespace.out:
         folder = namespace.out / kind()
-        report.write_csv(folder / f"{name}.csv", rows)
+        table = folder / f"{name}.csv"
+        measured = report.merge(table, rows) if chosen.only else report.measured_here(rows)
+        report.write_csv(table, measured)
         command = f"python -m benchmarks {name}"
-        report.write_markdown(folder / f"{name}.md", rows, _TITLES[name], command)
+        report.write_markdown(table.with_suffix(".md"), measured, _TITLES[name], command)
         console.print(f"written: {name}.csv and {name}.md in {folder}")
     return rows
 

@@ -48,8 +48,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="dry run: d / 100, 3 repeats, no torch.compile; the measurements are meaningless",
     )  # fmt: skip
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="run only comparisons whose name contains TEXT"
-    )
+        "--only", default="", metavar="TEXT",
+        help="run only comparisons whose name contains TEXT; with --out, the others in the folder "
+        "stay there",
+    )  # fmt: skip
     add_outputs(parser)
 
 

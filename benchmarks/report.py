@@ -8,8 +8,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -163,11 +164,66 @@ def about_machine() -> dict[str, str]:
     return describe() | {"blas": blas()}
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Write all fields of all rows, with the machine in every row; NaN becomes an empty cell."""
+@dataclass(frozen=True)
+class Measured:
+    """A row, and the machine and commit with which it was measured."""
+
+    row: Row
+    about: dict[str, str]
+
+
+def measured_here(rows: Iterable[Row]) -> list[Measured]:
+    """Return rows that this process has measured."""
     about = about_machine()
-    records = [asdict(row) | about for row in rows]
-    columns = [*(field.name for field in fields(Row)), *about]
+    return [Measured(row, about) for row in rows]
+
+
+def merge(path: Path, rows: Sequence[Row]) -> list[Measured]:
+    """Return the rows of a CSV file, if it exists, with new ones in their places.
+
+    A comparison (op, K, S, d, threads) is replaced as a whole, so that its contenders were always
+    measured together. New comparisons come last.
+    """
+    fresh: dict[tuple[object, ...], list[Measured]] = {}
+    for measured in measured_here(rows):
+        fresh.setdefault(_comparison(measured.row), []).append(measured)
+    merged: list[Measured] = []
+    for old in read_csv(path) if path.exists() else []:
+        key = _comparison(old.row)
+        if key not in fresh:
+            merged.append(old)
+        elif fresh[key][0] not in merged:
+            merged += fresh[key]
+    return merged + [one for group in fresh.values() if group[0] not in merged for one in group]
+
+
+def read_csv(path: Path) -> list[Measured]:
+    """Read a file of :func:`write_csv`; an empty cell becomes NaN, or None for K."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            Measured(
+                Row(**{name: _value(name, record[name]) for name in _FIELDS}),
+                {name: text for name, text in record.items() if name not in _FIELDS},
+            )
+            for record in csv.DictReader(file)
+        ]
+
+
+def _value(name: str, text: str) -> Any:
+    if _FIELDS[name] == "str":
+        return text
+    if _FIELDS[name] == "float":
+        return float(text) if text else math.nan
+    return int(text) if text else None
+
+
+_FIELDS = {field.name: str(field.type) for field in fields(Row)}
+
+
+def write_csv(path: Path, measured: Sequence[Measured]) -> None:
+    """Write all fields of all rows, with the machine in every row; NaN becomes an empty cell."""
+    records = [asdict(one.row) | one.about for one in measured]
+    columns = [*_FIELDS, *(measured[0].about if measured else ())]
     _write_csv(path, columns, records)
 
 
@@ -213,13 +269,24 @@ def write_page(folder: Path, name: str, title: str, said: str, text: str) -> Pat
     return path
 
 
-def write_markdown(path: Path, rows: Sequence[Row], title: str, command: str) -> None:
-    """Write the headline, the targets and the whole table, with the machine and the command."""
-    about = ", ".join(f"{name} {value}" for name, value in about_machine().items())
+def _machines(measured: Sequence[Measured]) -> str:
+    """Describe the machine and commit; if rows come from several runs, each with its ops."""
+    ops: dict[str, dict[str, None]] = {}
+    for one in measured:
+        about = ", ".join(f"{name} {value}" for name, value in one.about.items())
+        ops.setdefault(about, {})[one.row.op] = None
+    if len(ops) == 1:
+        return next(iter(ops))
+    return "; ".join(f"{', '.join(names)}: {about}" for about, names in ops.items())
+
+
+def write_markdown(path: Path, measured: Sequence[Measured], title: str, command: str) -> None:
+    """Write the headline, the targets and the whole table, with the machines and the command."""
+    rows = [one.row for one in measured]
     threads = "/".join(map(str, sorted({row.threads for row in rows})))
     parts = [
         f"# {title}",
-        f"`{command}` on kind {kind()}: {about}; {threads} threads.",
+        f"`{command}` on kind {kind()}: {_machines(measured)}; {threads} threads.",
         LEGEND,
         markdown(HEADLINE, headline(rows)),
     ]

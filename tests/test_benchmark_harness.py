@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,6 +271,25 @@ def test_measurements_without_ratios_are_listed_with_their_rule() -> None:
     lines = report.left_out(busy)
     assert len(lines) == len(busy)
     assert all("busy: others used more than 5%" in line for line in lines)
+
+
+def test_a_run_of_some_comparisons_keeps_the_others(tmp_path: Path) -> None:
+    first = rows_of(comparison(), samples(), "avx2")
+    other = [replace(row, op="mimic_", K=None) for row in first]
+    path = tmp_path / "ops.csv"
+    old = [report.Measured(row, {"commit": "old"}) for row in (*first, *other)]
+    report.write_csv(path, old)
+    assert repr(report.read_csv(path)) == repr(old)  # NaN is not equal to NaN
+
+    again = rows_of(comparison(), samples(fastagg=[2e-6] * 9), "avx2")
+    new = [replace(row, op="scaffold_mean_") for row in first]
+    merged = report.merge(path, [*again, *new])
+    assert repr([one.row for one in merged]) == repr([*again, *other, *new])
+    assert {one.row.op for one in merged if one.about == {"commit": "old"}} == {"mimic_"}
+    report.write_markdown(tmp_path / "ops.md", merged, "Ops", "python -m benchmarks ops")
+    text = (tmp_path / "ops.md").read_text()
+    assert "mimic_: commit old" in text
+    assert "gram, scaffold_mean_: cpu" in text
 
 
 @pytest.mark.usefixtures("compiler")

@@ -99,7 +99,7 @@ FASTAGG_INLINE void add_block(double* sums, double* squares, const float* x, int
 // Columns of a row that are read before those of the next row. The hashes of their blocks serve all
 // rows of a group. Longer runs are faster, since prefetchers begin anew with every row, but what is
 // read once more, for a sum, must still be in L2.
-constexpr int64_t kLongRun = 131072, kShortRun = 4096;
+constexpr int64_t kLongRun = 131072, kShortRun = 8192;
 
 // What a worker needs for k buckets: a block of floats, and the hashes of the blocks of a run.
 class Rooms {
