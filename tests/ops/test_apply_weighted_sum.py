@@ -77,6 +77,24 @@ def test_worked_by_hand() -> None:
     assert before.tolist() == [1.0, -2.0]
 
 
+@pytest.mark.parametrize("S", range(1, 18))
+def test_two_groups_in_one_pass_have_the_bits_of_two(isa: str, S: int) -> None:
+    """One pass takes two groups of float32 rows, and never two of short rows, which are widened."""
+    d = 1_061
+    short, weights = torch.randn(S, d).to(torch.bfloat16), torch.rand(S, dtype=torch.float64)
+    rows = short.to(torch.float32)
+    params = torch.randn(d)
+    expected, sums = params.clone(), [torch.randn(d)] * 2
+    assert call(params, rows, weights)[0] and call(expected, short, weights)[0]
+    assert torch.equal(bits(params), bits(expected))
+    for beta in (0.0, 0.7):
+        sums = [
+            ops.weighted_sum_(total.clone(), given, weights, beta=beta)
+            for total, given in zip(sums, (rows, short), strict=True)
+        ]
+        assert torch.equal(bits(sums[0]), bits(sums[1]))
+
+
 @pytest.mark.parametrize("where", [0, 20_000, 62_005])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("weight", [0.0, 0.5])

@@ -15,42 +15,88 @@
 namespace fastagg::cpu {
 namespace {
 
-// Adds G rows to float64 sums, from group to group of rows: the first group sets `sums`, and the
-// last one goes straight to `out`. So few rows, which are one or two groups, cost little more than
-// their own reading.
-//   out, sums   // [n]; sums is not used if the group is the first and the last
-template <int W, int G, bool kFirst, bool kLast, bool kBeta, class T>
-FASTAGG_INLINE void add_group(float* __restrict out, const T* const* rows, const float* weights,
-                              double factor, double beta, int64_t column, int64_t n,
-                              double* __restrict sums) {
-  sum_group<W, G>(rows, weights, column, n, [&](int64_t k, float group) FASTAGG_INLINE_LAMBDA {
-    const double sum = (kFirst ? 0.0 : sums[k]) + static_cast<double>(group);
-    if constexpr (!kLast)
-      sums[k] = sum;
-    else if constexpr (kBeta)
-      out[k] = static_cast<float>(beta * out[k] + factor * sum);
-    else
-      out[k] = static_cast<float>(factor * sum);
+// Adds a group of A rows and, unless B is 0, one of B rows to float64 sums, in one pass. The first
+// pass sets `sums`, and the last one goes straight to `out`. So few rows, which are one or two
+// passes, cost little more than their own reading. Calls then(begin, count) after each step of
+// columns, as for_steps does.
+//   out    // [n], or with kReused [kStep]: the results of a step
+//   sums   // [n]; not used if the pass is the first and the last
+template <int W, int A, int B, bool kFirst, bool kLast, bool kBeta, bool kReused = false, class T,
+          class Then>
+FASTAGG_INLINE void add_groups(float* __restrict out, const T* const* rows, const float* weights,
+                               double factor, double beta, int64_t column, int64_t n,
+                               double* __restrict sums, const Then& then) {
+  constexpr int G = A + B;
+  const T* row[G];
+  float w[G];
+  for (int g = 0; g < G; ++g) {
+    row[g] = rows[g] + column;
+    w[g] = weights[g];
+  }
+  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    const float* x[G];
+    float room[G][kStep];
+    widen_step(x, row, begin, count, room);
+    float* const to = kReused ? out : out + begin;
+    FASTAGG_WHOLE_VECTORS
+    for (int64_t k = 0; k < count; ++k) {
+      float group = w[0] * x[0][k];
+      for (int g = 1; g < A; ++g) group += w[g] * x[g][k];
+      double sum = (kFirst ? 0.0 : sums[begin + k]) + static_cast<double>(group);
+      if constexpr (B > 0) {
+        float second = w[A] * x[A][k];
+        for (int g = A + 1; g < G; ++g) second += w[g] * x[g][k];
+        sum += static_cast<double>(second);
+      }
+      if constexpr (!kLast)
+        sums[begin + k] = sum;
+      else if constexpr (kBeta)
+        to[k] = static_cast<float>(beta * to[k] + factor * sum);
+      else
+        to[k] = static_cast<float>(factor * sum);
+    }
+    then(begin, count);
   });
 }
 
-// Calls body(size, s, first, last) with constants for each group of S >= 1 rows: rows s to
-// s + size - 1. first, last: whether it is the first group, and the last one.
-template <class Body>
-FASTAGG_INLINE void for_groups(int64_t S, const Body& body) {
+constexpr auto kNothing = [](int64_t, auto) FASTAGG_INLINE_LAMBDA {};
+
+// Calls body(A, B, s, first, last) with constants for each pass over S >= 1 rows: over the groups
+// of rows s to s + A - 1 and, if B is not 0, of the next B rows. first, last: whether it is the
+// first pass, and the last one. If there are two groups of floats, one pass takes both, and their
+// sums stay in registers. Passes over two of more groups were no faster: these are many streams.
+template <class T, class Body>
+FASTAGG_INLINE void for_passes(int64_t S, const Body& body) {
+  using std::false_type, std::true_type;
+  constexpr std::integral_constant<int, 0> none;
+  constexpr std::integral_constant<int, 1> one;
+  constexpr std::integral_constant<int, 2> two;
+  constexpr std::integral_constant<int, 4> four;
+  constexpr std::integral_constant<int, kGroup> whole;
+  if constexpr (std::is_same_v<T, float>) {  // code for each type takes long to compile
+    const auto both = [&](auto a, auto b)
+                          FASTAGG_INLINE_LAMBDA { body(a, b, 0, true_type(), true_type()); };
+    if (S == kGroup + kGroup) return both(whole, whole);
+    if (S == kGroup + 4) return both(whole, four);
+    if (S == kGroup + 2) return both(whole, two);
+    if (S == kGroup + 1) return both(whole, one);
+    if (S == 4 + 2) return both(four, two);
+    if (S == 4 + 1) return both(four, one);
+    if (S == 2 + 1) return both(two, one);
+  }
   int64_t s = 0;
-  const auto call = [&](auto size) FASTAGG_INLINE_LAMBDA {
-    const bool last = s + size == S;
-    if (s == 0 && last) body(size, s, std::true_type(), std::true_type());
-    if (s == 0 && !last) body(size, s, std::true_type(), std::false_type());
-    if (s > 0 && last) body(size, s, std::false_type(), std::true_type());
-    if (s > 0 && !last) body(size, s, std::false_type(), std::false_type());
-    s += size;
+  const auto add = [&](auto a) FASTAGG_INLINE_LAMBDA {
+    const bool last = s + a == S;
+    if (s == 0 && last) body(a, none, s, true_type(), true_type());
+    if (s == 0 && !last) body(a, none, s, true_type(), false_type());
+    if (s > 0 && last) body(a, none, s, false_type(), true_type());
+    if (s > 0 && !last) body(a, none, s, false_type(), false_type());
+    s += a;
   };
-  while (s + kGroup <= S) call(std::integral_constant<int, kGroup>());
-  while (s + 4 <= S) call(std::integral_constant<int, 4>());
-  while (s + 2 <= S) call(std::integral_constant<int, 2>());
-  while (s < S) call(std::integral_constant<int, 1>());
+  while (s + kGroup <= S) add(whole);
+  while (s + 4 <= S) add(four);
+  while (s + 2 <= S) add(two);
+  while (s < S) add(one);
 }
 
 //   to       // [n]
@@ -65,12 +111,12 @@ struct WeightedSum {
         to[k] = beta == 0.0 ? 0.0f : static_cast<float>(beta * to[k] + 0.0);
       return;
     }
-    for_groups(S, [&](auto size, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
-      constexpr int G = decltype(size)::value;
+    for_passes<T>(S, [&](auto a, auto b, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
+      constexpr int A = decltype(a)::value, B = decltype(b)::value;
       constexpr bool kFirst = decltype(first)::value, kLast = decltype(last)::value;
       const auto add = [&](auto has_beta) FASTAGG_INLINE_LAMBDA {
-        add_group<W, G, kFirst, kLast, decltype(has_beta)::value>(to, rows + s, weights + s, factor,
-                                                                  beta, column, n, memory);
+        add_groups<W, A, B, kFirst, kLast, decltype(has_beta)::value>(
+            to, rows + s, weights + s, factor, beta, column, n, memory, kNothing);
       };
       if constexpr (kLast) {
         if (beta != 0.0) {
@@ -112,30 +158,38 @@ void weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d, const 
 
 namespace {
 
-// Columns of a part of a block, whose sum stays in L1 until the parameters have moved.
-constexpr int64_t kPart = 1024;
+// The largest magnitudes in parameters and in what is added to them.
+template <int W>
+struct MovePeaks {
+  Magnitude<W> known, added;
+  FASTAGG_INLINE void raise(int32_t* peaks) const {
+    peaks[0] = std::max(peaks[0], known.bits());
+    peaks[1] = std::max(peaks[1], added.bits());
+  }
+};
 
-// Copies n parameters, and raises the largest magnitudes in them and in a sum.
+// Copies n parameters and finds the largest magnitudes in them and in a sum.
 //   params, sum   // [n]
 //   before        // [n], changed
-//   peaks         // [2] magnitude bits
 template <int W>
-FASTAGG_INLINE void keep_params(const float* params, const float* sum, float* __restrict before,
-                                int64_t n, int32_t* peaks) {
-  Magnitude<W> known, added;
-  for (int64_t k = 0; k < n; k += kStep) {
-    const int64_t count = std::min(kStep, n - k);
-    known.add(params + k, count);
-    added.add(sum + k, count);
-    std::copy_n(params + k, count, before + k);
+FASTAGG_INLINE void keep_params(const float* params, const float* sum, float* before, int64_t n,
+                                MovePeaks<W>* peaks) {
+  peaks->added.add(sum, n);
+  int64_t k = 0;
+  for (; k + W <= n; k += W) {
+    const Vec<float, W> old = load<W>(params + k);
+    peaks->known.add(old);
+    store<W>(before + k, old);
   }
-  peaks[0] = std::max(peaks[0], known.bits());
-  peaks[1] = std::max(peaks[1], added.bits());
+  for (; k < n; ++k) {
+    peaks->known.add(params[k]);
+    before[k] = params[k];
+  }
 }
 
 // params = once * params + the product of a rate and of the weighted sum of S rows, for n
-// columns from `column` on. Parameters are read and written beside the last group of rows: as
-// streams of their own they would wait for memory.
+// columns from `column` on. Parameters are read and written in each step of the last pass over
+// rows: as streams of their own, even over parts of 4 KB, they would wait for memory.
 //   before   // [n], changed: the old parameters
 //   peaks    // [2] magnitude bits, raised: of the old parameters, of the sum
 //   memory   // [n] scratch
@@ -146,28 +200,35 @@ struct MoveAlong {
                                  double once, int64_t column, int64_t n, int32_t* peaks,
                                  double* memory) {
     const float* const w = weights->quotients.data();
+    const float quotient = rate->quotients[0];
+    const double rate_factor = rate->factor;
     if (S == 0) {
-      const float zeros[kPart] = {};
-      for (int64_t done = 0; done < n; done += kPart)
-        keep_params<W>(params + done, zeros, before + done, std::min(kPart, n - done), peaks);
+      const float zeros[kStep] = {};
+      MovePeaks<W> found;
+      for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+        keep_params<W>(params + begin, zeros, before + begin, count, &found);
+      });
+      found.raise(peaks);
+      return;
     }
-    for_groups(S, [&](auto size, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
-      constexpr int G = decltype(size)::value;
+    for_passes<T>(S, [&](auto a, auto b, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
+      constexpr int A = decltype(a)::value, B = decltype(b)::value;
       constexpr bool kFirst = decltype(first)::value;
       if constexpr (!decltype(last)::value) {
-        add_group<W, G, kFirst, false, false>(nullptr, rows + s, w + s, 0.0, 0.0, column, n,
-                                              memory);
+        add_groups<W, A, B, kFirst, false, false>(nullptr, rows + s, w + s, 0.0, 0.0, column, n,
+                                                  memory, kNothing);
       } else {
-        for (int64_t done = 0; done < n; done += kPart) {
-          const int64_t count = std::min(kPart, n - done);
-          alignas(64) float sum[kPart];
-          add_group<W, G, kFirst, true, false>(sum, rows + s, w + s, weights->factor, 0.0,
-                                               column + done, count, memory + done);
-          keep_params<W>(params + done, sum, before + done, count, peaks);
-          const float* const one = sum;
-          add_group<W, 1, true, true, true>(params + done, &one, rate->quotients.data(),
-                                            rate->factor, once, 0, count, memory);
-        }
+        alignas(64) float sum[kStep];
+        const float* const one = sum;
+        MovePeaks<W> found;
+        add_groups<W, A, B, kFirst, true, false, true>(
+            sum, rows + s, w + s, weights->factor, 0.0, column, n, memory,
+            [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+              keep_params<W>(params + begin, sum, before + begin, count, &found);
+              add_groups<W, 1, 0, true, true, true>(params + begin, &one, &quotient, rate_factor,
+                                                    once, 0, count, nullptr, kNothing);
+            });
+        found.raise(peaks);
       }
     });
   }
