@@ -35,6 +35,7 @@ from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import copy_in_pieces_
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -228,7 +229,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     ) -> list[float]:
         """Compute the new total and memory rows in scratch; return the S peaks of the rows."""
         if not cohort.ids:
-            self._next_total.copy_(total)
+            copy_in_pieces_(self._next_total, total)
             return []
         ids, memory = cohort.ids, self.memory
         renewed = set(plan.expired).intersection(ids)  # their old rows have left the total

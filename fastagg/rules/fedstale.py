@@ -28,7 +28,7 @@ from fastagg.rules._interval_state import (
 from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import factors_tensor
+from fastagg.updates.small import copy_in_pieces_, factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -98,7 +98,7 @@ class FedStale(MemoryRule):
             renewed = set(plan.expired).intersection(cohort.ids)  # they count as never seen
             rows = [*rows, *self.memory.of(cohort.ids, renewed)]
             weights = torch.cat([weights, -self.beta * weights])
-            self._aggregate.copy_(base)
+            copy_in_pieces_(self._aggregate, base)
         self.columns.weighted_sum_(self._aggregate, rows, weights, beta=self.beta)
         reading.aggregate = Aggregate(self._aggregate, reading.aggregate.peak)
         return reading

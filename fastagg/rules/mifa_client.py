@@ -23,6 +23,7 @@ from fastagg.signals import SignalsDeferred
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Cohort, read_ids
+from fastagg.updates.small import copy_in_pieces_, pieces
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -173,9 +174,9 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
             )
             self._check_peaks(cohort, cohort.scaled(self.columns.join_peaks(peaks)))
         else:
-            self._next_total.copy_(self.total)
-        least, most = torch.aminmax(self._next_total)
-        largest = torch.maximum(-least, most).mul_(self._norm).to("cpu", torch.float32)
+            copy_in_pieces_(self._next_total, self.total)
+        ends = [end for piece in pieces(self._next_total) for end in torch.aminmax(piece)]
+        largest = torch.stack(ends).abs_().max().mul_(self._norm).to("cpu", torch.float32)
         aggregate = float(self.columns.join_peaks(largest.view(1)))
         aggregate *= 1.0 + 2.0**-23  # it was rounded
         self._check_range(peak, aggregate)

@@ -56,3 +56,21 @@ def rows_in_order(matrix: Tensor, order: Sequence[int]) -> Tensor:
     if matrix.device.type != "cpu":
         return matrix.index_select(0, ids_tensor(order).to(matrix.device))
     return memory.take_rows(matrix, order)
+
+
+_PIECE = 1 << 14  # torch divides operations on 2^15 numbers or more among threads
+
+
+def pieces(vector: Tensor) -> tuple[Tensor, ...]:
+    """Return views of a vector [d] that are so short that torch takes one thread for each.
+
+    Torch's threads are OpenMP's: an operation waits for all of them, on a busy machine for
+    milliseconds. On a GPU there is one piece.
+    """
+    return vector.split(_PIECE if vector.device.type == "cpu" else max(len(vector), 1))
+
+
+def copy_in_pieces_(to: Tensor, vector: Tensor) -> None:
+    """Set ``to`` [d] to ``vector`` [d], of any dtype, in :func:`pieces`."""
+    for part, source in zip(pieces(to), pieces(vector), strict=True):
+        part.copy_(source)
