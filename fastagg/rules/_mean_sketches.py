@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.checkpoint import invariants
+from fastagg.updates.small import root, rounded_
 
 _MOST = 127  # largest magnitude in a row of means
 _MOST_COUNT = (1 << 31) - 1
@@ -48,7 +49,7 @@ class Means:
             min_weight: least weight of a new direction; of mean number n it is at least 1/n.
         """
         old = Means(*(value.index_select(0, clients) for value in self.tensors))
-        lengths = sketches.square().sum(dim=1).sqrt_()  # [S]
+        lengths = root(sketches.square().sum(dim=1))  # [S]
         directed = lengths > 0.0
         directions = (sketches / torch.where(directed, lengths, 1.0)[:, None]).float()
         counts = old.counts + (directed & (old.counts < _MOST_COUNT)).int()
@@ -57,7 +58,7 @@ class Means:
         mean += weights[:, None] * (directions - mean)
         scales = mean.abs().amax(dim=1) / _MOST
         numbers = mean / torch.where(scales > 0.0, scales, 1.0)[:, None]
-        new = numbers.round_().clamp_(-_MOST, _MOST).to(torch.int8)
+        new = rounded_(numbers).clamp_(-_MOST, _MOST).to(torch.int8)
         return Means(
             torch.where(directed[:, None], new, old.numbers),
             torch.where(directed, scales, old.scales),
@@ -85,7 +86,7 @@ def inverse_norms(numbers: Tensor) -> Tensor:
     Squares and their sum are whole numbers below 2^24, so their float32 sum is exact.
     """
     squares = numbers.float().square_().sum(dim=1)
-    return torch.where(squares > 0.0, 1.0 / squares.sqrt(), 0.0)
+    return torch.where(squares > 0.0, 1.0 / root(squares), 0.0)
 
 
 def check_means(state: invariants.State) -> None:
@@ -191,7 +192,7 @@ class _Clusters:
             member = numbered[:, None] == places  # [C, R]
             sums = member.float() @ numbers  # whole numbers below 2^24 are exact in float32
             largest = sums.abs().amax(dim=1, keepdim=True)
-            scaled = (sums.double() * _MOST / largest.clamp(min=1.0)).round_().to(torch.int8)
+            scaled = rounded_(sums.double() * _MOST / largest.clamp(min=1.0)).to(torch.int8)
             centers = torch.where(largest > 0, scaled, centers)  # empty ones stay
         near = _nearest_centers(rows, centers)  # [R, 6]
         sizes = near.flatten().bincount(minlength=count)

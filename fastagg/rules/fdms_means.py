@@ -23,7 +23,7 @@ from fastagg.rules._similarity import read_sketch, round_seed, settle_squares
 from fastagg.rules._substitution import SubstitutionRule
 from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import flags_of
+from fastagg.updates.small import flags_of, root
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -180,7 +180,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
             return []
         found, similarity = self._search(means).nearest(self.means, absent, places)
         # Proposals of different clients are compared, so these are cosines.
-        lengths = self.means[absent].float().square_().sum(dim=1).sqrt_()
+        lengths = root(self.means[absent].float().square_().sum(dim=1))
         cosines = (similarity / lengths).tolist()
         listed = zip(cosines, absent.tolist(), found.tolist(), strict=True)
         return [Proposal(cosine, client, position, 1.0) for cosine, client, position in listed]

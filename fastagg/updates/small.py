@@ -74,3 +74,19 @@ def copy_in_pieces_(to: Tensor, vector: Tensor) -> None:
     """Set ``to`` [d] to ``vector`` [d], of any dtype, in :func:`pieces`."""
     for part, source in zip(pieces(to), pieces(vector), strict=True):
         part.copy_(source)
+
+
+def root(x: Tensor) -> Tensor:
+    """Return the square roots of float numbers.
+
+    On a CPU, torch leaves roots and rounding to MKL, which starts OpenMP's threads for 100 numbers.
+    """
+    return tensor_of(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
+
+
+def rounded_(x: Tensor) -> Tensor:
+    """Round float numbers in place to whole ones, halves to even ones; see :func:`root`."""
+    if x.device.type != "cpu":
+        return x.round_()
+    np.rint(x.numpy(), out=x.numpy())
+    return x
