@@ -10,9 +10,8 @@ that of the stall cycles of a warp, or of the instructions of all warps if they 
 budget. The sums of a block of columns count in part, as each stage is one of several. Waits for
 copies and for the other warp are not counted. This is an estimate; nothing is measured.
 
-The rows are the least and the most of a kernel, and the least that stay within ``--at-most``, if
-the least of the kernel do not. The exit status is 1 if more than ``--from`` rows do not. Needs what
-sass_counts.py needs.
+The rows are the least and the most of a kernel, and those with the highest ratio. The exit status
+is 1 if a ratio is above ``--at-most``. Needs what sass_counts.py needs.
 """
 
 from __future__ import annotations
@@ -44,11 +43,15 @@ _TARGET = re.compile(r"\.L_x_\d+")
 _LAYOUT = """
 #include <cstdio>
 #include "kernels/cuda/gram_layout.h"
-template <int M> void print() {
-  using T = fastagg::cuda::Few<M, false>;
-  std::printf("%d %d %d %d\\n", M, T::kStageColumns, T::kBlockStages, T::kSharedBytes);
+using namespace fastagg::cuda;
+template <int G> void print() {
+  using T = Few<G, false>;
+  std::printf("%d %d %d %d", G, T::kStageColumns, T::kBlockStages, T::kSharedBytes);
+  for (int rows = 1; rows <= 64; ++rows)
+    if (few_groups(rows) == G) std::printf(" %d %d", rows, rows * shared_chunks(rows));
+  std::printf("\\n");
 }
-int main() { print<1>(); print<2>(); print<3>(); print<4>(); }
+int main() { print<1>(); print<2>(); print<4>(); print<6>(); print<8>(); }
 """
 
 
@@ -133,8 +136,21 @@ def stage_of(text: str) -> tuple[tuple[int, int], tuple[int, int]]:
     return (n, cycles), (more - n, longer - cycles)
 
 
-def layouts(root: Path) -> dict[int, tuple[int, int, int]]:
-    """Return the columns of a stage, the stages of a block and the shared bytes, for M strips."""
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a kernel: the columns of a stage, the stages of a block, shared bytes.
+
+    ``together``, by number of rows: rows of a stage, which are those of several chunks up to 4.
+    """
+
+    columns: int
+    stages: int
+    shared: int
+    together: dict[int, int]
+
+
+def layouts(root: Path) -> dict[int, Layout]:
+    """Return the layouts by the number of row groups."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "layout.cpp"), f"{folder}/layout"
         source.write_text(_LAYOUT, encoding="utf-8")
@@ -142,8 +158,12 @@ def layouts(root: Path) -> dict[int, tuple[int, int, int]]:
         flags = ["-std=c++17", f"-I{root / 'csrc'}"]
         subprocess.run([*compiler, *flags, str(source), "-o", program], check=True)
         lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout
-    numbers = [list(map(int, line.split())) for line in lines.splitlines()]
-    return {m: (columns, stages, shared) for m, columns, stages, shared in numbers}
+    found = {}
+    for line in lines.splitlines():
+        groups, columns, stages, shared, *rows = map(int, line.split())
+        together = dict(zip(rows[::2], rows[1::2], strict=True))
+        found[groups] = Layout(columns, stages, shared, together)
+    return found
 
 
 def ratio_of(rows: int, columns: int, warps: int, instructions: float, cycles: float) -> float:
@@ -159,7 +179,6 @@ def budget_of(rows: int, columns: int, warps: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--at-most", type=float, default=1.2, help="the ratio (default: 1.2)")
-    parser.add_argument("--from", type=int, default=8, dest="least", help="(default: 8)")
     options = parser.parse_args()
     text = disassembled(ROOT / "csrc/kernels/cuda/gram_few.cu", "sm_90")
     layout, failed = layouts(ROOT), False
@@ -171,27 +190,26 @@ def main() -> int:
         name = re.match(r"\S*gram_few_kernelILi(\d)ELb0ELi16ELNS_9PrecisionE(\d)E", section)
         if name:
             found.append((int(name[1]), int(name[2]), section))
-    for strips, precision, section in sorted(found):
-        columns, stages, shared = layout[strips]
+    for groups, precision, section in sorted(found):
+        at = layout[groups]
         (instructions, stalls), (more, longer) = stage_of(section)
-        costs_of_stage = instructions + more / stages, stalls + longer / stages
-        warps = min(SHARED // (shared + RESERVED), REGISTERS // (256 * THREADS))
+        costs_of_stage = instructions + more / at.stages, stalls + longer / at.stages
+        warps = min(SHARED // (at.shared + RESERVED), REGISTERS // (256 * THREADS))
         ratios = {
-            rows: ratio_of(rows, columns, warps, *costs_of_stage)
-            for rows in range(16 * strips - 15, 16 * strips + 1)
+            rows: ratio_of(together, at.columns, warps, *costs_of_stage)
+            for rows, together in at.together.items()
         }
-        within = [rows for rows, ratio in ratios.items() if ratio <= options.at_most]
-        failed = failed or any(
-            ratio > options.at_most for rows, ratio in ratios.items() if rows >= options.least
-        )
-        for rows in sorted({min(ratios), max(ratios), *within[:1]}):
+        worst = max(ratios, key=lambda rows: ratios[rows])
+        failed = failed or ratios[worst] > options.at_most
+        for rows in sorted({min(ratios), max(ratios), worst}):
             cells = [
                 rows,
                 PRECISIONS[precision],
                 *(f"{cost:.0f}" for cost in costs_of_stage),
                 warps,
             ]
-            cells += [f"{budget_of(rows, columns, warps):.0f}", f"{ratios[rows]:.2f}"]
+            budget = budget_of(at.together[rows], at.columns, warps)
+            cells += [f"{budget:.0f}", f"{ratios[rows]:.2f}"]
             print("| " + " | ".join(map(str, cells)) + " |")
     return int(failed)
 

@@ -50,6 +50,8 @@ def test_the_sum_is_that_of_the_segments_in_order(
             part = rows[:, begin : begin + segment]
             expected += ops.gram(part, pairs=wanted, dtype=torch.float64)
         assert torch.equal(Columns(segment).gram(given, pairs=wanted), expected)
+        at_once = ops.gram(rows, pairs=wanted, dtype=torch.float64, segment=segment)
+        assert torch.equal(at_once, expected)
         if wanted is None:
             weights, out = torch.rand(5), torch.empty(d)
             assert torch.equal(Columns(segment).gram_and_sum_(out, given, weights), expected)
@@ -68,6 +70,17 @@ def test_one_sum_of_all_segments_has_the_same_bits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ops, "gram_and_sum_", None)
     assert torch.equal(Columns(64).gram_and_sum_(out, rows, weights), gram)
     assert torch.equal(out, expected)
+
+
+def test_one_call_for_all_segments_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, each segment of a call of its own would be five launches."""
+    rows, calls = torch.randn(70, 200), []
+    expected = Columns(64).gram(rows), Columns(64).square_norms(rows)
+    gram = ops.gram
+    monkeypatch.setattr("fastagg.updates.columns._on_gpu", lambda rows: True)
+    monkeypatch.setattr(ops, "gram", lambda *a, **options: calls.append(a) or gram(*a, **options))
+    assert torch.equal(Columns(64).gram(rows), expected[0]) and len(calls) == 1
+    assert torch.equal(Columns(64).square_norms(rows), expected[1]) and len(calls) == 3
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

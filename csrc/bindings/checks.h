@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/string_view.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -180,6 +181,13 @@ inline Precision check_precision(c10::string_view precision) {
                     "precision: expected \"highest\", \"high\" or \"tf32\", got \"", precision,
                     "\"");
   return Precision::kTf32;
+}
+
+// Checks the columns of a segment. Returns them; d, but at least 1, if all are in one segment.
+inline int64_t check_segment(const std::optional<int64_t>& segment, int64_t d) {
+  TORCH_CHECK_VALUE(!segment || *segment >= 1, "segment: expected at least one column, got ",
+                    segment.value_or(0));
+  return std::max<int64_t>(std::min(segment.value_or(d), d), 1);
 }
 
 // Checks an aggregate, float32 or float64 [d]. Returns whether it is float64.

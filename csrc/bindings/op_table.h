@@ -28,7 +28,8 @@
 
 // Reductions over d.
 FASTAGG_OP(gram,            yes, yes, no,
-           "(Tensor[] updates, Tensor? pairs=None, str precision='highest') -> Tensor")
+           "(Tensor[] updates, Tensor? pairs=None, str precision='highest', int? segment=None) "
+           "-> Tensor")
 FASTAGG_OP(gram_rows,       yes, no,  yes,
            "(Tensor[] updates, Tensor changed, str precision='highest') -> Tensor")
 FASTAGG_OP(abs_max,         yes, yes, no,

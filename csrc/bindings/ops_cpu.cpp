@@ -52,19 +52,26 @@ bool called_off(const std::optional<at::Tensor>& when, const at::Device& device)
 
 // `precision` is checked and ignored: float32 products are as precise as either value requires.
 at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
-                c10::string_view precision) {
+                c10::string_view precision, std::optional<int64_t> segment) {
   check_precision(precision);
   const at::Device device = device_of(updates, "updates");
   const Rows rows = check_rows(updates, "updates", kAny, device);
-  const int64_t S = rows.size();
+  const int64_t S = rows.size(), columns = check_segment(segment, rows.d);
   const uint8_t* flags = check_pairs(pairs, S, device);
-  at::Tensor out = at::empty({S, S}, at::TensorOptions().dtype(at::kDouble));
-  auto* data = out.mutable_data_ptr<double>();
-  const auto x = pointers<const float>(rows.addresses);
-  if (flags)
-    cpu::pair_gram(x.data(), S, rows.d, flags, data, threads());
-  else
-    cpu::gram(x.data(), S, rows.d, nullptr, data, threads());
+  auto x = pointers<const float>(rows.addresses);
+  const auto next = [&](int64_t d) {  // that of the next d columns
+    at::Tensor out = at::empty({S, S}, at::TensorOptions().dtype(at::kDouble));
+    auto* data = out.mutable_data_ptr<double>();
+    if (flags)
+      cpu::pair_gram(x.data(), S, d, flags, data, threads());
+    else
+      cpu::gram(x.data(), S, d, nullptr, data, threads());
+    for (const float*& row : x) row += d;
+    return out;
+  };
+  const at::Tensor out = next(std::min(columns, rows.d));
+  for (int64_t begin = columns; begin < rows.d; begin += columns)
+    out.add_(next(std::min(columns, rows.d - begin)));
   return out;
 }
 

@@ -27,25 +27,30 @@ namespace {
 // A Gram matrix whose workspace is allocated, so that its launch cannot run out of memory.
 class GramLaunch {
  public:
-  GramLaunch(const OnDevice& on, const Rows& rows, c10::string_view precision)
-      : S_(rows.size()), d_(rows.d), precision_(check_precision(precision)) {
+  GramLaunch(const OnDevice& on, const Rows& rows, c10::string_view precision,
+             const std::optional<int64_t>& segment)
+      : S_(rows.size()),
+        d_(rows.d),
+        segment_(check_segment(segment, d_)),
+        precision_(check_precision(precision)) {
     rows_at_ = tables_.add(rows.addresses);
     tables_.upload(on);
     width_.add(rows.addresses);
     int64_t bytes = 0;
-    check_launch(cuda::gram_workspace(S_, d_, &bytes), "gram", "updates [", S_, ", ", d_, "]");
+    check_launch(cuda::gram_workspace(S_, d_, segment_, &bytes), "gram", "updates [", S_, ", ", d_,
+                 "]");
     workspace_ = on.empty({bytes}, at::kByte);
   }
   // out [S, S] = the Gram matrix of the rows.
   void run(const OnDevice& on, const uint8_t* flags, const at::Tensor& out) const {
-    check_launch(cuda::gram(tables_.at<const float*>(rows_at_), S_, d_, flags,
+    check_launch(cuda::gram(tables_.at<const float*>(rows_at_), S_, d_, segment_, flags,
                             out.mutable_data_ptr<double>(), precision_,
                             workspace_.mutable_data_ptr(), width_.value(), on.stream()),
                  "gram", "updates [", S_, ", ", d_, "]");
   }
 
  private:
-  int64_t S_, d_;
+  int64_t S_, d_, segment_;
   Precision precision_;
   Tables tables_;
   int64_t rows_at_;
@@ -54,13 +59,13 @@ class GramLaunch {
 };
 
 at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
-                c10::string_view precision) {
+                c10::string_view precision, std::optional<int64_t> segment) {
   const OnDevice on(device_of(updates, "updates"), "updates");
   const Rows rows = check_rows(updates, "updates", kAny, on.device());
   const int64_t S = rows.size();
   const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
   at::Tensor out = on.empty({S, S}, at::kDouble);
-  GramLaunch(on, rows, precision).run(on, flags, out);
+  GramLaunch(on, rows, precision, segment).run(on, flags, out);
   return out;
 }
 
@@ -332,7 +337,7 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   changed.add(gram, "gram");
   changed.check_rows(rows.addresses, rows.row_bytes(), "rows");
   changed.check(weights, "weights");
-  const GramLaunch launch(on, rows, precision);
+  const GramLaunch launch(on, rows, precision, std::nullopt);
   weighted_sum_(out, tensors, weights, 0.0, std::nullopt);
   launch.run(on, nullptr, gram);
 }

@@ -41,11 +41,11 @@ namespace {
 
 at::Tensor gram_of(const std::vector<at::Tensor>& rows, const at::Tensor& pairs,
                    c10::string_view precision) {
-  using Gram =
-      at::Tensor(at::TensorList, const std::optional<at::Tensor>&, c10::string_view precision);
+  using Gram = at::Tensor(at::TensorList, const std::optional<at::Tensor>&, c10::string_view,
+                          std::optional<int64_t>);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::gram", "").typed<Gram>();
-  return op.call(rows, pairs, precision);
+  return op.call(rows, pairs, precision, std::nullopt);
 }
 
 // Computes the sum first, so parameters change only if it may be applied.

@@ -28,6 +28,7 @@ def _fake_gram(updates: list[Tensor], *_: object) -> Tensor:
     example=lambda f, x: (
         f(x.updates, dtype=torch.float64),
         f(list(x.updates), pairs=x.pairs, dtype=torch.float64),
+        f(x.updates, dtype=torch.float64, segment=(x.updates.shape[1] + 3) // 3),
     ),
     fake=_fake_gram,
     bound=_CPU,
@@ -39,6 +40,7 @@ def gram(
     pairs: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     precision: str = "highest",
+    segment: int | None = None,
 ) -> Tensor:
     """Compute the Gram matrix of the updates: ``out[i, j] = <updates[i], updates[j]>``.
 
@@ -64,6 +66,9 @@ def gram(
 
             The last two errors average out over many different elements, but not between rows that
             hold few distinct values. The CPU multiplies in float32 for all values.
+        segment: cut the columns into segments of this many. The result is the sum of the segments'
+            Gram matrices, in float64 and in order, bit for bit. On a GPU, segments share launches.
+            By default there is one segment.
 
     Returns:
         [S, S], exactly symmetric. Each entry depends only on its two rows, bit for bit: not on the
@@ -75,7 +80,7 @@ def gram(
     rows = row_list(updates, "updates")
     if not rows:
         return torch.empty(0, 0, dtype=dtype)
-    return compiled.gram(rows, pairs, precision).to(dtype)
+    return compiled.gram(rows, pairs, precision, segment).to(dtype)
 
 
 @op(

@@ -38,6 +38,7 @@ def gram(
     pairs: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
     precision: str = "highest",
+    segment: int | None = None,
 ) -> Tensor:
     """Compute the inner products of all rows with each other.
 
@@ -47,6 +48,7 @@ def gram(
             entry is 0. By default all pairs are computed.
         dtype: dtype of the result, float32 or float64.
         precision: minimum precision; ignored, since float64 exceeds every value.
+        segment: columns that are summed together; ignored.
 
     Returns:
         [S, S], exactly symmetric.

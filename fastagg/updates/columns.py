@@ -261,6 +261,8 @@ class Columns:
             "dtype": torch.float64,
             "precision": precision,
         }
+        if in_memory(rows) and self.whole and _on_gpu(rows):  # all segments at once
+            return ops.gram(rows, segment=self.segment, **options)
         if in_memory(rows) and _width(rows) <= self.segment:
             return self._fold([ops.gram(rows, **options)])
         return self._fold(ops.gram(parts, **options) for _, _, (parts,) in self._pieces([rows]))
@@ -366,6 +368,8 @@ class Columns:
 
     def square_norms(self, rows: AnyRows) -> Tensor:
         """Return the diagonal of :meth:`gram`, with its bits: [S] float64 on the CPU, S >= 1."""
+        if in_memory(rows) and self.whole and _on_gpu(rows):
+            return _squares(rows, self.segment).cpu()
         return self._add(_squares(parts) for _, _, (parts,) in self._pieces([rows])).cpu()
 
     def sum_and_squares_(self, out: Tensor, rows: AnyRows, weights: Tensor) -> Tensor:
@@ -740,18 +744,19 @@ def _gram_around(rows: Rows, common: int, scales: Tensor | None) -> Tensor:
     return total
 
 
-def _squares(rows: Rows) -> Tensor:
+def _squares(rows: Rows, segment: int | None = None) -> Tensor:
     """Return the diagonal of ``ops.gram``, [S] float64.
 
-    Calls the kernel with four rows at a time. It also computes their other products, which are not
-    used; they take no extra time, because reading the rows takes longer.
+    Calls the kernel with four rows at a time, or 64 on a GPU. It also computes their other
+    products, which are not used; they take no extra time, because reading the rows takes longer.
     """
-    together = 4
+    together = 64 if _on_gpu(rows) else 4
     parts = []
     for first in range(0, len(rows), together):
         few = rows[first : first + together]
         none = torch.zeros(len(few), len(few), dtype=torch.bool, device=few[0].device)
-        parts.append(ops.gram(few, pairs=none, dtype=torch.float64).diagonal())
+        gram = ops.gram(few, pairs=none, dtype=torch.float64, segment=segment)
+        parts.append(gram.diagonal())
     return torch.cat(parts)
 
 
@@ -761,6 +766,11 @@ def _copy(target: Tensor, row: Tensor, factor: float) -> None:
         target.copy_(row)
     else:
         torch.mul(row, factor, out=target)
+
+
+def _on_gpu(rows: Rows) -> bool:
+    """Return whether rows are on a GPU, where each launch takes time."""
+    return (rows if isinstance(rows, Tensor) else rows[0]).device.type == "cuda"
 
 
 def _one_pass(out: Tensor) -> bool:

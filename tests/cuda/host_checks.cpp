@@ -68,40 +68,73 @@ void partitions() {
 }
 
 void plans() {
-  for (int64_t S : {1, 2, 16, 17, 48, 64, 65, 128, 129, 1000, 4096, 10'000})
-    for (int64_t d : {1LL, 600LL, 1'000'000LL, 1'000'000'000LL}) {
-      const GramPlan plan = plan_gram(S, d, false);
-      EXPECT(plan.few == (S <= 64));
-      EXPECT(plan_gram(S, d, true).together == 1);
-      EXPECT(plan.wave % kChunkGroup == 0 && plan.wave >= kChunkGroup);
-      EXPECT(plan.together == (S < kGroupedRows ? 1 : kChunkGroup));
-      EXPECT(plan.kept() * plan.slots * 8 <= kPartialBytes || plan.wave == kChunkGroup);
-      EXPECT(plan.slots % 32 == 0);                                 // whole warps of the reduction
-      EXPECT(!plan.few || plan.wave >= plan.part.chunks);           // one wave
-      EXPECT(plan.wave / kChunkGroup <= kMaxChunks / kChunkGroup);  // its shared memory
-      const GramWorkspace at = gram_workspace_of(plan, S);
-      EXPECT(at.partials == 0 && at.totals == plan.kept() * plan.slots * 8);
-      EXPECT(at.totals % 8 == 0 && at.suspects % 4 == 0 && at.peaks % 4 == 0 && at.found % 4 == 0);
-      const bool waves = plan.wave < plan.part.chunks;
-      EXPECT(at.suspects - at.totals == (waves ? plan.slots * 8 : 0));
-      EXPECT(at.peaks - at.suspects == 4 * S && at.found - at.peaks == 4 * S);
-      EXPECT(at.needed - at.found == 4 * kFound && at.bytes - at.needed == plan.tiles);
-    }
+  for (int64_t S : {1, 2, 8, 9, 16, 17, 48, 64, 65, 128, 129, 1000, 4096, 10'000})
+    for (int64_t d : {1LL, 600LL, 1'000'000LL, 100'000'000LL, 1'000'000'000LL})
+      for (int64_t segment : {16LL, 600LL, 1LL << 20, 1LL << 22, 1LL << 40}) {
+        if (d / segment > 1 << 20) continue;
+        const GramPlan plan = plan_gram(S, d, segment, false);
+        EXPECT(plan.few == (S <= 64));
+        EXPECT(plan_gram(S, d, segment, true).together == 1);
+        EXPECT(plan.wave % kChunkGroup == 0 && plan.wave >= kChunkGroup);
+        EXPECT(plan.together == (S < kGroupedRows ? 1 : kChunkGroup));
+        EXPECT(plan.slots % 32 == 0);                     // whole warps of the reduction
+        EXPECT(!plan.few || plan.wave >= plan.chunks());  // one wave
+        EXPECT(plan.wave / kChunkGroup <= kMaxChunks / kChunkGroup);  // its shared memory
+        EXPECT(plan.window >= 1 && plan.window <= plan.segments && plan.window <= kMostWindow);
+        const int64_t kept = plan.kept() * plan.slots * 8;
+        EXPECT(plan.few ? kept <= kSegmentBytes || plan.window == 1
+                        : kept <= kPartialBytes || plan.wave == kChunkGroup);
+        int64_t columns = 0;
+        for (int64_t n = 0; n < plan.segments; ++n) {
+          columns += plan.columns_of(n);
+          const Partition part = plan.part_of(n), own = partition(plan.columns_of(n));
+          EXPECT(part.chunk == own.chunk && part.chunks == own.chunks);
+          EXPECT(part.chunks <= plan.chunks());
+        }
+        EXPECT(columns == d);
+        const GramWorkspace at = gram_workspace_of(plan, S);
+        EXPECT(at.partials == 0 && at.totals == kept);
+        EXPECT(at.totals % 8 == 0 && at.matrices % 8 == 0 && at.suspects % 4 == 0);
+        EXPECT(at.peaks % 4 == 0 && at.found % 4 == 0);
+        const bool waves = plan.wave < plan.chunks();
+        EXPECT(at.matrices - at.totals == (waves ? plan.slots * 8 : 0));
+        const int64_t matrices = plan.segments > 1 ? plan.window * S * S * 8 : 0;
+        EXPECT(at.suspects - at.matrices == matrices);
+        EXPECT(at.peaks - at.suspects == 4 * S * plan.window);
+        EXPECT(at.found - at.peaks == 4 * S * plan.window);
+        EXPECT(at.needed - at.found == 4 * kFound * plan.window);
+        EXPECT(at.bytes - at.needed == plan.tiles);
+      }
+  // A step of 20 rows and 20 M columns: all segments share their launches.
+  EXPECT(plan_gram(20, 20'000'000, 1 << 20, false).window == 20);
+  EXPECT(segment_width(1 << 20) == 4 && segment_width(6) == 2 && segment_width(7) == 1);
 }
 
 // --- slots: every entry of the lower triangle has exactly one
 
 void slots() {
-  for (int row_tiles = 1; row_tiles <= 4; ++row_tiles) {
+  for (int groups : {1, 2, 4, 6, 8}) {
     std::map<std::pair<int64_t, int64_t>, int> seen;
-    const int64_t count = int64_t{few_tiles(row_tiles)} * 128;
-    for (int64_t slot = 0; slot < count; ++slot) {
-      const Entry e = few_entry(slot);
-      EXPECT(e.i >= 0 && e.i < 16 * row_tiles && e.j >= 0 && e.j < 16 * row_tiles);
+    for (int64_t slot = 0; slot < few_slots(groups); ++slot) {
+      const Entry e = few_entry(groups, slot);
+      EXPECT(e.i >= 0 && e.i < 8 * groups && e.j >= 0 && e.j < 8 * groups);
       ++seen[{e.i, e.j}];
     }
-    for (int64_t i = 0; i < 16 * row_tiles; ++i)
+    for (int64_t i = 0; i < 8 * groups; ++i)
       for (int64_t j = 0; j <= i; ++j) EXPECT((seen[{i, j}] == 1));
+  }
+  for (int64_t S = 1; S <= 8; ++S) {  // each entry of each chunk of a shared row group
+    std::map<std::pair<int, int64_t>, int> shared;
+    for (int64_t i = 0; i < 8; ++i)
+      for (int64_t j = 0; j < 8; ++j) {
+        const SharedSlot at = shared_slot(S, {i, j});
+        if (at.chunk >= 0) ++shared[{at.chunk, at.slot}];
+      }
+    for (int chunk = 0; chunk < shared_chunks(S); ++chunk)
+      for (int64_t slot = 0; slot < few_slots(1); ++slot) {
+        const Entry e = few_entry(1, slot);
+        if (e.i < S && e.j <= e.i) EXPECT((shared[{chunk, slot}] == 1));
+      }
   }
   std::map<std::pair<int64_t, int64_t>, int> seen;
   for (int64_t slot = 0; slot < 6 * kTileSlots; ++slot) {  // three strips
@@ -250,22 +283,47 @@ std::vector<double> reduced(const std::vector<std::vector<double>>& partials) {
 
 using Gram = std::vector<std::vector<double>>;
 
+// The row group of up to 8 rows that chunks `first`, `first` + 1, ... share.
+Matrix shared_group(const Matrix& rows, const Partition& part, int64_t first) {
+  const auto S = static_cast<int64_t>(rows.size()), d = static_cast<int64_t>(rows[0].size());
+  Matrix group(8, std::vector<float>(part.chunk));
+  for (int64_t v = 0; v < 8; ++v) {
+    const int64_t begin = (first + v / shared_rows(S)) * part.chunk, s = v % shared_rows(S);
+    if (s < S && begin < d)
+      std::copy(rows[s].begin() + begin, rows[s].begin() + std::min(begin + part.chunk, d),
+                group[v].begin());
+  }
+  return group;
+}
+
 Gram emulated_few(const Matrix& rows) {
   const auto S = static_cast<int64_t>(rows.size()), d = static_cast<int64_t>(rows[0].size());
-  const GramPlan plan = plan_gram(S, d, false);
+  const GramPlan plan = plan_gram(S, d, d, false);
   EXPECT(plan.few);
-  std::vector<std::pair<int64_t, int64_t>> tiles(few_tiles(plan.row_tiles));
-  for (int a = 0; a < plan.row_tiles; ++a)
-    for (int b = 0; b <= 2 * a + 1; ++b) tiles[few_tile(a, b)] = {16 * a, 8 * b};
-  std::vector<std::vector<double>> partials;
-  for (int64_t chunk = 0; chunk < plan.part.chunks; ++chunk)
-    partials.push_back(warp_sums(rows, chunk * plan.part.chunk,
-                                 std::min(d, (chunk + 1) * plan.part.chunk), tiles));
+  const int groups = plan.groups;
+  std::vector<std::pair<int64_t, int64_t>> tiles(few_tiles(groups));
+  for (int a = 0; a < (groups + 1) / 2; ++a)
+    for (int b = 0; b <= 2 * a + 1 && b < groups; ++b) tiles[few_tile(a, b)] = {16 * a, 8 * b};
+  std::vector<std::vector<double>> partials(plan.part.chunks, std::vector<double>(plan.slots));
+  for (int64_t chunk = 0; chunk < plan.part.chunks; chunk += shared_chunks(S)) {
+    if (groups > 1) {
+      partials[chunk] = warp_sums(rows, chunk * plan.part.chunk,
+                                  std::min(d, (chunk + 1) * plan.part.chunk), tiles);
+      continue;
+    }
+    const auto sums = warp_sums(shared_group(rows, plan.part, chunk), 0, plan.part.chunk, tiles);
+    for (int r = 0; r < 2; ++r)
+      for (int lane = 0; lane < 32; ++lane) {
+        const SharedSlot at = shared_slot(S, tile_entry(lane, r));
+        if (at.chunk >= 0 && chunk + at.chunk < plan.part.chunks)
+          partials[chunk + at.chunk][at.slot] = sums[r * 32 + lane];
+      }
+  }
   const auto totals = reduced(partials);
   EXPECT(static_cast<int64_t>(totals.size()) == plan.slots);
   Gram gram(S, std::vector<double>(S));
   for (int64_t slot = 0; slot < plan.slots; ++slot) {
-    const Entry e = few_entry(slot);
+    const Entry e = few_entry(groups, slot);
     if (e.i < S && e.j <= e.i) gram[e.i][e.j] = gram[e.j][e.i] = totals[slot];
   }
   return gram;
@@ -324,7 +382,8 @@ void expect_right(const Gram& gram, const Matrix& rows) {
 
 void few_rows() {
   const std::vector<std::pair<int64_t, int64_t>> shapes = {
-      {1, 1}, {2, 3}, {7, 16}, {16, 17}, {17, 5}, {33, 47}, {48, 64}, {64, 129}, {5, 2'000}};
+      {1, 1},   {2, 3},    {7, 16},    {16, 17},   {17, 5},    {33, 47},
+      {48, 64}, {64, 129}, {5, 2'000}, {1, 5'000}, {3, 1'100}, {2, 4'600}};
   for (const auto& [S, d] : shapes)
     for (bool positive : {false, true}) {
       const Matrix rows = random_rows(S, d, positive);

@@ -78,6 +78,8 @@ def test_on_either_tensor_core(folder: Path, check: str, core: str) -> None:
         "accuracy",
         "any_alignment",
         "groups_of_chunks",
+        "committed_bits",
+        "segments",
         "small_shared_memory",
         "in_any_order",
         "rows_out_of_range",

@@ -242,6 +242,7 @@ def test_tf32_is_a_lower_bound_on_the_precision(isa: str, S: int, d: int) -> Non
             ValueError,
             'precision: expected "highest", "high" or "tf32", got "medium"',
         ),
+        (torch.ones(2, 3), {"segment": 0}, ValueError, "segment: expected at least one column"),
     ],
 )
 def test_bad_arguments(

@@ -4,7 +4,7 @@
 // common float64 sums in the order of the blocks. A lane copies exactly the 16 bytes of each row
 // group that it will use, asynchronously and several steps ahead, into a ring in shared memory that
 // no other lane uses. The A operand of 16 rows is also the B operand of two tiles, so nothing is
-// loaded twice.
+// loaded twice. Up to 8 rows, two warps have several chunks, whose rows fill one row group.
 #include "gram_mma.cuh"
 #include "gram_parts.h"
 
@@ -40,24 +40,33 @@ __device__ __forceinline__ void wait_for_other(int barrier) {
   asm volatile("bar.sync %0, 64;" ::"r"(barrier) : "memory");
 }
 
-template <int M, bool kSmall, int kBytes, Precision kPrecision>
+template <int kGroups, bool kSmall, int kBytes, Precision kPrecision>
 __global__ void __launch_bounds__(kFewWarps* kWarp, 1)
-    gram_few_kernel(const float* const* rows, int64_t S, int64_t d, Partition part,
+    gram_few_kernel(const float* const* rows, int64_t S, GramPlan plan, int64_t first,
                     double* partials, int32_t* found) {
-  using T = Few<M, kSmall>;
+  using T = Few<kGroups, kSmall>;
   extern __shared__ float4 shared[];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int own = warp % kChunkWarps, in_block = warp / kChunkWarps;
+  const int64_t segment = first + blockIdx.y, columns = plan.columns_of(segment);
+  const Partition part = plan.part_of(segment);
+  const int shared_row = kGroups == 1 ? shared_rows(S) : 8 * kGroups;  // rows of a chunk
   auto* table = reinterpret_cast<const float**>(shared);
-  for (int s = threadIdx.x; s < 16 * M; s += blockDim.x) table[s] = rows[at_most(s, S - 1)];
-  if (blockIdx.x == 0 && threadIdx.x < kFound) found[threadIdx.x] = 0;
+  for (int v = threadIdx.x; v < 8 * kGroups; v += blockDim.x)
+    table[v] =
+        rows[at_most(v % shared_row, S - 1)] + segment * plan.segment + v / shared_row * part.chunk;
+  if (blockIdx.x == 0 && threadIdx.x < kFound) found[blockIdx.y * kFound + threadIdx.x] = 0;
   __syncthreads();
 
-  const int64_t chunk = int64_t{blockIdx.x} * kFewChunks + in_block;
-  const int64_t begin = chunk * part.chunk, end = at_most(begin + part.chunk, d);
-  // The blocks of columns of the chunk, and those of this warp: own, own + 2, ...
-  const int blocks =
-      chunk < part.chunks ? static_cast<int>(ceil_div(end - begin, kBlockColumns)) : 0;
+  // The first chunk, and how many: all but the last one of a segment have part.chunk columns.
+  const int64_t chunk = (int64_t{blockIdx.x} * kFewPairs + in_block) * (8 * kGroups / shared_row);
+  const int chunks =
+      static_cast<int>(at_least(at_most(8 * kGroups / shared_row, part.chunks - chunk), 0));
+  const int64_t begin = chunk * part.chunk, end = at_most(begin + part.chunk, columns);
+  // The columns that all chunks have.
+  const int64_t whole = at_most(end, columns - (chunks - 1) * part.chunk);
+  // The blocks of columns of a chunk, and those of this warp: own, own + 2, ...
+  const int blocks = chunks > 0 ? static_cast<int>(ceil_div(end - begin, kBlockColumns)) : 0;
   float4* ring = shared + (T::kTableBytes + warp * T::kRingBytes) / int{sizeof(float4)} + lane;
   double* wide =
       reinterpret_cast<double*>(shared) +
@@ -72,26 +81,30 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 1)
   // right.
   int64_t coming = begin + own * kBlockColumns;
   int coming_place = 0, fetched = 0;
-  const float* const* lane_rows = table + lane_row(lane);  // one of each row group
-  const int there = static_cast<int>(S) - lane_row(lane);  // groups from `there` / 8 on are past S
-  constexpr int kTogether = M == 4 && kBytes == 8 ? 2 : 2 * M;  // as registers allow
+  // A lane has one row of each row group. Groups from `there` / 8 on are past S. A row of a later
+  // chunk ends at an earlier column, counted from that of row 0.
+  const int later = lane_row(lane) / shared_row;
+  const int there = later < chunks ? static_cast<int>(S) - lane_row(lane) % shared_row : 0;
+  const float* const* lane_rows = table + (there > 0 ? lane_row(lane) : 0);
+  const int64_t row_end = columns - later * part.chunk;
+  constexpr int kTogether = kGroups == 8 && kBytes == 8 ? 2 : kGroups;  // as registers allow
   const auto fetch = [&] {
     float4* const to = ring + coming_place * T::kStageVectors * kWarp;
-    if (kBytes > 4 && coming + T::kStageColumns <= end) {
+    if (kBytes > 4 && coming + T::kStageColumns <= whole) {
 #pragma unroll kTogether
-      for (int group = 0; group < 2 * M; ++group) {
+      for (int group = 0; group < kGroups; ++group) {
         const float* from = lane_rows[group * 8] + coming + lane_column(lane);
 #pragma unroll
         for (int step = 0; step < T::kSteps; ++step)
-          copy_async<kBytes>(to + (step * 2 * M + group) * kWarp, from + step * kStep,
+          copy_async<kBytes>(to + (step * kGroups + group) * kWarp, from + step * kStep,
                              group * 8 < there ? 4 : 0);
       }
     } else if (coming < end) {
 #pragma unroll 1
       for (int v = 0; v < T::kStageVectors; ++v) {
-        const int group = v % (2 * M);
-        const int64_t column = coming + v / (2 * M) * kStep + lane_column(lane);
-        const int64_t valid = group * 8 < there ? d - column : 0;
+        const int group = v % kGroups;
+        const int64_t column = coming + v / kGroups * kStep + lane_column(lane);
+        const int64_t valid = group * 8 < there ? row_end - column : 0;
         copy_async<kBytes>(to + v * kWarp, valid > 0 ? lane_rows[group * 8] + column : table[0],
                            valid);
       }
@@ -124,17 +137,19 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 1)
       fetch();  // overwrites the stage before this one, which has been read
 #pragma unroll
       for (int step = 0; step < T::kSteps; ++step) {
-        OperandB<Products<kPrecision>::kWords> groups[2 * M];
+        constexpr int kUsed = kGroups == 1 ? 2 : kGroups;  // a second one of zeros
+        OperandB<Products<kPrecision>::kWords> groups[kUsed] = {};
 #pragma unroll
-        for (int group = 0; group < 2 * M; ++group)
+        for (int group = 0; group < kGroups; ++group)
           Products<kPrecision>::split(
-              ring[(place * T::kStageVectors + step * 2 * M + group) * kWarp], groups[group].at);
+              ring[(place * T::kStageVectors + step * kGroups + group) * kWarp], groups[group].at);
 #pragma unroll
-        for (int a = 0; a < M; ++a)
+        for (int a = 0; a < T::kStrips; ++a)
 #pragma unroll
-          for (int b = 0; b <= 2 * a + 1; ++b)
-            add_step<kPrecision>(sums + 4 * few_tile(a, b),
-                                 operand_a(groups[2 * a].at, groups[2 * a + 1].at), groups[b]);
+          for (int b = 0; b <= at_most(2 * a + 1, kGroups - 1); ++b)
+            add_step<kPrecision, T::kTileSums>(sums + T::kTileSums * few_tile(a, b),
+                                               operand_a(groups[2 * a].at, groups[2 * a + 1].at),
+                                               groups[b]);
       }
       place = place + 1 == T::kStages ? 0 : place + 1;
     }
@@ -143,40 +158,52 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 1)
     if (block + 1 < blocks) announce(added + own);
   }
   __syncthreads();
-  double* out = partials + chunk * T::kSums * kWarp + lane;
-  if (chunk < part.chunks)
+  if (chunks == 0) return;
+  double* out = partials + (blockIdx.y * plan.chunks() + chunk) * plan.slots;
+  if constexpr (kGroups == 1) {
+#pragma unroll
+    for (int n = own; n < T::kSums; n += kChunkWarps) {
+      const SharedSlot at = shared_slot(S, tile_entry(lane, n));
+      if (at.chunk >= 0 && at.chunk < chunks)
+        out[at.chunk * plan.slots + at.slot] = wide[n * kWarp];
+    }
+  } else {
 #pragma unroll 4
-    for (int n = own; n < T::kSums; n += kChunkWarps) out[n * kWarp] = wide[n * kWarp];
+    for (int n = own; n < T::kSums; n += kChunkWarps) out[n * kWarp + lane] = wide[n * kWarp];
+  }
 }
 
-template <int M, int kBytes, Precision kPrecision, bool kSmall = false>
-cudaError_t launch(const float* const* rows, int64_t S, int64_t d, Partition part, double* partials,
-                   int32_t* found, cudaStream_t stream) {
-  const auto kernel = gram_few_kernel<M, kSmall, kBytes, kPrecision>;
-  constexpr int kSharedBytes = Few<M, kSmall>::kSharedBytes;
+template <int kGroups, int kBytes, Precision kPrecision, bool kSmall = false>
+cudaError_t launch(const float* const* rows, int64_t S, const GramPlan& plan, int64_t first,
+                   int64_t count, double* partials, int32_t* found, cudaStream_t stream) {
+  const auto kernel = gram_few_kernel<kGroups, kSmall, kBytes, kPrecision>;
+  constexpr int kSharedBytes = Few<kGroups, kSmall>::kSharedBytes;
   if (cudaError_t error =
           cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
     return error;
-  const auto blocks = static_cast<unsigned>(ceil_div(part.chunks, kFewChunks));
-  kernel<<<blocks, kFewWarps * kWarp, kSharedBytes, stream>>>(rows, S, d, part, partials, found);
+  const dim3 grid(
+      static_cast<unsigned>(ceil_div(plan.chunks(), int64_t{kFewPairs} * shared_chunks(S))),
+      static_cast<unsigned>(count));
+  kernel<<<grid, kFewWarps * kWarp, kSharedBytes, stream>>>(rows, S, plan, first, partials, found);
   return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
-                     double* partials, int32_t* found, Precision precision, int width,
-                     cudaStream_t stream) {
+cudaError_t gram_few(const float* const* rows, int64_t S, const GramPlan& plan, int64_t first,
+                     int64_t count, double* partials, int32_t* found, Precision precision,
+                     int width, cudaStream_t stream) {
   return with_precision(precision, [&](auto p) {
     return with_width(width, [&](auto w) {
       constexpr Precision kPrecision = decltype(p)::value;
       constexpr int kBytes = 4 * decltype(w)::value;
-      const auto call = plan.row_tiles == 1   ? launch<1, kBytes, kPrecision>
-                        : plan.row_tiles == 2 ? launch<2, kBytes, kPrecision>
-                        : plan.row_tiles == 3 ? launch<3, kBytes, kPrecision>
-                        : plan.small          ? launch<4, kBytes, kPrecision, true>
-                                              : launch<4, kBytes, kPrecision>;
-      return call(rows, S, d, plan.part, partials, found, stream);
+      const auto call = plan.groups == 1   ? launch<1, kBytes, kPrecision>
+                        : plan.groups == 2 ? launch<2, kBytes, kPrecision>
+                        : plan.groups == 4 ? launch<4, kBytes, kPrecision>
+                        : plan.groups == 6 ? launch<6, kBytes, kPrecision>
+                        : plan.small       ? launch<8, kBytes, kPrecision, true>
+                                           : launch<8, kBytes, kPrecision>;
+      return call(rows, S, plan, first, count, partials, found, stream);
     });
   });
 }

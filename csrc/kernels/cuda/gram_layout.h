@@ -15,8 +15,8 @@ constexpr int kStep = 16;
 // Columns of a block: steps are added in float32, blocks in float64.
 constexpr int kBlockColumns = 512;
 constexpr int kBlockSteps = kBlockColumns / kStep;
-// Chunks, at most. A chunk has whole blocks; one warp (gram_few) or thread block (gram_many) sums
-// it. Chunks depend on d alone, so an entry depends on its two rows alone.
+// Chunks of a segment, at most. A chunk has whole blocks; two warps (gram_few) or a thread block
+// (gram_many) sum it. Chunks depend on d alone, so an entry depends on its two rows alone.
 constexpr int64_t kMaxChunks = 512;
 // Chunks of a group: the partial sums of a group are added first, then the sums of all groups.
 constexpr int kChunkGroup = 8;
@@ -78,15 +78,35 @@ FASTAGG_HD constexpr Entry tile_entry(int lane, int r) {
 
 constexpr int64_t kFewRows = 64;
 
-// Tiles of 16 x 8 on and below the diagonal: (a, b) with b <= 2a + 1, in rows.
-FASTAGG_HD constexpr int few_tiles(int row_tiles) {
-  return row_tiles * (row_tiles + 1);
+// Row groups of the triangle: one, or an even number, which are strips of 16 rows.
+FASTAGG_HD constexpr int few_groups(int64_t S) {
+  return S <= 8 ? 1 : static_cast<int>(ceil_div(S, 16)) * 2;
+}
+
+// Up to 8 rows, a row group has the rows of several chunks, so that no lane is without a row: with
+// 4 rows it has four of chunk c and four of chunk c + 1. Products of rows of two chunks are of no
+// use. Row v of the group is row v % shared_rows(S) of chunk c + v / shared_rows(S).
+FASTAGG_HD constexpr int shared_rows(int64_t S) {
+  return S <= 1 ? 1 : S <= 2 ? 2 : S <= 4 ? 4 : 8;
+}
+FASTAGG_HD constexpr int shared_chunks(int64_t S) {
+  return few_groups(S) == 1 ? 8 / shared_rows(S) : 1;
+}
+
+// Tiles of 16 x 8 on and below the diagonal: (a, b) with b <= 2a + 1, in rows of tiles. With one
+// row group there is one tile, whose lower half is not used.
+FASTAGG_HD constexpr int few_tiles(int groups) {
+  return groups == 1 ? 1 : groups / 2 * (groups / 2 + 1);
 }
 FASTAGG_HD constexpr int few_tile(int a, int b) {
   return a * (a + 1) + b;
 }
-// Slots of partial sums: [tile, 4 registers, 32 lanes].
-FASTAGG_HD constexpr Entry few_entry(int64_t slot) {
+// Slots of partial sums of a chunk: [tile, 4 registers, 32 lanes], or [8, 8] with one row group.
+FASTAGG_HD constexpr int64_t few_slots(int groups) {
+  return groups == 1 ? 64 : int64_t{few_tiles(groups)} * 128;
+}
+FASTAGG_HD constexpr Entry few_entry(int groups, int64_t slot) {
+  if (groups == 1) return {slot / 8, slot % 8};
   const int lane = static_cast<int>(slot % 32), r = static_cast<int>(slot / 32 % 4);
   const int tile = static_cast<int>(slot / 128);
   int a = 0;
@@ -95,29 +115,48 @@ FASTAGG_HD constexpr Entry few_entry(int64_t slot) {
   return {16 * a + e.i, 8 * (tile - few_tile(a, 0)) + e.j};
 }
 
+// Where an entry of a shared row group belongs: a chunk, counted from that of row 0, and a slot.
+// The chunk is -1 if its rows are of two chunks.
+struct SharedSlot {
+  int chunk;
+  int64_t slot;
+};
+FASTAGG_HD constexpr SharedSlot shared_slot(int64_t S, Entry e) {
+  const int64_t own = shared_rows(S), chunk = e.i / own;
+  if (e.j / own != chunk) return {-1, 0};
+  return {static_cast<int>(chunk), e.i % own * 8 + e.j % own};
+}
+
 constexpr int kFewWarps = 4;
-constexpr int kChunkWarps = 2;                       // warps that share a chunk
-constexpr int kFewChunks = kFewWarps / kChunkWarps;  // chunks of a thread block
+constexpr int kChunkWarps = 2;                      // warps that share a chunk
+constexpr int kFewPairs = kFewWarps / kChunkWarps;  // of warps, in a thread block
 
 // Bytes of shared memory of a thread block: at most kLargeShared on sm_80 (more on sm_90), and
 // kSmallShared on sm_86, sm_89 and sm_120.
 constexpr int kLargeShared = 163 << 10, kSmallShared = 99 << 10;
 
-// M strips of 16 rows; kSmall: for at most kSmallShared bytes of shared memory. A lane copies
+// Row groups of 8 rows; kSmall: for at most kSmallShared bytes of shared memory. A lane copies
 // vectors of 16 bytes into its part of a ring. Without kSmall, two thread blocks fit into the
 // 228 KB of a multiprocessor of sm_90, so that each scheduler has two warps.
-template <int M, bool kSmall>
+template <int kGroups, bool kSmall>
 struct Few {
-  static constexpr int kSums = few_tiles(M) * 4;              // accumulators of a lane
-  static constexpr int kSteps = M == 1 ? 4 : M == 2 ? 2 : 1;  // of a stage, 3 to 4 KB of rows
-  static constexpr int kStages = M == 4 ? (kSmall ? 3 : 4) : M == 3 ? 6 : 5;  // of the ring
-  static constexpr int kStageVectors = kSteps * 2 * M;                        // that a lane loads
+  static constexpr int kStrips = kGroups == 1 ? 1 : kGroups / 2;  // of 16 rows
+  static constexpr int kTileSums = kGroups == 1 ? 2 : 4;  // of a lane; the first two: upper 8 rows
+  static constexpr int kSums = few_tiles(kGroups) * kTileSums;
+  static constexpr int kSteps = kGroups == 1   ? 8
+                                : kGroups == 2 ? 4
+                                : kGroups == 4 ? 2
+                                               : 1;  // of a stage, 3 to 4 KB of rows
+  static constexpr int kStages = kGroups == 8   ? (kSmall ? 3 : 4)
+                                 : kGroups == 6 ? 6
+                                                : 5;      // of the ring
+  static constexpr int kStageVectors = kSteps * kGroups;  // that a lane loads
   static constexpr int kStageColumns = kSteps * kStep;
   static constexpr int kBlockStages = kBlockSteps / kSteps;  // of a block of columns
   static constexpr int kRingBytes = kStages * kStageVectors * 32 * 16;
   static constexpr int kSumBytes = kSums * 32 * int{sizeof(double)};
-  static constexpr int kTableBytes = 16 * M * int{sizeof(const float*)};
-  static constexpr int kSharedBytes = kTableBytes + kFewWarps * kRingBytes + kFewChunks * kSumBytes;
+  static constexpr int kTableBytes = 8 * kGroups * int{sizeof(const float*)};
+  static constexpr int kSharedBytes = kTableBytes + kFewWarps * kRingBytes + kFewPairs * kSumBytes;
   static_assert(kBlockSteps % kSteps == 0 && kTableBytes % 16 == 0);
   static_assert(kSharedBytes <= (kSmall ? kSmallShared : kLargeShared));
   static_assert(2 * (kSharedBytes + 1024) <= 228 << 10);  // 1 KB of each block is reserved
@@ -182,42 +221,76 @@ FASTAGG_HD Entry many_entry(int64_t slot) {
                          static_cast<int>(slot / kTileThreads % kTileSums));
 }
 
-// ---- all chunks --------------------------------------------------------------------------------
+// ---- all chunks, all segments ------------------------------------------------------------------
 
-// Limit on the partial sums of the chunks in flight; kChunkGroup chunks may exceed it.
+// Limit on the partial sums of the chunks of a segment in flight; kChunkGroup chunks may exceed it.
 constexpr int64_t kPartialBytes = int64_t{256} << 20;
+// Limit on what the segments in flight need together: their partial sums (gram_few), or their Gram
+// matrices (gram_many). One segment may exceed it.
+constexpr int64_t kSegmentBytes = int64_t{64} << 20;
+constexpr int64_t kMostWindow = 1 << 15;  // a grid has at most 65,535 thread blocks in y
 
 struct GramPlan {
   bool few;
-  bool small;     // a thread block has less than kLargeShared bytes of shared memory
-  int row_tiles;  // strips of 16 rows, if few
-  int64_t tiles;  // of 128 x 128, on and below the diagonal, if not few
-  int64_t slots;  // partial sums of a chunk
-  Partition part;
-  int together;  // chunks of one partial sum: 1, or kChunkGroup
-  int64_t wave;  // chunks in flight: their partial sums are kept; a multiple of kChunkGroup
+  bool small;                 // a thread block has less than kLargeShared bytes of shared memory
+  int groups;                 // row groups, if few
+  int64_t tiles;              // of 128 x 128, on and below the diagonal, if not few
+  int64_t slots;              // partial sums of a chunk
+  int64_t segment, segments;  // columns of a segment, and how many there are
+  int64_t last_columns;       // of the last one
+  Partition part, last_part;  // of a segment, and of the last one
+  int together;               // chunks of one partial sum: 1, or kChunkGroup
+  int64_t wave;    // chunks of a segment in flight, whose partial sums are kept; a multiple of
+                   // kChunkGroup
+  int64_t window;  // segments in flight; with gram_many, one after the other but for the last steps
 
-  FASTAGG_HD constexpr int64_t kept() const { return wave / together; }  // partial sums of a slot
+  FASTAGG_HD constexpr bool is_last(int64_t n) const { return n + 1 == segments; }
+  FASTAGG_HD constexpr int64_t columns_of(int64_t n) const {
+    return is_last(n) ? last_columns : segment;
+  }
+  FASTAGG_HD constexpr Partition part_of(int64_t n) const { return is_last(n) ? last_part : part; }
+  // The most chunks of a segment.
+  FASTAGG_HD constexpr int64_t chunks() const { return at_least(part.chunks, last_part.chunks); }
+  // Partial sums of a slot.
+  FASTAGG_HD constexpr int64_t kept() const {
+    return few ? window * chunks() : ceil_div(wave, together);
+  }
 };
 
 // Rows from which on there are enough tiles for all multiprocessors if a thread block of gram_many
 // sums a group of chunks. It writes, and reduce_kernel reads, an eighth of the partial sums.
 constexpr int64_t kGroupedRows = 512;
 
-FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d, bool small) {
-  GramPlan plan{S <= kFewRows, small, static_cast<int>(ceil_div(S, 16)), 0, 0, partition(d), 1, 0};
-  if (S >= kGroupedRows && !small) plan.together = kChunkGroup;
+FASTAGG_HD constexpr GramPlan plan_gram(int64_t S, int64_t d, int64_t segment, bool small) {
+  GramPlan plan{};
+  plan.few = S <= kFewRows;
+  plan.small = small;
+  plan.segment = at_most(segment, d);
+  plan.segments = d == 0 ? 0 : ceil_div(d, segment);
+  plan.last_columns = d == 0 ? 0 : d - (plan.segments - 1) * plan.segment;
+  plan.last_part = partition(plan.last_columns);
+  plan.part = plan.segments > 1 ? partition(plan.segment) : plan.last_part;
+  plan.together = S >= kGroupedRows && !small ? kChunkGroup : 1;
   if (plan.few) {
-    plan.slots = int64_t{few_tiles(plan.row_tiles)} * 128;
+    plan.groups = few_groups(S);
+    plan.slots = few_slots(plan.groups);
   } else {
     plan.tiles = triangle_index(ceil_div(S, kTileRows), 0);
     plan.slots = plan.tiles * kTileSlots;
   }
   const int64_t fitting =
       kPartialBytes / 8 / at_least(plan.slots, 1) * plan.together / kChunkGroup * kChunkGroup;
-  const int64_t all = ceil_div(plan.part.chunks, kChunkGroup) * kChunkGroup;
+  const int64_t all = ceil_div(plan.chunks(), kChunkGroup) * kChunkGroup;
   plan.wave = at_least(at_most(fitting, all), kChunkGroup);
+  const int64_t numbers = plan.few ? plan.chunks() * plan.slots : S * S;  // of a segment
+  const int64_t most = at_most(plan.segments, kMostWindow);
+  plan.window = at_least(at_most(kSegmentBytes / 8 / at_least(numbers, 1), most), 1);
   return plan;
+}
+
+// Floats that one access may take at the begin of any segment, if it may take 4 at that of the row.
+FASTAGG_HD constexpr int segment_width(int64_t segment) {
+  return segment % 4 == 0 ? 4 : segment % 2 == 0 ? 2 : 1;
 }
 
 constexpr int kFound = 3;
@@ -226,20 +299,22 @@ constexpr int kFound = 3;
 struct GramWorkspace {
   int64_t partials;  // [kept, slots] double
   int64_t totals;    // [slots] double, if there is more than one wave
-  int64_t suspects;  // [S] int32: whether squares may have left the range of float32
-  int64_t peaks;     // [S] int32: magnitude bits of suspects
-  int64_t found;     // [kFound] int32: whether any row is a suspect; two counters of rescue_kernel
-  int64_t needed;    // [tiles] bytes: whether a tile has a wanted pair
-  int64_t bytes;     // of the whole workspace
+  int64_t matrices;  // [window, S, S] double, if there is more than one segment
+  int64_t suspects;  // [window, S] int32: whether squares may have left the range of float32
+  int64_t peaks;     // [window, S] int32: magnitude bits of suspects
+  int64_t found;  // [window, kFound] int32: whether any row is a suspect; counters of rescue_kernel
+  int64_t needed;  // [tiles] bytes: whether a tile has a wanted pair
+  int64_t bytes;   // of the whole workspace
 };
 
 FASTAGG_HD constexpr GramWorkspace gram_workspace_of(const GramPlan& plan, int64_t S) {
   GramWorkspace at{};
   at.totals = at.partials + plan.kept() * plan.slots * 8;
-  at.suspects = at.totals + (plan.wave < plan.part.chunks ? plan.slots * 8 : 0);
-  at.peaks = at.suspects + S * 4;
-  at.found = at.peaks + S * 4;
-  at.needed = at.found + kFound * 4;
+  at.matrices = at.totals + (plan.wave < plan.chunks() ? plan.slots * 8 : 0);
+  at.suspects = at.matrices + (plan.segments > 1 ? plan.window * S * S * 8 : 0);
+  at.peaks = at.suspects + plan.window * S * 4;
+  at.found = at.peaks + plan.window * S * 4;
+  at.needed = at.found + plan.window * kFound * 4;
   at.bytes = at.needed + plan.tiles;
   return at;
 }

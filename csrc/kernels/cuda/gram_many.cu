@@ -23,7 +23,10 @@ struct Many {
   static constexpr int kStageVectors = 2 * kStripVectors;
   static constexpr int kSumBytes = kSmall ? 0 : kTileSlots * int{sizeof(double)};  // 128 KB
   static constexpr int kStripBytes = 2 * int{sizeof(int)};  // besides, see `strips`
-  static constexpr int kSharedBytes = kSumBytes + kStages * kStageVectors * int{sizeof(Words4)};
+  static constexpr int kStageBytes = kStages * kStageVectors * int{sizeof(Words4)};
+  static constexpr int kSourceBytes =
+      kSmall ? kLoads * kTileThreads * int{sizeof(const float*)} : 0;
+  static constexpr int kSharedBytes = kSumBytes + kStageBytes + kSourceBytes;
   static_assert(kSharedBytes + kStripBytes <= (kSmall ? kSmallShared : kLargeShared));
 };
 
@@ -81,11 +84,14 @@ __device__ __forceinline__ void flush_far(float* sums, double* wide) {
   }
 }
 
+//   first      // the first column of the first of `count` chunks; a chunk has `columns`, but may
+//   end
+//              // at column d before
 //   partials   // [chunks of the grid / together, slots]
 template <int V, Precision kPrecision, bool kSmall>
 __global__ void __launch_bounds__(kTileThreads, 1)
-    gram_many_kernel(const float* const* rows, Wanted wanted, int64_t d, Partition part,
-                     int64_t first, int64_t count, int together, const uint8_t* needed,
+    gram_many_kernel(const float* const* rows, Wanted wanted, int64_t first, int64_t d,
+                     int64_t columns, int64_t count, int together, const uint8_t* needed,
                      int64_t slots, double* partials, int32_t* found) {
   using T = Many<kPrecision, kSmall>;
   constexpr int kWords = T::kWords;
@@ -109,18 +115,24 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   const int used = diagonal ? kLoads / 2 : kLoads;
   const int entries = diagonal ? kDiagonalSums : kTileSums;
 
-  // Row groups 2 * warp and 2 * warp + 1 of strip I, then of J.
+  // Row groups 2 * warp and 2 * warp + 1 of strip I, then of J. With kSmall, their addresses are in
+  // shared memory: the address of the sums takes the registers.
   const float* source[kLoads];
+  auto* const sources = reinterpret_cast<const float**>(shared + (T::kSumBytes + T::kStageBytes) /
+                                                                     int{sizeof(float4)}) +
+                        threadIdx.x;
 #pragma unroll
   for (int n = 0; n < kLoads; ++n) {
     const int64_t s = int64_t{n < 2 ? I : J} * kTileRows + (2 * warp + n % 2) * 8 + lane_row(lane);
     source[n] = s < wanted.S && n < used ? rows[s] : nullptr;
+    if (kSmall) sources[n * kTileThreads] = source[n];
   }
   float4 coming[kLoads];
   const auto fetch = [&](int64_t column) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n)
-      coming[n] = load_vector<V>(source[n], column + lane_column(lane), d);
+      coming[n] = load_vector<V>(kSmall ? sources[n * kTileThreads] : source[n],
+                                 column + lane_column(lane), d);
   };
   const auto put = [&](int stage) {
     Words4* const strip_i = stages + stage * T::kStageVectors;
@@ -184,18 +196,18 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       flush<kTileSums>(sums, wide, kTileThreads);
   };
 
-  for (int c = 0; c < together; ++c) {
-    const int64_t chunk = int64_t{blockIdx.y} * together + c;
+  for (int c = 0; c < (kSmall ? 1 : together); ++c) {
+    const int64_t chunk = kSmall ? blockIdx.y : int64_t{blockIdx.y} * together + c;
     if (chunk >= count) break;
-    const int64_t begin = (first + chunk) * part.chunk, end = at_most(begin + part.chunk, d);
-    const int64_t steps = ceil_div(end - begin, kStep);
+    const int64_t begin = first + chunk * columns, end = at_most(begin + columns, d);
+    const int steps = static_cast<int>(ceil_div(end - begin, kStep));
     for (int n = 0; n < entries; ++n) wide[n * kTileThreads] = 0.0;
     fetch(begin);
     put(0);
     __syncthreads();
-    for (int64_t step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
       const bool more = step + 1 < steps;
-      if (more) fetch(begin + (step + 1) * kStep);
+      if (more) fetch(begin + int64_t{step + 1} * kStep);
       multiply(static_cast<int>(step % T::kStages));
       if (step % kBlockSteps == kBlockSteps - 1) flush_sums();
       // This overwrites a stage that all warps have read before the last barrier.
@@ -231,9 +243,10 @@ __global__ void __launch_bounds__(kTileThreads, 1)
 
 }  // namespace
 
-cudaError_t gram_many(const float* const* rows, Wanted wanted, int64_t d, const GramPlan& plan,
-                      int64_t first, int64_t count, const uint8_t* needed, double* partials,
-                      int32_t* found, Precision precision, int width, cudaStream_t stream) {
+cudaError_t gram_many(const float* const* rows, Wanted wanted, const GramPlan& plan,
+                      int64_t segment, int64_t first, int64_t count, const uint8_t* needed,
+                      double* partials, int32_t* found, Precision precision, int width,
+                      cudaStream_t stream) {
   const auto launch = [&](auto p, auto w, auto small) {
     constexpr bool kSmall = decltype(small)::value;
     const auto kernel = gram_many_kernel<decltype(w)::value, decltype(p)::value, kSmall>;
@@ -241,11 +254,12 @@ cudaError_t gram_many(const float* const* rows, Wanted wanted, int64_t d, const 
     if (cudaError_t error =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes))
       return error;
+    const int64_t from = segment * plan.segment, columns = plan.part_of(segment).chunk;
     const dim3 grid(static_cast<unsigned>(plan.tiles),
                     static_cast<unsigned>(ceil_div(count, plan.together)));
-    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(rows, wanted, d, plan.part, first, count,
-                                                         plan.together, needed, plan.slots,
-                                                         partials, found);
+    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(
+        rows, wanted, from + first * columns, from + plan.columns_of(segment), columns, count,
+        plan.together, needed, plan.slots, partials, found);
     return cudaGetLastError();
   };
   return with_precision(precision, [&](auto p) {

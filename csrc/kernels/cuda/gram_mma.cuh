@@ -140,8 +140,8 @@ __device__ __forceinline__ OperandA<kWords> operand_a(const Words4 (&even)[kWord
 
 // sums += the products of one step of a 16 x 8 tile. Tensor cores truncate, which would bias a long
 // chain of sums of one sign. So each step's chain starts from zero, and its result is added with
-// rounding to nearest.
-template <Precision kPrecision>
+// rounding to nearest. With kSums = 2, of the upper 8 rows only.
+template <Precision kPrecision, int kSums = 4>
 __device__ __forceinline__ void add_step(float* sums,
                                          const OperandA<Products<kPrecision>::kWords>& a,
                                          const OperandB<Products<kPrecision>::kWords>& b) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void add_step(float* sums,
   Products<kPrecision>::add(chain, a, b, 0);
   Products<kPrecision>::add(chain, a, b, 1);
 #pragma unroll
-  for (int r = 0; r < 4; ++r) sums[r] = __fadd_rn(sums[r], chain[r]);
+  for (int r = 0; r < kSums; ++r) sums[r] = __fadd_rn(sums[r], chain[r]);
 }
 
 // wide[n * stride] += sums[n], and sums[n] = 0, for n in [0, N). `wide` is volatile so that the

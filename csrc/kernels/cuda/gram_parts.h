@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two kernels that read the rows for gram.cu. Both write the partial sums of some chunks into
-// slots (gram_layout.h), and zeros to found[kFound].
+// slots (gram_layout.h), and zeros to `found`.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,18 +21,21 @@ struct Wanted {
   }
 };
 
-// For S <= kFewRows: all chunks.
-//   partials   // [chunks, slots]
-cudaError_t gram_few(const float* const* rows, int64_t S, int64_t d, const GramPlan& plan,
-                     double* partials, int32_t* found, Precision precision, int width,
-                     cudaStream_t stream);
+// For S <= kFewRows: all chunks of segments [first, first + count).
+//   partials   // [count, plan.chunks(), slots]
+//   found      // [count, kFound]
+cudaError_t gram_few(const float* const* rows, int64_t S, const GramPlan& plan, int64_t first,
+                     int64_t count, double* partials, int32_t* found, Precision precision,
+                     int width, cudaStream_t stream);
 
-// For any S: chunks [first, first + count).
+// For any S: chunks [first, first + count) of one segment.
 //   needed     // [tiles] flags, or nullptr: all tiles
 //   partials   // [ceil(count / plan.together), slots]; only those of wanted entries need be
 //   written
-cudaError_t gram_many(const float* const* rows, Wanted wanted, int64_t d, const GramPlan& plan,
-                      int64_t first, int64_t count, const uint8_t* needed, double* partials,
-                      int32_t* found, Precision precision, int width, cudaStream_t stream);
+//   found      // [kFound]
+cudaError_t gram_many(const float* const* rows, Wanted wanted, const GramPlan& plan,
+                      int64_t segment, int64_t first, int64_t count, const uint8_t* needed,
+                      double* partials, int32_t* found, Precision precision, int width,
+                      cudaStream_t stream);
 
 }  // namespace fastagg::cuda

@@ -119,12 +119,14 @@ cudaError_t add_adaptive(float* params, float* m, float* s, const T* aggregate, 
 // --- Gram ---------------------------------------------------------------------------------------
 
 // *bytes = the size of the `workspace` of gram on the current GPU. It must be aligned to 256.
-cudaError_t gram_workspace(int64_t S, int64_t d, int64_t* bytes);
+cudaError_t gram_workspace(int64_t S, int64_t d, int64_t segment, int64_t* bytes);
 
-// `pairs` must be symmetric. Tiles of 128 x 128 entries without any wanted pair are skipped; rows
-// are not reordered.
-cudaError_t gram(const float* const* rows, int64_t S, int64_t d, const uint8_t* pairs, double* out,
-                 Precision precision, void* workspace, int width, cudaStream_t stream);
+// The sum of the Gram matrices of segments of `segment` columns, in order. `pairs` must be
+// symmetric. Tiles of 128 x 128 entries without any wanted pair are skipped; rows are not
+// reordered.
+cudaError_t gram(const float* const* rows, int64_t S, int64_t d, int64_t segment,
+                 const uint8_t* pairs, double* out, Precision precision, void* workspace, int width,
+                 cudaStream_t stream);
 
 // --- policy on [S, S] and [K, K] ----------------------------------------------------------------
 

@@ -58,6 +58,10 @@ def translated_kernel(path: Path) -> str:
         r"static \1\2\3; declare_shared(\2, sizeof \2);",
         s,
     )
+    if path.name == "gram_layout.h":  # fewer segments at a time, so that tests have several windows
+        limit = "kSegmentBytes = int64_t{64} << 20;"
+        assert limit in s
+        s = s.replace(limit, "kSegmentBytes = int64_t{256} << 10;")
     if path.name == "gram_mma.cuh":
         s = without(s, "__device__ __forceinline__ uint32_t round_pair")
         s = without(s, "__device__ __forceinline__ uint32_t round_tf32")

@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import os
 import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -55,6 +61,79 @@ def groups_of_chunks() -> None:
     pairs = torch.zeros(520, 520, dtype=torch.bool)
     pairs[some[:, None], some] = True
     assert torch.equal(gram(rows, pairs, "tf32")[some][:, some], gram(rows[some], None, "tf32"))
+
+
+def mixed_rows(S: int, d: int) -> Tensor:
+    """Return rows in [-1, 1) that follow from integers, and thus are the same in every version."""
+    x = (torch.arange(S * d) * 2654435761 + 12345) & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 2246822519 & 0xFFFFFFFF
+    x = (x ^ x >> 13) * 3266489917 & 0xFFFFFFFF
+    return (x.double() / 2**31 - 1.0).float().view(S, d)
+
+
+# SHA-256 of Gram matrices of S x d, before row groups were shared by chunks: 1 to 65 rows of two or
+# three chunks; few rows of more chunks than share a row group; and chunks of two blocks of columns.
+BITS = {
+    "highest": ["b5d4fa1ea4a41c84", "c52fd9b1f44ed650", "4aff72cddcdad480"],
+    "high": ["02154f7ce63a84ab", "e4515f0e84dd3c1c", "9376b510502a6e67"],
+    "tf32": ["05719305eb263f29", "bdeb87cbf7b3b0dc", "be0d6baba2a033e0"],
+}
+SHAPES = [
+    [(S, 531) for S in range(1, 66)],
+    [(1, 8_200), (1, 9_000), (2, 2_561), (3, 1_043), (4, 1_537), (7, 1_043)],
+    [(3, 263_000)],
+]
+
+
+def committed_bits() -> None:
+    """The emulated kernels compute the bits of the version that these digests are from."""
+    for precision, expected in BITS.items():
+        found = []
+        for shapes in SHAPES:
+            digest = hashlib.sha256()
+            for S, d in shapes:
+                digest.update(gram(mixed_rows(S, d), precision=precision).numpy().tobytes())
+            found.append(digest.hexdigest()[:16])
+        assert found == expected, (precision, found)
+
+
+def segments() -> None:
+    """Gram matrices of segments have the bits of separate calls, and share launches."""
+    for count, d, segment, windows in (
+        (1, 9_999, 1_024, 1), (3, 2_700, 1_300, 1), (7, 1_043, 106, 1), (20, 1_043, 521, 1),
+        (33, 100, 33, 1), (64, 640, 16, 4), (70, 600, 250, 1),
+    ):  # fmt: skip
+        rows = torch.randn(count, d)
+        if count == 7:
+            rows[2, :530] *= 1e-30  # out of range in some segments, alone
+            rows[4] *= 1e25
+        pairs = torch.rand(count, count) < 0.5
+        for wanted in (None, pairs | pairs.T):
+            parts = [gram(part, wanted) for part in rows.split(segment, dim=1)]
+            expected = parts[0]
+            for part in parts[1:]:
+                expected = expected.add_(part)
+            call = functools.partial(ops.gram, rows, pairs=wanted, dtype=F64, segment=segment)
+            launches, got = launched(call)
+            assert torch.equal(got, expected)
+            # 64 rows: the partial sums of 12 segments at a time fit into the emulator's workspace.
+            names = {"gram_few, kernel": windows, "gram, reduce_kernel<true>": windows}
+            if count > 64:
+                names = {"gram_many, kernel": len(parts), "gram, reduce_kernel<false>": len(parts)}
+                names |= {} if wanted is None else {"gram, needed_kernel": 1}
+            names |= {"gram, rescue_kernel": windows, "gram, sum_kernel": windows}
+            assert launches == names | {"words, store_words_kernel": 1}, (count, launches)
+
+
+def launched(call: Callable[[], Tensor]) -> tuple[dict[str, int], Tensor]:
+    """Return how often the call launches each kernel, and its result."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "launches")
+        os.environ["FASTAGG_EMULATED_LAUNCHES"] = str(path)
+        result = call()
+        del os.environ["FASTAGG_EMULATED_LAUNCHES"]
+        names = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return dict(Counter(names)), result
 
 
 def small_shared_memory() -> None:

@@ -239,6 +239,12 @@ void allow_dynamic_shared(int bytes) {
 void run_grid(const char* kernel, dim3 grid, dim3 block, size_t shared, void (*body)(const void*),
               const void* arguments, size_t argument_bytes) {
   memory_check::begin_launch(kernel, arguments, argument_bytes);
+  if (const char* path = std::getenv("FASTAGG_EMULATED_LAUNCHES")) {
+    std::FILE* const file = std::fopen(path, "a");
+    if (!file) memory_check::fail("cannot open %s", path);
+    std::fprintf(file, "%s\n", kernel);
+    std::fclose(file);
+  }
   const char* order = std::getenv("FASTAGG_EMULATED_ORDER");
   const int seed = order ? std::atoi(order) : 0;
   in_order = seed == 0;
