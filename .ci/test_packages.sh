@@ -35,6 +35,15 @@ environment source "$torch" 'setuptools>=77' ninja
 VIRTUAL_ENV=$tmp/source "$venv/bin/uv" pip install --quiet --no-build-isolation "$sdist"
 (cd "$tmp" && source/bin/python -m fastagg | tail -n 1)
 
+# MiB of the extension that a user gets: 8 at most. With -O0, inlined templates take twice the room; then
+# the optimized extension of the checkout is measured.
+limit=8
+if [[ " ${CXXFLAGS:-} " == *" -O0 "* ]]; then
+  limit=16
+  size=$(stat -c %s "$root"/fastagg/_C*.so)
+  [ "$size" -lt $((8 << 20)) ] || { echo "the extension has $size bytes, more than 8 MiB" >&2; exit 1; }
+fi
+
 echo "== the wheel by pip"
 environment wheel "$torch" pip pytest hypothesis
 "$tmp/wheel/bin/python" -m pip --disable-pip-version-check install --quiet "$wheel"
@@ -42,7 +51,7 @@ mkdir "$tmp/empty"
 cp -R "$root/tests" "$root/pyproject.toml" "$tmp/empty"
 (
   cd "$tmp/empty"
-  ../wheel/bin/python - <<'PY'
+  ../wheel/bin/python - "$limit" <<'PY'
 import importlib.metadata, pathlib, subprocess, sys, torch, fastagg
 root = pathlib.Path(sys.prefix)
 assert root in pathlib.Path(fastagg.__file__).parents, fastagg.__file__
@@ -53,8 +62,9 @@ other = "import torch; torch.__version__ = '1.0.0'; import fastagg"
 error = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True).stderr
 assert f"built for torch {torch.__version__}, and torch 1.0.0 is installed" in error, error
 assert f"pip install 'torch=={minor}.*'" in error and "--no-build-isolation" in error, error
+limit = int(sys.argv[1]) << 20
 size = sum(file.stat().st_size for file in (root / "lib").rglob("fastagg/_C*.so"))
-assert 0 < size < 8 << 20, size
+assert 0 < size < limit, size
 package = pathlib.Path(fastagg.__file__).parent
 assert (package / "py.typed").exists() and "FDMS" in (package / "making.pyi").read_text()
 print(fastagg.__version__, f"{size / 1e6:.1f} MB")

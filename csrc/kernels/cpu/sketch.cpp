@@ -8,6 +8,7 @@
 
 #include "../elements.h"
 #include "../weighted_sum.h"
+#include "cache.h"
 #include "row_blocks.h"
 #include "scratch.h"
 #include "simd.h"
@@ -47,15 +48,37 @@ class Ahead {
   int64_t left_;
 };
 
+// Sums of squares of a row, one for each of kLanes lanes. They stay in registers from block to
+// block.
+template <int W>
+class Squares {
+ public:
+  static constexpr int kParts = kLanes / W, kHalf = W / 2;
+
+  FASTAGG_INLINE explicit Squares(const double* lanes) {
+    unroll<2 * kParts>([&](auto i)
+                           FASTAGG_INLINE_LAMBDA { sums_[i] = load<kHalf>(lanes + i * kHalf); });
+  }
+  FASTAGG_INLINE void write(double* lanes) const {
+    unroll<2 * kParts>([&](auto i)
+                           FASTAGG_INLINE_LAMBDA { store<kHalf>(lanes + i * kHalf, sums_[i]); });
+  }
+  template <int P>
+  FASTAGG_INLINE void add(const Vec<double, kHalf>& low, const Vec<double, kHalf>& high) {
+    sums_[2 * P] += low * low;
+    sums_[2 * P + 1] += high * high;
+  }
+
+ private:
+  Vec<double, kHalf> sums_[2 * kParts];
+};
+
 // sums[q] += the number of bucket q, negated if its sign says so, for n buckets from `first` on:
 // from[0], ..., from[n - 1]. n and `first` are multiples of kLanes.
 template <int W>
-FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* from, int64_t first,
+FASTAGG_INLINE void add_buckets(double* sums, Squares<W>& squares, const float* from, int64_t first,
                                 int64_t n, const uint32_t* words, Ahead& ahead) {
   constexpr int kParts = kLanes / W, kHalf = W / 2;
-  Vec<double, kHalf> square[2 * kParts];
-  unroll<2 * kParts>([&](auto i)
-                         FASTAGG_INLINE_LAMBDA { square[i] = load<kHalf>(squares + i * kHalf); });
   for (int64_t q = first; q < first + n;) {
     const int64_t unit_end = std::min((q / kUnitBuckets + 1) * kUnitBuckets, first + n);
     const auto shift = static_cast<uint32_t>(q % kUnitBuckets / kLanes);
@@ -73,33 +96,42 @@ FASTAGG_INLINE void add_buckets(double* sums, double* squares, const float* from
         signs[p] += signs[p];
         store<kHalf>(sum, load<kHalf>(sum) + low);
         store<kHalf>(sum + kHalf, load<kHalf>(sum + kHalf) + high);
-        square[2 * p] += low * low;
-        square[2 * p + 1] += high * high;
+        squares.template add<p()>(low, high);
       });
     }
   }
-  unroll<2 * kParts>([&](auto i)
-                         FASTAGG_INLINE_LAMBDA { store<kHalf>(squares + i * kHalf, square[i]); });
 }
 
 // Adds a block, k columns, to k buckets, in the order of columns.
 template <int W>
-FASTAGG_INLINE void add_block(double* sums, double* squares, const float* x, int64_t k,
+FASTAGG_INLINE void add_block(double* sums, Squares<W>& squares, const float* x, int64_t k,
                               int64_t turn, const uint32_t* words, Ahead& ahead) {
   // Columns [0, k - turn) go to the buckets from `turn` on, the others to those from 0 on. The
-  // lanes around `turn` have both the first columns and the last ones: they are put together.
+  // lanes around `turn` have both the last columns and the first ones: they are put side by side.
   const int64_t inside = turn % kLanes, around = turn - inside, after = around + kLanes;
-  float both[kLanes];
-  for (int64_t l = 0; l < kLanes; ++l) both[l] = x[l < inside ? k - inside + l : l - inside];
+  float ends[2 * kLanes];
+  std::memcpy(ends, x + (k - kLanes), sizeof ends / 2);
+  std::memcpy(ends + kLanes, x, sizeof ends / 2);
   add_buckets<W>(sums, squares, x + (after - turn), after, k - after, words, ahead);
   add_buckets<W>(sums, squares, x + (k - turn), 0, around, words, ahead);
-  add_buckets<W>(sums, squares, both, around, kLanes, words, ahead);
+  add_buckets<W>(sums, squares, ends + (kLanes - inside), around, kLanes, words, ahead);
 }
 
-// Columns of a row that are read before those of the next row. The hashes of their blocks serve all
-// rows of a group. Longer runs are faster, since prefetchers begin anew with every row, but what is
-// read once more, for a sum, must still be in L2.
-constexpr int64_t kLongRun = 131072, kShortRun = 8192;
+// Columns of a row that are read before those of the next row, at least a block. The hashes of
+// their blocks serve all rows of a group. Longer runs are faster, since prefetchers begin anew with
+// every row.
+constexpr int64_t kRun = 131072;
+
+// The same if the rows of a group are summed after each run: they must be in L2 still, and the sums
+// of all groups, which are kept until all are there, in the last cache.
+constexpr int64_t kSummedRun = 16384, kLeastRun = 4096;
+
+int64_t summed_run(int64_t fitting) {
+  const int64_t in_l2 = l2_bytes() / (2 * kGroup * int64_t{sizeof(float)});
+  int64_t run = kSummedRun;
+  while (run > kLeastRun && run > std::min(fitting, in_l2)) run /= 2;
+  return run;
+}
 
 // What a worker needs for k buckets: a block of floats, and the hashes of the blocks of a run.
 class Rooms {
@@ -159,6 +191,7 @@ FASTAGG_INLINE void add_run(double* sketches, double* lanes, const T* const* row
     hash_block<W>(seed, b, k, turns + (b - first), words + (b - first) * width);
   for (int64_t s = 0; s < size; ++s) {
     const T* const x = rows[s] + column;
+    Squares<W> squares(lanes + s * kLanes);
     // The next run is that of the next row; after the last row, the next one of the first row.
     Ahead ahead(x, n, s + 1 < size ? rows[s + 1] + column : rows[0] + column + n);
     for (int64_t done = 0; done < n;) {
@@ -172,10 +205,10 @@ FASTAGG_INLINE void add_run(double* sketches, double* lanes, const T* const* row
         std::fill(part + skipped + count, part + k, 0.0f);
         block = part;
       }
-      add_block<W>(sketches + s * k, lanes + s * kLanes, block, k, turns[b], words + b * width,
-                   ahead);
+      add_block<W>(sketches + s * k, squares, block, k, turns[b], words + b * width, ahead);
       done += count;
     }
+    squares.write(lanes + s * kLanes);
   }
 }
 
@@ -194,7 +227,7 @@ struct SketchRows {
   FASTAGG_INLINE static void run(double* sketches, double* lanes, const T* const* rows,
                                  int64_t size, int64_t d, int64_t k, uint64_t seed, int64_t begin,
                                  int64_t* turns, uint32_t* words, float* part) {
-    for_runs(d, std::max(kLongRun, k), begin, [&](int64_t column, int64_t n) FASTAGG_INLINE_LAMBDA {
+    for_runs(d, std::max(kRun, k), begin, [&](int64_t column, int64_t n) FASTAGG_INLINE_LAMBDA {
       add_run<W>(sketches, lanes, rows, size, column, n, k, seed, begin + column, turns, words,
                  part);
     });
@@ -240,8 +273,7 @@ struct SketchGroup {
   FASTAGG_INLINE static void run(double* sketches, double* lanes, float* __restrict sums,
                                  const T* const* rows, int64_t size, const float* weights,
                                  int64_t column, int64_t n, int64_t k, uint64_t seed, int64_t begin,
-                                 int64_t* turns, uint32_t* words, float* part) {
-    const int64_t run = std::max(kShortRun, k);
+                                 int64_t run, int64_t* turns, uint32_t* words, float* part) {
     for_runs(n, run, begin + column, [&](int64_t done, int64_t count) FASTAGG_INLINE_LAMBDA {
       const int64_t at = column + done;
       add_run<W>(sketches, lanes, rows, size, at, count, k, seed, begin + at, turns, words, part);
@@ -254,6 +286,7 @@ struct SketchGroup {
     });
   }
 };
+
 static_assert(kGroup == 8);
 
 // out[i] = factor * sum_g sums[g][i] for i in [0, n), in the order of g.
@@ -279,7 +312,7 @@ void sketch(double* out, double* squares, const T* const* rows, int64_t S, int64
             uint64_t seed, int64_t begin, const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work(S * d * int64_t{sizeof(T)});
-  const Rooms rooms(team.workers, k, kLongRun);
+  const Rooms rooms(team.workers, k, kRun);
   // Rows of a task share hashes, but there should be many tasks for each worker.
   const int64_t together = std::clamp<int64_t>(S / (12 * team.workers), 1, kGroup);
   team.for_each(ceil_div(S, together), [&](int64_t task, int worker) {
@@ -305,8 +338,8 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
     return;
   }
   const ScaledWeights scaled(weights, S);
-  const int64_t run = std::max(kShortRun, k);
   const int64_t fitting = kGroupSumBytes / (groups * int64_t{sizeof(float)});
+  const int64_t run = std::max(summed_run(fitting), k);
   const int64_t width = std::clamp(fitting / run, int64_t{1}, ceil_div(d, run) + 1) * run;
   const Rooms rooms(team.workers, k, run);
   const Scratch all_lanes(S * kLanes * int64_t{sizeof(double)});
@@ -321,7 +354,8 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
       const auto [first, size] = found[g];
       dispatch<SketchGroup>(isa, out + first * k, lanes + first * kLanes, sums + g * width,
                             rows + first, size, scaled.quotients.data() + first, column, n, k, seed,
-                            begin, rooms.turns(worker), rooms.words(worker), rooms.block(worker));
+                            begin, run, rooms.turns(worker), rooms.words(worker),
+                            rooms.block(worker));
     });
     const int64_t columns = std::min(block_columns(n, team.workers), kTotalColumns);
     for_blocks(n, columns, team, [&](int64_t first, int64_t count, int worker) {
