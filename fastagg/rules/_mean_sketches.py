@@ -161,7 +161,7 @@ class Rows:
 
 
 # What these numbers miss: `python -m benchmarks friends`. Fewer passes divide more groups.
-DOUBTFUL = 50  # one in so many queries is compared with all rows
+DOUBTFUL = 50  # one query in this many is compared with all rows
 _CENTERS = 2.0  # times sqrt(R), so that a query is compared with about as many rows as centers
 _PASSES = 6  # of Lloyd's algorithm
 _TRAINING = 1 << 14  # most rows that centers are computed from

@@ -84,9 +84,8 @@ __device__ __forceinline__ void flush_far(float* sums, double* wide) {
   }
 }
 
-//   first      // the first column of the first of `count` chunks; a chunk has `columns`, but may
-//   end
-//              // at column d before
+//   first      // the first column of the first of `count` chunks. A chunk has `columns` columns;
+//              // the last one ends at column d.
 //   partials   // [chunks of the grid / together, slots]
 template <int V, Precision kPrecision, bool kSmall>
 __global__ void __launch_bounds__(kTileThreads, 1)

@@ -10,9 +10,8 @@
 //
 //   FASTAGG_EMULATED_ORDER=N          the N-th random order of blocks and threads (0: none)
 //   FASTAGG_EMULATED_TENSOR_CORE=...  sm_80 or sm_90 (default)
-//   FASTAGG_EMULATED_LAUNCHES=FILE    the name of each kernel that is launched is added to this
-//   file FASTAGG_EMULATED_SHARED=KIB       shared memory of a thread block (default: 163, as on
-//   sm_80)
+//   FASTAGG_EMULATED_LAUNCHES=FILE    adds the name of every launched kernel to this file
+//   FASTAGG_EMULATED_SHARED=KIB       shared memory of a thread block (163, as on sm_80)
 #pragma once
 #include <algorithm>
 #include <cmath>
