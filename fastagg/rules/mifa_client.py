@@ -175,8 +175,10 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
             self._check_peaks(cohort, cohort.scaled(self.columns.join_peaks(peaks)))
         else:
             copy_in_pieces_(self._next_total, self.total)
-        ends = [end for piece in pieces(self._next_total) for end in torch.aminmax(piece)]
-        largest = torch.stack(ends).abs_().max().mul_(self._norm).to("cpu", torch.float32)
+        ends = map(torch.aminmax, pieces(self._next_total))
+        parts = [torch.maximum(-least, most) for least, most in ends]
+        largest = parts[0] if len(parts) == 1 else torch.stack(parts).max()
+        largest = largest.mul_(self._norm).to("cpu", torch.float32)
         aggregate = float(self.columns.join_peaks(largest.view(1)))
         aggregate *= 1.0 + 2.0**-23  # it was rounded
         self._check_range(peak, aggregate)

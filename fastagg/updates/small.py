@@ -67,7 +67,9 @@ def pieces(vector: Tensor) -> tuple[Tensor, ...]:
     Torch's threads are OpenMP's: an operation waits for all of them, on a busy machine for
     milliseconds. On a GPU there is one piece.
     """
-    return vector.split(_PIECE if vector.device.type == "cpu" else max(len(vector), 1))
+    if len(vector) <= _PIECE or vector.device.type != "cpu":
+        return (vector,)
+    return vector.split(_PIECE)
 
 
 def copy_in_pieces_(to: Tensor, vector: Tensor) -> None:
