@@ -30,7 +30,7 @@
 FASTAGG_OP(gram,            yes, yes, no,
            "(Tensor[] updates, Tensor? pairs=None, str precision='highest', int? segment=None) "
            "-> Tensor")
-FASTAGG_OP(gram_rows,       yes, no,  yes,
+FASTAGG_OP(gram_rows,       yes, yes, yes,
            "(Tensor[] updates, Tensor changed, str precision='highest') -> Tensor")
 FASTAGG_OP(abs_max,         yes, yes, no,
            "(Tensor[] rows) -> Tensor")
@@ -55,30 +55,30 @@ FASTAGG_OP(most_similar,    yes, yes, yes,
            "Tensor? row_ids=None, Tensor? splits=None) -> (Tensor, Tensor)")
 
 // Robust rules: policy on Gram matrices.
-FASTAGG_OP(replace_rows,    no,  no,  yes,
+FASTAGG_OP(replace_rows,    no,  yes, yes,
            "(Tensor gram, Tensor changed, Tensor rows) -> Tensor")
-FASTAGG_OP(bucketed_gram,   no,  no,  yes,
+FASTAGG_OP(bucketed_gram,   no,  yes, yes,
            "(Tensor gram, Tensor order, Tensor weights, int bucket_size) "
            "-> (Tensor, Tensor, Tensor, Tensor)")
-FASTAGG_OP(krum_scores,     no,  no,  yes,
+FASTAGG_OP(krum_scores,     no,  yes, yes,
            "(Tensor gram, int num_byzantine) -> Tensor")
-FASTAGG_OP(krum_selection,  no,  no,  yes,
+FASTAGG_OP(krum_selection,  no,  yes, yes,
            "(Tensor gram, int num_byzantine, int count) -> Tensor")
-FASTAGG_OP(nearest_means,   no,  no,  yes,
+FASTAGG_OP(nearest_means,   no,  yes, yes,
            "(Tensor gram, Tensor weights, int count) -> (Tensor, Tensor)")
-FASTAGG_OP(weiszfeld,       no,  no,  yes,
+FASTAGG_OP(weiszfeld,       no,  yes, yes,
            "(Tensor gram, Tensor weights, Tensor start, float nu, int iterations) -> Tensor")
-FASTAGG_OP(clip_towards,    no,  no,  yes,
+FASTAGG_OP(clip_towards,    no,  yes, yes,
            "(Tensor gram, Tensor weights, float tau, int iterations) -> Tensor")
 
 // One-pass updates of vectors [d] and of memory rows.
 FASTAGG_OP(weighted_sum_,   yes, yes, no,
            "(Tensor(a!) out, Tensor[] rows, Tensor weights, float beta=1.0, "
            "Tensor? when=None) -> ()")
-FASTAGG_OP(apply_weighted_sum_, yes, no, yes,
+FASTAGG_OP(apply_weighted_sum_, yes, yes, yes,
            "(Tensor(a!) params, Tensor(b!) before, Tensor(c!) applied, Tensor[] rows, "
            "Tensor weights, float lr, float largest, float limit) -> ()")
-FASTAGG_OP(difference_sum_, yes, no,  yes,
+FASTAGG_OP(difference_sum_, yes, yes, yes,
            "(Tensor(a!) out, Tensor(b!) squares, Tensor[] rows, Tensor base, Tensor weights) "
            "-> ()")
 FASTAGG_OP(trimmed_mean_,   yes, yes, yes,
@@ -93,7 +93,7 @@ FASTAGG_OP(gram_and_sum_,   yes, yes, no,
 FASTAGG_OP(sketch_and_sum_, yes, yes, no,
            "(Tensor(a!) sum, Tensor(b!) out, Tensor(c!) squares, Tensor[] rows, Tensor weights, "
            "int seed, int begin=0) -> ()")
-FASTAGG_OP(difference_gram_and_sum_, yes, no, yes,
+FASTAGG_OP(difference_gram_and_sum_, yes, yes, yes,
            "(Tensor(a!) out, Tensor(b!) gram, Tensor[] models, Tensor base, Tensor weights, "
            "int begin) -> ()")
 FASTAGG_OP(mimic_,          yes, yes, no,

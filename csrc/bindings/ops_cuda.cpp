@@ -14,11 +14,15 @@
 
 #include "../kernels/cuda/similar_layout.h"
 #include "../kernels/cuda/sort_layout.h"
+#include "check_apply.h"
+#include "check_differences.h"
 #include "check_int8_rows.h"
+#include "check_models.h"
 #include "check_most_similar.h"
 #include "check_sketch.h"
 #include "check_sorted_columns.h"
 #include "cuda_launch.h"
+#include "robust_on_cuda.h"
 #include "sort_by_torch.h"
 
 namespace fastagg {
@@ -66,6 +70,38 @@ at::Tensor gram(at::TensorList updates, const std::optional<at::Tensor>& pairs,
   const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
   at::Tensor out = on.empty({S, S}, at::kDouble);
   GramLaunch(on, rows, precision, segment).run(on, flags, out);
+  return out;
+}
+
+// gram of the pairs that have a changed row. The changed rows are placed first, so that these pairs
+// fill whole tiles of the kernel, and tiles without a wanted pair end at once.
+at::Tensor gram_rows(at::TensorList updates, const at::Tensor& changed,
+                     c10::string_view precision) {
+  const OnDevice on(device_of(updates, "updates"), "updates");
+  Rows rows = check_rows(updates, "updates", kAny, on.device());
+  const int64_t S = rows.size(), C = changed.numel();
+  std::vector<int64_t> order = check_positions(changed, S), places(S, -1);
+  for (int64_t c = 0; c < C; ++c) places[order[c]] = c;
+  for (int64_t s = 0; s < S; ++s) {
+    if (places[s] >= 0) continue;
+    places[s] = static_cast<int64_t>(order.size());
+    order.push_back(s);
+  }
+  rows.addresses = reorder(rows.addresses, order);
+  const at::Tensor pairs = on.empty({S, S}, at::kBool), whole = on.empty({S, S}, at::kDouble);
+  auto* flags = reinterpret_cast<uint8_t*>(pairs.mutable_data_ptr<bool>());
+  Tables tables;
+  const int64_t places_at = tables.add(places);
+  tables.upload(on);
+  at::Tensor out = on.empty({C, S}, at::kDouble);
+  const GramLaunch launch(on, rows, precision, std::nullopt);
+  if (C == 0) return out;
+  check_launch(cuda::first_pairs(S, C, flags, on.stream()), "gram_rows", S, " rows");
+  launch.run(on, flags, whole);
+  check_launch(
+      cuda::take_columns(whole.const_data_ptr<double>(), S, C, tables.at<int64_t>(places_at),
+                         out.mutable_data_ptr<double>(), on.stream()),
+      "gram_rows", S, " rows");
   return out;
 }
 
@@ -281,6 +317,55 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   });
 }
 
+// The sum goes to scratch memory. Its peak and that of params are found on the device, and the
+// kernel that moves params decides from them, so that nothing waits.
+void apply_weighted_sum_(const at::Tensor& params, const at::Tensor& before,
+                         const at::Tensor& applied, at::TensorList tensors,
+                         const at::Tensor& weights, double lr, double largest, double limit) {
+  const OnDevice on(params, "params");
+  check_apply(params, before, applied, tensors);
+  const at::Tensor sum = on.empty(params.sizes(), at::kFloat);
+  weighted_sum_(sum, tensors, weights, 0.0, std::nullopt);
+  const at::Tensor peaks = abs_max({params, sum});
+  check_launch(cuda::apply_sum(params.mutable_data_ptr<float>(), before.mutable_data_ptr<float>(),
+                               applied.mutable_data_ptr<bool>(), sum.const_data_ptr<float>(),
+                               peaks.const_data_ptr<float>(), params.numel(), lr, largest, limit,
+                               on.stream()),
+               "apply_weighted_sum_", "params [", params.numel(), "]");
+}
+
+// Two passes over the rows, and no memory for the differences.
+void difference_sum_(const at::Tensor& out, const at::Tensor& squares, at::TensorList tensors,
+                     const at::Tensor& base, const at::Tensor& weights) {
+  const OnDevice on(out, "out");
+  const Rows rows = check_differences(out, squares, tensors, base);
+  const int64_t S = rows.size(), d = rows.d;
+  const at::Tensor here = weights.to(at::kCPU);
+  Tables tables;
+  const int64_t rows_at = tables.add(rows.addresses);
+  const int64_t weights_at = tables.add(check_weights(here, S, here.device()));
+  tables.upload(on);
+  Width width;
+  width.add(rows.addresses, rows.element_bytes());
+  width.add(base.const_data_ptr());
+  width.add(out.const_data_ptr());
+  const at::Tensor parts = on.empty({cuda::squares_workspace(S, d)}, at::kByte);
+  with_element(rows.dtype, [&](auto element) {
+    using T = decltype(element);
+    const auto* at = tables.at<const T*>(rows_at);
+    const auto* from = base.const_data_ptr<float>();
+    check_launch(
+        cuda::weighted_difference(out.mutable_data_ptr<float>(), at, from, S, d,
+                                  tables.at<double>(weights_at), width.value(), on.stream()),
+        "difference_sum_", "rows [", S, ", ", d, "]");
+    check_launch(
+        cuda::difference_squares(squares.mutable_data_ptr<double>(), at, from, S, d,
+                                 reinterpret_cast<double*>(parts.mutable_data_ptr<uint8_t>()),
+                                 width.value(), on.stream()),
+        "difference_sum_", "rows [", S, ", ", d, "]");
+  });
+}
+
 // A kernel sorts the columns of at most kMostSorted rows. launch(out, peak, rows, scales, stream)
 // calls it.
 template <class Launch>
@@ -340,6 +425,42 @@ void gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList
   const GramLaunch launch(on, rows, precision, std::nullopt);
   weighted_sum_(out, tensors, weights, 0.0, std::nullopt);
   launch.run(on, nullptr, gram);
+}
+
+at::ScalarType dtype_of(cpu::Element element) {
+  return element == cpu::Element::kFloat      ? at::kFloat
+         : element == cpu::Element::kBfloat16 ? at::kBFloat16
+                                              : at::kHalf;
+}
+
+// The differences are written to scratch memory [S, d]: gram reads rows that are in one piece.
+void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at::TensorList models,
+                              const at::Tensor& base, const at::Tensor& weights, int64_t begin) {
+  const OnDevice on(out, "out");
+  check_dense(weights, "weights");
+  const int64_t S = weights.numel(), d = out.numel(), end = begin + d;
+  const std::vector<cpu::ModelPart> parts = check_models(out, gram, models, base, S, begin);
+  check_weight_shape(weights, S);
+  const at::Tensor rows = on.empty({S, d}, at::kFloat);
+  for (const cpu::ModelPart& part : parts) {
+    const int64_t first = std::max(begin, part.begin), last = std::min(end, part.begin + part.size);
+    if (first >= last) continue;
+    with_element(dtype_of(part.element), [&](auto element) {
+      using T = decltype(element);
+      std::vector<const T*> at;
+      for (const void* row : part.rows)
+        at.push_back(static_cast<const T*>(row) + (first - part.begin));
+      Tables tables;
+      const int64_t rows_at = tables.add(at);
+      tables.upload(on);
+      check_launch(
+          cuda::differences(rows.mutable_data_ptr<float>() + (first - begin), d,
+                            tables.at<const T*>(rows_at), base.const_data_ptr<float>() + first, S,
+                            last - first, on.stream()),
+          "difference_gram_and_sum_", "models [", S, ", ", d, "]");
+    });
+  }
+  gram_and_sum_(out, gram, rows, weights, "highest");
 }
 
 // Two passes over the rows, as gram_and_sum_. If memory for the workspace of sketch_ runs out,

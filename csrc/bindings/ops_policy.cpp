@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops for tensors on any device: gram_rows calls `gram`, those of differences call `weighted_sum_`
-// and `gram_and_sum_`, those that sort columns call torch's sort, and those of the robust rules
-// compute with S x S numbers on the CPU, wherever the rows are.
+// Ops for tensors on any device without kernels of its own: gram_rows calls `gram`, those of
+// differences call `weighted_sum_` and `gram_and_sum_`, those that sort columns call torch's sort,
+// and those of the robust rules compute with S x S numbers on the CPU, wherever the rows are.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/amax.h>
@@ -32,6 +32,7 @@
 #include "check_differences.h"
 #include "check_models.h"
 #include "check_most_similar.h"
+#include "check_robust.h"
 #include "check_rows.h"
 #include "checks.h"
 #include "sort_by_torch.h"
@@ -207,32 +208,10 @@ class Distances {
   std::vector<double> products_;
 };
 
-// Checks a Gram matrix, float64 [n, n], and returns it in CPU memory.
-at::Tensor check_gram(const at::Tensor& gram) {
-  check_dense(gram, "gram");
-  TORCH_CHECK_TYPE(gram.scalar_type() == at::kDouble, "gram: expected dtype Double, got ",
-                   gram.scalar_type());
-  TORCH_CHECK_VALUE(gram.dim() == 2 && gram.size(0) == gram.size(1),
-                    "gram: expected a square matrix, got shape ", gram.sizes());
-  check_memory(gram, "gram");
-  return gram.cpu();
-}
-
-// A call cannot be interrupted.
-constexpr int64_t kMostIterations = 100'000;
-
-void check_iterations(int64_t iterations) {
-  TORCH_CHECK_VALUE(iterations >= 0 && iterations <= kMostIterations, "iterations: expected 0 to ",
-                    kMostIterations, ", got ", iterations);
-}
-
 at::Tensor weiszfeld(const at::Tensor& gram, const at::Tensor& weights, const at::Tensor& start,
                      double nu, int64_t iterations) {
-  const at::Tensor known = check_gram(gram);
-  const int64_t n = known.size(0);
-  check_tensor(weights, "weights", at::kDouble, {n});
-  check_tensor(start, "start", at::kDouble, {n});
-  check_iterations(iterations);
+  const int64_t n = check_weiszfeld(gram, weights, start, iterations);
+  const at::Tensor known = gram.cpu();
   const at::Tensor own = weights.cpu();
   const auto* w = own.const_data_ptr<double>();
   Distances distances(known);
@@ -250,11 +229,8 @@ at::Tensor weiszfeld(const at::Tensor& gram, const at::Tensor& weights, const at
 
 at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, double tau,
                         int64_t iterations) {
-  const at::Tensor known = check_gram(gram);
-  const int64_t n = known.size(0) - 1;
-  TORCH_CHECK_VALUE(n >= 0, "gram: expected at least one row, got none");
-  check_tensor(weights, "weights", at::kDouble, {n});
-  check_iterations(iterations);
+  const int64_t n = check_clip_towards(gram, weights, iterations);
+  const at::Tensor known = gram.cpu();
   const at::Tensor own = weights.cpu();
   const auto* w = own.const_data_ptr<double>();
   Distances distances(known);
@@ -276,24 +252,18 @@ at::Tensor clip_towards(const at::Tensor& gram, const at::Tensor& weights, doubl
   return result.to(gram.device());
 }
 
-void check_num_byzantine(int64_t num_byzantine) {
-  TORCH_CHECK_VALUE(num_byzantine >= 0, "num_byzantine: expected at least 0, got ", num_byzantine);
-}
-
 at::Tensor krum_scores(const at::Tensor& gram, int64_t num_byzantine) {
-  const at::Tensor known = check_gram(gram).contiguous();
-  check_num_byzantine(num_byzantine);
-  const at::Tensor scores = at::empty({known.size(0)}, known.options());
-  cpu::krum_scores(known.const_data_ptr<double>(), known.size(0), num_byzantine,
+  const int64_t n = check_krum(gram, num_byzantine);
+  const at::Tensor known = gram.cpu().contiguous();
+  const at::Tensor scores = at::empty({n}, known.options());
+  cpu::krum_scores(known.const_data_ptr<double>(), n, num_byzantine,
                    scores.mutable_data_ptr<double>());
   return scores.to(gram.device());
 }
 
 at::Tensor krum_selection(const at::Tensor& gram, int64_t num_byzantine, int64_t count) {
-  const at::Tensor known = check_gram(gram).contiguous();
-  check_num_byzantine(num_byzantine);
-  const int64_t n = known.size(0);
-  TORCH_CHECK_VALUE(count >= 0 && count <= n, "count: expected 0 to ", n, ", got ", count);
+  const int64_t n = check_krum(gram, num_byzantine, count);
+  const at::Tensor known = gram.cpu().contiguous();
   const at::Tensor chosen = at::empty({count}, at::TensorOptions().dtype(at::kLong));
   cpu::krum_selection(known.const_data_ptr<double>(), n, num_byzantine, count,
                       chosen.mutable_data_ptr<int64_t>());
@@ -302,12 +272,9 @@ at::Tensor krum_selection(const at::Tensor& gram, int64_t num_byzantine, int64_t
 
 std::tuple<at::Tensor, at::Tensor> nearest_means(const at::Tensor& gram, const at::Tensor& weights,
                                                  int64_t count) {
-  const at::Tensor known = check_gram(gram).contiguous();
-  const int64_t size = known.size(0), n = weights.numel();
-  check_tensor(weights, "weights", at::kDouble, {n});
-  TORCH_CHECK_VALUE(n <= size, "weights: expected at most ", size, " numbers, got ", n);
-  TORCH_CHECK_VALUE((count >= 1 && count <= n) || n == 0, "count: expected 1 to ", n, ", got ",
-                    count);
+  const int64_t n = check_nearest_means(gram, weights, count);
+  const at::Tensor known = gram.cpu().contiguous();
+  const int64_t size = known.size(0);
   const at::Tensor own = weights.cpu();
   const at::Tensor mixed = at::empty({size, size}, known.options());
   const at::Tensor mixing = at::empty({size, size}, known.options());
@@ -319,52 +286,24 @@ std::tuple<at::Tensor, at::Tensor> nearest_means(const at::Tensor& gram, const a
 // `gram` with the rows and columns `changed` replaced by `rows`. If `rows` are longer than those of
 // `gram`, the result is larger, and `changed` must have all positions that `gram` lacks.
 at::Tensor replace_rows(const at::Tensor& gram, const at::Tensor& changed, const at::Tensor& rows) {
-  const at::Tensor known = check_gram(gram).contiguous();
-  const int64_t m = known.size(0), C = changed.numel();
-  check_tensor(rows, "rows", at::kDouble, {C, kAny});
-  const int64_t n = rows.size(1);
-  TORCH_CHECK_VALUE(n >= m, "rows: expected at least ", m, " columns, got ", n);
-  const at::Tensor own = rows.cpu();
-  const std::vector<int64_t> positions = check_positions(changed, n);
-  std::vector<const double*> fresh(n, nullptr);  // by position
-  for (int64_t c = 0; c < C; ++c) fresh[positions[c]] = own.const_data_ptr<double>() + c * n;
-  for (int64_t i = m; i < n; ++i)
-    TORCH_CHECK_VALUE(fresh[i], "changed: expected all positions from ", m, " on, ", i,
-                      " is missing");
+  const std::vector<int64_t> fresh = check_replace_rows(gram, changed, rows);
+  const at::Tensor known = gram.cpu().contiguous(), own = rows.cpu();
+  const int64_t m = known.size(0), n = rows.size(1), C = rows.size(0);
+  const auto* positions = changed.const_data_ptr<int64_t>();
   const at::Tensor out = at::empty({n, n}, known.options());
   auto* data = out.mutable_data_ptr<double>();
   const auto* before = known.const_data_ptr<double>();
+  const auto* given = own.const_data_ptr<double>();
   for (int64_t i = 0; i < n; ++i) {
     double* row = data + i * n;
-    if (fresh[i])
-      std::copy_n(fresh[i], n, row);
-    else
-      std::copy_n(before + i * m, m, row);
-    for (const int64_t j : positions)
-      if (!fresh[i]) row[j] = fresh[j][i];
+    if (fresh[i] >= 0) {
+      std::copy_n(given + fresh[i] * n, n, row);
+      continue;
+    }
+    std::copy_n(before + i * m, m, row);
+    for (int64_t c = 0; c < C; ++c) row[positions[c]] = given[c * n + i];
   }
   return out.to(gram.device());
-}
-
-// The bucket of each row: every bucket_size rows of `order` are a bucket, and buckets are numbered
-// by their lowest row.
-std::vector<int64_t> number_buckets(const at::Tensor& order, int64_t bucket_size) {
-  const at::Tensor own = order.cpu();
-  const int64_t n = own.numel();
-  std::vector<int64_t> bucket_of(n, -1), number(ceil_div(n, bucket_size), -1);
-  const auto* row = own.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < n; ++i) {
-    TORCH_CHECK_VALUE(row[i] >= 0 && row[i] < n && bucket_of[row[i]] < 0,
-                      "order: expected a permutation of [0, ", n, "), got ", row[i],
-                      " at position ", i);
-    bucket_of[row[i]] = i / bucket_size;
-  }
-  int64_t count = 0;
-  for (int64_t& bucket : bucket_of) {
-    if (number[bucket] < 0) number[bucket] = count++;
-    bucket = number[bucket];
-  }
-  return bucket_of;
 }
 
 // The Gram matrix of the weighted means of buckets. Each row beyond `order` is a bucket of one row.
@@ -372,18 +311,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const a
                                                                          const at::Tensor& order,
                                                                          const at::Tensor& weights,
                                                                          int64_t bucket_size) {
-  const at::Tensor known = check_gram(gram).contiguous();
-  const int64_t n = known.size(0), members = order.numel();
-  check_tensor(order, "order", at::kLong, {members});
-  check_tensor(weights, "weights", at::kDouble, {members});
-  TORCH_CHECK_VALUE(members <= n, "order: expected at most ", n, " rows, got ", members);
-  TORCH_CHECK_VALUE(bucket_size >= 1, "bucket_size: expected at least 1, got ", bucket_size);
-  bucket_size = std::min(bucket_size, std::max<int64_t>(members, 1));  // ceil_div must not overflow
-  const int64_t count = ceil_div(members, bucket_size), m = count + n - members;
-  const at::Tensor own_weights = weights.cpu();
+  const auto [members, count, m, bucket] = check_bucketed_gram(gram, order, weights, bucket_size);
+  const at::Tensor known = gram.cpu().contiguous(), own_weights = weights.cpu();
+  const int64_t n = known.size(0);
   const auto* given = own_weights.const_data_ptr<double>();
-  std::vector<int64_t> bucket = number_buckets(order, bucket_size);
-  for (int64_t i = members; i < n; ++i) bucket.push_back(count + i - members);
   const at::Tensor buckets = at::empty({n}, at::TensorOptions().dtype(at::kLong));
   std::copy(bucket.begin(), bucket.end(), buckets.mutable_data_ptr<int64_t>());
 

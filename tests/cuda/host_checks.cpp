@@ -608,6 +608,42 @@ void similar_tiles() {
 
 // --- sorted columns
 
+// Sorts lists as the kernel does, in which every position is in one comparison of a stage at most.
+void sorted_lists() {
+  const auto stages = [](std::vector<int> x, bool check) {
+    const auto n = static_cast<int64_t>(x.size());
+    for (int64_t p = 1; p < n; p *= 2)
+      for (int64_t k = p; k >= 1; k /= 2) {
+        std::set<int64_t> touched;
+        int64_t before = -1;
+        for (int64_t i = 0;; ++i) {
+          const int64_t low = odd_even_low(i, p, k);
+          EXPECT(low > before);
+          before = low;
+          if (low + k >= n) break;
+          if (!odd_even_compares(low, p, k)) continue;
+          if (check) EXPECT(touched.insert(low).second && touched.insert(low + k).second);
+          if (x[low + k] < x[low]) std::swap(x[low], x[low + k]);
+        }
+      }
+    return x;
+  };
+  for (int n = 0; n <= 14; ++n)  // a network that sorts all zeros and ones sorts everything
+    for (int bits = 0; bits < 1 << n; ++bits) {
+      std::vector<int> x(n);
+      for (int i = 0; i < n; ++i) x[i] = bits >> i & 1;
+      const std::vector<int> sorted = stages(x, bits == 0);
+      EXPECT(std::is_sorted(sorted.begin(), sorted.end()));
+    }
+  for (int n : {31, 32, 33, 100, 255, 257, 1000}) {
+    std::vector<int> x(n);
+    for (int& value : x) value = static_cast<int>(random_bits() % n);
+    const std::vector<int> sorted = stages(x, true);
+    std::sort(x.begin(), x.end());
+    EXPECT(sorted == x);
+  }
+}
+
 // Sorts one column as the kernel does: runs, then merges, in which every pair has one thread.
 void sorted_columns() {
   for (int64_t S = 1; S <= kMostSorted; S += S < 70 ? 1 : 53) {
@@ -674,6 +710,7 @@ int main(int count, char** arguments) {
       {"sketches", sketches},
       {"similar_tiles", similar_tiles},
       {"sorted_columns", sorted_columns},
+      {"sorted_lists", sorted_lists},
   };
   if (count != 2) {
     for (const auto& [name, check] : checks) std::printf("%s\n", name.c_str());

@@ -33,6 +33,7 @@ CHECKS = [
     "sketches",
     "similar_tiles",
     "sorted_columns",
+    "sorted_lists",
 ]
 
 

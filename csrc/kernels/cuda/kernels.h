@@ -57,6 +57,32 @@ cudaError_t weighted_sum(float* out, const T* const* rows, int64_t S, int64_t d,
                          const double* weights, double beta, const uint8_t* when, int width,
                          cudaStream_t stream);
 
+// weighted_sum, with beta = 0, of the rows minus `base`.
+template <class T>  // float, Bfloat16 or Half
+cudaError_t weighted_difference(float* out, const T* const* rows, const float* base, int64_t S,
+                                int64_t d, const double* weights, int width, cudaStream_t stream);
+
+// The size of `parts` of difference_squares, in bytes.
+int64_t squares_workspace(int64_t S, int64_t d);
+
+// squares[s] = sum_k (rows[s][k] - base[k])^2: in float32 within 32 columns, float64 across them.
+template <class T>  // float, Bfloat16 or Half
+cudaError_t difference_squares(double* squares, const T* const* rows, const float* base, int64_t S,
+                               int64_t d, double* parts, int width, cudaStream_t stream);
+
+// out[s][k] = rows[s][k] - base[k], rounded to float32, for n columns.
+//   stride   // from one row of `out` to the next
+template <class T>  // float, Bfloat16 or Half
+cudaError_t differences(float* out, int64_t stride, const T* const* rows, const float* base,
+                        int64_t S, int64_t n, cudaStream_t stream);
+
+// before = params, and params += lr * sum with the bits of weighted_sum, if the peaks are within
+// the limits of apply_weighted_sum (weighted_sum.h); *applied = whether they are.
+//   peaks   // [2]: those of params and of sum
+cudaError_t apply_sum(float* params, float* before, bool* applied, const float* sum,
+                      const float* peaks, int64_t d, double lr, double largest, double limit,
+                      cudaStream_t stream);
+
 template <class T>
 cudaError_t mimic(float* params, const T* const* updates, float* const* corrections, int64_t S,
                   int64_t d, double lr, int width, cudaStream_t stream);
@@ -154,5 +180,68 @@ cudaError_t select_friends(const float* scores, Counts counts, const uint8_t* ac
 
 cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Counts counts,
                       int64_t K, double threshold, const uint8_t* when, cudaStream_t stream);
+
+// --- policy of the robust rules on [S, S] --------------------------------------------------------
+
+// Sums are in other orders than the CPU's. Results do not depend on how many thread blocks run.
+// With numbers that are not finite, results have no meaning, but positions are valid.
+
+// Krum's scores from `neighbours` nearest others (krum_neighbours in nearest_rows.h).
+//   lists   // [n, n], scratch
+cudaError_t krum_scores(const double* gram, int64_t n, int64_t neighbours, double* scores,
+                        double* lists, cudaStream_t stream);
+
+//   lists    // [n, n], scratch; as are
+//   scores   // [n]
+//   is_out   // [n]
+cudaError_t krum_selection(const double* gram, int64_t n, int64_t num_byzantine, int64_t count,
+                           int64_t* chosen, double* lists, double* scores, uint8_t* is_out,
+                           cudaStream_t stream);
+
+// The shares of nearest_means.
+//   mixing   // [size, size]
+//   lists    // [n, n], scratch
+cudaError_t nearest_shares(const double* gram, int64_t size, int64_t n, const double* weights,
+                           int64_t count, double* mixing, double* lists, cudaStream_t stream);
+
+//   factors    // [n], changed: at first those to start from
+//   products   // [n], scratch
+cudaError_t weiszfeld(const double* gram, int64_t n, const double* weights, double nu,
+                      int64_t iterations, double* factors, double* products, cudaStream_t stream);
+
+// n rows and a last one.
+//   factors    // [n + 1]
+//   products   // [n + 1], scratch
+cudaError_t clip_towards(const double* gram, int64_t n, const double* weights, double tau,
+                         int64_t iterations, double* factors, double* products,
+                         cudaStream_t stream);
+
+//   before   // [m, m]
+//   rows     // [any, n]
+//   fresh    // [n]: which of `rows` replaces each row, or -1
+cudaError_t replace_rows(const double* before, int64_t m, const double* rows, const int64_t* fresh,
+                         int64_t n, double* out, cudaStream_t stream);
+
+// The rows of bucket b are members[begins[b]], ..., ascending. The first `count` of m buckets have
+// weights, the others have one row each.
+//   gram      // [n, n]
+//   weights   // [n], of rows in the first `count` buckets
+//   out       // [m, m]
+//   shares    // [n]
+//   sums      // [count]
+//   half      // [m, n], scratch
+cudaError_t bucketed_gram(const double* gram, int64_t n, const int64_t* begins,
+                          const int64_t* members, int64_t count, int64_t m, const double* weights,
+                          double* out, double* shares, double* sums, double* half,
+                          cudaStream_t stream);
+
+// gram [n, n] = (gram + its transpose) / 2.
+cudaError_t make_symmetric(double* gram, int64_t n, cudaStream_t stream);
+
+// For gram_rows, whose changed rows are the first ones: pairs [S, S] = those that have one of the
+// first `count` rows; out [count, S] = the first rows of `gram`, with columns places[0], ...
+cudaError_t first_pairs(int64_t S, int64_t count, uint8_t* pairs, cudaStream_t stream);
+cudaError_t take_columns(const double* gram, int64_t S, int64_t count, const int64_t* places,
+                         double* out, cudaStream_t stream);
 
 }  // namespace fastagg::cuda

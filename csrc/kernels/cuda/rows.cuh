@@ -88,6 +88,16 @@ struct Batch {
     return wide;
   }
 
+  // The rows minus `base`, rounded to float32.
+  __device__ __forceinline__ Batch<float, V> minus(const Floats<V>& base) const {
+    Batch<float, V> result;
+#pragma unroll
+    for (int j = 0; j < kHeldRows; ++j)
+#pragma unroll
+      for (int v = 0; v < V; ++v) result.x[j].at[v] = __fsub_rn(widened(x[j].at[v]), base.at[v]);
+    return result;
+  }
+
   // Loads batch `batch`, with zeros past S: all addresses first, then all loads.
   template <class Table>
   __device__ __forceinline__ void load_rows(const Table& rows, int S, int batch,

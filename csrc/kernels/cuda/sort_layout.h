@@ -54,4 +54,15 @@ FASTAGG_HD constexpr int stages_of(int block) {
   return stages;
 }
 
+// Odd-even merge sort has stages k = p, p / 2, ..., 1 for p = 1, 2, 4, ...: the lower position of
+// comparison i, which ascends with i. The higher one follows k later.
+FASTAGG_HD constexpr int64_t odd_even_low(int64_t i, int64_t p, int64_t k) {
+  return (i & -k) * 2 + (i & (k - 1)) + (k & (p - 1));
+}
+
+// Whether a stage compares these positions: not those of two blocks of 2p values.
+FASTAGG_HD constexpr bool odd_even_compares(int64_t low, int64_t p, int64_t k) {
+  return (low ^ (low + k)) < 2 * p;
+}
+
 }  // namespace fastagg::cuda

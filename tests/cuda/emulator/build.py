@@ -104,7 +104,7 @@ def _compile(
     """Compile all sources, one per core at a time, and return the object files."""
 
     def one(source: Path) -> str:
-        target = str(folder / f"{source.stem}.o")
+        target = str(folder / f"{source.parent.name}-{source.stem}.o")
         subprocess.run([*_compiler(), *flags(source), "-c", str(source), "-o", target], check=True)
         return target
 
