@@ -33,7 +33,7 @@ MEANT = {CIFAR: "0.5", "fdms-fig2": "0.5"}
 FIG2, SAMPLES = "fdms-fig2", "fdms-fig2-samples"
 LOW, MEDIUM, HIGH = (f"quick/fdms-fig5/{level}" for level in ("low", "medium", "high"))
 EPOCH, MANY = "quick/fdms-fig6/cifar10-1", "quick/fdms-fig7/mnist-40"
-PROX = "quick/fdms-fig8/fedprox"
+PROX = "fdms-fig8/fedprox"
 TABLE3, TABLE4, TABLE4C = "mimic-table3", "mimic-table4-fmnist", "quick/mimic-table4-cifar"
 FIG4, CLIP = "mimic-fig4", "adversarial-clipping"
 SCALE, DTYPES = "scale-friends", "memory-dtypes"
@@ -509,6 +509,7 @@ STATED = [
     ),
     "whose {rounds(LATE, 'FedAvg waits')} steps differ much between seeds",
     "all differences are within 0.02, but one, whose interval is wider",
+    "| `fdms-fig8` with FedProx: Full and Dropout; Stale and FDMS | 087cab5; 55f9e80 |",
     "| `fdms-fig9`: seed 0; 1 and 2 | 304540a; 6273a1e |",
     "| other `adversarial` ones, first made or repeated | c6efdfb |",
     "| `adversarial-clipping` | eb2dfd8 |",
@@ -593,9 +594,15 @@ STATED = [
     "too short; on CIFAR-10 40 clients are just above chance after 20 of 500 rounds",
     "8, FedProx",
     (
-        "with FedProx, after 25 rounds: Full 0.208 → {after(PROX, 'Full', 25)}, Dropout 0.139 "
-        "→ {after(PROX, 'Dropout', 25)}, Stale 0.166 → {after(PROX, 'Stale', 25)}, FDMS 0.204 "
-        "→ {after(PROX, 'FDMS', 25)}"
+        "with FedProx, after 100 and 500 rounds: Full 0.325, 0.484 → {after(PROX, 'Full', 100)}, "
+        "{after(PROX, 'Full', 500)}; Dropout 0.239, 0.436 → {after(PROX, 'Dropout', 100)}, "
+        "{after(PROX, 'Dropout', 500)}; Stale 0.253, 0.435 → {after(PROX, 'Stale', 100)}, "
+        "{after(PROX, 'Stale', 500)}; FDMS 0.320, 0.475 → {after(PROX, 'FDMS', 100)}, "
+        "{after(PROX, 'FDMS', 500)}"
+    ),
+    (
+        "last ten evaluations, FDMS {last(PROX, 'FDMS')}, Full {last(PROX, 'Full')}, Stale "
+        "{last(PROX, 'Stale')}, Dropout {last(PROX, 'Dropout')}"
     ),
     "9, clustered Fashion-MNIST",
     (
@@ -1092,10 +1099,6 @@ STATED = [
     (
         "| figure 7, one seed; begun, with 40 clients on MNIST finished and 97 of 2000 rounds on "
         "CIFAR-10 | `fdms-fig7 --reuse results --out results/unfinished/fdms-fig7` | 1.3 |"
-    ),
-    (
-        "| figure 8, one seed; begun, with Full and Dropout finished and 123 of 1000 other rounds "
-        "with FedProx | `fdms-fig8 --reuse results --out results/unfinished/fdms-fig8` | 0.6 |"
     ),
     (
         "| MimiC, both tables of Fashion-MNIST, with figure 4, one seed, 200 rounds | "
