@@ -58,6 +58,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 SIZES = [(10, 610), (100, 610), (10, 62_006), (100, 62_006), (20, 1_000_000)]
 OPS_SIZES = [(10, 610), (20, 62_006), (20, 1_000_000), (512, 10_000)]
+MORE_SIZES = {"sketch_and_sum_": [(100, 1_000_000)]}  # besides OPS_SIZES
 FORMS = ("copied", "owned")
 COHORTS = 8  # cohorts of S of 2 S clients, in turn
 
@@ -97,23 +98,25 @@ def op_call(name: str, S: int, d: int) -> Call:
         return lambda: ops.abs_max(rows)
     if name == "weighted_sum_":
         return lambda: ops.weighted_sum_(params, rows, weights, beta=0.5)
-    if name == "sketch_":
+    if name in ("sketch_", "sketch_and_sum_"):
         sums = torch.zeros(S, 1024, dtype=torch.float64)
         squares = torch.zeros(S, dtype=torch.float64)
-        return lambda: ops.sketch_(sums, squares, rows, 5)
+        if name == "sketch_":
+            return lambda: ops.sketch_(sums, squares, rows, 5)
+        return lambda: ops.sketch_and_sum_(params, sums, squares, rows, weights, 5)
     assert name == "memory_update_"
     memory, clients = torch.randn(S, d), torch.arange(S)
     return lambda: ops.memory_update_(params, total, memory, rows, clients, weights, 0.1, 1.0)
 
 
-OPS = ("gram", "abs_max", "weighted_sum_", "sketch_", "memory_update_")
+OPS = ("gram", "abs_max", "weighted_sum_", "sketch_", "sketch_and_sum_", "memory_update_")
 
 
 def cases() -> dict[str, Callable[[], Call]]:
     """Return all cases by name."""
     found: dict[str, Callable[[], Call]] = {}
     for name in OPS:
-        for S, d in OPS_SIZES:
+        for S, d in (*OPS_SIZES, *MORE_SIZES.get(name, [])):
             found[f"op {name} S={S} d={d}"] = partial(op_call, name, S, d)
     for rule in RULES:
         for S, d in SIZES:

@@ -26,6 +26,7 @@ std::string described(int index, const char* name) {
 int64_t find(const char* level, int parameter, int64_t otherwise) {
   for (int index = 0; index < 8; ++index) {
     if (described(index, "level") != level) continue;
+    if (described(index, "type") == "Instruction") continue;
     long long size = 0;
     char unit = ' ';
     if (std::sscanf(described(index, "size").c_str(), "%lld%c", &size, &unit) < 1) continue;
@@ -36,12 +37,18 @@ int64_t find(const char* level, int parameter, int64_t otherwise) {
 }
 
 #ifdef _SC_LEVEL3_CACHE_SIZE
+constexpr int kL1 = _SC_LEVEL1_DCACHE_SIZE;
 constexpr int kL2 = _SC_LEVEL2_CACHE_SIZE, kL3 = _SC_LEVEL3_CACHE_SIZE;
 #else
-constexpr int kL2 = -1, kL3 = -1;
+constexpr int kL1 = -1, kL2 = -1, kL3 = -1;
 #endif
 
 }  // namespace
+
+int64_t l1_bytes() {
+  static const int64_t bytes = find("1", kL1, int64_t{32} << 10);
+  return bytes;
+}
 
 int64_t l2_bytes() {
   static const int64_t bytes = find("2", kL2, int64_t{1} << 20);

@@ -6,6 +6,7 @@
 
 namespace fastagg::cpu {
 
+int64_t l1_bytes();  // of data, of a core
 int64_t l2_bytes();  // of a core
 int64_t l3_bytes();  // of the cores that share one
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -20,10 +21,31 @@ namespace {
 // Buckets that are handled together: a cache line of floats, and the words of a unit.
 constexpr int64_t kLanes = kUnitWords;
 
-// Fetches what will be read kAheadBytes later into the L2 cache, in the order of addresses, so that
-// the hardware's prefetchers follow. Near the end of a run, that is the beginning of the next one.
+// Rows that are added at the same time if their weighted sum is wanted: their numbers are in
+// registers then. Narrower vectors have too few registers; and one row at a time is faster if
+// nothing but sketches is wanted.
+template <int W>
+constexpr int kTogether = W == 16 ? 2 : 1;
+constexpr int kMostTogether = 2;
+
+// Whether it pays for rows of T and k buckets: their sums must leave a quarter of the L1 cache.
+template <int W, class T>
+FASTAGG_INLINE bool adds_together(int64_t k) {
+  return kTogether<W> > 1 && std::is_same_v<T, float> &&
+         kTogether<W> * k * int64_t{sizeof(double)} <= l1_bytes() / 4 * 3;
+}
+
+// Numbers from the sums of one of R rows to those of the next. If it were a multiple of 4096 bytes,
+// a processor would take a load from one row for one of what it has just stored to another.
+template <int R>
+constexpr int64_t stride_of(int64_t k) {
+  return R == 1 ? k : k + 2 * kLanes;
+}
+
 constexpr int64_t kAheadBytes = 4096;
 
+// Fetches what will be read kAheadBytes later into the L2 cache, in the order of addresses, so that
+// the hardware's prefetchers follow. Near the end of a run, that is the beginning of the next one.
 class Ahead {
  public:
   // A run of n numbers from x on, and the next one, from `then` on. Only addresses are computed:
@@ -48,6 +70,48 @@ class Ahead {
   int64_t left_;
 };
 
+// The same for R rows at a time.
+template <int R>
+class AheadOfRows {
+ public:
+  // Runs of n numbers from x[r] on, and the next ones, from then[r] on.
+  FASTAGG_INLINE AheadOfRows(const float* const (&x)[R], int64_t n, const float* const (&then)[R])
+      : AheadOfRows(x, n, then, std::make_integer_sequence<int, R>()) {}
+  FASTAGG_INLINE void fetch() {
+    unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA { rows_[r].fetch(); });
+  }
+
+ private:
+  template <int... I>
+  FASTAGG_INLINE AheadOfRows(const float* const (&x)[R], int64_t n, const float* const (&then)[R],
+                             std::integer_sequence<int, I...>)
+      : rows_{Ahead(x[I], n, then[I])...} {}
+  Ahead rows_[R];
+};
+
+// What is done with the numbers of R rows besides: nothing, or their weighted sum is written to
+// to[0], ..., as one group of weighted_sum, or added to what is there.
+struct NoSum {
+  template <int W, int R>
+  FASTAGG_INLINE void take(float*, const Vec<float, W> (&)[R]) const {}
+};
+template <bool kAdded>
+struct WeightedSum {
+  const float* weights;
+  template <int W, int R>
+  FASTAGG_INLINE void take(float* to, const Vec<float, W> (&x)[R]) const {
+    Vec<float, W> sum;
+    if constexpr (kAdded) {
+      sum = load<W>(to);
+      sum += weights[0] * x[0];
+    } else {
+      sum = weights[0] * x[0];
+    }
+    unroll<R - 1>([&](auto r) FASTAGG_INLINE_LAMBDA { sum += weights[r + 1] * x[r + 1]; });
+    store<W>(to, sum);
+  }
+};
+
 // Sums of squares of a row, one for each of kLanes lanes. They stay in registers from block to
 // block.
 template <int W>
@@ -55,7 +119,7 @@ class Squares {
  public:
   static constexpr int kParts = kLanes / W, kHalf = W / 2;
 
-  FASTAGG_INLINE explicit Squares(const double* lanes) {
+  FASTAGG_INLINE void read(const double* lanes) {
     unroll<2 * kParts>([&](auto i)
                            FASTAGG_INLINE_LAMBDA { sums_[i] = load<kHalf>(lanes + i * kHalf); });
   }
@@ -73,11 +137,13 @@ class Squares {
   Vec<double, kHalf> sums_[2 * kParts];
 };
 
-// sums[q] += the number of bucket q, negated if its sign says so, for n buckets from `first` on:
-// from[0], ..., from[n - 1]. n and `first` are multiples of kLanes.
-template <int W>
-FASTAGG_INLINE void add_buckets(double* sums, Squares<W>& squares, const float* from, int64_t first,
-                                int64_t n, const uint32_t* words, Ahead& ahead) {
+// For each of R rows r: sums[r * stride + q] += the number of bucket q, negated if its sign says
+// so, for n buckets from `first` on: from[r][0], ..., from[r][n - 1]. n and `first` are multiples
+// of kLanes.
+template <int W, int R, class Fetch, class Sum>
+FASTAGG_INLINE void add_buckets(double* sums, int64_t k, Squares<W> (&squares)[R],
+                                const float* const (&from)[R], int64_t first, int64_t n,
+                                const uint32_t* words, Fetch& ahead, const Sum& sum, float* to) {
   constexpr int kParts = kLanes / W, kHalf = W / 2;
   for (int64_t q = first; q < first + n;) {
     const int64_t unit_end = std::min((q / kUnitBuckets + 1) * kUnitBuckets, first + n);
@@ -89,32 +155,65 @@ FASTAGG_INLINE void add_buckets(double* sums, Squares<W>& squares, const float* 
     for (; q < unit_end; q += kLanes) {
       ahead.fetch();
       unroll<kParts>([&](auto p) FASTAGG_INLINE_LAMBDA {
-        double* sum = sums + q + p * W;
-        const Vec<uint32_t, W> number = bits_of<W>(load<W>(from + (q - first) + p * W));
-        Vec<double, kHalf> low, high;
-        widen_halves<W>(number ^ (signs[p] & 0x80000000u), &low, &high);
+        const int64_t i = (q - first) + p * W;
+        Vec<float, W> x[R];
+        unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+          double* const own = sums + r * stride_of<R>(k) + q + p * W;
+          x[r] = load<W>(from[r] + i);
+          Vec<double, kHalf> low, high;
+          widen_halves<W>(bits_of<W>(x[r]) ^ (signs[p] & 0x80000000u), &low, &high);
+          store<kHalf>(own, load<kHalf>(own) + low);
+          store<kHalf>(own + kHalf, load<kHalf>(own + kHalf) + high);
+          squares[r].template add<p()>(low, high);
+        });
         signs[p] += signs[p];
-        store<kHalf>(sum, load<kHalf>(sum) + low);
-        store<kHalf>(sum + kHalf, load<kHalf>(sum + kHalf) + high);
-        squares.template add<p()>(low, high);
+        sum.template take<W>(to + i, x);
       });
     }
   }
 }
 
-// Adds a block, k columns, to k buckets, in the order of columns.
-template <int W>
-FASTAGG_INLINE void add_block(double* sums, Squares<W>& squares, const float* x, int64_t k,
-                              int64_t turn, const uint32_t* words, Ahead& ahead) {
+// Calls add_buckets with from[r] = x[r] + offset.
+template <int W, int R, class Fetch, class Sum>
+FASTAGG_INLINE void add_from(double* sums, int64_t k, Squares<W> (&squares)[R],
+                             const float* const (&x)[R], int64_t offset, int64_t first, int64_t n,
+                             const uint32_t* words, Fetch& ahead, const Sum& sum, float* to) {
+  const float* from[R];
+  unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA { from[r] = x[r] + offset; });
+  add_buckets<W, R>(sums, k, squares, from, first, n, words, ahead, sum, to + offset);
+}
+
+// Adds a block of R rows, k columns, to k buckets, in the order of columns.
+//   x    // [R]
+//   to   // [k]: the sums of the block
+template <int W, int R, class Fetch, class Sum>
+FASTAGG_INLINE void add_block(double* sums, Squares<W> (&squares)[R], const float* const (&x)[R],
+                              int64_t k, int64_t turn, const uint32_t* words, Fetch& ahead,
+                              const Sum& sum, float* to) {
+  constexpr bool kSum = !std::is_same_v<Sum, NoSum>;
   // Columns [0, k - turn) go to the buckets from `turn` on, the others to those from 0 on. The
   // lanes around `turn` have both the last columns and the first ones: they are put side by side.
   const int64_t inside = turn % kLanes, around = turn - inside, after = around + kLanes;
-  float ends[2 * kLanes];
-  std::memcpy(ends, x + (k - kLanes), sizeof ends / 2);
-  std::memcpy(ends + kLanes, x, sizeof ends / 2);
-  add_buckets<W>(sums, squares, x + (after - turn), after, k - after, words, ahead);
-  add_buckets<W>(sums, squares, x + (k - turn), 0, around, words, ahead);
-  add_buckets<W>(sums, squares, ends + (kLanes - inside), around, kLanes, words, ahead);
+  add_from<W, R>(sums, k, squares, x, after - turn, after, k - after, words, ahead, sum, to);
+  add_from<W, R>(sums, k, squares, x, k - turn, 0, around, words, ahead, sum, to);
+  constexpr std::size_t kBytes = kLanes * sizeof(float);
+  float ends[R][2 * kLanes], sum_of_ends[2 * kLanes];
+  const float* first[R];
+  unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+    std::memcpy(ends[r], x[r] + (k - kLanes), kBytes);
+    std::memcpy(ends[r] + kLanes, x[r], kBytes);
+    first[r] = ends[r];
+  });
+  if constexpr (kSum) {
+    std::memcpy(sum_of_ends, to + (k - kLanes), kBytes);
+    std::memcpy(sum_of_ends + kLanes, to, kBytes);
+  }
+  add_from<W, R>(sums, k, squares, first, kLanes - inside, around, kLanes, words, ahead, sum,
+                 sum_of_ends);
+  if constexpr (kSum) {
+    std::memcpy(to + (k - kLanes), sum_of_ends, kBytes);
+    std::memcpy(to, sum_of_ends + kLanes, kBytes);
+  }
 }
 
 // Columns of a row that are read before those of the next row, at least a block. The hashes of
@@ -122,39 +221,53 @@ FASTAGG_INLINE void add_block(double* sums, Squares<W>& squares, const float* x,
 // every row.
 constexpr int64_t kRun = 131072;
 
-// The same if the rows of a group are summed after each run: they must be in L2 still, and the sums
-// of all groups, which are kept until all are there, in the last cache.
-constexpr int64_t kSummedRun = 16384, kLeastRun = 4096;
+// The same if the rows of a group are summed, too. The sums of all groups, which are kept until all
+// are there, must be in the last cache: a run is shorter than `fitting`. If rows are added
+// together, a run of their sum takes a quarter of L2; otherwise they are summed after each run, and
+// must be in L2 still.
+constexpr int64_t kMostSummedRun = 65536, kLeastSummedRun = 4096;
 
-int64_t summed_run(int64_t fitting) {
-  const int64_t in_l2 = l2_bytes() / (2 * kGroup * int64_t{sizeof(float)});
-  int64_t run = kSummedRun;
-  while (run > kLeastRun && run > std::min(fitting, in_l2)) run /= 2;
+int64_t summed_run(int64_t fitting, bool together) {
+  const int64_t rows = together ? 4 : 2 * kGroup;
+  const int64_t in_l2 = l2_bytes() / (rows * int64_t{sizeof(float)});
+  int64_t run = kMostSummedRun;
+  while (run > kLeastSummedRun && run > std::min(fitting, in_l2)) run /= 2;
   return run;
 }
 
-// What a worker needs for k buckets: a block of floats, and the hashes of the blocks of a run.
+// What a worker needs for k buckets: sums and a block of some rows, and the hashes of the blocks of
+// a run.
+struct Room {
+  double* sums;     // [kMostTogether, stride_of(k)], aligned to cache lines
+  float* part;      // [kMostTogether + 1, k]: rows, and their sum
+  int64_t* turns;   // [blocks]
+  uint32_t* words;  // [blocks, words]
+};
+
 class Rooms {
  public:
-  Rooms(int workers, int64_t k, int64_t run)
-      : words_(kUnitWords * sketch_units(k)),
-        blocks_(ceil_div(run, k) + 1),
-        bytes_(k * int64_t{sizeof(float)} +
-               blocks_ * (int64_t{sizeof(int64_t)} + words_ * int64_t{sizeof(uint32_t)})),
-        memory_(workers * bytes_) {}
-
-  // [blocks] rotations, [blocks, words] words and [k] floats
-  int64_t* turns(int worker) const {
-    return reinterpret_cast<int64_t*>(memory_.as<char>() + worker * bytes_);
+  Rooms(int workers, int64_t k, int64_t run) {
+    const int64_t blocks = ceil_div(run, k) + 1;
+    const auto take = [&](int64_t numbers, std::size_t size) {  // whole cache lines
+      const int64_t begin = bytes_;
+      bytes_ += ceil_div(numbers * static_cast<int64_t>(size), 64) * 64;
+      return begin;
+    };
+    sums_ = take(kMostTogether * stride_of<kMostTogether>(k), sizeof(double));
+    part_ = take((kMostTogether + 1) * k, sizeof(float));
+    turns_ = take(blocks, sizeof(int64_t));
+    words_ = take(blocks * kUnitWords * sketch_units(k), sizeof(uint32_t));
+    memory_.emplace(workers * bytes_);
   }
-  uint32_t* words(int worker) const { return reinterpret_cast<uint32_t*>(turns(worker) + blocks_); }
-  float* block(int worker) const {
-    return reinterpret_cast<float*>(words(worker) + blocks_ * words_);
+  Room of(int worker) const {
+    char* const own = memory_->as<char>() + worker * bytes_;
+    return {reinterpret_cast<double*>(own + sums_), reinterpret_cast<float*>(own + part_),
+            reinterpret_cast<int64_t*>(own + turns_), reinterpret_cast<uint32_t*>(own + words_)};
   }
 
  private:
-  int64_t words_, blocks_, bytes_;
-  Scratch memory_;
+  int64_t bytes_ = 0, sums_ = 0, part_ = 0, turns_ = 0, words_ = 0;
+  std::optional<Scratch> memory_;
 };
 
 // Outputs i, ..., i + N - 1 of SplitMix64.
@@ -178,38 +291,111 @@ FASTAGG_INLINE void hash_block(uint64_t seed, int64_t b, int64_t k, int64_t* tur
   }
 }
 
+// The blocks of n columns from number `begin` on, and the hashes of each.
+struct Blocks {
+  int64_t k, begin;
+  const int64_t* turns;   // [blocks]
+  const uint32_t* words;  // [blocks, width]
+  int64_t width;
+
+  template <int W>
+  FASTAGG_INLINE static Blocks hashed(int64_t n, int64_t k, uint64_t seed, int64_t begin,
+                                      int64_t* turns, uint32_t* words) {
+    const int64_t width = kUnitWords * sketch_units(k), first = begin / k;
+    for (int64_t b = 0; b <= (begin + n - 1) / k - first; ++b)
+      hash_block<W>(seed, first + b, k, turns + b, words + b * width);
+    return {k, begin, turns, words, width};
+  }
+};
+
+// Adds n columns of R rows to their sketches, and their squares to `lanes`.
+//   sketches   // [R, k]
+//   lanes      // [R, kLanes]
+//   rows       // [R], where the columns begin
+//   to         // [n]: their sum
+//   part       // [R + 1, k]
+template <int W, int R, class T, class Fetch, class Sum>
+FASTAGG_INLINE void add_rows(double* sketches, double* lanes, const T* const (&rows)[R], int64_t n,
+                             const Blocks& blocks, float* part, Fetch& ahead, const Sum& sum,
+                             float* to) {
+  constexpr bool kFloats = std::is_same_v<T, float>, kSum = !std::is_same_v<Sum, NoSum>;
+  const int64_t k = blocks.k;
+  Squares<W> squares[R];
+  unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA { squares[r].read(lanes + r * kLanes); });
+  for (int64_t done = 0; done < n;) {
+    const int64_t skipped = (blocks.begin + done) % k;
+    const int64_t b = (blocks.begin + done) / k - blocks.begin / k;
+    const int64_t count = std::min(k - skipped, n - done);
+    const float* block[R];
+    unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+      block[r] = reinterpret_cast<const float*>(rows[r] + done);
+      if (kFloats && count == k) return;
+      float* const own = part + r * k;  // converted; the rest of a block is zero
+      std::fill_n(own, skipped, 0.0f);
+      const T* const x = rows[r] + done;
+      FASTAGG_WHOLE_VECTORS
+      for (int64_t j = 0; j < count; ++j) own[skipped + j] = widened(x[j]);
+      std::fill(own + skipped + count, own + k, 0.0f);
+      block[r] = own;
+    });
+    float* const whole = count == k ? to + done : part + R * k;
+    if (kSum && count < k) std::memcpy(whole + skipped, to + done, count * sizeof(float));
+    add_block<W, R>(sketches, squares, block, k, blocks.turns[b], blocks.words + b * blocks.width,
+                    ahead, sum, whole);
+    if (kSum && count < k) std::memcpy(to + done, whole + skipped, count * sizeof(float));
+    done += count;
+  }
+  unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA { squares[r].write(lanes + r * kLanes); });
+}
+
 // Adds n columns of a group of rows, from `column` on, to their sketches, and their squares to
-// `lanes`. `begin` is the number of the column; at most a run of columns up to the end of a block.
+// `lanes`. At most a run of columns up to the end of a block.
 //   sketches   // [size, k]
 //   lanes      // [size, kLanes]
+//   weights    // [size]: of the sum; or nullptr: it is not wanted
+//   to         // [n]: the sum, which is written if true is returned
 template <int W, class T>
-FASTAGG_INLINE void add_run(double* sketches, double* lanes, const T* const* rows, int64_t size,
-                            int64_t column, int64_t n, int64_t k, uint64_t seed, int64_t begin,
-                            int64_t* turns, uint32_t* words, float* part) {
-  const int64_t first = begin / k, last = (begin + n - 1) / k, width = kUnitWords * sketch_units(k);
-  for (int64_t b = first; b <= last; ++b)
-    hash_block<W>(seed, b, k, turns + (b - first), words + (b - first) * width);
-  for (int64_t s = 0; s < size; ++s) {
-    const T* const x = rows[s] + column;
-    Squares<W> squares(lanes + s * kLanes);
-    // The next run is that of the next row; after the last row, the next one of the first row.
-    Ahead ahead(x, n, s + 1 < size ? rows[s + 1] + column : rows[0] + column + n);
-    for (int64_t done = 0; done < n;) {
-      const int64_t skipped = (begin + done) % k, b = (begin + done) / k - first;
-      const int64_t count = std::min(k - skipped, n - done);
-      auto* block = reinterpret_cast<const float*>(x + done);
-      if (!std::is_same_v<T, float> || count < k) {  // convert; the rest of a block is zero
-        std::fill_n(part, skipped, 0.0f);
-        FASTAGG_WHOLE_VECTORS
-        for (int64_t j = 0; j < count; ++j) part[skipped + j] = widened(x[done + j]);
-        std::fill(part + skipped + count, part + k, 0.0f);
-        block = part;
+FASTAGG_INLINE bool add_run(double* sketches, double* lanes, const T* const* rows, int64_t size,
+                            int64_t column, int64_t n, const Blocks& blocks, Room room,
+                            const float* weights, float* to) {
+  constexpr int R = kTogether<W>;
+  const int64_t k = blocks.k;
+  // The next run is that of the next rows; after the last ones, the next one of the first ones.
+  const auto next = [&](int64_t s) FASTAGG_INLINE_LAMBDA {
+    return s < size ? rows[s] + column : rows[s - size] + column + n;
+  };
+  if constexpr (R > 1 && std::is_same_v<T, float>) {
+    // In short runs, the copies of sums would take longer than they save.
+    if (weights && n >= 4 * k && size % R == 0 && adds_together<W, T>(k)) {
+      for (int64_t s = 0; s < size; s += R) {
+        const T *from[R], *then[R];
+        unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+          from[r] = rows[s + r] + column;
+          then[r] = next(s + R + r);
+        });
+        AheadOfRows<R> ahead(from, n, then);
+        double* const own_lanes = lanes + s * kLanes;
+        for (int r = 0; r < R; ++r)
+          std::copy_n(sketches + (s + r) * k, k, room.sums + r * stride_of<R>(k));
+        if (s == 0)
+          add_rows<W, R>(room.sums, own_lanes, from, n, blocks, room.part, ahead,
+                         WeightedSum<false>{weights}, to);
+        else
+          add_rows<W, R>(room.sums, own_lanes, from, n, blocks, room.part, ahead,
+                         WeightedSum<true>{weights + s}, to);
+        for (int r = 0; r < R; ++r)
+          std::copy_n(room.sums + r * stride_of<R>(k), k, sketches + (s + r) * k);
       }
-      add_block<W>(sketches + s * k, squares, block, k, turns[b], words + b * width, ahead);
-      done += count;
+      return true;
     }
-    squares.write(lanes + s * kLanes);
   }
+  for (int64_t s = 0; s < size; ++s) {
+    const T* const from[1] = {rows[s] + column};
+    Ahead ahead(from[0], n, next(s + 1));
+    add_rows<W, 1>(sketches + s * k, lanes + s * kLanes, from, n, blocks, room.part, ahead, NoSum(),
+                   to);
+  }
+  return false;
 }
 
 // Calls body(column, n) for the runs of [0, d): up to the next multiple of the width of a run.
@@ -226,10 +412,10 @@ struct SketchRows {
   template <int W, class T>
   FASTAGG_INLINE static void run(double* sketches, double* lanes, const T* const* rows,
                                  int64_t size, int64_t d, int64_t k, uint64_t seed, int64_t begin,
-                                 int64_t* turns, uint32_t* words, float* part) {
+                                 Room room) {
     for_runs(d, std::max(kRun, k), begin, [&](int64_t column, int64_t n) FASTAGG_INLINE_LAMBDA {
-      add_run<W>(sketches, lanes, rows, size, column, n, k, seed, begin + column, turns, words,
-                 part);
+      const Blocks blocks = Blocks::hashed<W>(n, k, seed, begin + column, room.turns, room.words);
+      add_run<W>(sketches, lanes, rows, size, column, n, blocks, room, nullptr, room.part);
     });
   }
 };
@@ -244,7 +430,7 @@ double sum_of(const double* lanes) {
 constexpr int64_t kTotalColumns = 2048;
 
 // Bytes of the sums of all groups, which are added up before the next columns are read.
-constexpr int64_t kGroupSumBytes = int64_t{8} << 20;
+constexpr int64_t kGroupSumBytes = int64_t{4} << 20;
 
 // The groups of S rows that weighted_sum adds in float32: [first, first + size).
 struct RowGroup {
@@ -273,11 +459,12 @@ struct SketchGroup {
   FASTAGG_INLINE static void run(double* sketches, double* lanes, float* __restrict sums,
                                  const T* const* rows, int64_t size, const float* weights,
                                  int64_t column, int64_t n, int64_t k, uint64_t seed, int64_t begin,
-                                 int64_t run, int64_t* turns, uint32_t* words, float* part) {
+                                 int64_t run, Room room) {
     for_runs(n, run, begin + column, [&](int64_t done, int64_t count) FASTAGG_INLINE_LAMBDA {
       const int64_t at = column + done;
-      add_run<W>(sketches, lanes, rows, size, at, count, k, seed, begin + at, turns, words, part);
+      const Blocks blocks = Blocks::hashed<W>(count, k, seed, begin + at, room.turns, room.words);
       float* __restrict const to = sums + done;
+      if (add_run<W>(sketches, lanes, rows, size, at, count, blocks, room, weights, to)) return;
       const auto take = [&](int64_t i, float sum) FASTAGG_INLINE_LAMBDA { to[i] = sum; };
       if (size == 8) sum_group<W, 8>(rows, weights, at, count, take);
       if (size == 4) sum_group<W, 4>(rows, weights, at, count, take);
@@ -319,7 +506,7 @@ void sketch(double* out, double* squares, const T* const* rows, int64_t S, int64
     const int64_t first = task * together, size = std::min(together, S - first);
     double lanes[kGroup * kLanes] = {};
     dispatch<SketchRows>(isa, out + first * k, &lanes[0], rows + first, size, d, k, seed, begin,
-                         rooms.turns(worker), rooms.words(worker), rooms.block(worker));
+                         rooms.of(worker));
     for (int64_t s = 0; s < size; ++s) squares[first + s] += sum_of(lanes + s * kLanes);
   });
 }
@@ -339,7 +526,9 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
   }
   const ScaledWeights scaled(weights, S);
   const int64_t fitting = kGroupSumBytes / (groups * int64_t{sizeof(float)});
-  const int64_t run = std::max(summed_run(fitting), k);
+  const bool together =
+      with_lanes(isa, [&](auto w) { return adds_together<decltype(w)::value, T>(k); });
+  const int64_t run = std::max(summed_run(fitting, together), k);
   const int64_t width = std::clamp(fitting / run, int64_t{1}, ceil_div(d, run) + 1) * run;
   const Rooms rooms(team.workers, k, run);
   const Scratch all_lanes(S * kLanes * int64_t{sizeof(double)});
@@ -354,8 +543,7 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
       const auto [first, size] = found[g];
       dispatch<SketchGroup>(isa, out + first * k, lanes + first * kLanes, sums + g * width,
                             rows + first, size, scaled.quotients.data() + first, column, n, k, seed,
-                            begin, run, rooms.turns(worker), rooms.words(worker),
-                            rooms.block(worker));
+                            begin, run, rooms.of(worker));
     });
     const int64_t columns = std::min(block_columns(n, team.workers), kTotalColumns);
     for_blocks(n, columns, team, [&](int64_t first, int64_t count, int worker) {
