@@ -20,7 +20,7 @@ F64 = torch.float64
 
 
 def sketched(
-    rows: Tensor, k: int, seed: int, begin: int = 0, module: Any = None
+    rows: Tensor | list[Tensor], k: int, seed: int, begin: int = 0, module: Any = None
 ) -> tuple[Tensor, Tensor]:
     out, squares = torch.zeros(len(rows), k, dtype=F64), torch.zeros(len(rows), dtype=F64)
     (module or ops).sketch_(out, squares, rows, seed, begin)
@@ -262,6 +262,19 @@ def test_both_in_one_pass_have_the_bits_of_two(isa: str, S: int, dtype: torch.dt
             assert torch.equal(out, expected) and torch.equal(squares, norms)
             summed = ops.weighted_sum_(torch.zeros(d), rows, weights, 0.0)
             assert torch.equal(total, summed)
+
+
+def test_both_of_more_rows_than_a_batch_and_more_columns(isa: str) -> None:
+    # A batch is 128 rows; batches take 2^20 columns in turn.
+    S, d = (150, 1_100_000) if isa != "cuda" else (9, 3_000)
+    three = torch.randn(3, d, generator=torch.Generator().manual_seed(3))
+    rows = [three[s % 3] for s in range(S)]
+    weights = torch.rand(S, dtype=torch.float64)
+    sketches, squares = sketched(rows, 256, 5, 77)
+    out, norms, total = torch.zeros_like(sketches), torch.zeros_like(squares), torch.zeros(d)
+    ops.sketch_and_sum_(total, out, norms, rows, weights, 5, 77)
+    assert torch.equal(out, sketches) and torch.equal(norms, squares)
+    assert torch.equal(total, ops.weighted_sum_(torch.zeros(d), rows, weights, 0.0))
 
 
 def test_both_against_the_oracle(isa: str) -> None:

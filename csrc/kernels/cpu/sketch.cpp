@@ -429,8 +429,14 @@ double sum_of(const double* lanes) {
 // Columns whose group sums are added up in one task, at most: their float64 sums stay in L1.
 constexpr int64_t kTotalColumns = 2048;
 
-// Bytes of the sums of all groups, which are added up before the next columns are read.
+// Bytes of the sums of the groups of a batch, which are added up before the next columns are read.
 constexpr int64_t kGroupSumBytes = int64_t{4} << 20;
+
+// Groups of a batch, at most. Its sketches stay in L2 while all its columns are read.
+constexpr int64_t kBatchGroups = 16;
+
+// Columns that are read of all batches, before the next ones. Their float64 sums are in memory.
+constexpr int64_t kBatchColumns = int64_t{1} << 20;
 
 // The groups of S rows that weighted_sum adds in float32: [first, first + size).
 struct RowGroup {
@@ -476,18 +482,20 @@ struct SketchGroup {
 
 static_assert(kGroup == 8);
 
-// out[i] = factor * sum_g sums[g][i] for i in [0, n), in the order of g.
+// total[i] += sum_g sums[g][i] for i in [0, n), in the order of g, from zero if `first`; and out[i]
+// = factor * total[i] if `last`.
 struct AddGroups {
   template <int W>
   FASTAGG_INLINE static void run(float* __restrict out, const float* sums, int64_t groups,
-                                 int64_t stride, double factor, int64_t n,
-                                 double* __restrict total) {
-    std::fill_n(total, n, 0.0);
+                                 int64_t stride, double factor, int64_t n, double* __restrict total,
+                                 bool first, bool last) {
+    if (first) std::fill_n(total, n, 0.0);
     for (int64_t g = 0; g < groups; ++g) {
       const float* __restrict from = sums + g * stride;
       FASTAGG_WHOLE_VECTORS
       for (int64_t i = 0; i < n; ++i) total[i] += static_cast<double>(from[i]);
     }
+    if (!last) return;
     for (int64_t i = 0; i < n; ++i) out[i] = static_cast<float>(factor * total[i]);
   }
 };
@@ -525,33 +533,43 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
     return;
   }
   const ScaledWeights scaled(weights, S);
-  const int64_t fitting = kGroupSumBytes / (groups * int64_t{sizeof(float)});
-  const bool together =
+  const int64_t batches = ceil_div(groups, kBatchGroups), together = ceil_div(groups, batches);
+  const int64_t fitting = kGroupSumBytes / (together * int64_t{sizeof(float)});
+  const bool two_rows =
       with_lanes(isa, [&](auto w) { return adds_together<decltype(w)::value, T>(k); });
-  const int64_t run = std::max(summed_run(fitting, together), k);
+  const int64_t run = std::max(summed_run(fitting, two_rows), k);
   const int64_t width = std::clamp(fitting / run, int64_t{1}, ceil_div(d, run) + 1) * run;
+  const int64_t most = batches == 1 ? 0 : std::max(kBatchColumns / width, int64_t{1}) * width;
   const Rooms rooms(team.workers, k, run);
   const Scratch all_lanes(S * kLanes * int64_t{sizeof(double)});
-  const Scratch of_groups(groups * width * int64_t{sizeof(float)});
-  const Scratch totals(team.workers * kTotalColumns * int64_t{sizeof(double)});
+  const Scratch of_groups(together * width * int64_t{sizeof(float)});
+  const Scratch totals(std::max(team.workers * kTotalColumns, most) * int64_t{sizeof(double)});
   auto* const lanes = all_lanes.as<double>();
   auto* const sums = of_groups.as<float>();
   std::fill_n(lanes, S * kLanes, 0.0);
-  for (int64_t column = 0; column < d;) {
-    const int64_t n = std::min(width - (begin + column) % width, d - column);
-    team.for_each(groups, [&](int64_t g, int worker) {
-      const auto [first, size] = found[g];
+  const auto add_batch = [&](int64_t batch, int64_t column, int64_t n, double* total) {
+    const int64_t begin_group = batch * together;
+    const int64_t count = std::min(together, groups - begin_group);
+    team.for_each(count, [&](int64_t g, int worker) {
+      const auto [first, size] = found[begin_group + g];
       dispatch<SketchGroup>(isa, out + first * k, lanes + first * kLanes, sums + g * width,
                             rows + first, size, scaled.quotients.data() + first, column, n, k, seed,
                             begin, run, rooms.of(worker));
     });
     const int64_t columns = std::min(block_columns(n, team.workers), kTotalColumns);
-    for_blocks(n, columns, team, [&](int64_t first, int64_t count, int worker) {
-      dispatch<AddGroups>(isa, sum + column + first, sums + first, groups, width, scaled.factor,
-                          count, totals.as<double>() + worker * kTotalColumns);
+    for_blocks(n, columns, team, [&](int64_t first, int64_t part, int worker) {
+      double* const own = total ? total + first : totals.as<double>() + worker * kTotalColumns;
+      dispatch<AddGroups>(isa, sum + column + first, sums + first, count, width, scaled.factor,
+                          part, own, batch == 0, batch == batches - 1);
     });
-    column += n;
-  }
+  };
+  for_runs(d, batches == 1 ? width : most, begin, [&](int64_t column, int64_t n) {
+    for (int64_t batch = 0; batch < batches; ++batch)
+      for_runs(n, width, begin + column, [&](int64_t done, int64_t part) {
+        double* const total = batches == 1 ? nullptr : totals.as<double>() + done;
+        add_batch(batch, column + done, part, total);
+      });
+  });
   for (int64_t s = 0; s < S; ++s) squares[s] += sum_of(lanes + s * kLanes);
 }
 
