@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kOwn = 8;   // neighbouring columns of a thread
-constexpr int kRuns = 4;  // of such columns, kThreads * kOwn apart, in one task
+constexpr int kRuns = 2;  // of such columns, kThreads * kOwn apart, in one task
 constexpr int64_t kChunk = int64_t{kRuns} * kThreads * kOwn;  // columns of one task, of one row
 
 // parts[s][chunk]: the square of a chunk. The order of sums does not depend on V.

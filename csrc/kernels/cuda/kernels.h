@@ -65,7 +65,7 @@ cudaError_t weighted_difference(float* out, const T* const* rows, const float* b
 // The size of `parts` of difference_squares, in bytes.
 int64_t squares_workspace(int64_t S, int64_t d);
 
-// squares[s] = sum_k (rows[s][k] - base[k])^2: in float32 within 32 columns, float64 across them.
+// squares[s] = sum_k (rows[s][k] - base[k])^2: in float32 within 16 columns, float64 across them.
 template <class T>  // float, Bfloat16 or Half
 cudaError_t difference_squares(double* squares, const T* const* rows, const float* base, int64_t S,
                                int64_t d, double* parts, int width, cudaStream_t stream);
