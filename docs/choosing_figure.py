@@ -34,6 +34,7 @@ CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3
 TABLE4 = "mimic-table4-fmnist"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
 LATE = "late-fig1"
+FIG7, DTYPES = "mimic-fig7", "memory-dtypes"
 MEANS, MEANS_CIFAR = "friends-from-means/mnist", "friends-from-means-cifar/cifar10"
 LAST_FIFTH, WHOLE_TIME = late_fig1.statistics(late_fig1.LateOptions())
 FULL = "full"
@@ -92,6 +93,7 @@ COMPARISONS = (
     *(Comparison(MEANS_CIFAR, a, AREA, "Means", "FDMS") for a in ("0.5", "0.7")),
     Comparison(MEANS_CIFAR, "0.7", END, "Means", "FDMS"),
     Comparison(MEANS_CIFAR, "0.7", AREA, "Means", "Dropout"),
+    *(Comparison(folder, "0.9", AREA, "Means", "Dropout") for folder in (MEANS, MEANS_CIFAR)),
     # different data, long absences
     *(
         Comparison(TABLE3, f"={tau}", UPLOADS_END, "MimiC", other)
@@ -100,6 +102,8 @@ COMPARISONS = (
     ),
     *(Comparison(TABLE3, f"={tau}", UPLOADS_END, "MIFA", "FedAvg") for tau in (20, 100)),
     Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
+    # each active with probability 0.1
+    *(Comparison(FIG7, "", UPLOADS_END, m, "FedAvg") for m in ("MimiC", "MIFA", "SCAFFOLD")),
     # few active clients, drawn uniformly
     Comparison(SU[1], "all", END, "MIFA", "FedAvg"),
     Comparison(SU[1], "all", END, "FedAvg variant", "FedAvg"),
@@ -114,6 +118,8 @@ COMPARISONS = (
     *(Comparison(SU[n], "", LOSS_CHANGE, "FedAvg variant", "FedAvg") for n in (9, 11)),
     *(Comparison(SU[n], "", END, "cclip", "FedAvg") for n in (9, 11)),
     *(Comparison(SU[n], "", END, "MIFA", "FedAvg") for n in (9, 11)),
+    # rows in int8
+    *(Comparison(DTYPES, "0.7", END, f"{method} int8", method) for method in ("MIFA", "Stale")),
     # stragglers
     *(Comparison(LATE, FULL, LAST_FIFTH, method, "FedAvg") for method in late_fig1.REMEDIES),
     *(

@@ -50,14 +50,14 @@ def draw(folders: Mapping[str, Path], options: Fig8Options, target: Path) -> Non
     from matplotlib import pyplot as plt
 
     from fastagg_sim.looks import set_title
-    from fastagg_sim.plots import save
+    from fastagg_sim.plots import save, seeds_note
 
     sizes = read_sizes(folders[""] / CSV)[options.chosen_seeds()[0]]
     figure, panel = plt.subplots(figsize=(5.0, 3.4), layout="constrained")
     panel.hist(sizes, bins=50, color="#0072B2")
     panel.set_xlabel("data volume of a client")
     panel.set_ylabel("number of clients")
-    set_title(panel, f"seed = {options.chosen_seeds()[0]}")
+    set_title(panel, f"{seeds_note(1)}: {options.chosen_seeds()[0]}")
     save(figure, target)
 
 
