@@ -53,6 +53,7 @@ from fastagg_sim.seeds import generator
 from fastagg_sim.simulation import groups_of
 
 NOISY = 0.25
+CONVOLUTIONS = ("mnist-cnn", "lenet", "niid-cnn")  # models that have them
 BARE = "plain loop"
 
 
@@ -228,14 +229,16 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
         clients.append(ClientData(dataset.train_x[ids], dataset.train_y[ids]))
     buffer = UpdateBuffer(case.clients, layout.num_params)
 
-    def plain() -> list[Tensor]:
-        local = with_torch_pooling(model)
+    def plain(order: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
+        local = with_torch_pooling(model).to(memory_format=order)
         updates = []
         for k, client in enumerate(clients):
             local.load_state_dict(model.state_dict())
             optimizer = torch.optim.SGD(local.parameters(), lr=training.rate(0))
             for x, y in batches(client, training, generator(0, "batches", 0, k)):
                 optimizer.zero_grad()
+                if order is not torch.contiguous_format:
+                    x = x.contiguous(memory_format=order)
                 functional.cross_entropy(local(x), y).backward()
                 optimizer.step()
             updates.append(layout.flatten(local) - start)
@@ -261,10 +264,10 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
 
     # The same choice as in `fastagg_sim.simulation.Simulation`.
     one_by_one = (lambda: together(1)) if uses_products(model) else recorded
-    ways: dict[tuple[str, int], Callable[[], list[Tensor]]] = {
-        (BARE, 1): plain,
-        ("one by one", 1): one_by_one,
-    }
+    ways: dict[tuple[str, int], Callable[[], list[Tensor]]] = {(BARE, 1): plain}
+    if case.model in CONVOLUTIONS:
+        ways[f"{BARE}, channels last", 1] = lambda: plain(torch.channels_last)
+    ways["one by one", 1] = one_by_one
     chosen = clients_at_once(case.model, dataset.in_shape, case.batch_size)
     if chosen > 1:
         ways["at once", min(chosen, case.clients)] = lambda: together(chosen)
