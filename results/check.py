@@ -1154,7 +1154,10 @@ STATED = [
         "| figure 2 with 2500 samples per client, one seed | `fdms-fig2` with other settings | "
         "about 5, from 12 minutes for 100 rounds of Full |"
     ),
-    "| figure 5, one seed | `fdms-fig5` | 2.6 |",
+    (
+        "| figure 5, one seed; begun, with Full and Dropout at the low level finished and 573 of "
+        "5000 other rounds | `fdms-fig5 --out results/unfinished/fdms-fig5` | 1.9 |"
+    ),
     "| figure 6, one seed | `fdms-fig6` | 4.2 |",
     (
         "| MimiC, both tables of Fashion-MNIST, with figure 4, one seed, 200 rounds | "
