@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Count instructions of the CUDA kernels: ``sass_counts.py sm_90 [FOLDER]``.
 
-Compiles csrc of this tree, or of the checkout FOLDER, and prints two tables in Markdown. A row of
+Compiles csrc of this tree, or of the checkout FOLDER, and prints three tables in Markdown. A row of
 the first is the basic block of a Gram kernel with the most matrix products, and the stall cycles
 that the compiler has put into its instructions: the least time that one warp needs for it. A row of
-the second is all of a row operation for float32 and accesses of 16 bytes. Needs nvcc, c++filt, and
+the second is all of a row operation for float32 and accesses of 16 bytes; of the third, all of a
+kernel of the reduction, the rescue path, select_friends or eliminate_. Needs nvcc, c++filt, and
 nvdisasm of at least version 12 on the PATH (pip install nvidia-cuda-nvdisasm), no GPU.
 """
 
@@ -25,6 +26,10 @@ SOURCES = ("gram_few", "gram_many")
 SHOWN = ("HMMA", "FADD", "LDS", "PRMT", "MOV")
 ROW_SOURCES = ("weighted_sum", "mimic", "memory", "scaffold")
 ROW_SHOWN = ("LDG", "LDS", "STS", "BAR", "SHFL", "DADD")
+ROW_KERNELS = re.compile(r"<(false, )?float, 4>$|scaffold_mean_kernel<4>$")
+OTHER_SOURCES = ("gram", "friends")
+OTHER_SHOWN = ("LDG", "LDS", "BAR", "BRA", "CALL", "MUFU", "DADD")
+OTHER_KERNELS = re.compile("reduce_|rescue_|sum_kernel|select_|eliminate_")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?((?:IMAD\.)?[A-Z0-9]+)")
 _HIGH_WORD = re.compile(r"^\s*/\* 0x([0-9a-f]{16}) \*/$")
 _STALL_BIT = 105 - 64
@@ -72,6 +77,25 @@ def blocks_of(text: str) -> list[Block]:
     return [*found, Block(counts, stalls)]
 
 
+def print_whole(
+    root: Path, arch: str, sources: tuple[str, ...], shown: tuple[str, ...], wanted: re.Pattern[str]
+) -> None:
+    """Print a table of all instructions of the kernels whose names contain ``wanted``."""
+    print("\n| kernel | instructions | " + " | ".join(shown) + " |")
+    print("|---|" + "---|" * (1 + len(shown)))
+    for name in sources:
+        text = disassembled(root / f"csrc/kernels/cuda/{name}.cu", arch)
+        sections = re.split(r"^\.section\s+\.text\.|^//-+ \.text\.", text, flags=re.MULTILINE)[1:]
+        whole = {
+            re.match(r"\w+", section)[0]: sum((b.counts for b in blocks_of(section)), Counter())
+            for section in sections
+        }
+        for kernel, counts in sorted(zip(readable(list(whole)), whole.values(), strict=True)):
+            if wanted.search(kernel):
+                cells = [sum(counts.values()), *(counts[i] for i in shown)]
+                print(f"| `{kernel}` | " + " | ".join(map(str, cells)) + " |")
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) not in (1, 2) or not re.fullmatch(r"sm_\d+a?", arguments[0]):
         raise SystemExit("usage: sass_counts.py sm_90 [FOLDER]")
@@ -89,19 +113,8 @@ def main(arguments: list[str]) -> int:
         for kernel, block in sorted(zip(readable(list(kernels)), kernels.values(), strict=True)):
             cells = [sum(block.counts.values()), block.stalls, *(block.counts[i] for i in SHOWN)]
             print(f"| `{kernel}` | " + " | ".join(map(str, cells)) + " |")
-    print("\n| kernel | instructions | " + " | ".join(ROW_SHOWN) + " |")
-    print("|---|" + "---|" * (1 + len(ROW_SHOWN)))
-    for name in ROW_SOURCES:
-        text = disassembled(root / f"csrc/kernels/cuda/{name}.cu", arguments[0])
-        sections = re.split(r"^\.section\s+\.text\.|^//-+ \.text\.", text, flags=re.MULTILINE)[1:]
-        whole = {
-            re.match(r"\w+", section)[0]: sum((b.counts for b in blocks_of(section)), Counter())
-            for section in sections
-        }
-        for kernel, counts in sorted(zip(readable(list(whole)), whole.values(), strict=True)):
-            if kernel.endswith(("<float, 4>", "<false, float, 4>", "scaffold_mean_kernel<4>")):
-                cells = [sum(counts.values()), *(counts[i] for i in ROW_SHOWN)]
-                print(f"| `{kernel}` | " + " | ".join(map(str, cells)) + " |")
+    print_whole(root, arguments[0], ROW_SOURCES, ROW_SHOWN, ROW_KERNELS)
+    print_whole(root, arguments[0], OTHER_SOURCES, OTHER_SHOWN, OTHER_KERNELS)
     return 0
 
 

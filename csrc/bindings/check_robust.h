@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of the ops of robust rules, for all devices. Functions return what they had to
-// compute in order to check.
+// Checks the arguments of the ops of robust rules, for all devices. Each function returns what the
+// op needs of what was read for the check: the number of rows, which rows change, or the buckets.
 #pragma once
 
 #include <ATen/core/Tensor.h>

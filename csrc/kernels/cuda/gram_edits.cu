@@ -49,19 +49,25 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The weighted mean of value(i) over the rows i of a bucket, in ascending order.
+template <class Value>
+__device__ __forceinline__ double mean_of(const Buckets& buckets, int64_t bucket,
+                                          const double* shares, const Value& value) {
+  double mean = 0.0;
+  for (int64_t t = buckets.begins[bucket]; t < buckets.begins[bucket + 1]; ++t) {
+    const int64_t i = buckets.members[t];
+    mean += shares[i] * value(i);
+  }
+  return mean;
+}
+
 // half [m, n]: the means of rows of a Gram matrix [n, n].
 __global__ void __launch_bounds__(kThreads)
     mean_rows_kernel(const double* gram, int64_t n, Buckets buckets, int64_t m,
                      const double* shares, double* half) {
   for (int64_t b = blockIdx.x; b < m; b += gridDim.x)
-    for (int64_t j = threadIdx.x; j < n; j += kThreads) {
-      double mean = 0.0;
-      for (int64_t t = buckets.begins[b]; t < buckets.begins[b + 1]; ++t) {
-        const int64_t i = buckets.members[t];
-        mean += shares[i] * gram[i * n + j];
-      }
-      half[b * n + j] = mean;
-    }
+    for (int64_t j = threadIdx.x; j < n; j += kThreads)
+      half[b * n + j] = mean_of(buckets, b, shares, [&](int64_t i) { return gram[i * n + j]; });
 }
 
 // out [m, m]: the means of columns of `half`.
@@ -69,14 +75,8 @@ __global__ void __launch_bounds__(kThreads)
     mean_columns_kernel(const double* half, int64_t n, Buckets buckets, int64_t m,
                         const double* shares, double* out) {
   for (int64_t a = blockIdx.x; a < m; a += gridDim.x)
-    for (int64_t b = threadIdx.x; b < m; b += kThreads) {
-      double mean = 0.0;
-      for (int64_t t = buckets.begins[b]; t < buckets.begins[b + 1]; ++t) {
-        const int64_t j = buckets.members[t];
-        mean += shares[j] * half[a * n + j];
-      }
-      out[a * m + b] = mean;
-    }
+    for (int64_t b = threadIdx.x; b < m; b += kThreads)
+      out[a * m + b] = mean_of(buckets, b, shares, [&](int64_t j) { return half[a * n + j]; });
 }
 
 // gram = (gram + its transpose) / 2.

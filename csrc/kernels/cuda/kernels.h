@@ -191,7 +191,8 @@ cudaError_t eliminate(uint8_t* candidates, bool packed, const float* scores, Cou
 cudaError_t krum_scores(const double* gram, int64_t n, int64_t neighbours, double* scores,
                         double* lists, cudaStream_t stream);
 
-//   lists    // [n, n], scratch; as are
+// Scratch memory:
+//   lists    // [n, n]
 //   scores   // [n]
 //   is_out   // [n]
 cudaError_t krum_selection(const double* gram, int64_t n, int64_t num_byzantine, int64_t count,
@@ -204,7 +205,7 @@ cudaError_t krum_selection(const double* gram, int64_t n, int64_t num_byzantine,
 cudaError_t nearest_shares(const double* gram, int64_t size, int64_t n, const double* weights,
                            int64_t count, double* mixing, double* lists, cudaStream_t stream);
 
-//   factors    // [n], changed: at first those to start from
+//   factors    // [n], changed: before the call, those to start from
 //   products   // [n], scratch
 cudaError_t weiszfeld(const double* gram, int64_t n, const double* weights, double nu,
                       int64_t iterations, double* factors, double* products, cudaStream_t stream);
