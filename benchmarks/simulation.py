@@ -230,7 +230,7 @@ def training_ways(case: Case) -> dict[tuple[str, int], Callable[[], list[Tensor]
     buffer = UpdateBuffer(case.clients, layout.num_params)
 
     def plain(order: torch.memory_format = torch.contiguous_format) -> list[Tensor]:
-        local = with_torch_pooling(model).to(memory_format=order)
+        local = with_torch_pooling(model).to(memory_format=order)  # type: ignore[call-overload]
         updates = []
         for k, client in enumerate(clients):
             local.load_state_dict(model.state_dict())
