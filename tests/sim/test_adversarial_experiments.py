@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 from PIL import Image
 
 import fastagg
 from fastagg_sim.config import ConfigError
 from fastagg_sim.experiments import (
     _adversarial,
+    _adversarial_plots,
     _adversarial_results,
     _theorem4,
     adversarial_clipping,
@@ -69,6 +71,19 @@ def test_cifar_settings_are_table_1() -> None:
         assert job.method.gradient_units == (kept or label == "MIFA")
     assert jobs["FedAvg variant"].method.options == {"beta": 10.0}
     assert jobs["cclip"].method.options["tau"] == pytest.approx(100.0)
+
+
+def test_each_method_has_its_own_learning_rate() -> None:
+    chosen = {"fedavg_lr": 0.1, "mifa_lr": 0.2, "fedprox_lr": 0.3, "gm_lr": 0.4, "cclip_lr": 0.5}
+    for figure in (adversarial_fig1, adversarial_fig9):
+        options = figure.EXPERIMENT.options(candidates="all", **chosen)
+        configs = figure.EXPERIMENT.configs(options).values()
+        rates = {job.method.label: job.training.lr for config in configs for job in config.jobs()}
+        assert rates == {
+            **{"FedAvg": 0.1, "FedAvg variant": 0.1, "MIFA": 0.2},
+            **{"FedProx": 0.3, "FedProx variant": 0.3},
+            **{"GM": 0.4, "bucketing GM": 0.4, "cclip": 0.5, "bucketing cclip": 0.5},
+        }
 
 
 @pytest.mark.parametrize("figure", [adversarial_fig1, adversarial_fig5])
@@ -336,3 +351,25 @@ def test_figures_of_two_seeds(tmp_path: Path) -> None:
             heights.append(image.height)
     assert heights[0] > heights[1] > 400  # three rows of panels and two
     assert len(FIG9.claims(folders, options)) > 10
+
+
+def test_published_ranges_are_beside_the_ends_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    panels: list[Axes] = []
+    monkeypatch.setattr(_adversarial_plots, "save", lambda figure, _: panels.extend(figure.axes))
+    names = (*_adversarial.BASELINES, *_adversarial.BYZANTINE)
+    curves = [Curve(m, "r", "x", 0, [0, 9], [2, 20], [0.1, 0.2], train_loss=[2, 1]) for m in names]
+    published = {
+        "FedAvg": _adversarial_results.PublishedEnd(10, (1.4, 2.5), (0.30, 0.54)),
+        "FedProx": _adversarial_results.PublishedEnd(11, (1.0, 1.1), (0.60, 0.61)),  # is longer
+    }
+    silenced = {0: [(0.8, 2)] * 10}
+    lines = _adversarial_results.Lines(curves)
+    _adversarial_plots._figure(lines, silenced, [names], Path("x.png"), published)
+    loss, accuracy = (
+        [tuple(map(float, line.get_ydata())) for line in panel.lines if min(line.get_xdata()) > 10]
+        for panel in panels[:2]
+    )
+    assert loss == [(1.4, 2.5)] * 2  # a line, and its ends
+    assert accuracy == [(0.30, 0.54)] * 2
+    texts = [text.get_text() for text in panels[1].get_legend().get_texts()]
+    assert texts[-1].startswith("published ranges at the end")

@@ -51,13 +51,17 @@ class AdversarialOptions(Options):
     reached; the variants update the model within the loop over the clients; clients have other
     label distributions in the shadow runs than in the real run."""
     fedavg_lr: float = 0.1
-    """Learning rate of FedAvg-type methods (its initial value, if it decays)."""
+    """Learning rate of FedAvg and its variant (the initial value, if it decays)."""
+    mifa_lr: float = 0.1
+    """Learning rate of MIFA (the initial value, if it decays)."""
     fedprox_lr: float = 0.01
-    """Learning rate of FedProx's local solver."""
+    """Learning rate of FedProx's local solver, and of its variant's."""
     prox: float = 0.1
     """Weight mu of FedProx's proximal term."""
-    byzantine_lr: float = 0.01
-    """Learning rate of the Byzantine-robust rules."""
+    gm_lr: float = 0.01
+    """Learning rate of the geometric median, with and without buckets."""
+    cclip_lr: float = 0.01
+    """Learning rate of centred clipping, with and without buckets."""
 
     def dropout(self, shadow: Shadow) -> Dropout:
         """Return the dropout setting of the adversary.
@@ -87,22 +91,51 @@ class SyntheticOptions(AdversarialOptions):
     shadow runs, which are stored in the data cache; in some rounds no client is silenced, as the
     paper says of this data set. all: all clients, which leaves 1.2 clients active per round on
     average."""
-    # The learning rates are those of 0.1, 0.01 and 0.001 for which most methods of the group reach
-    # the lowest training loss at the end, measured with --quick and seed 100, which is used in no
-    # figure. results/README.md lists the losses.
+    # The learning rates are those of 0.1, 0.01, 0.001 and 0.0001 for which a method has the lowest
+    # training loss at the end, measured with --quick and seed 100, which is used in no figure.
+    # results/README.md lists the losses.
     fedavg_lr: float = 0.01
-    """Learning rate of FedAvg-type methods."""
+    """Learning rate of FedAvg and its variant."""
+    mifa_lr: float = 0.001
+    """Learning rate of MIFA."""
     fedprox_lr: float = 0.001
-    """Learning rate of FedProx's local solver."""
+    """Learning rate of FedProx's local solver, and of its variant's."""
+    gm_lr: float = 0.001
+    """Learning rate of the geometric median, with and without buckets."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """The three kinds of local training in table 1."""
+    """The three kinds of local training in table 1, at the learning rate of each method.
+
+    fedavg: of FedAvg and its variant.
+    fedprox: of FedProx and its variant.
+    mifa: as fedavg.
+    gm, cclip: one step with momentum, for the robust rules.
+    """
 
     fedavg: LocalTraining
     fedprox: LocalTraining
-    momentum: LocalTraining
+    mifa: LocalTraining
+    gm: LocalTraining
+    cclip: LocalTraining
+
+    @classmethod
+    def at_rates(
+        cls,
+        options: AdversarialOptions,
+        fedavg: LocalTraining,
+        fedprox: LocalTraining,
+        step: LocalTraining,
+    ) -> Local:
+        """Give the three kinds of training the learning rates of the options."""
+        return cls(
+            fedavg=replace(fedavg, lr=options.fedavg_lr),
+            fedprox=replace(fedprox, lr=options.fedprox_lr, prox=options.prox),
+            mifa=replace(fedavg, lr=options.mifa_lr),
+            gm=replace(step, lr=options.gm_lr),
+            cclip=replace(step, lr=options.cclip_lr),
+        )
 
 
 def baselines(local: Local, as_released: bool) -> tuple[Method, ...]:
@@ -118,7 +151,7 @@ def baselines(local: Local, as_released: bool) -> tuple[Method, ...]:
         Method(FEDAVG, "fedavg", sample_weights=True),
         Method(FEDPROX, "fedavg", sample_weights=True, training=local.fedprox),
         # Eq. 44 applies remembered updates at the current learning rate.
-        Method(MIFA, "mifa", sample_weights=True, gradient_units=True),
+        Method(MIFA, "mifa", sample_weights=True, gradient_units=True, training=local.mifa),
         Method(FEDAVG_VARIANT, "amplified", variant, sample_weights=True),
         Method(FEDPROX_VARIANT, "amplified", variant, sample_weights=True, training=local.fedprox),
     )
@@ -131,21 +164,25 @@ def byzantine(local: Local) -> tuple[Method, ...]:
     its momentum. We interpret "2 buckets" as buckets of two clients, as in the bucketing paper.
     """
 
-    def method(label: str, rule: str, options: Mapping[str, Any]) -> Method:
+    def method(
+        label: str, rule: str, options: Mapping[str, Any], training: LocalTraining
+    ) -> Method:
         return Method(
             label,
             rule,
             {**options, "reuse": True},
             gradient_units=True,
-            training=local.momentum,
+            training=training,
             sample_weights=True,
         )
 
+    median = {"rule": "geometric-median", "rule_options": MEDIAN}
+    clipping = {"rule": "centered-clip", "rule_options": CLIPPING}
     return (
-        method(GM, "geometric-median", MEDIAN),
-        method(CCLIP, "centered-clip", CLIPPING),
-        method(BUCKETING_GM, "bucketing", {"rule": "geometric-median", "rule_options": MEDIAN}),
-        method(BUCKETING_CCLIP, "bucketing", {"rule": "centered-clip", "rule_options": CLIPPING}),
+        method(GM, "geometric-median", MEDIAN, local.gm),
+        method(CCLIP, "centered-clip", CLIPPING, local.cclip),
+        method(BUCKETING_GM, "bucketing", median, local.gm),
+        method(BUCKETING_CCLIP, "bucketing", clipping, local.cclip),
     )
 
 
@@ -174,23 +211,16 @@ def cifar_local(options: AdversarialOptions) -> Local:
     round always use batches of 100.
     """
     size = 20 if options.quick else 100
-    return Local(
-        LocalTraining(size, local_steps=25, lr=options.fedavg_lr, lr_power=0.5),
-        LocalTraining(
-            size, local_steps=10, lr=options.fedprox_lr, momentum=MOMENTUM, prox=options.prox
-        ),
-        _one_step(100, options),
+    return Local.at_rates(
+        options,
+        fedavg=LocalTraining(size, local_steps=25, lr_power=0.5),
+        fedprox=LocalTraining(size, local_steps=10, momentum=MOMENTUM),
+        step=_one_step(100),
     )
 
 
-def _one_step(batch_size: int, options: AdversarialOptions) -> LocalTraining:
-    return LocalTraining(
-        batch_size,
-        local_steps=1,
-        lr=options.byzantine_lr,
-        momentum=MOMENTUM,
-        keep_momentum=True,
-    )
+def _one_step(batch_size: int) -> LocalTraining:
+    return LocalTraining(batch_size, local_steps=1, momentum=MOMENTUM, keep_momentum=True)
 
 
 def cifar(name: str, options: AdversarialOptions, quick_rounds: int) -> Mapping[str, Config]:
@@ -227,7 +257,7 @@ def _shadow(task: Task, local: Local, options: AdversarialOptions) -> Shadow:
 
     return Shadow(
         replace(task, device=options.device),
-        local.momentum,
+        local.cclip,
         CLIPPING,
         sample_weights=True,
         seed_shift=1000 if options.as_released else 0,
@@ -245,16 +275,11 @@ def synthetic(name: str, options: AdversarialOptions) -> Mapping[str, Config]:
     The paper does not state the number of rounds.
     """
     quick = options.quick
-    local = Local(
-        LocalTraining(FULL_BATCH, local_steps=50 if quick else 200, lr=options.fedavg_lr),
-        LocalTraining(
-            FULL_BATCH,
-            local_steps=25 if quick else 100,
-            lr=options.fedprox_lr,
-            momentum=MOMENTUM,
-            prox=options.prox,
-        ),
-        _one_step(FULL_BATCH, options),
+    local = Local.at_rates(
+        options,
+        fedavg=LocalTraining(FULL_BATCH, local_steps=50 if quick else 200),
+        fedprox=LocalTraining(FULL_BATCH, local_steps=25 if quick else 100, momentum=MOMENTUM),
+        step=_one_step(FULL_BATCH),
     )
 
     def task(**data: Any) -> Task:

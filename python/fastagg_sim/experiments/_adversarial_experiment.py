@@ -9,7 +9,7 @@ from typing import Any
 
 from fastagg_sim.config import Config
 from fastagg_sim.experiments._adversarial import BASELINES, MIFA, AdversarialOptions, synthetic
-from fastagg_sim.experiments._adversarial_results import synthetic_claims
+from fastagg_sim.experiments._adversarial_results import PublishedEnd, synthetic_claims
 from fastagg_sim.experiments._base import Claim, Expected, Experiment
 
 
@@ -23,12 +23,14 @@ def adversarial_experiment(
     expected: Expected,
     *,
     rows: Sequence[Sequence[str]] = (BASELINES,),
+    published: Mapping[str, PublishedEnd] | None = None,
 ) -> Experiment:
     """Create an experiment that compares the variants with baselines and with robust rules.
 
     It also writes epsilon.csv, the fraction of samples that was silenced in every round.
 
     rows: for each row of panels in the figure, the methods to draw.
+    published: where the published curves end, by method.
 
     For the other arguments see `Experiment`.
     """
@@ -41,7 +43,7 @@ def adversarial_experiment(
     def draw(folders: Mapping[str, Path], chosen: AdversarialOptions, target: Path) -> None:
         from fastagg_sim.experiments import _adversarial_plots
 
-        _adversarial_plots.draw(folders, rows, target)
+        _adversarial_plots.draw(folders, rows, target, published or {})
 
     return Experiment(
         name=name,

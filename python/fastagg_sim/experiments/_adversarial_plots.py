@@ -9,12 +9,19 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from fastagg_sim import data
 from fastagg_sim.dropout.adversarial import Adversarial
 from fastagg_sim.experiments._adversarial import BYZANTINE, VARIANTS
-from fastagg_sim.experiments._adversarial_results import EPSILON_FILE, Lines, read_epsilon
-from fastagg_sim.experiments._figures import draw_line
+from fastagg_sim.experiments._adversarial_results import (
+    EPSILON_FILE,
+    Lines,
+    PublishedEnd,
+    read_epsilon,
+)
+from fastagg_sim.experiments._figures import GREY, draw_line
 from fastagg_sim.files import write_atomically
 from fastagg_sim.looks import looks
 from fastagg_sim.plots import note_equal_lines, save, seeds_note, thin
@@ -47,16 +54,23 @@ def write_epsilon(folder: Path) -> Path:
     return path
 
 
-def draw(folders: Mapping[str, Path], rows: Sequence[Sequence[str]], target: Path) -> None:
+def draw(
+    folders: Mapping[str, Path],
+    rows: Sequence[Sequence[str]],
+    target: Path,
+    published: Mapping[str, PublishedEnd],
+) -> None:
     """Draw the comparison with the baselines to `target`, and that with the Byzantine-robust rules
     to figure-byzantine.png in the same folder.
 
     rows: for each row of panels in the first figure, the methods to draw.
+    published: where the published curves end, by method, if that is known.
     """
     lines = Lines.read(folders)
     epsilon = read_epsilon(folders["baselines"])
-    _figure(lines, epsilon, rows, target)
-    _figure(lines, epsilon, [_BYZANTINE_LEGEND], target.with_name("figure-byzantine.png"))
+    _figure(lines, epsilon, rows, target, published)
+    other = target.with_name("figure-byzantine.png")
+    _figure(lines, epsilon, [_BYZANTINE_LEGEND], other, published)
 
 
 def _figure(
@@ -64,12 +78,14 @@ def _figure(
     epsilon: Mapping[int, Sequence[tuple[float, int]]],
     rows: Sequence[Sequence[str]],
     target: Path,
+    published: Mapping[str, PublishedEnd],
 ) -> None:
     """Draw training loss and test accuracy over rounds, with a row of panels for each of `rows`,
     and epsilon_t in the last row.
 
     The lines are means over seeds, with a band from the lowest to the highest seed.
     """
+    trained = min(curve.rounds[-1] + 1 for each in lines.curves.values() for curve in each)
     count = len(rows) + 1
     figure, panels = plt.subplots(
         count, 2, figsize=(9.5, 2.6 * count), sharex=True, squeeze=False, layout="constrained"
@@ -89,7 +105,15 @@ def _figure(
             )
         row[0].set_ylabel("train loss")
         row[1].set_ylabel("test accuracy")
+        handles = row[1].get_legend_handles_labels()[0]
+        ends = {m: end for m, end in published.items() if m in methods and trained >= end.rounds}
+        if ends:
+            _draw_ends(row[0], {m: (end.rounds, end.train_loss) for m, end in ends.items()})
+            _draw_ends(row[1], {m: (end.rounds, end.accuracy) for m, end in ends.items()})
+            label = "published ranges at the end,\nfrom the left in this order"
+            handles.append(Line2D([], [], color=GREY, linewidth=1.0, label=label))
         row[1].legend(
+            handles=handles,
             loc="center left",
             bbox_to_anchor=(1.0, 0.5),
             frameon=False,
@@ -114,3 +138,14 @@ def _figure(
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
     save(figure, target)
+
+
+def _draw_ends(panel: Axes, ends: Mapping[str, tuple[int, tuple[float, float]]]) -> None:
+    """Draw a grey vertical line from the lowest to the highest published value of each method, in
+    its line style, side by side to the right of its last round."""
+    for place, (how, (rounds, values)) in enumerate(
+        zip(looks(ends).values(), ends.values(), strict=True), start=2
+    ):
+        x = [rounds * (1 + 0.03 * place)] * 2
+        panel.plot(x, values, color=GREY, linestyle=how.style, linewidth=1.0)
+        panel.plot(x, values, color=GREY, linestyle="none", marker="_", markersize=6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +25,15 @@ from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.verdicts import Estimate, Statement
 
 EPSILON_FILE = "epsilon.csv"
+
+
+@dataclass(frozen=True)
+class PublishedEnd:
+    """Where a published curve ends: the lowest and highest value around its last round."""
+
+    rounds: int
+    train_loss: tuple[float, float]
+    accuracy: tuple[float, float]
 
 
 class Lines:
