@@ -110,13 +110,16 @@ def test_a_helper_wakes_on_another_core_than_that_of_the_caller() -> None:
         rows, cores = torch.randn(20, 400_001), os.sched_getaffinity(0)
         ops.gram(rows)
         (helper,) = until(helpers)
-        for core in sorted(cores)[:2] * 2:
+        elsewhere = 0
+        for core in sorted(cores)[:2] * 6:
             until(has_helped_and_sleeps)  # it expects the core of the last caller
             os.sched_setaffinity(0, {core})
             while os.sched_getaffinity(helper) != cores:
                 ops.gram(rows)  # the helper takes part once it has been scheduled
             text = pathlib.Path(f"/proc/self/task/{helper}/stat").read_text()
-            assert int(text.rsplit(")", 1)[1].split()[36]) != core
+            elsewhere += int(text.rsplit(")", 1)[1].split()[36]) != core
+        # Once awake, the helper may be moved to any core: on a busy machine, it sometimes is.
+        assert elsewhere >= 9, elsewhere
         # A restriction from outside is kept.
         until(has_helped_and_sleeps)
         os.sched_setaffinity(helper, {core})

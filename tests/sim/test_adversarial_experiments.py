@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from PIL import Image
 
@@ -374,3 +375,4 @@ def test_published_ranges_are_beside_the_ends_of_the_lines(monkeypatch: pytest.M
     assert accuracy == [(0.30, 0.54)] * 2
     texts = [text.get_text() for text in panels[1].get_legend().get_texts()]
     assert texts[-1].startswith("published ranges at the end")
+    plt.close(panels[0].get_figure())
