@@ -324,6 +324,11 @@ class Job:
     dropout: Dropout
     seed: int
 
+    def __post_init__(self) -> None:
+        # A method that repeats the task's training is the same job as one that leaves it out.
+        if self.method.training == self.task.training:
+            object.__setattr__(self, "method", dataclasses.replace(self.method, training=None))
+
     @property
     def training(self) -> LocalTraining:
         """The local training of the method, by default that of the task."""

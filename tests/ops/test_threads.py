@@ -118,7 +118,8 @@ def test_a_helper_wakes_on_another_core_than_that_of_the_caller() -> None:
                 ops.gram(rows)  # the helper takes part once it has been scheduled
             text = pathlib.Path(f"/proc/self/task/{helper}/stat").read_text()
             elsewhere += int(text.rsplit(")", 1)[1].split()[36]) != core
-        # Once awake, the helper may be moved to any core: on a busy machine, it sometimes is.
+        # The system may move the helper after it has woken and before this reads where it is. On a
+        # busy machine it sometimes does.
         assert elsewhere >= 9, elsewhere
         # A restriction from outside is kept.
         until(has_helped_and_sleeps)

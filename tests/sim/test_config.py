@@ -14,6 +14,7 @@ from fastagg_sim.config import (
     Config,
     ConfigError,
     Dropout,
+    Job,
     LocalTraining,
     Method,
     Task,
@@ -78,14 +79,25 @@ def test_labels_of_long_options_are_cut_and_stay_distinct() -> None:
     _config(dropouts=(one, two))
 
 
+def test_a_method_that_repeats_the_training_of_the_task_is_the_same_job() -> None:
+    task = _task()
+    with_it, without, other = (
+        Job(task, Method("a", "fdms", training=training), Dropout(), 0)
+        for training in (task.training, None, LocalTraining(local_epochs=2))
+    )
+    assert to_json(with_it) == to_json(without) != to_json(other)
+    assert with_it.training == without.training == task.training
+
+
 @given(options=OPTIONS, data_options=OPTIONS, steps=st.integers(1, 9), lr=st.floats(1e-9, 1e3))
 def test_json_round_trip(
     options: dict[str, Any], data_options: dict[str, Any], steps: int, lr: float
 ) -> None:
     training = LocalTraining(local_steps=steps, lr=lr, prox=0.5)
+    own = LocalTraining(local_steps=steps, lr=lr, prox=0.25)
     config = _config(
         task=_task(training=training, data_options=data_options),
-        methods=(Method("a", "fdms", options, full_first_round=True, training=training),),
+        methods=(Method("a", "fdms", options, full_first_round=True, training=own),),
     )
     assert config_from_dict(json.loads(config.to_json())) == config
     job = config.jobs()[0]

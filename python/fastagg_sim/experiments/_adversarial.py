@@ -91,8 +91,8 @@ class SyntheticOptions(AdversarialOptions):
     shadow runs, which are stored in the data cache; in some rounds no client is silenced, as the
     paper says of this data set. all: all clients, which leaves 1.2 clients active per round on
     average."""
-    # The learning rates are those of 0.1, 0.01, 0.001 and 0.0001 for which a method has the lowest
-    # training loss at the end, measured with --quick and seed 100, which is used in no figure.
+    # Of 0.1, 0.01, 0.001 and 0.0001, each method has the learning rate with the lowest training
+    # loss at the end of a run with --quick and seed 100, which is used in no figure.
     # results/README.md lists the losses.
     fedavg_lr: float = 0.01
     """Learning rate of FedAvg and its variant."""
@@ -128,7 +128,12 @@ class Local:
         fedprox: LocalTraining,
         step: LocalTraining,
     ) -> Local:
-        """Give the three kinds of training the learning rates of the options."""
+        """Build it from the three kinds of training, with the learning rates and FedProx's weight
+        of the options.
+
+        fedavg, fedprox: of FedAvg and FedProx; any learning rate and weight.
+        step: one step with momentum; any learning rate.
+        """
         return cls(
             fedavg=replace(fedavg, lr=options.fedavg_lr),
             fedprox=replace(fedprox, lr=options.fedprox_lr, prox=options.prox),
@@ -147,13 +152,11 @@ def baselines(local: Local, as_released: bool) -> tuple[Method, ...]:
     variant: dict[str, Any] = {"beta": BETA}
     if as_released:
         variant["sequential"] = True
-    # At FedAvg's rate MIFA has the training of the task, as in earlier results, which stay usable.
-    mifa = None if local.mifa == local.fedavg else local.mifa
     return (
         Method(FEDAVG, "fedavg", sample_weights=True),
         Method(FEDPROX, "fedavg", sample_weights=True, training=local.fedprox),
         # Eq. 44 applies remembered updates at the current learning rate.
-        Method(MIFA, "mifa", sample_weights=True, gradient_units=True, training=mifa),
+        Method(MIFA, "mifa", sample_weights=True, gradient_units=True, training=local.mifa),
         Method(FEDAVG_VARIANT, "amplified", variant, sample_weights=True),
         Method(FEDPROX_VARIANT, "amplified", variant, sample_weights=True, training=local.fedprox),
     )
