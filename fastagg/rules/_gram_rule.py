@@ -108,6 +108,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
     rows minus one of them; ``fastagg.rules.common_row`` derives the error of distances. (Not so
     if the policy needs norms, as ``geometric-median`` with ``start="zero"`` does.)
 
+    On a GPU the Gram matrix has the precision "highest" of :func:`fastagg.ops.gram`, because a
+    short distance is the difference of large products.
+
     With ``clip_norm``, rows that are too long are not copied: the Gram matrix of rows times f_i has
     the entries ``f_i f_j G_ij``, and the factor of a row in the aggregate is multiplied by f_i. The
     rows minus one of them are multiplied in the pass, before the subtraction.
