@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fastagg import tensor_file
-from fastagg.integrations._wire import Arrays, Values, WireError, WireLayout, npy_header
+from fastagg.integrations._npy import npy_header
+from fastagg.integrations._wire import Arrays, Values, WireError, WireLayout
 from fastagg.tensor_file import DTYPES
 
 _NUMPY = {

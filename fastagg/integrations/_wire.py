@@ -8,12 +8,8 @@ they were found equal to those that the server expects.
 
 from __future__ import annotations
 
-import ast
 import functools
-import io
 import math
-import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastagg.integrations._npy import NpyHeader, npy_header, read_header, view
 from fastagg.options import LARGEST_ROW
 from fastagg.updates.roles import ROLES, Roles, assign_roles, is_variance, read_roles
 
@@ -36,14 +33,6 @@ Received = Mapping[str, bytes | Values]
 
 _FLOATS = ("float16", "float32", "float64")  # the narrowest first
 _HOLD_BFLOAT16 = ("float32", "float64")  # floats that represent each bfloat16 exactly
-# Version of the .npy format -> the field that holds the length of the header.
-_LENGTHS = {
-    b"\x01\x00": struct.Struct("<H"),
-    b"\x02\x00": struct.Struct("<I"),
-    b"\x03\x00": struct.Struct("<I"),
-}
-_NUMBERS = re.compile(r"[<>|=]?[biufc][0-9]{1,2}")  # dtypes of bools and numbers
-_MAX_HEADER = 10_000  # bytes; the header of an array of numbers has about a hundred
 _MOST_SIZE = 1 << 48  # of a dimension
 
 
@@ -118,11 +107,11 @@ class WireLayout:
         """
         kinds: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, data in arrays.items():
-            dtype, shape, _, _ = _read_header(name, data)
-            kind = _kind(dtype)
-            if kind not in _FLOATS and dtype.kind not in "biu":
+            header = _read_header(name, data)
+            kind = _kind(header.dtype)
+            if kind not in _FLOATS and header.dtype.kind not in "biu":
                 raise WireError(f"array {name!r}: expected floats, integers or bools, got {kind}")
-            kinds[name] = shape, kind
+            kinds[name] = header.shape, kind
         is_float = {name: kind in _FLOATS for name, (_, kind) in kinds.items()}
         assigned = assign_roles(is_float, read_roles(roles))
         layout = cls(_placed([(name, *kinds[name], assigned[name]) for name in kinds]))
@@ -367,51 +356,17 @@ def _placed(arrays: Sequence[tuple[str, tuple[int, ...], str, str]]) -> list[Wir
     return slots
 
 
-def _read_header(name: str, data: object) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    """Return dtype, shape, whether the order is Fortran's, and the byte where the values begin."""
-    if not isinstance(data, bytes):
-        raise WireError(f"array {name!r}: expected bytes, got {type(data).__name__}")
+def _read_header(name: str, data: object) -> NpyHeader:
     try:
-        text, end = _header_text(data)
-        return *_parsed(text), end
-    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
-        raise WireError(f"array {name!r}: expected a .npy header, got {error}") from error
-
-
-@functools.lru_cache(maxsize=1024)  # all clients send the same few headers
-def _parsed(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Return dtype, shape and order in the dict of a header; raises if it is not one."""
-    fields = ast.literal_eval(text)
-    descr, fortran, shape = (fields[key] for key in ("descr", "fortran_order", "shape"))
-    if not isinstance(descr, str) or not _NUMBERS.fullmatch(descr):  # a list means records
-        raise ValueError(f"the dtype {descr!r}, which is not one of plain numbers")
-    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"the shape {shape!r}")
-    return np.dtype(descr), shape, bool(fortran)
+        return read_header(data)
+    except ValueError as error:
+        raise WireError(f"array {name!r}: {error}") from error
 
 
 @functools.lru_cache(maxsize=64)  # NumPy makes the name anew each time
 def _kind(dtype: np.dtype[Any]) -> str:
     """Return NumPy's name of a dtype in native byte order."""
     return str(dtype.newbyteorder("=").name)
-
-
-def _header_text(data: bytes) -> tuple[str, int]:
-    """Return the dict in the header of a .npy file, as text, and the byte where it ends.
-
-    Raises:
-        ValueError: there is no complete header; the text is what was found instead.
-    """
-    if data[:6] != b"\x93NUMPY" or data[6:8] not in _LENGTHS:
-        raise ValueError(f"the first bytes {data[:8]!r}")
-    length = _LENGTHS[data[6:8]]
-    start = 8 + length.size
-    if len(data) < start:
-        raise ValueError(f"only {len(data)} bytes")
-    (size,) = length.unpack_from(data, 8)
-    if size > min(_MAX_HEADER, len(data) - start):
-        raise ValueError(f"a header of {size} bytes in {len(data)} bytes")
-    return data[start : start + size].decode("latin1"), start + size
 
 
 def _values(slot: WireSlot, data: object) -> Values:
@@ -422,19 +377,13 @@ def _values(slot: WireSlot, data: object) -> Values:
     if isinstance(data, np.ndarray):
         _check_kind(slot, data.shape, _kind(data.dtype))
         return data
-    dtype, shape, fortran, offset = _read_header(slot.name, data)
+    header = _read_header(slot.name, data)
     assert isinstance(data, bytes)  # _read_header checked it
-    _check_kind(slot, shape, _kind(dtype))
-    expected = slot.size * dtype.itemsize
-    if len(data) - offset != expected:
-        raise WireError(
-            f"array {slot.name!r}: expected {expected} bytes after the header, "
-            f"got {len(data) - offset}"
-        )
-    if slot.size == 0:
-        return np.empty(shape, dtype)
-    flat = np.frombuffer(data, dtype, offset=offset)
-    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    _check_kind(slot, header.shape, _kind(header.dtype))
+    try:
+        return view(data, header)
+    except ValueError as error:
+        raise WireError(f"array {slot.name!r}: {error}") from error
 
 
 def _fits(kind: str, wanted: str) -> bool:
@@ -453,12 +402,3 @@ def _check_kind(slot: WireSlot, shape: tuple[int, ...], kind: str) -> None:
         )
     if not _fits(kind, slot.dtype):
         raise WireError(f"array {slot.name!r}: expected dtype {slot.dtype}, got {kind}")
-
-
-def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the header of a .npy file of this dtype, by NumPy's name, and this shape."""
-    stream = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
-    fields = {"descr": descr, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, fields)
-    return stream.getvalue()

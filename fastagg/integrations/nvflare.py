@@ -12,7 +12,6 @@ are in the event that NVFlare fires when a client fetches its task.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import threading
@@ -39,9 +38,10 @@ from nvflare.app_common.app_constant import AppConstants  # noqa: E402
 from nvflare.app_common.app_event_type import AppEventType  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
+from fastagg.integrations._npy import npy_header, read_header, view  # noqa: E402
 from fastagg.integrations._report import Answer, RoundReport  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
-from fastagg.integrations._wire import WireError, WireLayout, npy_header  # noqa: E402
+from fastagg.integrations._wire import WireError, WireLayout  # noqa: E402
 from fastagg.updates.roles import Roles  # noqa: E402
 
 if TYPE_CHECKING:
@@ -413,7 +413,7 @@ class FastAggAggregator(ModelAggregator):
             if slot.role == "mean":
                 received = arrays[slot.name]
                 assert isinstance(received, bytes)  # made by _pack
-                change = np.load(io.BytesIO(received), allow_pickle=False)
+                change = view(received, read_header(received))
                 with np.errstate(all="ignore"):  # what is not finite is rejected in the round
                     values = change + _array(slot.name, base[slot.name])
                 arrays[slot.name] = _npy(values.astype(slot.dtype, copy=False))
