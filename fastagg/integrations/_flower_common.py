@@ -93,22 +93,49 @@ def check_wrappers(server: AggregationServer) -> None:
             which do not pass the wrapper.
     """
     problem = _more_than_a_mean(server)
-    if not problem:
-        return
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = type(frame.f_locals.get("self"))
-        if caller.__module__.startswith("flwr.") and caller.__name__.startswith(_WRAPPERS):
-            break
-        frame = frame.f_back
-    else:
+    wrapper = _caller(_WRAPPERS) if problem else None
+    if wrapper is None:
         return
     raise ValueError(
-        f"{caller.__name__} adds noise for a mean of clipped updates with equal weights, in which "
+        f"{wrapper} adds noise for a mean of clipped updates with equal weights, in which "
         f"one client has the factor 1 / num_sampled_clients, but {problem}; so its noise would "
         "guarantee less than it says. Use the options clip_norm and noise_multiplier of "
         "fastagg, which know the sensitivity of the rule (docs/privacy.md)"
     )
+
+
+def check_secure_aggregation(server: AggregationServer) -> None:
+    """Check that no rule that needs single updates runs under Flower's secure aggregation.
+
+    Call it where a strategy is called to configure a round. SecAgg+ puts the mean of all models in
+    the place of each result, so the rule would take it for every client's own.
+
+    Raises:
+        ValueError: the rule needs single updates, or clips them.
+    """
+    rule = server.example
+    if rule.name == "fedavg" and rule.clip_norm is None:
+        return
+    workflow = _caller(("SecAgg",))
+    if workflow is None:
+        return
+    needs = f"the rule {rule.name!r}" if rule.name != "fedavg" else "clip_norm"
+    raise ValueError(
+        f"{workflow} gives a strategy the mean of all models in the place of each model, but "
+        f"{needs} needs the update of each client. Use the rule 'fedavg' without clip_norm; "
+        "docs/security.md has the rules for which a sum is enough"
+    )
+
+
+def _caller(names: tuple[str, ...]) -> str | None:
+    """Return the name of the class of Flower that begins with one of ``names`` and is a caller."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = type(frame.f_locals.get("self"))
+        if caller.__module__.startswith("flwr.") and caller.__name__.startswith(names):
+            return caller.__name__
+        frame = frame.f_back
+    return None
 
 
 def _more_than_a_mean(server: AggregationServer) -> str:

@@ -19,6 +19,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.integrations._flower_common import (
     IdFn,
     answer_with_id,
+    check_secure_aggregation,
     check_wrappers,
     id_source,
     log_changes,
@@ -168,6 +169,7 @@ class FastAggLegacyStrategy(FedAvg):
     ) -> list[tuple[ClientProxy, FitIns]]:
         """Return the instructions of a round; store the model and the clients that are asked."""
         check_wrappers(self.server)
+        check_secure_aggregation(self.server)
         self._settle(parameters)
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
         proxies = self._wait(client_manager, self.min_fit_clients)

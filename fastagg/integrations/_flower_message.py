@@ -61,7 +61,8 @@ class FastAggStrategy(FedAvg):
     or answered with an error. (With ``staleness`` and ``max_staleness``, a late reply counts.) An
     answer is rejected and logged if it has wrong names, shapes or dtypes, NaN, or no finite
     ``num-examples``, if it comes from a node that was not asked, or if it claims the partition of
-    another node. The round continues without it. If no answer is left, the model does not change.
+    another node. The round continues without it. If no answer is left, the model does not change,
+    unless the rule then applies what it remembers (``mifa``); ``min_answers=1`` prevents that.
 
     Each metric is averaged, with the weights ``num-examples``, over the clients that sent a finite
     number for it; the log names the others. Updates have these weights, too, as in Flower's
