@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print the comparisons that docs/choosing.md cites, and draw docs/choosing.png and choosing.svg.
+"""Write the tables of docs/choosing.md, and draw docs/choosing.png and choosing.svg.
 
-All of them are from full runs in results/; none is from a scaled-down one. Run from the root of
-the repository: python docs/choosing_figure.py
+All differences are from full runs in results/; none is from a scaled-down one. Run from the root
+of the repository: python docs/choosing.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib import pyplot as plt
 
+import fastagg
 from fastagg_sim.experiments import late_fig1
 from fastagg_sim.experiments._statistics import (
     AREA,
@@ -30,6 +34,7 @@ from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.verdicts import Estimate
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "choosing.md"
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
 TABLE4 = "mimic-table4-fmnist"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
@@ -39,7 +44,59 @@ MEANS, MEANS_CIFAR = "friends-from-means/mnist", "friends-from-means-cifar/cifar
 LAST_FIFTH, WHOLE_TIME = late_fig1.statistics(late_fig1.LateOptions())
 FULL = "full"
 
+# (folder, end of the name of the dropout setting) -> how a table names it
+DATA = {
+    MNIST: "MNIST, {} absent",
+    CIFAR: "CIFAR-10, {} absent",
+    MEANS: "MNIST, {} absent",
+    MEANS_CIFAR: "CIFAR-10, {} absent",
+    DTYPES: "MNIST, {} absent",
+    TABLE3: "Fashion-MNIST, absent for up to {} rounds",
+    FIG7: "Fashion-MNIST, active with probability 0.1",
+    SU[1]: "CIFAR-10, 2 of 100 active",
+    SU[9]: "Synthetic(1, 1), ε = 0.9",
+    SU[11]: "Synthetic(1, 1), ε = 0.7",
+    LATE: "MNIST, 1200 simulated seconds",
+}
+# method in the results -> how a table names it
+METHODS = {
+    "Full": "`fedavg` without dropout",
+    "Dropout": "`fedavg`",
+    "FDMS": "`fdms`",
+    "FDMS first": "`fdms`, all clients in the first round",
+    "Means": "`fdms-means`",
+    "Means first": "`fdms-means`, all clients in the first round",
+    "Stale": "`stale-models`",
+    "FedAvg": "`fedavg`",
+    "FedAvg late": "`fedavg` with late answers",
+    "FedAvg waits": "`fedavg` that waits for all",
+    "FedAvg variant": "`amplified`",
+    "FedBuff": "`fedbuff`",
+    "FedProx": "`fedavg`, FedProx's training",
+    "FedProx variant": "`amplified`, FedProx's training",
+    "GM": "`geometric-median`",
+    "MIFA": "`mifa`",
+    "MIFA int8": "`mifa` in int8",
+    "MimiC": "`mimic`",
+    "SCAFFOLD": "`scaffold`",
+    "Stale int8": "`stale` in int8",
+    "cclip": "`centered-clip`",
+}
+NAMES = {(DTYPES, "Stale"): "`stale`"}  # a method with another meaning in one folder
+# A statistic -> its column. Statistics of one column do not occur in one section.
+COLUMNS = {
+    AREA: "on average",
+    WHOLE_TIME: "on average",
+    END: "at the end",
+    UPLOADS_END: "at the end, in points",
+    LAST_FIFTH: "at the end",
+    CHANGE: "change between evaluations",
+    LOSS_END: "train loss at the end",
+    LOSS_CHANGE: "change of the train loss",
+}
 
+
+@functools.cache
 def curves(folder: str, method: str, dropout: str) -> list[Curve]:
     """Return the curves of a method, one per seed. `dropout` is the end of the setting's name."""
     path = ROOT / "results" / folder
@@ -69,64 +126,147 @@ class Comparison:
 
     def cited(self) -> str:
         """Return the difference with its interval, as docs/choosing.md states it."""
-        estimate = self.estimate()
-        low, high = estimate.interval()
+        low, high = self.estimate().interval()
         digits = 1 if self.statistic is UPLOADS_END else 3
-        return f"{estimate.value:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+        return f"{self.estimate().value:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+    def cell(self) -> str:
+        """Return the difference, and whether it is undecided."""
+        low, high = self.estimate().interval()
+        return self.cited() + (" undecided" if low <= 0.0 <= high else "")
+
+    def setting(self) -> str:
+        """Return the data, the dropout and the number of seeds."""
+        away = self.dropout.removeprefix("=")
+        share = f"{100 * float(away):.0f} %" if away.startswith("0.") else away
+        seeds = self.estimate().seeds
+        return f"{DATA[self.folder].format(share)}, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
-COMPARISONS = (
-    # groups of similar clients
-    *(Comparison(MNIST, a, END, "FDMS", "Dropout") for a in ("0.3", "0.7")),
-    *(Comparison(MNIST, a, AREA, "FDMS", "Dropout") for a in ("0.3", "0.5", "0.7")),
-    Comparison(CIFAR, "0.5", END, "FDMS", "Dropout"),
-    Comparison(CIFAR, "0.5", AREA, "FDMS", "Dropout"),
-    Comparison(CIFAR, "0.5", END, "FDMS", "Full"),
-    Comparison(CIFAR, "0.5", CHANGE, "FDMS", "Dropout"),
-    *(Comparison(MNIST, "0.7", AREA, "Stale", other) for other in ("Dropout", "FDMS")),
-    Comparison(CIFAR, "0.5", AREA, "Stale", "FDMS"),
-    # pairs that are rarely active together
-    *(Comparison(MEANS, a, AREA, "Means", "FDMS") for a in ("0.3", "0.5", "0.7", "0.9")),
-    *(Comparison(MEANS, a, AREA, "Means first", "FDMS first") for a in ("0.5", "0.7")),
-    Comparison(MEANS, "0.7", END, "Means", "FDMS"),
-    Comparison(MEANS, "0.7", AREA, "Means", "Dropout"),
-    *(Comparison(MEANS_CIFAR, a, AREA, "Means", "FDMS") for a in ("0.5", "0.7")),
-    Comparison(MEANS_CIFAR, "0.7", END, "Means", "FDMS"),
-    Comparison(MEANS_CIFAR, "0.7", AREA, "Means", "Dropout"),
-    *(Comparison(folder, "0.9", AREA, "Means", "Dropout") for folder in (MEANS, MEANS_CIFAR)),
-    # different data, long absences
-    *(
-        Comparison(TABLE3, f"={tau}", UPLOADS_END, "MimiC", other)
-        for tau in (20, 100)
-        for other in ("FedAvg", "MIFA")
+def _over(
+    folder: str,
+    dropouts: Sequence[str],
+    method: str,
+    other: str,
+    statistics: Sequence[Statistic] = (AREA, END),
+) -> Iterator[Comparison]:
+    """Return the comparisons of two methods for each dropout setting and statistic."""
+    for dropout in dropouts:
+        for statistic in statistics:
+            yield Comparison(folder, dropout, statistic, method, other)
+
+
+SECTIONS = {
+    "groups": (
+        *_over(MNIST, ("0.3", "0.5", "0.7"), "FDMS", "Dropout", (AREA, END, CHANGE)),
+        *_over(MNIST, ("0.7",), "FDMS", "Full", (AREA, END, CHANGE)),
+        *_over(CIFAR, ("0.5",), "FDMS", "Dropout", (AREA, END, CHANGE)),
+        *_over(CIFAR, ("0.5",), "FDMS", "Full", (AREA, END, CHANGE)),
+        *_over(MNIST, ("0.7",), "Stale", "Dropout", (AREA, END, CHANGE)),
+        *_over(MNIST, ("0.7",), "Stale", "FDMS", (AREA, END, CHANGE)),
+        *_over(CIFAR, ("0.5",), "Stale", "FDMS", (AREA, END, CHANGE)),
     ),
-    *(Comparison(TABLE3, f"={tau}", UPLOADS_END, "MIFA", "FedAvg") for tau in (20, 100)),
-    Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
-    # each active with probability 0.1
-    *(Comparison(FIG7, "", UPLOADS_END, m, "FedAvg") for m in ("MimiC", "MIFA", "SCAFFOLD")),
-    # few active clients, drawn uniformly
-    Comparison(SU[1], "all", END, "MIFA", "FedAvg"),
-    Comparison(SU[1], "all", END, "FedAvg variant", "FedAvg"),
-    Comparison(SU[1], "all", CHANGE, "FedAvg variant", "FedAvg"),
-    Comparison(SU[1], "all", END, "GM", "FedAvg"),
-    # an adversary
-    *(
-        Comparison(SU[n], "", LOSS_END, f"{method} variant", method)
-        for n in (9, 11)
-        for method in ("FedAvg", "FedProx")
+    "means": (
+        *_over(MEANS, ("0.3", "0.5", "0.7", "0.9"), "Means", "FDMS"),
+        *_over(MEANS, ("0.7", "0.9"), "Means", "Dropout"),
+        *_over(MEANS, ("0.5", "0.7"), "Means first", "FDMS first"),
+        *_over(MEANS_CIFAR, ("0.5", "0.7"), "Means", "FDMS"),
+        *_over(MEANS_CIFAR, ("0.7", "0.9"), "Means", "Dropout"),
     ),
-    *(Comparison(SU[n], "", LOSS_CHANGE, "FedAvg variant", "FedAvg") for n in (9, 11)),
-    *(Comparison(SU[n], "", END, "cclip", "FedAvg") for n in (9, 11)),
-    *(Comparison(SU[n], "", END, "MIFA", "FedAvg") for n in (9, 11)),
-    # rows in int8
-    *(Comparison(DTYPES, "0.7", END, f"{method} int8", method) for method in ("MIFA", "Stale")),
-    # stragglers
-    *(Comparison(LATE, FULL, LAST_FIFTH, method, "FedAvg") for method in late_fig1.REMEDIES),
-    *(
-        Comparison(LATE, FULL, WHOLE_TIME, method, "FedAvg waits")
-        for method in ("MimiC", "MIFA", "FedBuff", "FedAvg late")
+    "labels": (
+        *(
+            Comparison(TABLE3, f"={tau}", UPLOADS_END, method, other)
+            for tau in (20, 100)
+            for method, other in (("MimiC", "FedAvg"), ("MimiC", "MIFA"), ("MIFA", "FedAvg"))
+        ),
+        Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
+        *(Comparison(FIG7, "", UPLOADS_END, m, "FedAvg") for m in ("MimiC", "MIFA", "SCAFFOLD")),
     ),
-)
+    "few": (
+        *(
+            Comparison(SU[1], "all", END, method, "FedAvg")
+            for method in ("MIFA", "FedAvg variant", "GM")
+        ),
+        Comparison(SU[1], "all", CHANGE, "FedAvg variant", "FedAvg"),
+    ),
+    "adversary": (
+        *(
+            Comparison(SU[n], "", statistic, f"{method} variant", method)
+            for n in (9, 11)
+            for method, statistics in (
+                ("FedAvg", (LOSS_END, LOSS_CHANGE)),
+                ("FedProx", (LOSS_END,)),
+            )
+            for statistic in statistics
+        ),
+        *(Comparison(SU[n], "", END, m, "FedAvg") for n in (9, 11) for m in ("MIFA", "cclip")),
+    ),
+    "late": (
+        *(Comparison(LATE, FULL, LAST_FIFTH, method, "FedAvg") for method in late_fig1.REMEDIES),
+        *(
+            Comparison(LATE, FULL, WHOLE_TIME, method, "FedAvg waits")
+            for method in ("MimiC", "MIFA", "FedBuff", "FedAvg late")
+        ),
+    ),
+    "int8": tuple(
+        Comparison(DTYPES, "0.7", END, f"{method} int8", method) for method in ("MIFA", "Stale")
+    ),
+}
+COMPARISONS = tuple(comparison for section in SECTIONS.values() for comparison in section)
+
+
+def differences(section: str) -> str:
+    """Return the table of a section: a row per setting and pair, a column per statistic."""
+    columns = list(dict.fromkeys(COLUMNS[c.statistic] for c in SECTIONS[section]))
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for c in SECTIONS[section]:
+        pair = " - ".join(NAMES.get((c.folder, m)) or METHODS[m] for m in (c.method, c.other))
+        rows.setdefault((c.setting(), pair), {})[COLUMNS[c.statistic]] = c.cell()
+    head = ["data, dropout", "difference", *columns]
+    body = [[*key, *(cells.get(name, "") for name in columns)] for key, cells in rows.items()]
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+K, S, D = 100, 30, 10**6
+COSTS: dict[str, dict[str, Any]] = {
+    "`fedavg`": {},
+    "`fdms`": {},
+    "`mifa`, `stale`": {},
+    "`mifa-client`": {},
+    "`fedstale`": {},
+    "`mimic`": {},
+    '`mimic`, `mode="client"`': {"mode": "client"},
+    "`scaffold`": {"local_work": 1.0},
+    "`geometric-median`": {},
+    "`centered-clip`, `reuse=True`": {"reuse": True},
+}
+
+
+def costs() -> str:
+    """Return the table of what rules need, from `fastagg.plan`."""
+    lines = ["| rule | state | moved per round |", "|---|---|---|"]
+    for label, options in COSTS.items():
+        rule = label.split("`")[1]
+        plan = fastagg.plan(rule, num_clients=K, num_active=S, num_params=D, owned=True, **options)
+        lines.append(f"| {label} | {_size(plan.state_bytes)} | {_size(plan.bytes_moved)} |")
+    return "\n".join(lines)
+
+
+def _size(number: float) -> str:
+    unit, name = (10**6, "MB") if number >= 10**6 else (10**3, "kB")
+    return f"{number / unit:.0f} {name}" if number else "0"
+
+
+def with_tables(text: str) -> str:
+    """Return a page with its tables: those between <!-- table NAME --> and <!-- end -->."""
+
+    def table(found: re.Match[str]) -> str:
+        made = costs() if found[1] == "costs" else differences(found[1])
+        return f"<!-- table {found[1]} -->\n\n{made}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table (\S+) -->.*?<!-- end -->", table, text, flags=re.DOTALL)
+
 
 # --- the figure -------------------------------------------------------------------------------
 
@@ -227,14 +367,8 @@ def draw(target: Path) -> None:
 
 
 def main() -> None:
-    for comparison in COMPARISONS:
-        seeds = comparison.estimate().seeds
-        print(
-            f"{comparison.folder} {comparison.dropout}, {seeds} seed{'s' if seeds > 1 else ''}: "
-            f"{comparison.method} - {comparison.other}: {comparison.cited()}  "
-            f"({comparison.statistic.text})"
-        )
-    draw(Path(__file__).with_name("choosing.png"))
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    draw(PAGE.with_suffix(".png"))
 
 
 if __name__ == "__main__":

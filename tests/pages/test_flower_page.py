@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ast
 import csv
+import dataclasses
 import importlib
+import inspect
 import io
 import re
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 import fastagg
 from fastagg import robust
+from fastagg.integrations._report import RoundReport
 from fastagg_sim.config import Dropout
 from fastagg_sim.simulation import Simulation
 
@@ -48,7 +51,7 @@ def test_the_table_names_every_strategy_of_flower() -> None:
     pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
     from flwr.serverapp import strategy
 
-    table = TEXT.split("## What Flower's strategies can do that these cannot")[1].split("\n## ")[0]
+    table = TEXT.split("## Flower's strategies and their equivalents")[1].split("\n## ")[0]
     named = set(re.findall(r"`([A-Z]\w+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.M))))
     assert named == set(strategy.__all__) - {"Result", "Strategy"}
     assert {"krum", "multi-krum", "fedavg"} <= set(fastagg.available())
@@ -112,6 +115,33 @@ def test_the_app_and_the_metrics_are_made_as_printed() -> None:
     names["context"] = SimpleNamespace(node_config={"partition-id": 3})
     exec(compile(block, "docs/flower.md", "exec"), names)
     assert names["metrics"] == MetricRecord({"num-examples": 64, "partition-id": 3})
+
+
+@pytest.mark.flower
+def test_the_table_has_every_option_and_its_default() -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
+    from fastagg.integrations.flower import FastAggStrategy
+
+    table = TEXT.split("### Options")[1].split("\n### ")[0]
+    stated = {}
+    for names, defaults in re.findall(r"^\| (`.*?) \| (.*?) \|", table, re.MULTILINE):
+        options, values = (re.findall(r"`(.*?)`", cell) for cell in (names, defaults))
+        if len(values) == 1:
+            values *= len(options)
+        stated |= dict(zip(options, values or ["None"], strict=True))
+    parameters = inspect.signature(FastAggStrategy).parameters.values()
+    keywords = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    expected = {p.name: repr(p.default).replace("'", '"') for p in keywords}
+    assert stated == expected
+
+
+def test_the_table_has_every_field_of_the_report() -> None:
+    table = TEXT.split("### The report of a round")[1].split("\n### ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    stated = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    fields = {field.name for field in dataclasses.fields(RoundReport)} | {"moved"}
+    # fastagg.Server alone fills `ignored`; `late_notes` are the framework's own.
+    assert stated == fields - {"ignored", "late_notes"}
 
 
 RESULTS = ROOT / "examples" / "flower" / "results" / "accuracy.csv"

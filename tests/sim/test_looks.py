@@ -19,7 +19,7 @@ from fastagg_sim.looks import LOOKS, METHODS, REFERENCE, RULES, Look
 from fastagg_sim.records import Curve
 
 ROOT = Path(__file__).resolve().parents[2]
-CHOOSING = runpy.run_path(str(ROOT / "docs" / "choosing_figure.py"))["RULES"].values()
+CHOOSING = runpy.run_path(str(ROOT / "docs" / "choosing.py"))["RULES"].values()
 # Pictures that show methods of several runs. The others show those of one run.
 COMBINED = {
     "adversarial": BASELINES,
