@@ -131,6 +131,8 @@ class Method:
     echo: the clients are those of FedAWE with this global rate: they keep their models while they
         are absent, and echo their updates (:class:`fastagg.FedAWEClient`). FedAWE itself is the
         rule "fedavg" with a server_lr of 1. None: clients train from the global model.
+    seeded: the random numbers of the rule itself (buckets, sketches) follow the seed of the run, as
+        all other streams do. False: they are those of the option `seed` of the rule, in every run.
     """
 
     label: str
@@ -143,8 +145,15 @@ class Method:
     sample_weights: bool = False
     schedule: Schedule | None = None
     echo: float | None = None
+    seeded: bool = False
 
     def __post_init__(self) -> None:
+        _require(
+            not (self.seeded and "seed" in self.options),
+            "seeded",
+            "false with the option seed of the rule",
+            self.seeded,
+        )
         _require(
             self.echo is None or (math.isfinite(self.echo) and self.echo >= 0),
             "echo",

@@ -47,7 +47,7 @@ def check(config: Config) -> None:
             seed=seed,
         )
         for method in config.methods:
-            aggregator = make_aggregator(task, method, 1, split)
+            aggregator = make_aggregator(task, method, 1, split, seed=seed)
             simulated_time(Job(task, method, Dropout(), seed), split.groups, aggregator)
         for dropout in config.dropouts:
             dropout_process(dropout, split, dataset, seed)

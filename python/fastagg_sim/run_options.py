@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -320,7 +320,19 @@ class RunOptions:
             gradient_units=self.gradient_units,
             schedule=schedule,
             echo=echo,
+            seeded=_draws(rule, options),
         )
+
+
+def _draws(rule: str, options: Mapping[str, Any]) -> bool:
+    """Return whether a rule with these options draws random numbers, and has no seed of its own."""
+    from fastagg.options import option_defaults
+    from fastagg.registry import available, find
+
+    if rule not in available():  # an error when the run begins
+        return False
+    used = {**option_defaults(find(rule, [])), **options}
+    return "seed" in used and "seed" not in options and used.get("sketch", True) is not None
 
 
 def _value(value: Any) -> str:

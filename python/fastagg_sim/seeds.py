@@ -8,7 +8,7 @@ drew, on the order in which clients train, or on whether the run was resumed. Ch
 random state.
 
 Streams in use: "data", "partition", "dropout", "latency", "schedule", "model", "batches", "layers",
-"train-loss", "noise".
+"train-loss", "noise", "rule".
 """
 
 from __future__ import annotations

@@ -142,6 +142,7 @@ class Simulation:
             layout.num_params,
             split,
             device,
+            seed=job.seed,
             num_clients=self._dropout.joined(0),
         )
         self._parts = client_parts(self.aggregator)
@@ -531,16 +532,20 @@ def make_aggregator(
     split: Partition,
     device: str | torch.device = "cpu",
     *,
+    seed: int,
     num_clients: int | None = None,
 ) -> fastagg.Aggregator:
     """Create the aggregation rule of `method`.
 
     num_params: the number of parameters d of the model.
     split: the partition, for rules that need the number of training samples of each client.
+    seed: the seed of the run, from which a method that is `seeded` derives that of its rule.
     num_clients: how many clients take part at first; by default all of the task.
     """
     number = task.num_clients if num_clients is None else num_clients
     needed: dict[str, Any] = {"max_norm": None}  # simulated clients do not lie
+    if method.seeded:
+        needed["seed"] = derive(seed, "rule")
     needed |= client_options(task, method, split, number)
     return fastagg.make(
         fastagg.RuleName(method.rule),

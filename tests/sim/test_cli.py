@@ -394,6 +394,12 @@ def test_clients_at_once_is_written_out_and_can_be_forced() -> None:
     assert mnist.build().task.training.clients_at_once == 40
 
 
+def test_rules_that_draw_random_numbers_follow_the_seed() -> None:
+    rules = ("fedavg", "fdms", "fdms:sketch=64", "fdms-means", "fdms-means:seed=3", "bucketing")
+    methods = RunOptions(rules=rules).build().methods
+    assert [m.seeded for m in methods] == [False, False, True, True, False, True]
+
+
 def test_rules_take_options_of_inner_rules() -> None:
     nested = 'bucketing:size=3,rule=centered-clip,rule_options={"tau": 1.5, "iterations": 2}'
     first, second = RunOptions(rules=(nested, nested.replace("2}", "3}"))).build().methods

@@ -252,7 +252,9 @@ def test_late_answers_have_the_age_of_their_model(schedule: Schedule, rule: str)
     timed._time.schedule.next = noted  # type: ignore[method-assign]
     records = run(timed)
     by_hand = Simulation(without_latency(make_job(rule=rule), job.dropout))
-    aggregator = make_aggregator(job.task, job.method, len(timed.params), timed._split)
+    aggregator = make_aggregator(
+        job.task, job.method, len(timed.params), timed._split, seed=job.seed
+    )
     params = models[0].clone()
     for t, plan in enumerate(plans):
         assert torch.equal(params, models[t])

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import fastagg
 from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
+from fastagg_sim.seeds import derive
 from fastagg_sim.simulation import RoundRecord, Simulation
 
 RULES = (
@@ -107,6 +108,23 @@ def test_clients_at_once_repeat_to_the_bit_and_differ_by_rounding(
     run(alone)
     # Six rounds of rounding. FDMS could choose another friend, but no two are that close here.
     torch.testing.assert_close(alone.params, first.params, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"), [("fdms-means", {}), ("bucketing", {}), ("fdms", {"sketch": 64})]
+)
+def test_a_seeded_rule_draws_numbers_of_its_own_in_every_run(
+    rule: str, options: dict[str, Any]
+) -> None:
+    def seed_of(seed: int, seeded: bool) -> object:
+        job = make_job(rule, seed, {"options": options, "seeded": seeded})
+        return Simulation(job).aggregator.options()["seed"]
+
+    seeds = [seed_of(seed, True) for seed in (0, 1, 1)]
+    assert seeds[0] != seeds[1] == seeds[2] == derive(1, "rule")
+    assert [seed_of(seed, False) for seed in (0, 1)] == [0, 0]
+    with pytest.raises(ConfigError, match="seeded"):
+        Method("a", rule, {**options, "seed": 3}, seeded=True)
 
 
 def test_seeds_differ() -> None:

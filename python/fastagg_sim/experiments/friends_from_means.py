@@ -22,9 +22,9 @@ from fastagg_sim.experiments._substitutes import SubstitutesOptions, experiment,
 METHODS = (
     Method("Dropout", "fedavg"),
     Method("FDMS", "fdms"),
-    Method("Means", "fdms-means"),
+    Method("Means", "fdms-means", seeded=True),
     Method("FDMS first", "fdms", full_first_round=True),
-    Method("Means first", "fdms-means", full_first_round=True),
+    Method("Means first", "fdms-means", full_first_round=True, seeded=True),
 )
 
 

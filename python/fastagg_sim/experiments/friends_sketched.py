@@ -17,7 +17,7 @@ from fastagg_sim.experiments._statistics import AREA, END
 from fastagg_sim.experiments._substitutes import SubstitutesOptions, experiment, fewer_wrong
 
 EXACT, SKETCHED = "FDMS", "FDMS k=1024"
-METHODS = (Method(EXACT, "fdms"), Method(SKETCHED, "fdms", {"sketch": 1024}))
+METHODS = (Method(EXACT, "fdms"), Method(SKETCHED, "fdms", {"sketch": 1024}, seeded=True))
 MORE_WRONG = 0.01
 """Margin of wrong friends: one in a hundred substitutes."""
 CLOSE = 0.02

@@ -33,7 +33,7 @@ MEMORY_DTYPE = "int8"
 """Of the rows that MIFA remembers."""
 METHODS = (
     Method("FedAvg", "fedavg"),
-    Method("Means", "fdms-means"),
+    Method("Means", "fdms-means", seeded=True),
     Method("MIFA", "mifa", {"memory_dtype": MEMORY_DTYPE}),
 )
 NUM_CLIENTS, QUICK_CLIENTS = 100_000, 10_000
