@@ -36,7 +36,7 @@ from fastagg_sim.verdicts import Estimate
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "choosing.md"
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
-TABLE4 = "mimic-table4-fmnist"
+TABLE4, ROUNDS = "mimic-table4-fmnist", "mimic-table4-fmnist-rounds"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
 LATE = "late-fig1"
 FIG7, DTYPES = "mimic-fig7", "memory-dtypes"
@@ -53,6 +53,7 @@ DATA = {
     DTYPES: "MNIST, {} absent",
     TABLE3: "Fashion-MNIST, absent for up to {} rounds",
     FIG7: "Fashion-MNIST, active with probability 0.1",
+    ROUNDS: "Fashion-MNIST, 10 % active, time-varying",
     SU[1]: "CIFAR-10, 2 of 100 active",
     SU[9]: "Synthetic(1, 1), ε = 0.9",
     SU[11]: "Synthetic(1, 1), ε = 0.7",
@@ -162,16 +163,19 @@ SECTIONS = {
         *_over(MNIST, ("0.7",), "FDMS", "Full", (AREA, END, CHANGE)),
         *_over(CIFAR, ("0.5",), "FDMS", "Dropout", (AREA, END, CHANGE)),
         *_over(CIFAR, ("0.5",), "FDMS", "Full", (AREA, END, CHANGE)),
-        *_over(MNIST, ("0.7",), "Stale", "Dropout", (AREA, END, CHANGE)),
+        *_over(MNIST, ("0.3", "0.5", "0.7"), "Stale", "Dropout", (AREA, END, CHANGE)),
+        *_over(CIFAR, ("0.5",), "Stale", "Dropout", (AREA, END, CHANGE)),
         *_over(MNIST, ("0.7",), "Stale", "FDMS", (AREA, END, CHANGE)),
         *_over(CIFAR, ("0.5",), "Stale", "FDMS", (AREA, END, CHANGE)),
     ),
     "means": (
         *_over(MEANS, ("0.3", "0.5", "0.7", "0.9"), "Means", "FDMS"),
-        *_over(MEANS, ("0.7", "0.9"), "Means", "Dropout"),
+        *_over(MEANS, ("0.3", "0.5", "0.7", "0.9"), "Means", "Dropout"),
+        *_over(MEANS, ("0.3", "0.5", "0.7", "0.9"), "FDMS", "Dropout"),
         *_over(MEANS, ("0.5", "0.7"), "Means first", "FDMS first"),
-        *_over(MEANS_CIFAR, ("0.5", "0.7"), "Means", "FDMS"),
-        *_over(MEANS_CIFAR, ("0.7", "0.9"), "Means", "Dropout"),
+        *_over(MEANS_CIFAR, ("0.5", "0.7", "0.9"), "Means", "FDMS"),
+        *_over(MEANS_CIFAR, ("0.5", "0.7", "0.9"), "Means", "Dropout"),
+        *_over(MEANS_CIFAR, ("0.5", "0.7", "0.9"), "FDMS", "Dropout"),
     ),
     "labels": (
         *(
@@ -180,13 +184,18 @@ SECTIONS = {
             for method, other in (("MimiC", "FedAvg"), ("MimiC", "MIFA"), ("MIFA", "FedAvg"))
         ),
         Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
-        *(Comparison(FIG7, "", UPLOADS_END, m, "FedAvg") for m in ("MimiC", "MIFA", "SCAFFOLD")),
+        *(
+            Comparison(folder, dropout, UPLOADS_END, method, "FedAvg")
+            for folder, dropout in ((FIG7, ""), (ROUNDS, "0.1"))
+            for method in ("MimiC", "MIFA", "SCAFFOLD")
+        ),
     ),
     "few": (
         *(
             Comparison(SU[1], "all", END, method, "FedAvg")
-            for method in ("MIFA", "FedAvg variant", "GM")
+            for method in ("MIFA", "FedProx", "FedAvg variant", "GM")
         ),
+        Comparison(SU[1], "all", END, "MIFA", "FedProx"),
         Comparison(SU[1], "all", CHANGE, "FedAvg variant", "FedAvg"),
     ),
     "adversary": (
@@ -199,7 +208,11 @@ SECTIONS = {
             )
             for statistic in statistics
         ),
-        *(Comparison(SU[n], "", END, m, "FedAvg") for n in (9, 11) for m in ("MIFA", "cclip")),
+        *(
+            Comparison(SU[n], "", END, m, "FedAvg")
+            for n in (9, 11)
+            for m in ("MIFA", "cclip", "GM")
+        ),
     ),
     "late": (
         *(Comparison(LATE, FULL, LAST_FIFTH, method, "FedAvg") for method in late_fig1.REMEDIES),
