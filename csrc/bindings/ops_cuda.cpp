@@ -121,24 +121,49 @@ at::Tensor abs_max(at::TensorList tensors) {
   return out;
 }
 
+// Checks and memory of sketch_. After the constructor, only a launch can fail.
+class SketchLaunch {
+ public:
+  SketchLaunch(const OnDevice& on, const Rows& rows, const at::Tensor& out,
+               const at::Tensor& squares, int64_t begin)
+      : rows_(rows),
+        begin_(begin),
+        out_(out),
+        sums_(out.to(at::kDouble)),  // out itself, or a copy
+        squares_(squares),
+        rows_at_(tables_.add(rows.addresses)) {
+    tables_.upload(on);
+    workspace_ =
+        on.empty({cuda::sketch_workspace(rows.size(), rows.d, out.size(1), begin)}, at::kByte);
+  }
+
+  void run(const OnDevice& on, int64_t seed) const {
+    const int64_t S = rows_.size(), d = rows_.d;
+    with_element(rows_.dtype, [&](auto element) {
+      using T = decltype(element);
+      check_launch(cuda::sketch(sums_.mutable_data_ptr<double>(),
+                                squares_.mutable_data_ptr<double>(), tables_.at<const T*>(rows_at_),
+                                S, d, out_.size(1), static_cast<uint64_t>(seed), begin_,
+                                workspace_.mutable_data_ptr(), on.stream()),
+                   "sketch_", "rows [", S, ", ", d, "]");
+    });
+    if (!sums_.is_same(out_)) out_.copy_(sums_);
+  }
+
+ private:
+  const Rows& rows_;
+  int64_t begin_;
+  at::Tensor out_, sums_, squares_;
+  Tables tables_;
+  int64_t rows_at_;
+  at::Tensor workspace_;
+};
+
 void sketch_(const at::Tensor& out, const at::Tensor& squares, at::TensorList tensors, int64_t seed,
              int64_t begin) {
   const OnDevice on(out, "out");
   const Rows rows = check_sketch(out, squares, tensors, begin);
-  const int64_t S = rows.size(), d = rows.d, k = out.size(1);
-  const at::Tensor sums = out.to(at::kDouble);  // out itself, or a copy
-  Tables tables;
-  const int64_t rows_at = tables.add(rows.addresses);
-  tables.upload(on);
-  const at::Tensor workspace = on.empty({cuda::sketch_workspace(S, d, k, begin)}, at::kByte);
-  with_element(rows.dtype, [&](auto element) {
-    using T = decltype(element);
-    check_launch(cuda::sketch(sums.mutable_data_ptr<double>(), squares.mutable_data_ptr<double>(),
-                              tables.at<const T*>(rows_at), S, d, k, static_cast<uint64_t>(seed),
-                              begin, workspace.mutable_data_ptr(), on.stream()),
-                 "sketch_", "rows [", S, ", ", d, "]");
-  });
-  if (!sums.is_same(out)) out.copy_(sums);
+  SketchLaunch(on, rows, out, squares, begin).run(on, seed);
 }
 
 template <cudaError_t (*kScores)(const double*, int64_t, double*, cudaStream_t)>
@@ -463,11 +488,11 @@ void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at:
   gram_and_sum_(out, gram, rows, weights, "highest");
 }
 
-// Two passes over the rows, as gram_and_sum_. If memory for the workspace of sketch_ runs out,
-// `sum` has changed, and the sketches and squares have not.
+// Two passes over the rows, as gram_and_sum_.
 void sketch_and_sum_(const at::Tensor& sum, const at::Tensor& out, const at::Tensor& squares,
                      at::TensorList tensors, const at::Tensor& weights, int64_t seed,
                      int64_t begin) {
+  const OnDevice on(out, "out");
   const Rows rows = check_sketch_and_sum(sum, out, squares, tensors, begin);
   check_weight_shape(weights, rows.size());
   ChangedMemory changed;
@@ -475,8 +500,9 @@ void sketch_and_sum_(const at::Tensor& sum, const at::Tensor& out, const at::Ten
   changed.add(out, "out");
   changed.add(squares, "squares");
   changed.check(weights, "weights");
+  const SketchLaunch sketch(on, rows, out, squares, begin);
   weighted_sum_(sum, tensors, weights, 0.0, std::nullopt);
-  sketch_(out, squares, tensors, seed, begin);
+  sketch.run(on, seed);
 }
 
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,

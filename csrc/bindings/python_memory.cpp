@@ -93,7 +93,7 @@ at::Tensor tensor(py::handle object, bool writable) {
 std::vector<at::Tensor> rows(py::handle object, int64_t count, int64_t size, int64_t step) {
   const auto owner = std::make_shared<Buffer>(object);
   constexpr int64_t kBytes = sizeof(float);
-  if (count < 1 || size < 0 || step < size || owner->view().len / kBytes / step < count)
+  if (count < 1 || size < 0 || step < size || step < 1 || owner->view().len / kBytes / step < count)
     throw py::value_error("rows: they do not fit into the memory");
   std::vector<at::Tensor> found;
   found.reserve(count);

@@ -107,7 +107,7 @@ def krum_selection(gram: Tensor, num_byzantine: int, count: int) -> Tensor:
 
 
 def _fake_nearest_means(gram: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(gram), torch.empty_like(gram)
+    return gram.new_empty(gram.shape), gram.new_empty(gram.shape)
 
 
 @op(

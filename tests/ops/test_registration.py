@@ -82,6 +82,13 @@ def test_opcheck_of_lists_that_mix_rows_and_matrices() -> None:
     check_registration(torch.ops.fastagg.weighted_sum_.default, (x.params, mixed, x.weights, 0.5))
 
 
+@pytest.mark.slow
+def test_opcheck_of_a_transposed_gram_matrix() -> None:
+    gram, weights = ExampleData.random(K, S, D).gram.t(), torch.ones(S, dtype=torch.float64)
+    assert not gram.is_contiguous()
+    check_registration(torch.ops.fastagg.nearest_means.default, (gram, weights, 3))
+
+
 def every_op(
     params: Tensor, rows: Tensor, memory: Tensor, total: Tensor, scores: Tensor, counts: Tensor,
     clients: Tensor, active: Tensor, candidates: Tensor,

@@ -65,6 +65,33 @@ def test_a_forked_process_starts_its_own_threads() -> None:
 
 
 @pytest.mark.slow
+def test_a_fork_during_calls_of_other_threads_locks_nothing() -> None:
+    """Without the handlers of scratch.cpp, some of these children wait for ever for its mutex."""
+    run(
+        """
+        import os, signal, threading, torch
+        from fastagg import ops
+        torch.set_num_threads(1)
+        rows, stop = torch.ones(2, 8), threading.Event()
+        def call():
+            while not stop.is_set():
+                ops.abs_max(rows)
+        threads = [threading.Thread(target=call) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)  # ends a child that waits for ever
+                ops.abs_max(rows)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        stop.set()
+        """
+    )
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 def test_small_calls_start_no_thread_and_helpers_block_signals() -> None:
     run(

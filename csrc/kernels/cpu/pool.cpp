@@ -163,6 +163,10 @@ Pool& pool() {
   return *the_pool;
 }
 
+// Made when the library is loaded: a child of fork() that interrupts the first call would wait for
+// the end of that call.
+[[maybe_unused]] const Pool& loaded = pool();
+
 }  // namespace
 
 Parallel pool_threads(int workers) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "scratch.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
@@ -66,6 +68,9 @@ class Pool {
     use_.peak = use_.used;
   }
 
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
  private:
   static constexpr int kBlocks = 8;
   std::mutex mutex_;
@@ -74,11 +79,19 @@ class Pool {
   ScratchUse use_ = {};
 };
 
-// Never destroyed: a thread may still use it while the process ends.
+// Never destroyed: a thread may still use it while the process ends. fork() waits until no thread
+// holds the mutex, which the child would find locked for ever.
 Pool& pool() {
   static Pool& pool = *new Pool;
+  static const int once =
+      pthread_atfork([] { pool.lock(); }, [] { pool.unlock(); }, [] { pool.unlock(); });
+  static_cast<void>(once);
   return pool;
 }
+
+// Made when the library is loaded: a child of fork() that interrupts the first call would wait for
+// the end of that call.
+[[maybe_unused]] const Pool& loaded = pool();
 
 }  // namespace
 

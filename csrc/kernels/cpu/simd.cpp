@@ -47,6 +47,10 @@ std::atomic<Isa>& current() {
   return isa;
 }
 
+// Made when the library is loaded: a child of fork() that interrupts the first call would wait for
+// the end of that call.
+[[maybe_unused]] const std::atomic<Isa>& loaded = current();
+
 }  // namespace
 
 Isa current_isa() {
