@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _device
 
 from fastagg.ops.memory import tensor_of
 
 _set_gradients = torch._C._set_grad_enabled
+_count_function_modes = torch._C._len_torch_function_stack
 _SMALLEST = 5e-324  # a denormal float64
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
@@ -26,14 +26,15 @@ def plain_modes() -> AbstractContextManager[object]:
     that it makes. In the usual case, with no mode set, this takes a fraction of a microsecond.
     """
     flushing = _SMALLEST * 1.0 == 0.0
-    device = getattr(_device, "CURRENT_DEVICE", None)
-    if not (flushing or device is not None or torch.is_inference_mode_enabled()):
+    # `torch.set_default_device` and `with torch.device(...)` both push a function mode.
+    devices = _count_function_modes() > 0
+    if not (flushing or devices or torch.is_inference_mode_enabled()):
         return _NOTHING
     stack = ExitStack()
     try:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
-        if device is not None:
+        if devices:
             stack.enter_context(torch.device("cpu"))
         if flushing:
             stack.callback(torch.set_flush_denormal, True)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, ColumnBlocks
+from fastagg.modes import plain_modes
 
 K, D = 6, 23
 every_rule = pytest.mark.every_rule
@@ -66,6 +67,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "grad": torch.enable_grad,
     "default dtype": default_dtype,
     "default device": default_device,
+    "device block": lambda: torch.device("meta"),
     "deterministic": deterministic,
     "flush denormals": flushing,
 }
@@ -126,6 +128,28 @@ def test_parameters_made_in_inference_mode_are_changed(
         assert params.is_inference() and rows.is_inference()
     agg.step(params, rows, ids)
     same_bits(torch.from_numpy(params.numpy()), expected)
+
+
+def test_plain_modes_leave_every_device_of_the_caller() -> None:
+    def place() -> str:
+        return torch.zeros(()).device.type
+
+    with torch.device("meta"), torch.device("meta"):
+        with plain_modes():
+            assert place() == "cpu"
+            with torch.device("meta"), plain_modes():
+                assert place() == "cpu"
+            assert place() == "cpu"
+        assert place() == "meta"
+        with ThreadPoolExecutor(1) as pool:  # a block belongs to its thread
+            assert pool.submit(place).result() == "cpu"
+    with default_device():
+        with torch.device("cpu"), plain_modes():
+            assert place() == "cpu"
+        with plain_modes():
+            assert place() == "cpu"
+        assert place() == "meta"
+    assert place() == "cpu"
 
 
 # --- threads ----------------------------------------------------------------------------------
