@@ -71,7 +71,7 @@ from fastagg.updates.cohort import (
     read_cohort,
 )
 from fastagg.updates.columns import Columns, segment_columns
-from fastagg.updates.small import ids_tensor, rounded
+from fastagg.updates.small import factors_tensor, ids_tensor, rounded
 
 if TYPE_CHECKING:
     from typing_extensions import Required
@@ -253,7 +253,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
     @server_lr.setter
     def server_lr(self, value: float) -> None:
         self._server_lr = read_factor("server_lr", value)
-        self._rate = torch.tensor([self._server_lr], dtype=torch.float64)  # as a weight
+        self._rate = factors_tensor([self._server_lr])  # as a weight
 
     @property
     def max_norm(self) -> MaxNorm:
@@ -465,7 +465,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         """
         vector = aggregate.vector
         if isinstance(aggregate, RowSum):
-            applied = torch.zeros((), dtype=torch.bool)
+            applied = torch.zeros((), dtype=torch.bool, device="cpu")
             ops.apply_weighted_sum_(
                 params,
                 vector,
@@ -664,7 +664,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
             report = StepReport(
                 cohort.clients,
                 ids_tensor(sorted(reasons)),
-                torch.empty(0, dtype=torch.float32),
+                torch.empty(0, dtype=torch.float32, device="cpu"),
                 self._skip(),
                 skipped=True,
                 reasons=reasons,

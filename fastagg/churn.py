@@ -126,7 +126,7 @@ class ChangingClients:
                 )
             if name == "client_weights" and first == 1.0 / self.num_clients:
                 first = 1.0 / num_clients  # the default
-            values[name] = torch.full((num_clients,), first, dtype=torch.float64)
+            values[name] = torch.full((num_clients,), first, dtype=torch.float64, device="cpu")
         return values
 
     def _become(self, grown: Self) -> None:

@@ -88,7 +88,7 @@ class ClippedSteps(RowChecks):
         if self._clipping is None:
             return cohort, None
         if not cohort.ids:
-            return cohort, torch.empty(0, dtype=torch.float64)
+            return cohort, torch.empty(0, dtype=torch.float64, device="cpu")
         squares: list[float] = self.columns.square_norms(cohort.rows).tolist()
         self._check_squares(cohort, squares)
         factors = self._clipping.factors(squares, self.random_bytes)

@@ -100,7 +100,7 @@ class Clipping:
     def __init__(self, options: float | AdaptiveClip) -> None:
         self.options = options
         first = options.initial if isinstance(options, AdaptiveClip) else options
-        self.bound = torch.tensor(first, dtype=torch.float64)
+        self.bound = torch.tensor(first, dtype=torch.float64, device="cpu")
         self._next: float | None = None
 
     def begin(self) -> None:

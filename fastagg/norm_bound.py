@@ -111,8 +111,8 @@ class RecentNorms:
 
     def __init__(self, options: AdaptiveNorm) -> None:
         self.options = options
-        self.norms = torch.zeros(options.window, dtype=torch.float64)
-        self.count = torch.zeros((), dtype=torch.int64)
+        self.norms = torch.zeros(options.window, dtype=torch.float64, device="cpu")
+        self.count = torch.zeros((), dtype=torch.int64, device="cpu")
         self._bound: float | None = None  # of the present round
         self._added: dict[int, float] = {}  # norms of the present round, by client
 
@@ -161,7 +161,7 @@ def check_norms(state: invariants.State) -> None:
     norms, count = cast(Tensor, state["norms"]), cast(Tensor, state["norm_count"])
     invariants.check_rounds("norm_count", count)
     invariants.check_range("norms", norms, 0.0, math.nextafter(math.inf, 0.0))
-    known = torch.arange(len(norms)) < int(count)
+    known = torch.arange(len(norms), device="cpu") < int(count)
     invariants.require(
         torch.equal(norms > 0.0, known), "norms", f"{int(known.sum())} norms > 0, then zeros"
     )

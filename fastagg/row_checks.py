@@ -92,7 +92,7 @@ class RowChecks:
         found: list[float] = peaks.tolist()
         if not math.isfinite(sum(found)):  # no sum of S finite float32 values overflows
             broken = [not math.isfinite(peak) for peak in found]
-            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
+            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken, device="cpu")])
         if self.nonfinite == "drop":
             limit = self._largest_row() if largest is None else largest
             limits = limit.tolist() if isinstance(limit, Tensor) else [limit] * len(found)
@@ -117,7 +117,7 @@ class RowChecks:
         """
         if not all(map(math.isfinite, squares)):
             broken = [not math.isfinite(square) for square in squares]
-            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken)])
+            raise NonFiniteUpdates(cohort.clients[torch.tensor(broken, device="cpu")])
         if self.max_norm is None and self.nonfinite != "drop":
             return
         largest = self._largest_row()

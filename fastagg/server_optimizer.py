@@ -212,7 +212,9 @@ class Moments:
         self.optimizer = optimizer
         self.m = allocate_vector(num_params, device)
         self.s = allocate_vector(num_params, device) if optimizer.is_adaptive else None
-        self.steps = torch.zeros((), dtype=torch.int64) if _counts_steps(optimizer) else None
+        self.steps: Tensor | None = None
+        if _counts_steps(optimizer):
+            self.steps = torch.zeros((), dtype=torch.int64, device="cpu")
         self._bounds = (0.0, 0.0)  # >= |m|, >= s
 
     def rate(self, server_lr: float) -> float:

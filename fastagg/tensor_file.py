@@ -217,7 +217,7 @@ def read_into(descriptor: int, out: Tensor, offset: int) -> None:
 
 def pass_over(descriptor: int, entry: Entry, note: Callable[[memoryview], object]) -> None:
     """Read a tensor in pieces, and call ``note`` with each; nothing is kept."""
-    piece = torch.empty(min(_CHUNK, entry.nbytes), dtype=torch.uint8)
+    piece = torch.empty(min(_CHUNK, entry.nbytes), dtype=torch.uint8, device="cpu")
     for begin in range(0, entry.nbytes, _CHUNK):
         part = piece[: min(_CHUNK, entry.nbytes - begin)]
         read_into(descriptor, part, entry.offset + begin)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch.utils._device import _device_constructors
+
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = sorted(path for path in (ROOT / "csrc/kernels").rglob("*.*") if path.suffix != ".md")
 
@@ -44,6 +46,8 @@ LAYERS = [
     {"fastagg.__init__", "fastagg.__main__", "fastagg_sim.__main__", "fastagg_sim.cli"},
 ]
 BUILT = {"fastagg._C", "fastagg._built_for"}  # setup.py makes them
+# Functions that make a tensor on the default device, if they are not told another one.
+FACTORIES = {f"torch.{function.__name__}" for function in _device_constructors()}
 USES_OF_C = {"fastagg._extension", "fastagg.ops._dispatch", "fastagg.ops.memory"}
 
 
@@ -156,6 +160,20 @@ def test_only_ops_uses_the_registered_operators() -> None:
         if any(dotted(node).startswith("torch.ops.fastagg") for node in ast.walk(parse(path)))
     ]
     assert users == ["fastagg/ops/_dispatch.py"]
+
+
+def test_the_library_names_the_device_of_each_tensor_that_it_makes() -> None:
+    assert {"torch.tensor", "torch.zeros", "torch.as_tensor", "torch.arange"} <= FACTORIES
+    problems = [
+        f"{relative(path)}:{node.lineno}: {dotted(node.func)} without device="
+        for module, path in MODULES.items()
+        if module.startswith("fastagg.")
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+        and dotted(node.func) in FACTORIES
+        and not any(keyword.arg == "device" for keyword in node.keywords)
+    ]
+    assert not problems, "a default device of the caller would decide:\n" + "\n".join(problems)
 
 
 def test_no_circle_of_imports() -> None:

@@ -136,7 +136,7 @@ def read(
     """
     with plain_modes(), opened(path, key=key, limit=limit) as saved:
         state = {
-            name: torch.empty(entry.shape, dtype=saved.dtype(name))
+            name: torch.empty(entry.shape, dtype=saved.dtype(name), device="cpu")
             for name, entry in saved.entries.items()
         }
         saved.read({name: [tensor] for name, tensor in state.items()})
@@ -208,7 +208,7 @@ class Saved:
             raise CheckpointError(
                 self.path, f"options: {name}: expected shape [{size}], got {[*entry.shape]}"
             )
-        value = torch.empty(entry.shape, dtype=entry.dtype)
+        value = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         self._fill(entry, [value], note=None)
         self.options[name] = self._option_bytes[entry.name] = value
 
@@ -232,7 +232,7 @@ class Saved:
                 if name in wanted:
                     self._fill(entry, wanted[name], note=self._digest)
                 elif name in self._option_bytes:
-                    again = torch.empty(entry.shape, dtype=entry.dtype)
+                    again = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
                     self._fill(entry, [again], note=self._digest)
                     known = self._option_bytes[name]
                     if tensor_file.bytes_of(again) != tensor_file.bytes_of(known):
@@ -273,7 +273,7 @@ class Saved:
                         self.path, f"state: {name}: expected one or two dimensions, got {shape}"
                     )
                 shape[-1] = len(range(*part.indices(shape[-1])))
-            found[name] = torch.empty(shape, dtype=entry.dtype)
+            found[name] = torch.empty(shape, dtype=entry.dtype, device="cpu")
             sinks[name] = [found[name]] if part is None else _columns(found[name], entry, part)
         self.read(sinks)
         return found
@@ -295,7 +295,7 @@ class Saved:
 
 def _columns(out: Tensor, entry: Entry, part: slice) -> Iterator[Tensor]:
     """Yield a scratch row for every row of ``out``, and copy its columns ``part`` there."""
-    row = torch.empty(entry.shape[-1], dtype=entry.dtype)
+    row = torch.empty(entry.shape[-1], dtype=entry.dtype, device="cpu")
     for target in [out] if out.ndim == 1 else out:
         yield row
         target.copy_(row[part])

@@ -411,8 +411,10 @@ def _numerics() -> list[object]:
     Policies run on every rank. They draw the same conclusions from the same numbers only if
     processors and libraries compute the same bits.
     """
-    probe = torch.arange(1, 4 * 1024 + 1, dtype=torch.float32).reciprocal_().view(4, 1024)
+    numbers = torch.arange(1, 4 * 1024 + 1, dtype=torch.float32, device="cpu")
+    probe = numbers.reciprocal_().view(4, 1024)
     gram = ops.gram(probe, dtype=torch.float64)
     scores = ops.cosine_scores(gram)
-    others = [gram.sqrt(), gram.sum(dim=1), scores.exp(), torch.tensor(math.fsum(scores.flatten()))]
+    total = torch.tensor(math.fsum(scores.flatten()), device="cpu")
+    others = [gram.sqrt(), gram.sum(dim=1), scores.exp(), total]
     return [torch.__version__, torch.backends.cpu.get_cpu_capability(), gram, scores, *others]

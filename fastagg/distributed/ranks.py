@@ -235,7 +235,7 @@ class ShardedColumns(Columns):
         packed: list[Tensor] = []
         for part in parts:
             size = len(part)
-            i, j = torch.tril_indices(size, size)
+            i, j = torch.tril_indices(size, size, device="cpu")
             packed.append(part[i, j])
         total = self._add(packed)
         gram = total.new_empty(size, size)

@@ -312,7 +312,7 @@ def _row(layout: WireLayout, answer: Answer, base: torch.Tensor | None) -> torch
     Raises:
         WireError: its arrays do not match the layout, or statistics cannot be used.
     """
-    row = torch.empty(layout.num_params + layout.num_statistics, dtype=torch.float32)
+    row = torch.empty(layout.num_params + layout.num_statistics, dtype=torch.float32, device="cpu")
     update = row[: layout.num_params]
     layout.subtract(answer.arrays, None if answer.is_update else base, update)
     layout.copy_statistics(answer.arrays, row[layout.num_params :])

@@ -174,7 +174,7 @@ class AggregationServer:
         self._trains = True
         self._layout: WireLayout | None = None
         self._carried: dict[str, bytes] = {}
-        self._params = torch.zeros(0, dtype=torch.float32)  # [d]
+        self._params = torch.zeros(0, dtype=torch.float32, device="cpu")  # [d]
         self._aggregator: Aggregator | None = rule if isinstance(rule, Aggregator) else None
         self._rows: RowPool | None = None
         self._statistics: Statistics | None = None
@@ -879,7 +879,7 @@ def _read_model(layout: WireLayout, state: Mapping[str, Tensor]) -> tuple[Tensor
     expected = {slot.name for slot in layout.slots if slot.role == "server"}
     if carried.keys() != expected:
         raise ValueError(f"carried: expected the arrays {sorted(expected)}, got {sorted(carried)}")
-    statistics = state.get("statistics.values", torch.zeros(0, dtype=torch.float32))
+    statistics = state.get("statistics.values", torch.zeros(0, dtype=torch.float32, device="cpu"))
     if statistics.shape != (layout.num_statistics,) or statistics.dtype != torch.float32:
         raise ValueError(
             f"statistics: expected [{layout.num_statistics}] float32, got "

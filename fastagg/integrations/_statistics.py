@@ -39,7 +39,7 @@ class Statistics:
 
     def __init__(self, layout: WireLayout, num_clients: int) -> None:
         self._layout = layout
-        self.values = torch.zeros(layout.num_statistics, dtype=torch.float32)
+        self.values = torch.zeros(layout.num_statistics, dtype=torch.float32, device="cpu")
         self._next = torch.zeros_like(self.values)
         self._rows = RowPool(num_clients, max(1, layout.num_statistics))
         self._norms: RecentNorms | None = None

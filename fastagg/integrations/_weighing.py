@@ -69,7 +69,7 @@ class Weighing:
         own = client_weights(rule)
         if not self.used or not weights:
             return own
-        merged = torch.zeros(rule.num_clients, dtype=torch.float64)
+        merged = torch.zeros(rule.num_clients, dtype=torch.float64, device="cpu")
         for client, weight in weights.items():
             merged[client] = weight
         return merged

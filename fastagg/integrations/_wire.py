@@ -128,8 +128,8 @@ class WireLayout:
         Raises:
             WireError: the model does not have this layout, or holds NaN or Inf.
         """
-        vector = torch.zeros(self.num_params, dtype=torch.float32)
-        self.subtract(arrays, torch.zeros(self.num_params, dtype=torch.float32), vector)
+        vector = torch.zeros(self.num_params, dtype=torch.float32, device="cpu")
+        self.subtract(arrays, torch.zeros_like(vector), vector)
         if not bool(torch.isfinite(vector).all()):
             raise WireError("arrays: expected finite values, got NaN or Inf (as float32)")
         return vector

@@ -135,7 +135,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         if found.refused:
             raise ValueError(f"user_context: {found.refused}")
         clients = [found.ids[user] for user in self._users]
-        total = torch.zeros(aggregator.num_params, dtype=torch.float32)
+        total = torch.zeros(aggregator.num_params, dtype=torch.float32, device="cpu")
         report = aggregator.step(total, pool.rows(range(len(clients))), clients)
         self._ids.remember(found, reported)
         self._users = []

@@ -82,13 +82,13 @@ class Int8Memory:
 
     def __getitem__(self, client: int) -> Tensor:
         """Return the remembered vector of client ``client`` as float32 [d]."""
-        out = torch.empty(self.shape[1], dtype=torch.float32)
+        out = torch.empty(self.shape[1], dtype=torch.float32, device="cpu")
         ops.dequantize_([out], [self.numbers.rows[client]], [self.scales[client]])
         return out
 
     def clone(self) -> Tensor:
         """Return all remembered vectors as float32: [K, d]."""
-        matrix = torch.empty(self.shape, dtype=torch.float32)
+        matrix = torch.empty(self.shape, dtype=torch.float32, device="cpu")
         ops.dequantize_(list(matrix), self.numbers.rows, list(self.scales))
         return matrix
 
@@ -225,7 +225,7 @@ def remembered(state: Mapping[str, Tensor | RowMemory]) -> Callable[[int, int, i
     def read(client: int, begin: int, end: int) -> Tensor:
         numbers = rows[client].cpu().contiguous()
         row, end = QuantizedRow(numbers, steps[client]), min(end, len(numbers))
-        return row.read(begin, end, torch.empty(end - begin, dtype=torch.float32))
+        return row.read(begin, end, torch.empty(end - begin, dtype=torch.float32, device="cpu"))
 
     return read
 
@@ -262,6 +262,6 @@ def check_int8(state: Mapping[str, Tensor | RowMemory]) -> None:
 
 def _peaks(numbers: Tensor) -> Tensor:
     """Return the largest magnitude in each block of int8 numbers [n]: int16 [ceil(n / 256)]."""
-    padded = torch.zeros(num_scales(len(numbers)) * SCALE_BLOCK, dtype=torch.int16)
+    padded = torch.zeros(num_scales(len(numbers)) * SCALE_BLOCK, dtype=torch.int16, device="cpu")
     padded[: len(numbers)] = numbers
     return padded.view(-1, SCALE_BLOCK).abs().amax(dim=1)

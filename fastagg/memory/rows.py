@@ -281,7 +281,7 @@ class RowMemory:
         """
         reference = self.references[client]
         if reference is not None:
-            one = torch.ones(1, dtype=torch.float32)
+            one = torch.ones(1, dtype=torch.float32, device="cpu")
             ops.weighted_sum_(row, [reference.vector], one, beta=self.sign)
 
 

@@ -41,13 +41,13 @@ class ExampleData:
     def random(cls, K: int, S: int, d: int, seed: int = 0) -> ExampleData:
         """Draw the data of one round."""
         g = torch.Generator().manual_seed(seed)
-        common = torch.randn(d, generator=g)
-        updates = torch.randn(S, d, generator=g) + common
-        clients = torch.randperm(K, generator=g)[:S]
-        active = torch.zeros(K, dtype=torch.bool)
+        common = torch.randn(d, generator=g, device="cpu")
+        updates = torch.randn(S, d, generator=g, device="cpu") + common
+        clients = torch.randperm(K, generator=g, device="cpu")[:S]
+        active = torch.zeros(K, dtype=torch.bool, device="cpu")
         active[clients] = True
-        params = torch.randn(d, generator=g)
-        memory = torch.randn(K, d, generator=g)
+        params = torch.randn(d, generator=g, device="cpu")
+        memory = torch.randn(K, d, generator=g, device="cpu")
         gram = updates.double() @ updates.double().T
         gram = (gram + gram.T) / 2.0  # exactly symmetric
         norms = gram.diagonal().sqrt()
@@ -55,24 +55,24 @@ class ExampleData:
             updates=updates,
             clients=clients,
             active=active,
-            weights=torch.rand(S, generator=g, dtype=torch.float64),
+            weights=torch.rand(S, generator=g, dtype=torch.float64, device="cpu"),
             params=params,
             memory=memory,
             references=[params.clone() if s % 3 else None for s in range(S)],
             total=memory.double().sum(dim=0),
-            mean=torch.zeros(d, dtype=torch.float64),
-            peaks=torch.zeros(S),
-            kept=list(torch.zeros(S, d)),
-            scores=torch.rand(K, K, generator=g),
-            counts=torch.randint(0, 4, (K, K), generator=g, dtype=torch.int32),
-            candidates=torch.ones(K, K, dtype=torch.bool),
+            mean=torch.zeros(d, dtype=torch.float64, device="cpu"),
+            peaks=torch.zeros(S, device="cpu"),
+            kept=list(torch.zeros(S, d, device="cpu")),
+            scores=torch.rand(K, K, generator=g, device="cpu"),
+            counts=torch.randint(0, 4, (K, K), generator=g, dtype=torch.int32, device="cpu"),
+            candidates=torch.ones(K, K, dtype=torch.bool, device="cpu"),
             gram=gram,
             round_scores=(gram / torch.outer(norms, norms) + 1.0) / 2.0,
-            pairs=torch.arange(S)[:, None] % 2 == torch.arange(S) % 2,
+            pairs=torch.arange(S, device="cpu")[:, None] % 2 == torch.arange(S, device="cpu") % 2,
             words=(updates[:, :1024] * 20.0).clamp(-127, 127).to(torch.int8),
             factors=1.0 / norms.float(),
-            order=torch.randperm(S - 1, generator=g),
-            some=torch.randperm(S, generator=g)[: S // 4],
-            splits=torch.tensor([[0, 0], [S // 2, S // 8], [S - 1, S // 4]]),
-            last=torch.arange(S - 1, S - 1 - S // 4, -1),
+            order=torch.randperm(S - 1, generator=g, device="cpu"),
+            some=torch.randperm(S, generator=g, device="cpu")[: S // 4],
+            splits=torch.tensor([[0, 0], [S // 2, S // 8], [S - 1, S // 4]], device="cpu"),
+            last=torch.arange(S - 1, S - 1 - S // 4, -1, device="cpu"),
         )

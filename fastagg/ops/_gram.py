@@ -79,7 +79,7 @@ def gram(
         raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
     rows = row_list(updates, "updates")
     if not rows:
-        return torch.empty(0, 0, dtype=dtype)
+        return torch.empty(0, 0, dtype=dtype, device="cpu")
     return compiled.gram(rows, pairs, precision, segment).to(dtype)
 
 

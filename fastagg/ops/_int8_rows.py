@@ -20,12 +20,12 @@ def _numbers(x: ExampleData, seed: int) -> list[Tensor]:
     """Return S rows of int8 [d]."""
     g = torch.Generator().manual_seed(seed)
     shape = (len(x.clients), len(x.params))
-    return list(torch.randint(-127, 128, shape, generator=g).to(torch.int8))
+    return list(torch.randint(-127, 128, shape, generator=g, device="cpu").to(torch.int8))
 
 
 def _scales(x: ExampleData) -> Tensor:
     """Return scales of S rows, float32 [S, ceil(d / 256)]."""
-    return x.weights.float()[:, None] * torch.ones(num_scales(len(x.params)))
+    return x.weights.float()[:, None] * torch.ones(num_scales(len(x.params)), device="cpu")
 
 
 @op(example=lambda f, x: f(_numbers(x, 0), _scales(x), x.updates))

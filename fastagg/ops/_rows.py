@@ -41,7 +41,9 @@ def abs_max(rows: Rows) -> Tensor:
         float32 [S]; NaN for a row that holds a NaN.
     """
     tensors = row_list(rows, "rows")
-    return compiled.abs_max(tensors) if tensors else torch.empty(0, dtype=torch.float32)
+    if not tensors:
+        return torch.empty(0, dtype=torch.float32, device="cpu")
+    return compiled.abs_max(tensors)
 
 
 @op(

@@ -28,7 +28,7 @@ def _float64(rows: Rows) -> Tensor:
     if isinstance(rows, Tensor):
         return rows.detach().to(torch.float64)
     if len(rows) == 0:
-        return torch.zeros(0, 0, dtype=torch.float64)
+        return torch.zeros(0, 0, dtype=torch.float64, device="cpu")
     return torch.stack([row.detach().to(torch.float64) for row in rows])
 
 
@@ -57,7 +57,7 @@ def gram(
     products = x @ x.T
     products = torch.triu(products) + torch.triu(products, diagonal=1).T  # exactly symmetric
     if pairs is not None:
-        wanted = pairs | torch.eye(len(x), dtype=torch.bool)
+        wanted = pairs | torch.eye(len(x), dtype=torch.bool, device="cpu")
         products = torch.where(wanted, products, torch.zeros_like(products))
     return products.to(dtype)
 
@@ -165,12 +165,12 @@ def most_similar(
         [Q] int64, positions in ``row_ids`` (-1 if the group has no rows), and [Q] float32, inner
         products (whole numbers) times factors, rounded to float32 once.
     """
-    query_ids = torch.arange(len(queries)) if query_ids is None else query_ids
-    row_ids = torch.arange(len(rows)) if row_ids is None else row_ids
+    query_ids = torch.arange(len(queries), device="cpu") if query_ids is None else query_ids
+    row_ids = torch.arange(len(rows), device="cpu") if row_ids is None else row_ids
     if splits is None:
-        splits = torch.tensor([[0, 0], [len(query_ids), len(row_ids)]])
-    best = torch.full((len(query_ids),), -1)
-    similarity = torch.full((len(query_ids),), -torch.inf)
+        splits = torch.tensor([[0, 0], [len(query_ids), len(row_ids)]], device="cpu")
+    best = torch.full((len(query_ids),), -1, device="cpu")
+    similarity = torch.full((len(query_ids),), -torch.inf, device="cpu")
     for begin, end in itertools.pairwise(splits.tolist()):
         for i in range(begin[0], end[0]):
             for j in range(begin[1], end[1]):
@@ -201,10 +201,10 @@ def select_friends(
         the highest score in row k, the lowest id on ties; -1 if there is none.
     """
     num_clients = len(active)
-    allowed = torch.ones(num_clients, num_clients, dtype=torch.bool)
+    allowed = torch.ones(num_clients, num_clients, dtype=torch.bool, device="cpu")
     if candidates is not None:
         allowed = _flags(candidates)
-    friends = torch.full((num_clients,), -1, dtype=torch.int64)
+    friends = torch.full((num_clients,), -1, dtype=torch.int64, device="cpu")
     for k in range(num_clients):
         if active[k]:
             friends[k] = k
@@ -470,7 +470,7 @@ def mimic_mean_(
     bases = references or [None] * len(own)
     c = [row if base is None else base - row for row, base in zip(own, bases, strict=True)]
     peaks.copy_(abs_max(updates))
-    factors = torch.ones(len(own)) if weights is None else weights
+    factors = torch.ones(len(own), device="cpu") if weights is None else weights
     corrected = _float64(updates) + factors.to(torch.float64)[:, None] * _float64(c)
     out.copy_(corrected.mean(dim=0))
     rounded.copy_(out)
@@ -546,9 +546,10 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
     for s, row in enumerate(rows):
         for b, block in enumerate(row.split(256)):
             peak = block.abs().max()
-            scales[s, b], halves = peak / torch.tensor(127.0), torch.tensor(254.0) / peak
+            scales[s, b] = peak / torch.tensor(127.0, device="cpu")
+            halves = torch.tensor(254.0, device="cpu") / peak
             if peak < 2.0**-119:  # the scale would be subnormal
-                scales[s, b], halves = 0.0, torch.zeros(())
+                scales[s, b], halves = 0.0, torch.zeros((), device="cpu")
             steps = ((block.abs() * halves).floor() + 1.0).div(2.0).floor()
             numbers[s][256 * b : 256 * b + len(block)] = steps.copysign(block).to(torch.int8)
     return numbers
@@ -602,7 +603,8 @@ def quantized_total_(
         ``out``.
     """
     quantize_(kept, kept_scales, updates)
-    new, old = torch.empty(len(kept), len(out)), torch.empty(len(kept), len(out))
+    new = torch.empty(len(kept), len(out), device="cpu")
+    old = torch.empty_like(new)
     dequantize_(list(new), kept, list(kept_scales))
     dequantize_(list(old), memory, memory_scales)
     return memory_total_(out, peaks, total, list(old), new, clients, weights)
@@ -805,7 +807,7 @@ def abs_max(rows: Rows) -> Tensor:
     """
     x = _float64(rows).abs()  # [S, d]
     if x.numel() == 0:
-        return torch.zeros(len(x), dtype=torch.float32)
+        return torch.zeros(len(x), dtype=torch.float32, device="cpu")
     return x.amax(dim=1).to(torch.float32)
 
 
@@ -824,7 +826,7 @@ def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0)
     outputs = _split_mix(seed, first + 1 + buckets // 512 * 8 + lanes // 2)
     places = lanes % 2 * 32 + 31 - buckets % 512 // 16  # the bit of the sign
     signs = 1.0 - 2.0 * (outputs >> places.astype(np.uint64) & np.uint64(1)).astype(np.float64)
-    sums = torch.zeros(len(x), k, dtype=torch.float64)
+    sums = torch.zeros(len(x), k, dtype=torch.float64, device="cpu")
     sums.index_add_(1, torch.from_numpy(buckets), x * torch.from_numpy(signs))
     squares += x.square().sum(dim=1)
     return out.add_(sums)
@@ -912,7 +914,7 @@ def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:
         changed: [C] int64, distinct positions, among them all in [m, n).
         rows: [C, n] float64.
     """
-    result = torch.full((rows.shape[1],) * 2, torch.nan, dtype=torch.float64)
+    result = torch.full((rows.shape[1],) * 2, torch.nan, dtype=torch.float64, device="cpu")
     result[: len(gram), : len(gram)] = gram
     result[changed], result[:, changed] = rows, rows.T
     return result
@@ -927,7 +929,7 @@ def bucketed_gram(
     """
     n, further = len(order), range(len(order), len(gram))
     pieces = sorted(sorted(piece.tolist()) for piece in order.split(bucket_size)) if n else []
-    mixing = torch.zeros(len(pieces) + len(further), len(gram), dtype=torch.float64)
+    mixing = torch.zeros(len(pieces) + len(further), len(gram), dtype=torch.float64, device="cpu")
     for bucket, piece in enumerate(pieces):
         mixing[bucket, piece] = weights[piece]
     sums = mixing[: len(pieces)].sum(dim=1)
@@ -956,7 +958,7 @@ def krum_selection(gram: Tensor, num_byzantine: int, count: int) -> Tensor:
     for _ in range(count):
         scores = krum_scores(gram[left][:, left], num_byzantine).tolist()
         chosen.append(left.pop(scores.index(min(scores))))
-    return torch.tensor(chosen, dtype=torch.int64)
+    return torch.tensor(chosen, dtype=torch.int64, device="cpu")
 
 
 def nearest_means(gram: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -966,7 +968,7 @@ def nearest_means(gram: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Te
     """
     n = len(weights)
     order = _square_distances(gram[:n, :n]).sort(dim=1, stable=True).indices
-    mixing = torch.eye(len(gram), dtype=torch.float64)
+    mixing = torch.eye(len(gram), dtype=torch.float64, device="cpu")
     for i in range(n):
         mixing[i, i] = 0.0
         nearest = order[i, :count]
@@ -991,7 +993,7 @@ def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iteration
 
 def clip_towards(gram: Tensor, weights: Tensor, tau: float, iterations: int) -> Tensor:
     """Apply steps of centered clipping (Su et al. eq. 43) from the last row: factors [n + 1]."""
-    factors = torch.zeros(len(gram), dtype=torch.float64)
+    factors = torch.zeros(len(gram), dtype=torch.float64, device="cpu")
     factors[-1] = 1.0
     for _ in range(iterations):
         scale = weights * (tau / _distances_to(gram, factors)[:-1]).clamp_max(1.0)

@@ -98,7 +98,7 @@ class GeometricMedian(_Aggregator):
         self.T = read_count("T", T, least=0)
 
     def _factors(self, products: Products) -> Tensor:
-        equal = torch.ones(len(products), dtype=torch.float64)
+        equal = torch.ones(len(products), dtype=torch.float64, device="cpu")
         if self.T == 0:
             return torch.zeros_like(equal)[None]
         # The first step needs the distances from zero, which are norms; the others need distances
@@ -273,7 +273,7 @@ class CenteredClipping(_Callable):
                 f"got {given.rows[0].numel()}; set m = None to start again from zero"
             )
         rows = [*given.rows, start]
-        equal = torch.full((size,), 1.0 / size, dtype=torch.float64)
+        equal = torch.full((size,), 1.0 / size, dtype=torch.float64, device="cpu")
         gram = Products(rows, size).translated
         self.m = combine(rows, ops.clip_towards(gram, equal, self.tau, self.L)[None])[0]
         return given.pack(self.m[None].clone())[0]
@@ -297,7 +297,7 @@ class _Coordinatewise(_Callable, ABC):
         self._check(len(given.rows))
         out = torch.empty_like(given.rows[0])
         if out.dtype == torch.float32:
-            self._write(out, torch.empty(1, dtype=torch.float32), given.rows)
+            self._write(out, torch.empty(1, dtype=torch.float32, device="cpu"), given.rows)
         else:
             for start in range(0, out.numel(), self._BLOCK):
                 block = torch.stack([row[start : start + self._BLOCK] for row in given.rows])
@@ -380,7 +380,7 @@ class NNM(_WithMinority, _PreAggregator):
     def _factors(self, products: Products) -> Tensor:
         size = len(products)
         check_majority(size, self.f)
-        equal = torch.ones(size, dtype=torch.float64)
+        equal = torch.ones(size, dtype=torch.float64, device="cpu")
         return ops.nearest_means(products.translated, equal, size - self.f)[1]
 
 
@@ -437,7 +437,7 @@ class ARC(_WithMinority, _PreAggregator):
         order = norms.sort(stable=True).indices
         clipped = 2 * self.f * (size - self.f) // size  # at most size / 2
         longest = norms[order[size - clipped - 1]]
-        factors = torch.ones(size, dtype=torch.float64)
+        factors = torch.ones(size, dtype=torch.float64, device="cpu")
         above = order[size - clipped :]
         factors[above] = torch.where(norms[above] > longest, longest / norms[above], 1.0)
         return torch.diag(factors)
@@ -445,7 +445,7 @@ class ARC(_WithMinority, _PreAggregator):
 
 def _mean_of(members: Sequence[int], size: int) -> Tensor:
     """Return the factors [1, size] of the mean of the vectors ``members``."""
-    factors = torch.zeros(1, size, dtype=torch.float64)
+    factors = torch.zeros(1, size, dtype=torch.float64, device="cpu")
     factors[0, list(members)] = 1.0 / len(members)
     return factors
 

@@ -37,9 +37,9 @@ def calmest_subset(gram: Tensor, f: int) -> list[int]:
     best, smallest = list(range(size - f)), math.inf
     subsets = itertools.combinations(range(size), size - f)
     while batch := list(itertools.islice(subsets, _BATCH)):
-        members = torch.tensor(batch)  # [b, n - f]
+        members = torch.tensor(batch, device="cpu")  # [b, n - f]
         within = distances[members[:, :, None], members[:, None, :]]
-        shares = torch.full((size - f,), 1.0 / (size - f), dtype=torch.float64)
+        shares = torch.full((size - f,), 1.0 / (size - f), dtype=torch.float64, device="cpu")
         largest = torch.linalg.eigvalsh(_centered(within, shares))[:, -1]
         first = int((largest == largest.min()).nonzero()[0])
         if float(largest[first]) < smallest:
@@ -64,7 +64,7 @@ def filtered_shares(gram: Tensor, f: int) -> Tensor:
     size = len(gram)
     check_majority(size, f)
     distances = _relative_distances(gram)
-    weights = torch.ones(size, dtype=torch.float64)
+    weights = torch.ones(size, dtype=torch.float64, device="cpu")
     best, smallest = weights / size, math.inf
     while float(weights.sum()) > size - 2 * f:
         shares = weights / weights.sum()

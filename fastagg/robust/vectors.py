@@ -140,7 +140,7 @@ class Products:
 
 def _gram64(rows: Sequence[Tensor], common: Tensor | None = None) -> Tensor:
     """Compute the Gram matrix of float64 rows [d], or of the rows minus ``common`` [d]."""
-    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64, device="cpu")
     for start in range(0, rows[0].numel(), _BLOCK):
         block = torch.stack([row[start : start + _BLOCK] for row in rows])
         if common is not None:
@@ -156,7 +156,7 @@ def combine(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
         rows: n rows [d].
         factors: [m, n] float64. Rows with factor 0 are not read.
     """
-    out = torch.zeros(len(factors), rows[0].numel(), dtype=rows[0].dtype)
+    out = torch.zeros(len(factors), rows[0].numel(), dtype=rows[0].dtype, device="cpu")
     for target, weights in zip(out, factors, strict=True):
         used = weights.nonzero().flatten().tolist()
         if rows[0].dtype == torch.float32:

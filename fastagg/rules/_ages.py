@@ -35,7 +35,7 @@ class RowAges:
 
     def __init__(self, num_clients: int, max_age: int | None, rounds: Tensor) -> None:
         self.max_age, self.rounds = max_age, rounds
-        self.last = torch.full((num_clients,), -1, dtype=torch.int64)
+        self.last = torch.full((num_clients,), -1, dtype=torch.int64, device="cpu")
 
     def expired(self) -> list[int]:
         """Return the ids of the clients whose rows have expired, ascending."""

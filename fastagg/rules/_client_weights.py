@@ -23,9 +23,9 @@ def read_client_weights(value: object, num_clients: int) -> Tensor:
         TypeError, ValueError: ``value`` is not as described.
     """
     if value is None:
-        return torch.full((num_clients,), 1.0 / num_clients, dtype=torch.float64)
+        return torch.full((num_clients,), 1.0 / num_clients, dtype=torch.float64, device="cpu")
     try:
-        weights = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
+        weights = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"client_weights: expected {num_clients} numbers, got {type(value).__name__}: {error}"

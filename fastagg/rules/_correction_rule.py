@@ -190,7 +190,8 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         for (position, vector), bound in zip(earlier.items(), largest, strict=True):
             own_peaks[position] = bound
             row = cohort.tensors()[position]
-            ops.weighted_sum_(row, [vector], torch.ones(1, dtype=torch.float32), beta=-1.0)
+            one = torch.ones(1, dtype=torch.float32, device="cpu")
+            ops.weighted_sum_(row, [vector], one, beta=-1.0)
         both = zip(own_peaks, row_peaks, strict=True)
         peaks = [(own_peak + row_peak) * _ROUNDING for own_peak, row_peak in both]
         reference = None if kept and not copies else rounded

@@ -186,7 +186,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         first = float(self.client_weights[0])
         self._equal = first if bool((self.client_weights == first).all()) else None
         self._all_shares = relative(self.client_weights, "all clients")  # [K]
-        self.rounds = torch.zeros((), dtype=torch.int64)
+        self.rounds = torch.zeros((), dtype=torch.int64, device="cpu")
         self._aggregate = allocate_vector(self.num_params, self.device)  # [d], scratch
         self.previous: Tensor | None = None
         if policy.uses_previous:
@@ -305,7 +305,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if self._equal is not None or 0.0 not in shares.tolist():
             return self.policy(self._precise(compared, len(shares)), shares, t)
         gram, rows, scales = compared.gram, compared.rows, compared.scales
-        taken = torch.ones(len(gram), dtype=torch.bool)
+        taken = torch.ones(len(gram), dtype=torch.bool, device="cpu")
         taken[: len(shares)] = shares > 0
         used = shares[shares > 0]
         listed = each_row(rows)
@@ -315,7 +315,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
             compared.columns,
             None if scales is None else scales[taken],
         )
-        factors = torch.zeros(len(gram), dtype=torch.float64)
+        factors = torch.zeros(len(gram), dtype=torch.float64, device="cpu")
         factors[taken] = self.policy(self._precise(some, len(used)), used, t)
         return factors
 

@@ -25,9 +25,9 @@ intervals [K] int64, the number of those that have ended; waiting [K] int64, the
 def first_intervals(num_clients: int) -> Intervals:
     """Return the intervals before the first round."""
     return (
-        torch.ones(num_clients, dtype=torch.float64),
-        torch.zeros(num_clients, dtype=torch.int64),
-        torch.zeros(num_clients, dtype=torch.int64),
+        torch.ones(num_clients, dtype=torch.float64, device="cpu"),
+        torch.zeros(num_clients, dtype=torch.int64, device="cpu"),
+        torch.zeros(num_clients, dtype=torch.int64, device="cpu"),
     )
 
 
@@ -51,7 +51,7 @@ def intervals_after(before: Intervals, clients: Tensor, cutoff: int) -> Interval
 
 def intervals_without(before: Intervals, ids: list[int]) -> Intervals:
     """Return the intervals with those of ``ids`` as they are at first, in new tensors."""
-    places = torch.tensor(ids)
+    places = torch.tensor(ids, device="cpu")
     factors, intervals, waiting = before
     return (
         factors.index_fill(0, places, 1.0),

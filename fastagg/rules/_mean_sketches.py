@@ -145,7 +145,7 @@ class Rows:
         clusters = _Clusters.of(self.numbers.index_select(0, rows))
         near = clusters.nearest(means, queries)
         order = near.argsort(stable=True)
-        splits = torch.zeros((len(clusters.sizes) + 1, 2), dtype=torch.int64)
+        splits = torch.zeros((len(clusters.sizes) + 1, 2), dtype=torch.int64, device="cpu")
         torch.cumsum(near.bincount(minlength=len(clusters.sizes)).cpu(), 0, out=splits[1:, 0])
         torch.cumsum(clusters.sizes, 0, out=splits[1:, 1])
         listed = rows[clusters.members.to(rows.device)]

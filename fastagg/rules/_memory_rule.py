@@ -153,7 +153,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             )
         super().__init__(**options)
         self.max_age = read_max_age(max_age)
-        rounds = torch.zeros((), dtype=torch.int64)
+        rounds = torch.zeros((), dtype=torch.int64, device="cpu")
         self.ages = make_ages(self.num_clients, self.max_age, self.staleness, rounds)
         self.client_weights = read_client_weights(client_weights, self.num_clients)  # [K]
         self._shares = relative(self.client_weights, "all clients")  # [K], sums to 1
@@ -167,7 +167,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         self.memory = make_memory(self.num_clients, self.num_params, self.device, store)
         self.total = allocate_vector(self.num_params, self.device, torch.float64)
         self._next_total = allocate_vector(self.num_params, self.device, torch.float64)  # scratch
-        self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |memory[k]|
+        # >= |memory[k]|
+        self._peaks = torch.zeros(self.num_clients, dtype=torch.float64, device="cpu")
 
     def _norm(self, clients: Tensor) -> float:
         """Return the factor that makes the total a mean after a round with ``clients`` active."""
@@ -280,7 +281,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         """Check that memory and parameters stay in range; ``peak`` is a bound of |params|."""
         before = self._peaks
         if plan.expired:
-            before = before.index_fill(0, torch.tensor(plan.expired), 0.0)
+            before = before.index_fill(0, torch.tensor(plan.expired, device="cpu"), 0.0)
         reference = None
         if self.remembers_models:
             row_peaks = [row_peak + peak for row_peak in row_peaks]
@@ -328,7 +329,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             self.ages.rounds += 1
 
     def _forget(self, ids: list[int]) -> None:
-        peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)
+        peaks = self._peaks.index_fill(0, torch.tensor(ids, device="cpu"), 0.0)
         total = self._total_without(ids)
         if not bool(peaks.any()):
             total.zero_()  # no rounding errors remain

@@ -31,7 +31,7 @@ def check_pair_state(state: invariants.State, similarity: str) -> None:
     invariants.check_symmetric("scores", scores)
     invariants.check_range("scores", scores, *_RANGES[similarity])
     invariants.check_blank("scores", scores, counts == 0, "counts are 0")
-    own = torch.ones(len(counts), dtype=torch.bool)
+    own = torch.ones(len(counts), dtype=torch.bool, device="cpu")
     invariants.check_blank("counts", counts.diagonal(), own, "k = i")
     if "candidates" in state:
         _check_candidates(cast(Tensor, state["candidates"]), counts)

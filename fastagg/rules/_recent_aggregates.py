@@ -37,8 +37,8 @@ class RecentAggregates:
 
     def __init__(self, rounds: int, num_params: int, device: torch.device) -> None:
         self.recent = torch.zeros((rounds, num_params), dtype=torch.float32, device=device)
-        self.count = torch.zeros((), dtype=torch.int64)
-        self.before = torch.zeros(rounds, dtype=torch.int64)
+        self.count = torch.zeros((), dtype=torch.int64, device="cpu")
+        self.before = torch.zeros(rounds, dtype=torch.int64, device="cpu")
 
     def find(self, since: int) -> Tensor | None:
         """Return the first aggregate [d] from round ``since`` on, not copied; None: there is none.
@@ -87,9 +87,9 @@ def check_recent(state: invariants.State) -> None:
     steps = {later - earlier for earlier, later in pairwise(counts)}
     valid = steps <= {0, 1} and counts[0] >= 0 and (known == size or counts[0] == 0)
     invariants.require(valid, "before", "numbers of aggregates before the last rounds")
-    unused = torch.arange(size) >= known
-    invariants.check_blank("before", before, unused, "there was no round")
+    positions = torch.arange(size, device="cpu")
+    invariants.check_blank("before", before, positions >= known, "there was no round")
     invariants.check_range(RECENT, recent, -FLOAT32_LIMIT, FLOAT32_LIMIT)
     invariants.check_blank_rows(
-        RECENT, recent, torch.arange(size) >= min(count, size), "there was no aggregate"
+        RECENT, recent, positions >= min(count, size), "there was no aggregate"
     )

@@ -38,7 +38,7 @@ class ReusedRows:
         self, num_clients: int, num_params: int, device: torch.device, store: RowStore
     ) -> None:
         self.memory = make_memory(num_clients, num_params, device, store)
-        self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64)
+        self._gram = torch.zeros(num_clients, num_clients, dtype=torch.float64, device="cpu")
 
     def receive(self, cohort: Cohort, columns: Columns) -> Cohort:
         """Return the cohort with rows that the commit can make memory rows.
@@ -85,7 +85,7 @@ class ReusedRows:
         changed = [*clients, *range(num_clients, size)]
         if len(changed) == size:
             return columns.gram(rows).cpu()
-        places, known = torch.tensor(changed), self._gram
+        places, known = torch.tensor(changed, device="cpu"), self._gram
         if expired:
             known = known.clone()
             known[expired] = 0.0

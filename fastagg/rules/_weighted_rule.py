@@ -111,5 +111,6 @@ class AveragingRule(WeightedRule[P, Reading]):
         return Reading(plan.weights, self._check_aggregate(params, cohort, plan.weights))
 
     def _largest_change(self, cohort: Cohort, plan: P) -> float:
-        whole = torch.zeros(self.num_clients, dtype=torch.float64)  # [K], of all rows of a client
+        # [K], of all rows of a client
+        whole = torch.zeros(self.num_clients, dtype=torch.float64, device="cpu")
         return float(whole.index_add_(0, cohort.clients, plan.weights.abs()).max())

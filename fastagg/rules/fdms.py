@@ -139,7 +139,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             self.candidates = bits.ones(self.num_clients, self.num_clients, self.device)
         # Exact scores of some pairs take two passes: the sum, then the products.
         self.reads_streams_once = self.candidates is None or self.sketch is not None
-        self.rounds = torch.zeros((), dtype=torch.int64)
+        self.rounds = torch.zeros((), dtype=torch.int64, device="cpu")
 
     def _plan(self, cohort: Cohort) -> Substitution:
         # A round changes only scores of pairs of active clients, and friends of absent clients do
@@ -235,7 +235,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
                 self.candidates[:, client // 8] |= 1 << client % 8
 
     def _skip(self) -> Tensor:
-        friends = torch.full((self.num_clients,), -1, dtype=torch.int64)
+        friends = torch.full((self.num_clients,), -1, dtype=torch.int64, device="cpu")
         self.rounds += 1
         return friends
 

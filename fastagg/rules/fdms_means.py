@@ -156,7 +156,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         if self.max_share is not None:
             propose = partial(self._proposals, means=means)
             return self._capped(cohort, propose, self.max_share)
-        friends = torch.full((self.num_clients,), -1)
+        friends = torch.full((self.num_clients,), -1, device="cpu")
         friends[cohort.clients] = cohort.clients
         absent = self._comparable(flags_of(cohort.ids, self.num_clients).logical_not_())
         rows = (means.scales > 0.0).nonzero().flatten()
@@ -197,7 +197,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         self._means.forget_(torch.tensor(ids, device=self.device))
 
     def _skip(self) -> Tensor:
-        return torch.full((self.num_clients,), -1)
+        return torch.full((self.num_clients,), -1, device="cpu")
 
     def _check_state(self, state: State) -> None:
         super()._check_state(state)

@@ -89,7 +89,7 @@ class FedAU(AveragingRule[_Counted]):
         self.factors, self.intervals, self.waiting = plan.state
 
     def _skip(self) -> None:
-        none = torch.zeros(0, dtype=torch.int64)
+        none = torch.zeros(0, dtype=torch.int64, device="cpu")
         state = intervals_after(self._intervals, none, self.cutoff)
         self.factors, self.intervals, self.waiting = state
 

@@ -52,7 +52,7 @@ class FedAWEClient:
             ValueError: the client was active in this round or a later one.
         """
         echo = self.eta * self._rounds_since(number)
-        one = torch.ones(1, dtype=torch.float64)
+        one = torch.ones(1, dtype=torch.float64, device="cpu")
         ops.weighted_sum_(trained, [self.model], -one)
         return ops.weighted_sum_(trained, [self.model], one, beta=echo)
 

@@ -121,7 +121,7 @@ class FedStale(MemoryRule):
         self.factors, self.intervals, self.waiting = plan.intervals
 
     def _skip(self) -> None:
-        none = torch.zeros(0, dtype=torch.int64)
+        none = torch.zeros(0, dtype=torch.int64, device="cpu")
         state = intervals_after(self._intervals, none, self.cutoff)
         super()._skip()
         self.factors, self.intervals, self.waiting = state

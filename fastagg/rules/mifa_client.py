@@ -90,7 +90,7 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
         if bool((self._weights == self._weights[0]).all()):
             self._weights = torch.ones_like(self._weights)
         self._norm = 1.0 / float(self._weights.sum())
-        self.answers = torch.zeros(self.num_clients, dtype=torch.int64)
+        self.answers = torch.zeros(self.num_clients, dtype=torch.int64, device="cpu")
         self.total = allocate_vector(self.num_params, self.device, torch.float64)
         self._next_total = allocate_vector(self.num_params, self.device, torch.float64)  # scratch
         self._zeros = torch.zeros(self.num_params, dtype=torch.float32, device=self.device)  # [d]
@@ -120,7 +120,7 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
             self._leave(ids, total)
 
     def _leave(self, ids: list[int], total: Tensor) -> None:
-        answers = self.answers.index_fill(0, torch.tensor(ids, dtype=torch.int64), 0)
+        answers = self.answers.index_fill(0, torch.tensor(ids, dtype=torch.int64, device="cpu"), 0)
         if not bool(answers.any()):
             total = torch.zeros_like(total)  # no rounding errors remain
         with SignalsDeferred():

@@ -76,7 +76,7 @@ class MimiC(CorrectionRule):
                 'max_age: expected None with mode "client", where the server keeps no '
                 f"corrections, got {max_age!r}"
             )
-        rounds = torch.zeros((), dtype=torch.int64)
+        rounds = torch.zeros((), dtype=torch.int64, device="cpu")
         self.ages = make_ages(self.num_clients, self.max_age, self.staleness, rounds)
 
     def _allocate(self, memory_folder: str | os.PathLike[str] | None) -> None:

@@ -47,7 +47,7 @@ class MimiCAged(CorrectionRule):
     def __init__(self, *, fading: float = 0.9, **options: Unpack[CorrectionOptions]) -> None:
         super().__init__(**options)
         self.fading = read_part("fading", fading)
-        rounds = torch.zeros((), dtype=torch.int64)
+        rounds = torch.zeros((), dtype=torch.int64, device="cpu")
         self.ages = self._row_ages = RowAges(self.num_clients, self.max_age, rounds)
 
     @property

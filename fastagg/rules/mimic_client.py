@@ -30,7 +30,8 @@ class MimiCClient:
     @torch.no_grad()
     def correct_(self, update: Tensor) -> Tensor:
         """Add the correction to ``update`` [d] float32 in place; return it, to be sent."""
-        return ops.weighted_sum_(update, [self.correction], torch.ones(1, dtype=torch.float32))
+        one = torch.ones(1, dtype=torch.float32, device="cpu")
+        return ops.weighted_sum_(update, [self.correction], one)
 
     @torch.no_grad()
     def learn(self, sent: Tensor, aggregate: Tensor) -> None:
@@ -42,5 +43,5 @@ class MimiCClient:
             sent: [d] float32, the result of :meth:`correct_` in this round; not changed.
             aggregate: [d] float32, v, the server's ``aggregate``; not changed.
         """
-        signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu")
         ops.weighted_sum_(self.correction, [aggregate, sent], signs)

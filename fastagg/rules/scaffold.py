@@ -94,7 +94,8 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self.mean_control = allocate_vector(self.num_params, self.device)
         self._next_mean = allocate_vector(self.num_params, self.device)  # scratch
         self._aggregate = allocate_vector(self.num_params, self.device, torch.float64)  # scratch
-        self._peaks = torch.zeros(self.num_clients, dtype=torch.float64)  # >= |controls[k]|
+        # >= |controls[k]|
+        self._peaks = torch.zeros(self.num_clients, dtype=torch.float64, device="cpu")
         self._mean_peak = 0.0  # >= |mean_control|
 
     @property
@@ -125,7 +126,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
             raise IndexError(f"client: expected an id in [0, {self.num_clients}), got {client}")
         if out is None:
             out = torch.empty_like(self.mean_control)
-        signs = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu")
         return ops.weighted_sum_(
             out, [self.mean_control, self.controls.rows[client]], signs, beta=0.0
         )
@@ -134,7 +135,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
         return True  # by their weights and steps
 
     def _plan(self, cohort: Cohort) -> Plan:
-        return Plan(torch.full((len(cohort),), 1.0 / len(cohort), dtype=torch.float64))
+        return Plan(factors_tensor([1.0 / len(cohort)] * len(cohort)))
 
     def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Controlled:
         peak, clients = self._params_peak(params), cohort.clients
@@ -195,7 +196,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
         self._mean_peak = self.columns.abs_max([self.mean_control]).item()
 
     def _forget(self, ids: list[int]) -> None:
-        peaks = self._peaks.index_fill(0, torch.tensor(ids), 0.0)
+        peaks = self._peaks.index_fill(0, torch.tensor(ids, device="cpu"), 0.0)
         mean = self.mean_control.to(torch.float64)
         for client in ids:
             mean.sub_(self.controls.rows[client], alpha=1.0 / self.num_clients)
@@ -229,7 +230,7 @@ def _read_work(value: object, num_clients: int) -> Tensor:
     if isinstance(value, bool):
         raise TypeError(f"local_work: expected one number or {num_clients} numbers, got {value}")
     try:
-        work = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+        work = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"local_work: expected one number or {num_clients} numbers, got {value!r}: {error}"

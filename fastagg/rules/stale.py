@@ -48,7 +48,7 @@ class Stale(MemoryRule):
 
     def __init__(self, **options: Unpack[MemoryOptions]) -> None:
         super().__init__(**options)
-        self.seen = torch.zeros(self.num_clients, dtype=torch.bool)
+        self.seen = torch.zeros(self.num_clients, dtype=torch.bool, device="cpu")
 
     def _norm(self, clients: Tensor) -> float:
         seen = self.seen.numpy().copy()

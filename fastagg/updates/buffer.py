@@ -112,7 +112,7 @@ class UpdateBuffer:
             The rows of ``clients``, in the order given.
         """
         rows = self.rows(clients)
-        minus_one = torch.tensor([-1.0], dtype=torch.float32)
+        minus_one = torch.tensor([-1.0], dtype=torch.float32, device="cpu")
         with torch.no_grad():
             for row in rows:
                 ops.weighted_sum_(row, [params], minus_one)

@@ -274,7 +274,7 @@ def check_readable(cohort: Cohort, columns: Columns) -> None:
         BrokenUpdates: such rows exist; the exception names all of them.
     """
     problems = cohort.problems()
-    flags = torch.zeros(len(cohort), dtype=torch.bool)
+    flags = torch.zeros(len(cohort), dtype=torch.bool, device="cpu")
     flags[list(problems)] = True
     flags = columns.join_flags(flags)
     if bool(flags.any()):

@@ -313,7 +313,7 @@ class Columns:
     ) -> Iterator[Tensor]:
         parts, base = [part for row in rows for part in row.parts], rows[0].base
         for begin in range(0, len(base), self.segment):
-            gram = torch.empty(len(rows), len(rows), dtype=torch.float64)
+            gram = torch.empty(len(rows), len(rows), dtype=torch.float64, device="cpu")
             here = out[begin : begin + self.segment]
             ops.difference_gram_and_sum_(here, gram, parts, base, weights, begin)
             yield gram
@@ -389,7 +389,7 @@ class Columns:
     def _difference_sum_(
         self, out: Tensor, rows: Sequence[DifferenceRow], weights: Tensor
     ) -> Tensor:
-        squares = torch.zeros(len(rows), dtype=torch.float64)
+        squares = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
         found = torch.empty_like(squares)
         for i, (begin, end) in enumerate(rows[0].bounds()):
             parts, base = [row.parts[i] for row in rows], rows[0].base[begin:end]
@@ -405,7 +405,7 @@ class Columns:
         """Return the largest magnitude of each row, :func:`fastagg.ops.abs_max`: [S] on the CPU."""
         if in_memory(rows):
             return self.join_peaks(ops.abs_max(rows).cpu())
-        peaks = torch.zeros(len(rows), dtype=torch.float32)
+        peaks = torch.zeros(len(rows), dtype=torch.float32, device="cpu")
         for _, _, (parts,) in self._pieces([rows]):
             peaks = torch.maximum(peaks, ops.abs_max(parts).cpu())
         return self.join_peaks(peaks)

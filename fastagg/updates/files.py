@@ -138,7 +138,7 @@ class _FileRow(StreamedRow):
             if place.dtype == torch.float32:
                 tensor_file.read_into(descriptor, part, offset)
             else:
-                narrow = torch.empty(len(part), dtype=place.dtype)
+                narrow = torch.empty(len(part), dtype=place.dtype, device="cpu")
                 tensor_file.read_into(descriptor, narrow, offset)
                 part.copy_(narrow)
             column = stop

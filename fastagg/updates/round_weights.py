@@ -21,7 +21,7 @@ def read_weights(value: object, count: int) -> Tensor:
         TypeError, ValueError: ``value`` is not as described.
     """
     try:
-        weights = torch.as_tensor(value, dtype=torch.float64).detach().cpu().clone()
+        weights = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"weights: expected {count} numbers, got {type(value).__name__}: {error}"

@@ -33,6 +33,6 @@ def mean_(
     whole = math.fsum(shares)
     if whole == 0.0:
         return False
-    factors = torch.tensor([share / whole for share in shares], dtype=torch.float64)
+    factors = torch.tensor([share / whole for share in shares], dtype=torch.float64, device="cpu")
     ops.weighted_sum_(out, rows, factors, beta=0.0)
     return True

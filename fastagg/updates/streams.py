@@ -112,7 +112,7 @@ class ColumnBlocks(ColumnSource):
             for s in range(read_size("num_rows", num_rows))
         ]
         self._iterator: Iterator[Tensor] = iter(())
-        self._none = torch.empty(num_rows, 0, dtype=torch.float32)
+        self._none = torch.empty(num_rows, 0, dtype=torch.float32, device="cpu")
         self._rest = self._none  # columns of the last block that are not in a piece yet
         self._piece = self._none  # the last piece
         self._held = (0, 0)  # columns [begin, end) in the last piece

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg import Aggregator, ColumnBlocks
+from fastagg import Aggregator, ColumnBlocks, FedAWEClient, MIFAClient, MimiCClient, robust
 from fastagg.modes import plain_modes
+from fastagg.ops import selfcheck
 
 K, D = 6, 23
 every_rule = pytest.mark.every_rule
@@ -150,6 +152,86 @@ def test_plain_modes_leave_every_device_of_the_caller() -> None:
             assert place() == "cpu"
         assert place() == "meta"
     assert place() == "cpu"
+
+
+def of_aggregators(mode: Callable[[], AbstractContextManager[object]]) -> list[Tensor]:
+    """Use what an aggregator has besides its steps, in a mode; return results and states."""
+    rows, found = torch.randn(3, D, generator=torch.Generator().manual_seed(2)), []
+    for name, options in (
+        ("median", {}),  # multiplies its aggregate by `_rate`
+        ("mimic", {}),  # has references
+        ("mifa", {"memory_dtype": "int8"}),
+        ("scaffold", {"local_work": 0.5}),
+    ):
+        agg = fastagg.make(name, num_clients=K, num_params=D, **options)
+        buffer, params = fastagg.UpdateBuffer(K, D), torch.ones(D)
+        for client, row in enumerate(rows):
+            buffer.row(client).copy_(row)
+        with mode():
+            buffer.subtract_(params, [0, 2])
+            agg.server_lr = 0.3
+            agg.max_norm, agg.clip_norm = 1e3, "adaptive"
+            if name == "scaffold":
+                agg.local_work = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+        agg.step(params, buffer, [0, 1, 2])
+        with mode():
+            if name == "scaffold":
+                found += [agg.control(0), agg.local_work]
+            elif name != "median":
+                memory = agg.corrections if name == "mimic" else agg.memory
+                found += [memory[0], memory.clone()]
+            agg.forget([1])
+            agg.grow(K + 1, **({"local_work": 0.5} if name == "scaffold" else {}))
+            found += list(agg.state_dict().values())
+        agg.step(params, rows, [0, 1, K])
+        found += [params, *agg.state_dict().values()]
+    return found
+
+
+def of_clients(mode: Callable[[], AbstractContextManager[object]]) -> list[Tensor]:
+    """Use the client's parts of rules in a mode; return their state and answers."""
+    first, second = torch.randn(2, D, generator=torch.Generator().manual_seed(3))
+    with mode():
+        mimic, mifa, awe = MimiCClient(D), MIFAClient(D), FedAWEClient(first)
+        sent = mimic.correct_(second.clone())
+        mimic.learn(sent, first)
+        mifa.learn(0)
+        difference = mifa.difference_(second.clone())
+        mifa.learn(1)
+        answer = awe.answer_(second.clone(), 3)
+    return [sent, mimic.correct_(second.clone()), difference, mifa.row, answer]
+
+
+def of_callables(mode: Callable[[], AbstractContextManager[object]]) -> list[Tensor]:
+    """Call everything of ``fastagg.robust`` in a mode."""
+    vectors = torch.randn(7, D, generator=torch.Generator().manual_seed(4))
+    made = [getattr(robust, name) for name in robust.__all__]
+    found = []
+    for cls in made:
+        options = {"f": 2} if "f" in signature(cls).parameters else {}
+        if cls is robust.Bucketing:
+            options = {"s": 1}  # without random pairs
+        with mode():
+            found.append(torch.as_tensor(cls(**options)(vectors), device="cpu"))
+    return found
+
+
+def of_tools(mode: Callable[[], AbstractContextManager[object]]) -> list[Tensor]:
+    """Call functions of the library that make tensors of their own."""
+    state = {"weight": torch.ones(2, 3), "bias": torch.full((2,), 0.5)}
+    with mode():
+        assert all(check.passed for check in selfcheck.run(K=7, S=4, d=300))
+        flat = fastagg.FlatLayout.from_state_dict(state).flatten(state)
+        return [flat, fastagg.ops.abs_max([]), fastagg.ops.gram([])]
+
+
+@pytest.mark.parametrize("use", [of_aggregators, of_clients, of_callables, of_tools])
+@pytest.mark.parametrize("mode", ["default device", "device block"])
+def test_other_functions_do_not_depend_on_the_default_device(
+    same_bits: Callable[..., None], use: Callable[..., list[Tensor]], mode: str
+) -> None:
+    for found, expected in zip(use(MODES[mode]), use(nullcontext), strict=True):
+        same_bits(found, expected)
 
 
 # --- threads ----------------------------------------------------------------------------------
