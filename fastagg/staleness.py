@@ -82,12 +82,12 @@ class Staleness:
 
 def none_but_constant(reason: str) -> Mapping[str, str]:
     """Return why a rule takes no function but "constant", for ``Aggregator.refused_staleness``."""
-    return MappingProxyType({name: reason for name in _DEFAULTS if name != "constant"})
+    return {name: reason for name in _DEFAULTS if name != "constant"}
 
 
 def no_late_rows(reason: str) -> Mapping[str, str]:
     """Return why a rule takes no late rows, for ``Aggregator.refused_staleness``."""
-    return MappingProxyType(dict.fromkeys(_DEFAULTS, reason))
+    return dict.fromkeys(_DEFAULTS, reason)
 
 
 def read_staleness(value: object, refused: Mapping[str, str] | None = None) -> Staleness | None:

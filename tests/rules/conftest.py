@@ -169,7 +169,8 @@ def random_rounds(
 def assert_same_bits(a: Tensor, b: Tensor, what: str = "") -> None:
     """Assert equality of bits: -0.0 differs from 0.0, and a NaN equals the same NaN."""
     assert a.shape == b.shape and a.dtype == b.dtype, what
-    assert a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes(), what
+    first, second = (x.reshape(-1).view(torch.uint8).numpy().tobytes() for x in (a, b))
+    assert first == second, what
 
 
 def assert_same_state(a: Aggregator, b: Aggregator) -> None:
