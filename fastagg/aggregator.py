@@ -682,6 +682,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         """Return the state that a checkpoint holds, not copied."""
         return dict(self._whole_state())
 
+    @torch.no_grad()
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state; later steps do not change it."""
         with self._lock.checked("state_dict"), plain_modes():

@@ -234,13 +234,14 @@ class RowMemory:
         Args:
             clients: distinct ids.
             owner: gives the new rows of ``clients`` and receives the old ones; None: ``spares``.
+                Rows that require gradients, as clients may train them, are detached.
             reference: [d], the reference of the new rows; the caller must not change it afterwards.
                 None: the new rows are the remembered vectors.
             without: those of ``clients`` whose new rows are the remembered vectors anyway.
         """
         given = (owner or self.spares).exchange(clients, self.of(clients))
         for client, row in zip(clients, given, strict=True):
-            self.rows[client] = row
+            self.rows[client] = row.detach() if row.requires_grad else row
         if reference is None and not self._live:
             return
         relative = {client for client in clients if client not in without}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import Aggregator, UpdateBuffer
+from fastagg.memory.rows import RowMemory
 
 K = 6
 WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0, 0.0]
@@ -112,6 +113,39 @@ def test_any_number_of_threads_and_many_clients(
         agg, params = run(threads, give=True)
         same_bits(params, expected)
         same_state(agg, expected_agg)
+
+
+@pytest.mark.every_rule
+@pytest.mark.parametrize("graph", [False, True])
+def test_rows_that_require_gradients_do_not_become_state_that_does(
+    same_bits: Callable[..., None],
+    same_state: Callable[..., None],
+    name: str,
+    options: dict[str, Any],
+    graph: bool,
+) -> None:
+    """Clients may train their rows with autograd: as leaves, or as results of a graph."""
+    plain, agg = make(name, options), make(name, options)
+    buffer, generator = UpdateBuffer(K, 23), torch.Generator().manual_seed(4)
+    params, twin = torch.zeros(23), torch.zeros(23)
+    for clients in ([0, 1, 2, 3, 4], [0, 2, 5], [1, 2, 3, 5], [0, 1, 4]):
+        updates, own = fill(buffer, clients, generator), buffer.rows(clients)
+        for row in own:
+            if graph:
+                row.mul_(torch.ones(23, requires_grad=True))
+            else:
+                row.requires_grad_(True)
+        agg.step(params, buffer, clients)
+        plain.step(twin, updates, clients)
+        assert not any(value.requires_grad for value in agg.state_dict().values())
+        for value in agg.live_state().values():
+            for part in value.rows if isinstance(value, RowMemory) else [value]:
+                assert not part.requires_grad
+        for row, before in zip(buffer.rows(clients), own, strict=True):
+            assert row is before or not row.requires_grad
+            row.detach_()
+    same_bits(params, twin)
+    same_state(agg, plain)
 
 
 @rules
