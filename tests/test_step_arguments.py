@@ -300,10 +300,25 @@ def test_the_rows_of_a_matrix_that_share_memory_are_found() -> None:
     assert memory.shared_row(rows, []) == -1
 
 
-def test_ids_that_repeat_without_end_are_refused_and_not_copied() -> None:
-    agg = fastagg.make("fedavg", num_clients=4, num_params=8)
-    params = torch.zeros(8)
-    clients = torch.zeros(1, dtype=torch.int64).expand(1 << 40)  # 8 TiB, if it were copied
-    with pytest.raises(ValueError, match=r"clients|updates"):
-        agg.step(params, torch.ones(2, 8), clients)
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        torch.zeros(1, dtype=torch.int64).expand(1 << 40),  # 8 TiB, if it were copied
+        np.broadcast_to(np.int64(0), (1 << 40,)),
+        np.broadcast_to(np.uint8(0), (1 << 40,)),
+        range(1 << 40),
+    ],
+    ids=["tensor", "array", "bytes", "range"],
+)
+def test_ids_and_ages_without_end_are_refused_and_not_copied(numbers: Any) -> None:
+    agg = fastagg.make("fedbuff", num_clients=4, num_params=8)
+    params, rows = torch.zeros(8), torch.ones(2, 8)
+    with pytest.raises(ValueError, match=r"clients: expected at most 1048576 numbers, got 1099"):
+        agg.step(params, rows, numbers)
+    with pytest.raises(ValueError, match=r"clients: expected at most 1048576 numbers, got 1099"):
+        agg.step(params, UpdateBuffer(4, 8), numbers)
+    with pytest.raises(ValueError, match=r"ages: expected at most 1048576 numbers, got 1099"):
+        agg.step(params, rows, [0, 1], ages=numbers)
+    with pytest.raises(ValueError, match=r"clients: expected at most 1048576 numbers, got 1099"):
+        agg.forget(numbers)
     assert params.tolist() == [0.0] * 8

@@ -432,7 +432,8 @@ def read_integers(name: str, value: object, most: int) -> list[int]:
     Args:
         name: of the argument.
         value: its value.
-        most: numbers that a tensor, which may be the view of one number, has at most.
+        most: numbers that it has at most. The view of one number, or a range, may have any number
+            of them without memory.
 
     Raises:
         TypeError, ValueError: it is not that; the message begins with ``name``.
@@ -442,6 +443,7 @@ def read_integers(name: str, value: object, most: int) -> list[int]:
             raise TypeError(f"{name}: expected integers, got an array of {value.dtype}")
         if value.ndim != 1:
             raise ValueError(f"{name}: expected shape [S], got {list(value.shape)}")
+        _check_most(name, len(value), most)
         found: list[int] = value.tolist()
         return found
     if isinstance(value, Tensor):
@@ -451,8 +453,7 @@ def read_integers(name: str, value: object, most: int) -> list[int]:
             raise ValueError(f"{name}: expected a dense tensor, got a nested tensor")
         if value.ndim != 1:
             raise ValueError(f"{name}: expected shape [S], got {list(value.shape)}")
-        if value.numel() > most:
-            raise ValueError(f"{name}: expected at most {most} numbers, got {value.numel()}")
+        _check_most(name, value.numel(), most)
         try:
             listed: list[int] = value.tolist()
         except (RuntimeError, NotImplementedError) as error:
@@ -462,11 +463,17 @@ def read_integers(name: str, value: object, most: int) -> list[int]:
             ) from error
         return listed
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        _check_most(name, len(value), most)
         return [_read_integer(name, number) for number in value]
     raise TypeError(
         f"{name}: expected a tensor or array of integers or a sequence of ints, got "
         f"{type(value).__name__}"
     )
+
+
+def _check_most(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise ValueError(f"{name}: expected at most {most} numbers, got {count}")
 
 
 def _read_integer(name: str, value: object) -> int:
