@@ -21,7 +21,7 @@ from fastagg.clipped_steps import ClippedSteps
 from fastagg.clipping import AdaptiveClip, Clipping, check_clipping, check_noise, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.description import describe
-from fastagg.memory.rows import RowMemory, sink_of
+from fastagg.memory.rows import RowMemory, check_apart, sink_of
 from fastagg.modes import MadeInPlainModes, NoGradients, plain_modes, writable
 from fastagg.norm_bound import (
     AdaptiveNorm,
@@ -65,7 +65,6 @@ from fastagg.updates.cohort import (
     Ages,
     Cohort,
     Updates,
-    check_apart,
     check_readable,
     check_vector,
     read_cohort,

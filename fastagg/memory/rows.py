@@ -14,14 +14,16 @@ been stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.memory.stores import RowStore, SpareRows
+from fastagg.memory.stores import AddressRange, RowStore, SpareRows
+from fastagg.ops.memory import shared_row
 from fastagg.ops.row_lists import RowList
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.buffer import RowExchange
@@ -76,6 +78,7 @@ class RowMemory:
         self.store = store
         self.dtype = store.dtype
         self.rows = store.allocate(num_clients, num_params, device)
+        self._addresses = AddressRange(self.rows)
         self.references: list[Reference | None] = [None] * num_clients
         self.spares = SpareRows(store, num_params, device)
         self._device = device
@@ -122,6 +125,7 @@ class RowMemory:
             self.rows, self.references, self._live = before
 
         self.rows, self.references, self._live = rows, [None] * len(self), []
+        self._addresses.add(rows)
         return undo
 
     def share(self, other: RowMemory) -> None:
@@ -131,11 +135,26 @@ class RowMemory:
         """
         other.settle_()
         self.rows[: len(other)] = other.rows
+        self._addresses.add(other.rows)
 
     @property
     def tensors(self) -> list[Tensor]:
         """The K rows, not copied."""
         return self.rows
+
+    def overlaps(self, vector: Tensor) -> bool:
+        """Return whether a vector shares memory with a row or a spare row.
+
+        Rows of which the rule has taken ownership may have views elsewhere. Only a vector between
+        the first and the last address of all rows so far is compared with each of them.
+        """
+        if self._addresses.meets(vector) or self.spares.addresses.meets(vector):
+            return shared_row([*self.rows, *self.spares.every_row], [vector]) >= 0
+        return False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)  # rows of a copy are at other addresses
+        self._addresses = AddressRange([*self.rows, *self.spares.every_row])
 
     def state(self) -> dict[str, Tensor | RowMemory]:
         """Return the state of a rule that these rows are, not copied."""
@@ -239,9 +258,12 @@ class RowMemory:
                 None: the new rows are the remembered vectors.
             without: those of ``clients`` whose new rows are the remembered vectors anyway.
         """
-        given = (owner or self.spares).exchange(clients, self.of(clients))
+        source = owner or self.spares
+        given = source.exchange(clients, self.of(clients))
         for client, row in zip(clients, given, strict=True):
             self.rows[client] = row.detach() if row.requires_grad else row
+        if source is not self.spares:
+            self._addresses.add(given)
         if reference is None and not self._live:
             return
         relative = {client for client in clients if client not in without}
@@ -284,6 +306,26 @@ class RowMemory:
         if reference is not None:
             one = torch.ones(1, dtype=torch.float32, device="cpu")
             ops.weighted_sum_(row, [reference.vector], one, beta=self.sign)
+
+
+def check_apart(params: Tensor, state: Iterable[Tensor | RowMemory | None]) -> None:
+    """Raise ValueError if ``params`` shares memory with the state of a rule."""
+    begin, end = params.data_ptr(), params.data_ptr() + params.nbytes
+    for value in state:
+        if isinstance(value, RowMemory):
+            if value.overlaps(params):
+                raise ValueError(
+                    "params: must not share memory with a remembered row, as a row of an "
+                    "UpdateBuffer from before a step may; pass a separate tensor, and call "
+                    "buffer.row again in every round"
+                )
+        elif value is not None and value.nbytes and value.device == params.device:
+            start = value.data_ptr()
+            if start < end and begin < start + value.nbytes:
+                raise ValueError(
+                    "params: must not share memory with the state of the rule; pass a "
+                    "separate tensor"
+                )
 
 
 def sink_of(value: Tensor | RowMemory) -> Iterator[Tensor]:

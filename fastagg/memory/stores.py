@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -125,6 +126,26 @@ def row_bytes(options: Mapping[str, Any], num_params: int) -> int:
     return dtype.itemsize * num_params + scales
 
 
+class AddressRange:
+    """The addresses between the beginning of the first and the end of the last of some rows."""
+
+    def __init__(self, rows: Sequence[Tensor] = ()) -> None:
+        self._begin, self._end = sys.maxsize, 0
+        self.add(rows)
+
+    def add(self, rows: Sequence[Tensor]) -> None:
+        """Widen the range to further rows, all of one size."""
+        if rows:
+            begins = [row.data_ptr() for row in rows]
+            self._begin = min(self._begin, *begins)
+            self._end = max(self._end, max(begins) + rows[0].nbytes)
+
+    def meets(self, vector: Tensor) -> bool:
+        """Return whether a part of a vector is in the range."""
+        begin = vector.data_ptr()
+        return begin < self._end and self._begin < begin + vector.nbytes
+
+
 class SpareRows:
     """Spare rows: a step writes them, and its commit exchanges them for memory rows.
 
@@ -132,11 +153,20 @@ class SpareRows:
         store: allocates further rows when a cohort has more clients than all before.
         num_params: d.
         device: where the rows live.
+
+    Attributes:
+        addresses: those of all rows that were allocated here, wherever they are now.
     """
 
     def __init__(self, store: RowStore, num_params: int, device: torch.device) -> None:
         self._store, self._num_params, self._device = store, num_params, device
         self._rows: list[Tensor] = []
+        self.addresses = AddressRange()
+
+    @property
+    def every_row(self) -> list[Tensor]:
+        """All spare rows, not copied."""
+        return self._rows
 
     def rows(self, clients: Sequence[int]) -> list[Tensor]:
         """Return one spare row with undefined content for each of ``clients``.
@@ -148,7 +178,9 @@ class SpareRows:
         """
         missing = len(clients) - len(self._rows)
         if missing > 0:
-            self._rows += self._store.allocate(missing, self._num_params, self._device)
+            further = self._store.allocate(missing, self._num_params, self._device)
+            self._rows += further
+            self.addresses.add(further)
         return self._rows[: len(clients)]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:

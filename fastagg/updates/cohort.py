@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TypeGuard
 
@@ -508,16 +508,3 @@ def _check_overlap(params: Tensor, starts: Sequence[int]) -> None:
                 f"params: must not share memory with updates, but does with row {s}; "
                 "pass a separate tensor"
             )
-
-
-def check_apart(params: Tensor, state: Iterable[object]) -> None:
-    """Raise ValueError if ``params`` shares memory with a tensor of the state."""
-    begin, end = params.data_ptr(), params.data_ptr() + params.nbytes
-    for vector in state:
-        if isinstance(vector, Tensor) and vector.nbytes:
-            start = vector.data_ptr()
-            if start < end and begin < start + vector.nbytes and vector.device == params.device:
-                raise ValueError(
-                    "params: must not share memory with the state of the rule; pass a "
-                    "separate tensor"
-                )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,60 @@ def test_rows_that_require_gradients_do_not_become_state_that_does(
             row.detach_()
     same_bits(params, twin)
     same_state(agg, plain)
+
+
+def rows_of(agg: Aggregator) -> list[Tensor]:
+    """Return all memory rows and spare rows of a rule, not copied."""
+    memories = [value for value in agg.live_state().values() if isinstance(value, RowMemory)]
+    return [row for memory in memories for row in [*memory.rows, *memory.spares.every_row]]
+
+
+@pytest.mark.every_rule
+@pytest.mark.parametrize("how", ["as it is", "copied", "loaded"])
+def test_params_may_not_share_memory_with_a_row_of_the_rule(
+    same_bits: Callable[..., None], name: str, options: dict[str, Any], how: str
+) -> None:
+    """A view of a buffer's row that was kept across a step may show a memory row."""
+    agg, buffer, generator = make(name, options), UpdateBuffer(K, 23), torch.Generator()
+    every, kept, params = list(range(K)), buffer.rows(range(K)), torch.zeros(23)
+    for _ in range(3):
+        fill(buffer, every, generator)
+        agg.step(params, buffer, every)
+        agg.step(params, torch.randn(2, 23, generator=generator), [0, 1])  # spares memory rows
+    if how == "copied":
+        agg = copy.deepcopy(agg)
+    elif how == "loaded":
+        agg.load_state_dict(agg.state_dict())
+    places = {row.data_ptr() for row in rows_of(agg)}
+    views = [row for row in kept if row.data_ptr() in places]
+    assert views or how != "as it is" or options or name not in TAKES_OWNERSHIP
+    views += [row for row in rows_of(agg) if row.dtype == torch.float32]
+    before, updates = agg.state_dict(), torch.ones(2, 23)
+    for vector in views:
+        content = vector.clone()
+        with pytest.raises(ValueError, match="params: must not share memory with a remembered row"):
+            agg.step(vector, updates, [2, 3])
+        same_bits(vector, content)
+    for key, value in agg.state_dict().items():
+        same_bits(value, before[key], key)
+    agg.step(params, updates, [2, 3])
+
+
+def test_a_memory_knows_each_row_that_it_has_had_and_parts_of_them() -> None:
+    few, more = (RowMemory(size, 40, torch.device("cpu")) for size in (3, 5))
+    apart = torch.zeros(100, 40)  # allocated last: likely between rows, or beside them
+    for row in few.rows:
+        assert few.overlaps(row) and few.overlaps(row[39:]) and few.overlaps(row[:1])
+        assert not more.overlaps(row)
+    more.share(few)
+    assert all(more.overlaps(row) for row in [*few.rows, *more.rows])
+    undo = few.replace(torch.ones(3, 40))
+    assert all(few.overlaps(row) for row in few.rows)
+    assert not any(few.overlaps(row) for row in more.rows)
+    undo()
+    assert all(few.overlaps(row) for row in few.rows)
+    assert not any(memory.overlaps(row) for memory in (few, more) for row in apart)
+    assert not more.overlaps(torch.zeros(0)) and not more.overlaps(more.rows[0][:0])
 
 
 @rules
