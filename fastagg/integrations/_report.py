@@ -99,8 +99,8 @@ class RoundReport:
         """Return the report as lines of text, for a log."""
         lines = [f"round {self.round}: {len(self.active)} active: {listed(self.active)}"]
         if self.absent:
-            order = sorted((c is None, c or 0, sender) for sender, c in self.absent.items())
-            names = [_name(sender, self.absent[sender]) for _, _, sender in order]
+            order = sorted((c is None, c or 0, str(s), s) for s, c in self.absent.items())
+            names = [_name(sender, self.absent[sender]) for *_, sender in order]
             lines.append(f"absent: {listed(names)}")
         if self.late:
             names = [

@@ -539,7 +539,7 @@ class AggregationServer:
         return RoundReport(
             round=self.rounds,
             active=() if step is None else tuple(step.active.tolist()),
-            absent={sender: self.ids.known.get(sender) for sender in sorted(silent)},
+            absent={sender: self.ids.known.get(sender) for sender in sorted(silent, key=str)},
             rejected=rejected,
             friends=substitutions(step),
             ids=ids if error_text is None else {},

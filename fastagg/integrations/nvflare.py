@@ -169,10 +169,10 @@ class FastAggAggregator(ModelAggregator):
         """
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.BEFORE_TRAIN_TASK:
-            peer = fl_ctx.get_peer_context()
+            fetching = _fetching(fl_ctx)
             with self._lock:
                 self._task = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
-                self._fetched |= set() if peer is None else {peer.get_identity_name()}
+                self._fetched |= fetching
         if event_type not in (EventType.START_RUN, EventType.END_RUN):
             return
         try:
@@ -401,8 +401,7 @@ class FastAggAggregator(ModelAggregator):
         """Return the names of the clients that were asked in this round."""
         if self._places is not None:
             return set(self._places)
-        engine = fl_ctx.get_engine()
-        return set() if engine is None else {client.name for client in engine.get_clients()}
+        return _connected(fl_ctx) or set()
 
     def _with_statistics(self, answer: Answer, base: Mapping[str, Any]) -> Answer:
         """Return an answer with the values of running statistics in the place of differences."""
@@ -462,6 +461,26 @@ def _sender(shareable: Shareable) -> str:
     if claimed != client.name:
         raise ValueError(f"{client.name}: says it is {claimed!r:.100}")
     return client.name
+
+
+def _fetching(fl_ctx: FLContext) -> set[str]:
+    """Return the name of the client that fetches its task, if it is the name of a client.
+
+    The event has no other name than the one that the client says of itself, so it may be a wrong
+    one, and of any type. It only says who is absent if no answer comes.
+    """
+    peer = fl_ctx.get_peer_context()
+    name = None if peer is None else peer.get_identity_name()
+    if not isinstance(name, str) or not name:
+        return set()
+    connected = _connected(fl_ctx)
+    return {name} if connected is None or name in connected else set()
+
+
+def _connected(fl_ctx: FLContext) -> set[str] | None:
+    """Return the names of the clients that NVFlare's server knows; None without a server."""
+    engine = fl_ctx.get_engine()
+    return None if engine is None else {client.name for client in engine.get_clients()}
 
 
 def _global_model(fl_ctx: FLContext) -> Mapping[str, Any]:

@@ -567,11 +567,24 @@ def test_the_job_api_stores_the_arguments(tmp_path: Path) -> None:
 # --- the controller of recipes ------------------------------------------------------------------
 
 
-def fetch(aggregator: FastAggAggregator, model: object, *names: str) -> None:
-    """Fire the events of a round in which clients fetch their tasks."""
+class Engine:
+    """NVFlare's server, which knows some clients."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def get_clients(self) -> list[Client]:
+        return [Client(name, f"token of {name}") for name in self.names]
+
+
+def fetch(
+    aggregator: FastAggAggregator, model: object, *names: object, engine: Engine | None = None
+) -> None:
+    """Fire the events of a round in which clients fetch their tasks, under their own names."""
     aggregator.reset_stats()
     for name in names:
         fl_ctx, peer = FLContext(), FLContext()
+        fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
         peer.set_prop(ReservedKey.IDENTITY_NAME, name, private=False)
         fl_ctx.set_peer_context(peer)
         task = DXO("WEIGHTS", data=model).to_shareable()
@@ -634,6 +647,29 @@ def test_bad_answers_in_a_recipe_change_nothing() -> None:
             aggregator.accept_model(fl_model(name, model))
     with pytest.raises(ValueError, match="params_type"):
         aggregator.accept_model(fl_model("site-3", model, params_type=ParamsType.DIFF))
+
+
+@pytest.mark.parametrize("name", [7, None, "", 1.5, [1], {"a": 1}, b"site-3", ("site-3",)])
+def test_a_client_with_a_name_that_is_no_text_changes_nothing(name: object) -> None:
+    aggregator, model = Aggregator("mifa", K), first_model()
+    after = run_round(FastAggAggregator("mifa", K), model, 0, [0, 1])
+    fetch(aggregator, model, "site-0", "site-1", "site-2", name)
+    for client in (0, 1):
+        aggregator.accept_model(fl_model(f"site-{client}", trained(model, 0, client)))
+    assert same(aggregator.aggregate_model().params, after)
+    assert aggregator.last_report is not None
+    assert aggregator.last_report.absent == {"site-2": None}
+
+
+def test_names_that_the_server_does_not_know_are_not_absent() -> None:
+    aggregator, model = Aggregator("fedavg", K), first_model()
+    engine = Engine("site-0", "site-1")
+    invented = [f"site-{number}" for number in range(2, 50)]
+    fetch(aggregator, model, "site-0", "site-1", *invented, engine=engine)
+    aggregator.accept_model(fl_model("site-0", model))
+    aggregator.aggregate_model()
+    assert aggregator.last_report is not None
+    assert aggregator.last_report.absent == {"site-1": None}
 
 
 def test_metrics_that_are_no_finite_numbers_are_left_out() -> None:

@@ -113,6 +113,16 @@ def test_absent_clients_are_those_asked_that_did_not_answer(model: dict[str, byt
     assert "for 2" in text
 
 
+def test_a_sender_of_another_type_does_not_stop_the_report(model: dict[str, bytes]) -> None:
+    server = AggregationServer("mifa", num_clients=3, ids="trusted")
+    server.set_model(model)
+    asked: list[Any] = ["0", "1", 7, None]
+    server.open_round(asked)
+    report = server.close_round([Answer("0", trained(model, 0, 0), 0)])
+    assert report.moved and report.absent == {"1": None, 7: None, None: None}
+    assert any("absent: " in line for line in report.lines())
+
+
 def bad_answers(npy: Npy, sent: dict[str, bytes]) -> dict[str, tuple[list[Answer], str]]:
     good = trained(sent, 1, 5)
     nan = pack(np.full((4, 5), math.nan, np.float32))
