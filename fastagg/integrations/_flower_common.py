@@ -13,6 +13,7 @@ from typing import Any
 
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
+from fastagg.integrations._untrusted import brief
 from fastagg.integrations._wire import Arrays
 
 _LOG = logging.getLogger("flwr")
@@ -45,7 +46,8 @@ def answer_with_id(
     except Exception as error:  # metrics come from the client, and may lack what it reads
         return Answer(sender, {}, problem=f"ids: the function raised {error!r}")
     if isinstance(client, bool) or not isinstance(client, int):
-        return Answer(sender, {}, problem=f"ids: expected an int of the function, got {client!r}")
+        problem = f"ids: expected an int of the function, got {brief(client)}"
+        return Answer(sender, {}, problem=problem)
     return Answer(sender, arrays, client)
 
 

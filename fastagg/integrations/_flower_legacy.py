@@ -31,6 +31,7 @@ from fastagg.integrations._flower_common import (
 from fastagg.integrations._flower_legacy_late import LateResults
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
+from fastagg.integrations._untrusted import brief, cut
 from fastagg.options import read_positive
 from fastagg.updates.roles import Roles
 
@@ -270,7 +271,7 @@ class FastAggLegacyStrategy(FedAvg):
     def _read(self, cid: str, result: FitRes) -> Answer:
         """Return the answer in a result; its ``problem`` is set if it cannot be used."""
         if result.parameters.tensor_type != _NUMPY:
-            got = result.parameters.tensor_type
+            got = brief(result.parameters.tensor_type)
             return Answer(cid, {}, problem=f"parameters: expected tensor_type {_NUMPY}, got {got}")
         if result.num_examples < 0:
             problem = f"num_examples: expected at least 0, got {result.num_examples}"
@@ -308,6 +309,6 @@ def _note(result: FitRes) -> dict[str, Any]:
 def _reason(failure: Failure) -> str:
     """Return a failure as text."""
     if isinstance(failure, BaseException):
-        return repr(failure)
+        return cut(repr(failure))
     proxy, result = failure
-    return f"client {proxy.cid}: {result.status}"
+    return cut(f"client {proxy.cid}: {result.status}")

@@ -18,6 +18,8 @@ from typing import Any
 from flwr.common import Code, FitIns, FitRes
 from flwr.server.client_proxy import ClientProxy
 
+from fastagg.integrations._untrusted import cut
+
 _LOG = logging.getLogger("flwr")
 _LONGEST = 43200.0  # seconds for a call of a client, as long as Flower's messages live
 
@@ -106,7 +108,7 @@ class LateResults:
             if result is not None and result.status.code == Code.OK:
                 self._keep(proxy.cid, number, result)
             else:
-                reason = repr(error) if result is None else result.status
+                reason = cut(repr(error) if result is None else str(result.status))
                 _LOG.info("\t> Received late failure: client %s: %s", proxy.cid, reason)
         except Exception:  # nobody waits for this thread
             _LOG.exception("\t> The late result of client %s was not kept", proxy.cid)

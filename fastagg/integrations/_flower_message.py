@@ -39,6 +39,7 @@ from fastagg.integrations._flower_late import LateReplies
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
+from fastagg.integrations._untrusted import cut
 from fastagg.options import read_positive
 from fastagg.updates.roles import Roles
 
@@ -564,7 +565,7 @@ def _log_error(message: Message) -> None:
     _LOG.info(
         "\t> Received error in reply from node %s: %s",
         message.metadata.src_node_id,
-        message.error.reason,
+        cut(str(message.error.reason)),
     )
 
 

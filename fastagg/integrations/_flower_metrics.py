@@ -13,6 +13,7 @@ from typing import TypeVar, cast
 from flwr.app import MetricRecord, RecordDict
 
 from fastagg.integrations._report import listed
+from fastagg.integrations._untrusted import brief
 
 _LOG = logging.getLogger("flwr")
 
@@ -31,7 +32,7 @@ def weight_problem(records: Mapping[str, MetricRecord], key: str) -> str | None:
     (record,) = records.values()
     weight = record.get(key)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
-        return f"metric {key!r}: expected a number, got {weight!r}"
+        return f"metric {key!r}: expected a number, got {brief(weight)}"
     if not 0.0 <= weight < math.inf:
         return f"metric {key!r}: expected a finite number >= 0, got {weight}"
     return None

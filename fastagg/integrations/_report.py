@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fastagg.integrations._untrusted import cut, small
 from fastagg.integrations._wire import Received
 from fastagg.report import StepReport
 
@@ -24,7 +25,8 @@ class Answer:
         arrays: the client's weights: .npy bytes or arrays by name. They must not change before the
             round is closed.
         partition: the partition id that the client reported, None if it reported none.
-        problem: why the answer cannot be used; None if no problem was found yet.
+        problem: why the answer cannot be used; None if no problem was found yet. Cut to the length
+            of a line, because it may have names that the client chose.
         is_update: whether the arrays of the rule are an update, and not weights.
         round: number of the round whose model the client got, from 1; None: the present one.
         weight: how much the answer counts, such as the client's number of samples, if the server
@@ -45,6 +47,13 @@ class Answer:
     note: Mapping[str, Any] | None = None
     row: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        # Messages quote these values.
+        object.__setattr__(self, "partition", small(self.partition))
+        object.__setattr__(self, "weight", small(self.weight))
+        if self.problem is not None:
+            object.__setattr__(self, "problem", cut(self.problem))
+
     @property
     def label(self) -> str:
         """The sender, and the round if it is an earlier one, for a report."""
@@ -60,7 +69,8 @@ class RoundReport:
         active: ids of the clients whose updates were used, ascending.
         absent: senders that were asked and did not answer, each with its id, or None if the id is
             not known.
-        rejected: senders whose answer was not used, each with the reason.
+        rejected: senders whose answer was not used, each with the reason, cut to the length of a
+            line.
         friends: absent clients, each with the active client whose update is the substitute.
         ids: senders of the active clients, each with its id.
         reassigned: ids whose sender has left: the old and the new sender.
@@ -90,6 +100,11 @@ class RoundReport:
     late: dict[str, int] = field(default_factory=dict)
     late_notes: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name in ("rejected", "ignored"):  # reasons may have texts that clients chose
+            reasons = {sender: cut(why) for sender, why in getattr(self, name).items()}
+            object.__setattr__(self, name, reasons)
+
     @property
     def moved(self) -> bool:
         """Whether the rule took a step; a rule may do so without active clients (``mifa``)."""
@@ -115,11 +130,11 @@ class RoundReport:
             clipped = listed(self.step.clipped.tolist())
             lines.append(f"scaled down to norm {self.step.clip_norm:.6g}: {clipped}")
         for client, (old, new) in sorted(self.reassigned.items()):
-            lines.append(f"client {client}: {old} has left, it is {new} now")
+            lines.append(f"client {client}: {cut(old)} has left, it is {cut(new)} now")
         if self.forgotten:
             lines.append(f"the rule forgot what it remembered of: {listed(self.forgotten)}")
-        lines += [f"rejected {sender}: {why}" for sender, why in sorted(self.rejected.items())]
-        lines += [f"ignored {sender}: {why}" for sender, why in sorted(self.ignored.items())]
+        for what, reasons in (("rejected", self.rejected), ("ignored", self.ignored)):
+            lines += [f"{what} {cut(sender)}: {why}" for sender, why in sorted(reasons.items())]
         if self.error is not None:
             lines.append(f"the model stays as it was: {self.error}")
         elif not self.moved:
@@ -141,7 +156,8 @@ def substitutions(step: StepReport | None) -> dict[int, int]:
 
 def _name(sender: str, client: int | None) -> str:
     """Return sender and client id as text."""
-    return f"{sender} (not known)" if client is None else f"client {client} ({sender})"
+    name = cut(str(sender))
+    return f"{name} (not known)" if client is None else f"client {client} ({name})"
 
 
 def listed(values: Sequence[object]) -> str:

@@ -41,6 +41,7 @@ from fastagg.integrations import _tensors  # noqa: E402
 from fastagg.integrations._npy import npy_header, read_header, view  # noqa: E402
 from fastagg.integrations._report import Answer, RoundReport  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
+from fastagg.integrations._untrusted import brief, cut  # noqa: E402
 from fastagg.integrations._wire import WireError, WireLayout  # noqa: E402
 from fastagg.updates.roles import Roles  # noqa: E402
 
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 _KINDS = (DataKind.WEIGHTS.value, DataKind.WEIGHT_DIFF.value)
 _PARAMS_TYPES = {_KINDS[0]: ParamsType.FULL, _KINDS[1]: ParamsType.DIFF}
-_LONGEST = 500  # characters of a message, which may have names that a client chose
 
 
 def leave_out_of_job(job: Recipe | FedJob) -> None:
@@ -302,7 +302,7 @@ class FastAggAggregator(ModelAggregator):
         current = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
         sent = shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND)
         if type(sent) is not int or sent != current:
-            raise ValueError(f"{sender}: expected an answer for round {current}, got {sent!r}")
+            raise ValueError(f"{sender}: expected an answer for round {current}, got {brief(sent)}")
         if sent == self._ended:
             raise ValueError(f"{sender}: late: round {current} has ended")
         if not self._core.has_model:
@@ -333,11 +333,12 @@ class FastAggAggregator(ModelAggregator):
         """Return the arrays in an answer; an exception says what is wrong."""
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
-            raise ValueError(f"expected an answer, got the return code {code!r:.100}")
+            raise ValueError(f"expected an answer, got the return code {brief(code)}")
         dxo = from_shareable(shareable)
         if dxo.data_kind != self.expected_data_kind:
             raise ValueError(
-                f"expected_data_kind: expected {self.expected_data_kind}, got {dxo.data_kind!r}"
+                f"expected_data_kind: expected {self.expected_data_kind}, got "
+                f"{brief(dxo.data_kind)}"
             )
         return self._checked(dxo.data)
 
@@ -457,9 +458,9 @@ def _sender(shareable: Shareable) -> str:
     client = shareable.get_header(ServerCommandKey.FL_CLIENT)
     claimed = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, None)
     if not isinstance(client, Client) or not isinstance(client.name, str) or not client.name:
-        raise ValueError(f"an answer that says it is of {claimed!r:.100}: expected a known client")
+        raise ValueError(f"an answer that says it is of {brief(claimed)}: expected a known client")
     if claimed != client.name:
-        raise ValueError(f"{client.name}: says it is {claimed!r:.100}")
+        raise ValueError(f"{client.name}: says it is {brief(claimed)}")
     return client.name
 
 
@@ -538,7 +539,7 @@ def _pack(values: object, layout: WireLayout | None) -> dict[str, bytes]:
     for name, value in values.items():
         if not isinstance(name, str) or not isinstance(value, np.ndarray | np.generic | Tensor):
             raise WireError(
-                f"array {name!r:.100}: expected a NumPy array or a tensor, got "
+                f"array {brief(name)}: expected a NumPy array or a tensor, got "
                 f"{type(value).__name__}"
             )
     if layout is not None:
@@ -617,5 +618,4 @@ def _read_options(value: object) -> dict[str, Any]:
 
 def _text(error: Exception) -> str:
     """Return the message of an error, shortened, with its type unless it is a ValueError."""
-    text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return cut(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}")

@@ -76,6 +76,8 @@ def npy(array: np.ndarray) -> bytes:
 
 Fault = Callable[[RecordDict, int, int], RecordDict | Error | None]
 
+FORGED = "evil\n\tround 1: 5 active: 0, 1, 2, 3, 4\x1b[2J" * 1000  # lines of a log, from a client
+
 
 def reply(content: RecordDict, round: int, client: int, *, report: bool = True) -> RecordDict:
     model = {name: array.numpy() for name, array in content["arrays"].items()}
@@ -225,6 +227,34 @@ def test_a_bad_answer_counts_as_an_absent_client(fault: str) -> None:
     without.start(NodesGrid(scripted({2: {3: "silence"}})), initial(), num_rounds=3)
     assert torch.equal(with_it.server.params, without.server.params)
     assert torch.isfinite(with_it.server.params).all()
+
+
+def wordy(content: RecordDict, round: int, client: int) -> RecordDict | Error:
+    """Return answers with texts and values that would fill a log, or write lines of their own."""
+    good = reply(content, round, client)
+    if client == 0:
+        good["arrays"]["x" * 100_000] = Array(np.zeros(1, np.float32))
+    elif client == 1:
+        good["metrics"]["partition-id"] = [1.0 / 3] * 100_000
+    elif client == 2:
+        good["metrics"]["num-examples"] = [1.0 / 3] * 100_000
+    elif client == 3:
+        return Error(code=1, reason=FORGED)
+    return good
+
+
+@pytest.mark.parametrize("ids", ["partition", lambda node, metrics: metrics["partition-id"]])
+def test_texts_of_clients_are_short_lines_in_log_and_report(ids: Any, logged: list[str]) -> None:
+    used = strategy("fedavg", ids=ids)
+    used.start(NodesGrid(wordy), initial(), num_rounds=2)
+    assert used.last_report is not None and used.last_report.active == (4,)
+    reasons = used.last_report.rejected
+    assert reasons.keys() == {str(node) for node in NODES[:3]}
+    assert all(len(reason) <= 200 for reason in reasons.values())
+    assert "a list of 100000 values" in reasons[str(NODES[1])]
+    assert max(map(len, logged)) < 1000
+    assert not any("\n" in line or "\x1b" in line for line in logged)
+    assert any(r"evil\n\tround 1" in line for line in logged)
 
 
 def test_an_id_claimed_by_two_nodes_is_given_to_neither() -> None:
@@ -588,6 +618,10 @@ class Proxy(ClientProxy):
         fault = self.faults.get(round, {}).get(self.client, "")
         if fault == "raise":
             raise RuntimeError("connection lost")
+        if fault == "wordy error":
+            return FitRes(Status(Code.GET_PARAMETERS_NOT_IMPLEMENTED, FORGED), None, 10, {})
+        if fault == "wordy type":
+            return FitRes(Status(Code.OK, ""), Parameters([], FORGED), 10, {})
         with self.lock:
             arrays = [np.load(io.BytesIO(t)) for t in ins.parameters.tensors]
         model = trained(dict(zip("wnh", arrays, strict=True)), round, self.client)
@@ -643,6 +677,15 @@ def test_legacy_same_bits_as_the_rule(rule: str, logged: list[str]) -> None:
     said = ("connection lost", "absent: client 1 (1b)", "NaN or Inf", "norm 1e+30", "tensor_type")
     for words in said:
         assert words in "\n".join(logged)
+
+
+def test_legacy_texts_of_clients_are_short_lines(logged: list[str]) -> None:
+    used = legacy({1: {1: "wordy error", 2: "wordy type"}}, 1, rule="fedavg")
+    assert used.last_report is not None and used.last_report.active == (0, 3, 4)
+    (reason,) = used.last_report.rejected.values()
+    assert "tensor_type" in reason and len(reason) <= 200
+    evil = [line for line in logged if "evil" in line]
+    assert len(evil) == 2 and all(len(line) < 300 and "\n" not in line for line in evil)
 
 
 def test_legacy_resuming_is_bit_identical(tmp_path: Path) -> None:
