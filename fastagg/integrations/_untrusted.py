@@ -7,10 +7,15 @@ fill a server's logs, reports and checkpoints with them, or write a line of a lo
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 LONGEST = 200
 """Number of characters of a text from a client."""
+
+MOST_METRICS = 1000
+"""Number of metrics of one answer that are used."""
 
 _END = 50  # characters kept of the end of a longer text, which often says what was expected
 _MOST_SHOWN = 10  # values of a list
@@ -50,3 +55,13 @@ def small(value: object) -> object:
     if isinstance(value, list) and len(value) <= _MOST_SHOWN:
         return value if all(isinstance(item, int | float) for item in value) else brief(value)
     return brief(value)
+
+
+def is_finite(value: object) -> bool:
+    """Return whether a value of a client is a finite number, which a float can represent."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond the range of a float
+        return False

@@ -12,9 +12,11 @@ are in the event that NVFlare fires when a client fetches its task.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +43,13 @@ from fastagg.integrations import _tensors  # noqa: E402
 from fastagg.integrations._npy import npy_header, read_header, view  # noqa: E402
 from fastagg.integrations._report import Answer, RoundReport  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
-from fastagg.integrations._untrusted import brief, cut  # noqa: E402
+from fastagg.integrations._untrusted import (  # noqa: E402
+    LONGEST,
+    MOST_METRICS,
+    brief,
+    cut,
+    is_finite,
+)
 from fastagg.integrations._wire import WireError, WireLayout  # noqa: E402
 from fastagg.updates.roles import Roles  # noqa: E402
 
@@ -154,7 +162,7 @@ class FastAggAggregator(ModelAggregator):
         )
         self._lock = threading.Lock()  # answers come in several threads; guards what follows
         self._answers: dict[str, Answer] = {}
-        self._metrics: dict[str, Mapping[str, Any]] = {}  # of the answers, in recipes
+        self._metrics: dict[str, dict[str, float | None]] = {}  # of the answers, in recipes
         self._task: Shareable | None = None  # what the controller FedAvg sends in this round
         self._fetched: set[str] = set()  # the clients that have fetched it
         self._ended: object = None  # the round that was aggregated and not reset yet
@@ -248,14 +256,15 @@ class FastAggAggregator(ModelAggregator):
             if not self._core.has_model:
                 self._set_base(self._task_model(), self.fl_ctx)
             self._store(sender, lambda: self._read_model(model))
-            self._metrics[sender] = model.metrics or {}
+            self._metrics[sender] = _read_metrics(model.metrics)
 
     def aggregate_model(self) -> FLModel:
         """Run the rule's step in a recipe; see :meth:`aggregate`.
 
         Returns:
             The new model or its differences, with the mean of each metric over the active clients
-            that sent a finite number for it.
+            that sent a finite number for it. Metrics that fewer than half of them have, and all but
+            the first 1000 of a client, are left out.
 
         Raises:
             RuntimeError: this is the last of ``max_empty_rounds`` rounds without an active client,
@@ -265,7 +274,7 @@ class FastAggAggregator(ModelAggregator):
         with self._lock:
             base = self._task_model()
             report, data = self._close(base, set(self._places or self._fetched), self.fl_ctx)
-            metrics = _mean_metrics([self._metrics[name] for name in sorted(report.ids)])
+            metrics = _mean_metrics([self._metrics.get(name, {}) for name in sorted(report.ids)])
         self._log(report, self.fl_ctx)
         return FLModel(_PARAMS_TYPES[self.expected_data_kind], data, metrics=metrics)
 
@@ -505,23 +514,38 @@ def _weights(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _mean_metrics(sent: list[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Return the mean of each metric over the clients that sent a finite number for it."""
-    values: dict[str, list[float]] = {}
-    for metrics in sent:
-        for name, value in metrics.items():
-            if isinstance(name, str) and _is_finite(value):
-                values.setdefault(name, []).append(float(value))
-    return {name: math.fsum(v) / len(v) for name, v in values.items()} or None
+def _read_metrics(metrics: object) -> dict[str, float | None]:
+    """Return the first metrics of an answer by name; None for what is no finite number."""
+    if not isinstance(metrics, Mapping):
+        return {}
+    found: dict[str, float | None] = {}
+    for name, value in itertools.islice(metrics.items(), MOST_METRICS):
+        if isinstance(name, str) and len(name) <= LONGEST:
+            found[name] = float(value) if is_finite(value) else None
+    return found
 
 
-def _is_finite(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        return False
+def _mean_metrics(sent: list[dict[str, float | None]]) -> dict[str, float] | None:
+    """Return the mean of each metric over the clients that sent a finite number for it.
+
+    Metrics that fewer than half of the clients have are left out.
+    """
+    counts = Counter(name for metrics in sent for name in metrics)
+    means = {}
+    for name in [name for name, count in counts.items() if 2 * count >= len(sent)]:
+        values = [value for metrics in sent if (value := metrics.get(name)) is not None]
+        if values:
+            means[name] = _mean(values)
+    return means or None
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean of finite numbers, which is finite."""
     try:
-        return math.isfinite(value)
-    except OverflowError:  # an int beyond the range of a float
-        return False
+        return math.fsum(values) / len(values)
+    except OverflowError:  # the sum is beyond the range of a float; the mean is not
+        mean = sum(value / len(values) for value in values)
+        return min(max(mean, min(values)), max(values))
 
 
 def _pack(values: object, layout: WireLayout | None) -> dict[str, bytes]:

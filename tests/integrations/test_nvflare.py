@@ -686,6 +686,48 @@ def test_metrics_that_are_no_finite_numbers_are_left_out() -> None:
     assert aggregator.aggregate_model().metrics == {"a": 1.0, "b": 3.0}
 
 
+def means(sent: list[Any]) -> dict[str, float] | None:
+    """Return the metrics of a round whose clients send these."""
+    aggregator, model = Aggregator("fedavg", len(sent)), first_model()
+    fetch(aggregator, model, *[f"site-{client}" for client in range(len(sent))])
+    for client, metrics in enumerate(sent):
+        answer = fl_model(f"site-{client}", model)
+        answer.metrics = metrics
+        aggregator.accept_model(answer)
+    found: dict[str, float] | None = aggregator.aggregate_model().metrics
+    assert aggregator.last_report is not None and len(aggregator.last_report.active) == len(sent)
+    return found
+
+
+HUGE = np.finfo(np.float64).max
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.7e308, 1.7e308], 1.7e308),
+        ([1.0, 1.0, 1.7e308, 1.7e308], 8.5e307),
+        ([HUGE] * 3, HUGE),
+        ([-HUGE] * 7, -HUGE),
+        ([HUGE, HUGE, -HUGE, -HUGE], 0.0),
+        ([0.1, 0.2, 0.3, 0.4], 0.25),
+    ],
+)
+def test_the_mean_of_finite_metrics_is_finite(values: list[float], expected: float) -> None:
+    found = means([{"loss": value} for value in values])
+    assert found is not None and found["loss"] == pytest.approx(expected, rel=1e-15)
+
+
+def test_one_client_cannot_add_metrics_or_end_the_job_with_them() -> None:
+    many = {f"m{number}": 1.0 for number in range(50_000)}
+    assert means([{"loss": 1.0}, {"loss": 2.0}, {**many, "x" * 10_000: 1.0}]) == {"loss": 1.5}
+    found = means([many, many])
+    assert found is not None and len(found) == 1000
+    assert means([{"x" * 10_000: 1.0}] * 2) is None
+    for metrics in ([1.0], "loss", 5, {1: 2.0, None: 1.0, ("a",): 3.0}):
+        assert means([{"loss": 1.0}, metrics]) == {"loss": 1.0}
+
+
 def test_rounds_of_a_recipe_without_answers() -> None:
     model = first_model()
     for kind in ("WEIGHTS", "WEIGHT_DIFF"):
