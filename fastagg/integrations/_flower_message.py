@@ -66,8 +66,9 @@ class FastAggStrategy(FedAvg):
     unless the rule then applies what it remembers (``mifa``); ``min_answers=1`` prevents that.
 
     Each metric is averaged, with the weights ``num-examples``, over the clients that sent a finite
-    number for it; the log names the others. Updates have these weights, too, as in Flower's
-    ``FedAvg``, if the rule takes weights of a round (``weighted``).
+    number for it; the log names the others. Metrics that fewer than half of the replies have are
+    left out. Updates have these weights, too, as in Flower's ``FedAvg``, if the rule takes weights
+    of a round (``weighted``).
 
     Integer and bool arrays keep the server's values, dtype and shape. Running statistics of
     normalisation layers, which are found by their names, become the mean of those of the active

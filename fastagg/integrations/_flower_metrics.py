@@ -3,23 +3,33 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from flwr.app import MetricRecord, RecordDict
 
 from fastagg.integrations._report import listed
-from fastagg.integrations._untrusted import brief
+from fastagg.integrations._untrusted import (
+    LONGEST,
+    MOST_METRICS,
+    MOST_NUMBERS,
+    brief,
+    is_finite,
+)
 
 _LOG = logging.getLogger("flwr")
 
 MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
 Metric = int | float | list[int] | list[float]
 Form = TypeVar("Form", bound=Hashable)
+LeftOut = list[tuple[str, list[str]]]
+"""Metrics that are left out, each with the senders, for the log."""
+
+_MOST_LOGGED = 5  # metrics in a line of the log
 
 
 def weight_problem(records: Mapping[str, MetricRecord], key: str) -> str | None:
@@ -33,8 +43,8 @@ def weight_problem(records: Mapping[str, MetricRecord], key: str) -> str | None:
     weight = record.get(key)
     if isinstance(weight, bool) or not isinstance(weight, int | float):
         return f"metric {key!r}: expected a number, got {brief(weight)}"
-    if not 0.0 <= weight < math.inf:
-        return f"metric {key!r}: expected a finite number >= 0, got {weight}"
+    if not is_finite(weight) or weight < 0.0:
+        return f"metric {key!r}: expected a finite number >= 0, got {brief(weight)}"
     return None
 
 
@@ -44,11 +54,12 @@ def combine_metrics(
     ignored_key: str,
     aggregate: MetricsFn | None,
 ) -> MetricRecord | None:
-    """Combine the metrics of several replies, and log what is left out.
+    """Combine the metrics of several replies, and log in one line what is left out.
 
     Each metric is averaged over the clients that sent a finite number for it, or a list of finite
     numbers as long as most others' lists. Where all clients sent that, the mean has the bits of
-    Flower's.
+    Flower's. Left out are metrics that fewer than half of the replies have, names and lists that
+    are too long, and all but the first metrics of a reply that has too many.
 
     A function of the user gets the replies that have the same metrics as most others, all finite,
     because functions like Flower's raise an error for metrics that differ.
@@ -63,19 +74,37 @@ def combine_metrics(
         The combined metrics; None if there are no replies, no metrics, or the weights sum to 0.
     """
     replies = [_Reply.of(*item, weighted_by_key, ignored_key) for item in contents.items()]
-    names = list(dict.fromkeys(name for reply in replies for name in reply.metrics))
-    if not names:
+    left: LeftOut = []
+    crowded = [reply.sender for reply in replies if reply.unused]
+    if crowded:
+        limits = f"the first {MOST_METRICS} with names of at most {LONGEST} characters"
+        left.append((f"all metrics but {limits}", crowded))
+    try:
+        return _combined(replies, weighted_by_key, aggregate, left)
+    finally:
+        _log_left_out(left)
+
+
+def _combined(
+    replies: Sequence[_Reply], weighted_by_key: str, aggregate: MetricsFn | None, left: LeftOut
+) -> MetricRecord | None:
+    """Return the combined metrics of replies; ``left`` gets what is left out."""
+    counts = Counter(name for reply in replies for name in reply.metrics)
+    if not counts:
         return None
     if sum(reply.weight for reply in replies) == 0.0:
         _LOG.warning("\tno metrics: the sum of %r is 0", weighted_by_key)
         return None
     if aggregate is None:
-        means = {name: _mean(name, replies) for name in names}
+        common = [name for name, count in counts.items() if 2 * count >= len(replies)]
+        _note_rare(replies, counts.keys() - common, left)
+        means = {name: _mean(name, replies, left) for name in common}
         found = {name: mean for name, mean in means.items() if mean is not None}
         return MetricRecord(found) if found else None
-    usual = _most_common(reply.forms() for reply in replies if reply.is_finite())
-    kept = [reply for reply in replies if reply.forms() == usual]
-    _log_left_out("metrics", [reply for reply in replies if reply.forms() != usual])
+    forms = {reply.sender: reply.forms() for reply in replies}
+    usual = _most_common(form for form in forms.values() if _is_finite(form))
+    kept = [reply for reply in replies if forms[reply.sender] == usual]
+    _note_left_out("metrics", [s for s, form in forms.items() if form != usual], left)
     if sum(reply.weight for reply in kept) == 0.0:
         return None
     records = [reply.record(weighted_by_key) for reply in kept]
@@ -90,34 +119,35 @@ class _Reply:
         sender: name of the client.
         record_name: name of its MetricRecord.
         weight: its weight, finite and >= 0.
-        metrics: metrics by name.
+        metrics: the first metrics by name.
+        unused: number of the others.
     """
 
     sender: str
     record_name: str
     weight: float
     metrics: dict[str, Metric]
+    unused: int
 
     @classmethod
     def of(cls, sender: str, content: RecordDict, weighted_by_key: str, ignored_key: str) -> _Reply:
         ((name, record),) = content.metric_records.items()
         others = {k: v for k, v in record.items() if k not in (weighted_by_key, ignored_key)}
+        short = {k: v for k, v in others.items() if len(k) <= LONGEST}
+        used = dict(itertools.islice(short.items(), MOST_METRICS))
         weight = cast(float, record[weighted_by_key])  # weight_problem checked the type
-        return cls(sender, name, weight, others)
+        return cls(sender, name, weight, used, len(others) - len(used))
 
     def form(self, name: str) -> int | None:
         """Return -1 for a finite number, n for n finite numbers, None for all else."""
         value = self.metrics.get(name)
-        if isinstance(value, list):
-            return len(value) if all(map(math.isfinite, value)) else None
-        return -1 if value is not None and math.isfinite(value) else None
+        if not isinstance(value, list):
+            return -1 if is_finite(value) else None
+        return len(value) if len(value) <= MOST_NUMBERS and all(map(is_finite, value)) else None
 
     def forms(self) -> tuple[tuple[str, int | None], ...]:
         """Return the names of the metrics, sorted, and the form of each."""
         return tuple((name, self.form(name)) for name in sorted(self.metrics))
-
-    def is_finite(self) -> bool:
-        return all(form is not None for _, form in self.forms())
 
     def record(self, weighted_by_key: str) -> RecordDict:
         """Return the reply for a function like Flower's."""
@@ -125,14 +155,18 @@ class _Reply:
         return RecordDict({self.record_name: record})
 
 
-def _mean(name: str, replies: Sequence[_Reply]) -> Metric | None:
+def _is_finite(forms: Iterable[tuple[str, int | None]]) -> bool:
+    return all(form is not None for _, form in forms)
+
+
+def _mean(name: str, replies: Sequence[_Reply], left: LeftOut) -> Metric | None:
     """Return the weighted mean of a metric, None if nobody sent a finite one with a weight."""
     sent = [reply for reply in replies if name in reply.metrics]
     forms = [reply.form(name) for reply in sent]
     usual = _most_common(form for form in forms if form is not None)
     kept = [r for r, form in zip(sent, forms, strict=True) if usual is not None and form == usual]
     others = [r for r, form in zip(sent, forms, strict=True) if usual is None or form != usual]
-    _log_left_out(f"metric {name!r}", others)
+    _note_left_out(f"metric {brief(name)}", [reply.sender for reply in others], left)
     total = sum(reply.weight for reply in kept)
     if total == 0.0:
         return None
@@ -156,9 +190,24 @@ def _most_common(forms: Iterable[Form]) -> Form | None:
     return next((form for form, _ in Counter(forms).most_common(1)), None)
 
 
-def _log_left_out(what: str, replies: Sequence[_Reply]) -> None:
-    if replies:
-        senders = listed([reply.sender for reply in replies])
-        _LOG.warning(
-            "\t%s of nodes %s: left out, not finite or not like most others", what, senders
-        )
+def _note_left_out(what: str, senders: list[str], left: LeftOut) -> None:
+    if senders:
+        left.append((what, senders))
+
+
+def _note_rare(replies: Sequence[_Reply], rare: Collection[str], left: LeftOut) -> None:
+    """Note metrics that fewer than half of the replies have."""
+    senders = [reply.sender for reply in replies if not reply.metrics.keys().isdisjoint(rare)]
+    first = brief(min(rare, default=""))
+    others = f" and {len(rare) - 1} more" if len(rare) > 1 else ""
+    _note_left_out(f"metric {first}{others} (of fewer than half of the replies)", senders, left)
+
+
+def _log_left_out(left: LeftOut) -> None:
+    if not left:
+        return
+    parts = [f"{what} of nodes {listed(senders)}" for what, senders in left[:_MOST_LOGGED]]
+    if len(left) > _MOST_LOGGED:
+        parts.append(f"{len(left) - _MOST_LOGGED} other metrics")
+    text = "\t%s: left out, not finite, too long or not like most others"
+    _LOG.warning(text, "; ".join(parts))

@@ -17,6 +17,9 @@ LONGEST = 200
 MOST_METRICS = 1000
 """Number of metrics of one answer that are used."""
 
+MOST_NUMBERS = 10_000
+"""Number of numbers in a list that is a metric."""
+
 _END = 50  # characters kept of the end of a longer text, which often says what was expected
 _MOST_SHOWN = 10  # values of a list
 

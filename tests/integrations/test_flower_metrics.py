@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (make test-flower inst
 from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
-from fastagg.integrations._flower_metrics import Metric, combine_metrics
+from fastagg.integrations._flower_metrics import Metric, combine_metrics, weight_problem
 
 pytestmark = pytest.mark.flower
 
@@ -60,7 +60,71 @@ def test_a_metric_that_is_not_finite_or_of_another_form_is_left_out(
     assert combined["loss"] == 5.0
     assert combined["accuracy"] == pytest.approx(51 / 104, rel=1e-15)
     (line,) = logged
-    assert line == "\tmetric 'loss' of nodes 11: left out, not finite or not like most others"
+    assert line.startswith("\tmetric 'loss' of nodes 11: left out")
+
+
+@pytest.mark.parametrize("value", [0.5, math.nan])
+def test_one_client_with_many_metrics_adds_none_and_one_line(
+    value: float, logged: list[str]
+) -> None:
+    many = {f"m{number}": value for number in range(50_000)}
+    contents = {str(k): content(1, loss=1.0 + k) for k in range(4)}
+    contents["4"] = content(1, loss=5.0, **many)
+    assert mean(contents) == MetricRecord({"loss": 3.0})
+    (line,) = logged
+    assert " of nodes 4" in line and len(line) < 1000
+
+
+def test_many_metrics_that_are_not_like_others_are_in_one_line(logged: list[str]) -> None:
+    names = [f"m{number}" for number in range(500)]
+    contents = {str(k): content(1, **dict.fromkeys(names, 1.0)) for k in range(4)}
+    contents["4"] = content(1, **dict.fromkeys(names, math.nan))
+    assert mean(contents) == MetricRecord(dict.fromkeys(names, 1.0))
+    (line,) = logged
+    assert "metric 'm0' of nodes 4" in line and "495 other metrics" in line
+
+
+def test_metrics_that_fewer_than_half_of_the_replies_have_are_left_out() -> None:
+    contents = {str(k): content(1, loss=1.0) for k in range(4)}
+    contents["4"] = content(1, loss=1.0, two=1.0)
+    contents["5"] = content(1, loss=1.0, two=3.0, three=1.0)
+    assert set(mean(contents) or ()) == {"loss"}
+    contents["3"] = content(1, loss=1.0, two=5.0)
+    assert set(mean(contents) or ()) == {"loss", "two"}
+
+
+def test_the_first_thousand_metrics_of_a_reply_count(logged: list[str]) -> None:
+    many = {f"m{number}": 1.0 for number in range(3000)}
+    first = MetricRecord(dict(list(many.items())[:1000]))
+    contents = {"1": content(1, **many), "2": content(3, **many)}
+    assert mean(contents) == first
+    assert len(logged) == 1
+    seen = []
+
+    def own(records: list[RecordDict], key: str) -> MetricRecord:
+        seen.extend(records)
+        return MetricRecord({"n": len(records)})
+
+    assert combine_metrics(contents, KEY, "partition-id", own) == MetricRecord({"n": 2})
+    assert [len(record["metrics"]) for record in seen] == [1001, 1001]
+
+
+def test_long_names_and_long_lists_are_left_out(logged: list[str]) -> None:
+    contents = {str(k): content(1, loss=1.0, **{"x" * 100_000: 1.0}) for k in range(3)}
+    assert mean(contents) == MetricRecord({"loss": 1.0})
+    contents = {str(k): content(1, loss=1.0, recall=[0.5] * 20_000) for k in range(3)}
+    assert mean(contents) == MetricRecord({"loss": 1.0})
+    contents = {str(k): content(1, recall=[0.5] * 10_000) for k in range(3)}
+    assert mean(contents) == MetricRecord({"recall": [0.5] * 10_000})
+    assert len(logged) == 2 and max(map(len, logged)) < 1000
+
+
+def test_numbers_beyond_float64_do_not_raise() -> None:
+    for value in (10**400, [10**400]):
+        contents = {"1": content(1, loss=2.0), "2": content(1, loss=1.0, extra=value)}
+        assert mean(contents) == MetricRecord({"loss": 1.5})
+    record = MetricRecord({KEY: 10**5000})
+    assert "finite number" in (weight_problem({"metrics": record}, KEY) or "")
 
 
 def test_lists_are_averaged_by_position() -> None:
