@@ -8,12 +8,13 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from flwr.common import EvaluateIns, FitIns, FitRes, Parameters, Scalar
+from flwr.common import EvaluateIns, EvaluateRes, FitIns, FitRes, Parameters, Scalar
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg
+from flwr.server.strategy.aggregate import weighted_loss_avg
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations._flower_common import (
@@ -29,16 +30,19 @@ from fastagg.integrations._flower_common import (
     warn_of_missing,
 )
 from fastagg.integrations._flower_legacy_late import LateResults
+from fastagg.integrations._flower_metrics import combine_results
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
-from fastagg.integrations._untrusted import brief, cut
+from fastagg.integrations._untrusted import brief, cut, is_finite
 from fastagg.options import read_positive
 from fastagg.updates.roles import Roles
 
 _LOG = logging.getLogger("flwr")
 _NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy files
 
-Failure = tuple[ClientProxy, FitRes] | BaseException
+_MOST_EXAMPLES = 2**63  # on the wire, num_examples is an int64
+
+Failure = tuple[ClientProxy, FitRes | EvaluateRes] | BaseException
 
 
 class FastAggLegacyStrategy(FedAvg):
@@ -221,13 +225,47 @@ class FastAggLegacyStrategy(FedAvg):
         if self.fit_metrics_aggregation_fn is not None:
             used = {p.cid: _note(r) for p, r in results} | report.late_notes
             order = sorted(report.ids, key=lambda cid: report.ids[cid])
-            metrics = self.fit_metrics_aggregation_fn(
-                [(used[cid]["num_examples"], used[cid]["metrics"]) for cid in order]
+            metrics = combine_results(
+                {cid: (used[cid]["num_examples"], used[cid]["metrics"] or {}) for cid in order},
+                self.fit_metrics_aggregation_fn,
             )
         if not report.moved:
             return None, metrics
         self._sent = None
         return self._model(), metrics
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[Failure],
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Return the mean loss and the metrics of the usable results; None if there is no mean."""
+        for failure in failures:
+            _LOG.info("\t> Received failure: %s", _reason(failure))
+        if failures and not self.accept_failures:
+            return None, {}
+        usable: dict[str, EvaluateRes] = {}
+        for proxy, result in results:
+            problem = _evaluation_problem(result)
+            if problem is None:
+                usable[proxy.cid] = result
+            else:
+                _LOG.warning("\trejected evaluation of %s: %s", cut(proxy.cid), problem)
+        known = self.server.ids.known
+        order = sorted(usable, key=lambda cid: (known.get(cid, self.server.num_clients), cid))
+        if sum(result.num_examples for result in usable.values()) == 0:
+            if usable:
+                _LOG.warning("\tno loss: the sum of num_examples is 0")
+            return None, {}
+        loss = _mean_loss([(usable[cid].num_examples, usable[cid].loss) for cid in order])
+        metrics: dict[str, Scalar] = {}
+        if self.evaluate_metrics_aggregation_fn is not None:
+            metrics = combine_results(
+                {cid: (usable[cid].num_examples, usable[cid].metrics or {}) for cid in order},
+                self.evaluate_metrics_aggregation_fn,
+            )
+        return loss, metrics
 
     def evaluate(
         self, server_round: int, parameters: Parameters
@@ -273,8 +311,8 @@ class FastAggLegacyStrategy(FedAvg):
         if result.parameters.tensor_type != _NUMPY:
             got = brief(result.parameters.tensor_type)
             return Answer(cid, {}, problem=f"parameters: expected tensor_type {_NUMPY}, got {got}")
-        if result.num_examples < 0:
-            problem = f"num_examples: expected at least 0, got {result.num_examples}"
+        problem = _number_problem(result.num_examples)
+        if problem is not None:
             return Answer(cid, {}, problem=problem)
         arrays, metrics = self._arrays(result.parameters), result.metrics or {}
         if self._id_fn is not None:
@@ -299,6 +337,29 @@ class FastAggLegacyStrategy(FedAvg):
                 f"{len(names)}: {names[:10]}"
             )
         return dict(zip(names, parameters.tensors, strict=True))
+
+
+def _number_problem(number: object) -> str | None:
+    """Return why a number of examples cannot be a weight, or None."""
+    if is_finite(number) and 0 <= cast(float, number) <= _MOST_EXAMPLES:
+        return None
+    return f"num_examples: expected a finite number >= 0, got {brief(number)}"
+
+
+def _evaluation_problem(result: EvaluateRes) -> str | None:
+    """Return why the result of an evaluation cannot be used, or None."""
+    if not is_finite(result.loss):
+        return f"loss: expected a finite number, got {brief(result.loss)}"
+    return _number_problem(result.num_examples)
+
+
+def _mean_loss(losses: list[tuple[int, float]]) -> float:
+    """Return the mean of finite losses, weighted by numbers of examples that do not sum to 0."""
+    mean = weighted_loss_avg(losses)
+    if math.isfinite(mean):
+        return float(mean)
+    total = sum(number for number, _ in losses)  # products are beyond the range of a float
+    return sum(number / total * loss for number, loss in losses)
 
 
 def _note(result: FitRes) -> dict[str, Any]:

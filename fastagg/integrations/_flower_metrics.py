@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import itertools
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
+import numpy as np
 from flwr.app import MetricRecord, RecordDict
+from flwr.common import Scalar
 
 from fastagg.integrations._report import listed
 from fastagg.integrations._untrusted import (
@@ -18,14 +21,17 @@ from fastagg.integrations._untrusted import (
     MOST_METRICS,
     MOST_NUMBERS,
     brief,
+    cut,
     is_finite,
 )
 
 _LOG = logging.getLogger("flwr")
 
 MetricsFn = Callable[[list[RecordDict], str], MetricRecord]
+ResultsFn = Callable[[list[tuple[int, dict[str, Scalar]]]], dict[str, Scalar]]
 Metric = int | float | list[int] | list[float]
 Form = TypeVar("Form", bound=Hashable)
+T = TypeVar("T")
 LeftOut = list[tuple[str, list[str]]]
 """Metrics that are left out, each with the senders, for the log."""
 
@@ -71,7 +77,8 @@ def combine_metrics(
         aggregate: the user's function; None for the weighted mean of each metric.
 
     Returns:
-        The combined metrics; None if there are no replies, no metrics, or the weights sum to 0.
+        The combined metrics; None if there are no replies, no metrics, or the weights sum to 0, or
+        if the user's function raises an error, which is in the log.
     """
     replies = [_Reply.of(*item, weighted_by_key, ignored_key) for item in contents.items()]
     left: LeftOut = []
@@ -108,7 +115,64 @@ def _combined(
     if sum(reply.weight for reply in kept) == 0.0:
         return None
     records = [reply.record(weighted_by_key) for reply in kept]
-    return aggregate(records, weighted_by_key)
+    return _called(aggregate, records, weighted_by_key)
+
+
+def combine_results(
+    results: Mapping[str, tuple[int, Mapping[str, Scalar]]], aggregate: ResultsFn
+) -> dict[str, Scalar]:
+    """Call a user's function for the metrics of the older API, and log what is left out.
+
+    It gets the results that have the same metrics as most others, with finite numbers, because
+    functions like those in Flower's examples raise an error for metrics that differ.
+
+    Args:
+        results: dict from senders to numbers of samples, finite and >= 0, and metrics.
+        aggregate: the function.
+
+    Returns:
+        Its result; empty if there are no results, if the numbers sum to 0, or if it raises.
+    """
+    forms = {sender: _scalar_forms(metrics) for sender, (_, metrics) in results.items()}
+    usual = _most_common(form for form in forms.values() if _is_finite(form))
+    left: LeftOut = []
+    _note_left_out("metrics", [s for s, form in forms.items() if form != usual], left)
+    _log_left_out(left)
+    kept = [(n, dict(metrics)) for s, (n, metrics) in results.items() if forms[s] == usual]
+    if sum(number for number, _ in kept) == 0:
+        if kept:
+            _LOG.warning("\tno metrics: the sum of num_examples is 0")
+        return {}
+    return _called(aggregate, kept) or {}
+
+
+def _scalar_forms(metrics: Mapping[str, Scalar]) -> tuple[tuple[str, str | None], ...]:
+    """Return the names of metrics, sorted, and the type of each; None: no finite number."""
+    forms = {}
+    for name, value in metrics.items():
+        if isinstance(value, int | float | np.number):
+            forms[name] = "number" if isinstance(value, bool) or is_finite(value) else None
+        else:
+            forms[name] = type(value).__name__
+    return tuple(sorted(forms.items()))
+
+
+def _called(function: Callable[..., T], *arguments: object) -> T | None:
+    """Return what a user's function for metrics returns; None, and log why, if it raises.
+
+    The step has been taken, and what the function gets is from clients: it must not end the run.
+    """
+    try:
+        return function(*arguments)
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        _LOG.error(
+            "\tno metrics: the function for metrics raised %s (%s, line %s)",
+            cut(repr(error)),
+            frame.filename,
+            frame.lineno,
+        )
+        return None
 
 
 @dataclass(frozen=True)
@@ -155,7 +219,7 @@ class _Reply:
         return RecordDict({self.record_name: record})
 
 
-def _is_finite(forms: Iterable[tuple[str, int | None]]) -> bool:
+def _is_finite(forms: Iterable[tuple[str, int | str | None]]) -> bool:
     return all(form is not None for _, form in forms)
 
 

@@ -166,3 +166,13 @@ def test_a_function_of_the_user_gets_finite_metrics_like_most_others() -> None:
         {KEY: 4.0, "loss": 1.0},
         {KEY: 5.0, "loss": 2.0},
     ]
+
+
+def test_a_function_that_raises_does_not_end_the_run(logged: list[str]) -> None:
+    def failing(records: list[RecordDict], key: str) -> MetricRecord:
+        raise KeyError("evil\n\tround 9" * 1000)
+
+    assert combine_metrics({"1": content(1, loss=1.0)}, KEY, "partition-id", failing) is None
+    (line,) = logged
+    assert "the function for metrics raised KeyError" in line
+    assert len(line) < 500 and "\n" not in line and __file__ in line
