@@ -285,10 +285,12 @@ class ShardedAggregator:
             columns: further tensors [..., num_own] to store with the state and spread over ranks
                 like it, such as ``{"params": params}``.
             notes: further values to store, such as the number of rounds; anything that JSON
-                represents. The notes of rank 0 are stored, those of other ranks are ignored.
+                represents, so neither NaN nor Inf. :meth:`load` returns tuples as lists, and names
+                as texts. The notes of rank 0 are stored, those of other ranks are ignored.
 
         Raises:
-            OSError, ValueError: this rank could not write. The previous checkpoint is unchanged.
+            OSError, TypeError, ValueError: this rank could not write, or JSON does not represent
+                ``notes``. The previous checkpoint is unchanged.
             RankError: another rank could not write. The previous checkpoint is unchanged.
         """
         columns = columns or {}

@@ -82,20 +82,23 @@ def write(
     """Write this rank's file and, once all ranks have done so, the manifest; see the module.
 
     Raises:
-        OSError, ValueError: this rank could not write.
+        OSError, TypeError, ValueError: this rank could not write.
         RankError: another rank could not write.
     """
     target = Path(folder)
     own = target / manifest.file(ranks.rank)
     error: Exception | None = None
+    text = ""
     try:
+        if ranks.rank == 0:  # its notes are stored
+            text = _text(manifest)
         target.mkdir(parents=True, exist_ok=True)
         tensors = {**state, **{_FURTHER + name: value for name, value in columns.items()}}
         checkpoint.write(own, manifest.rule, options, tensors)
     except Exception as found:  # agree raises it after the other ranks know of it
         error = found
     try:
-        ranks.agree("writing the checkpoint", [manifest.split, manifest.columns], error)
+        ranks.agree("writing the checkpoint", [manifest.split, manifest.columns], error=error)
     except BaseException:
         with suppress(OSError):  # no manifest names this file
             own.unlink()
@@ -103,14 +106,6 @@ def write(
     if ranks.rank == 0:
         try:
             _check_shared(target, manifest)
-            header = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-            header["sha256"] = _digest(header)
-            text = json.dumps(header, indent=1)
-            if len(text) > checkpoint.HEADER_LIMIT:
-                raise ValueError(
-                    f"notes: expected a manifest of at most {checkpoint.HEADER_LIMIT} bytes, got "
-                    f"{len(text)}"
-                )
             checkpoint.replace_text(target / MANIFEST, text)
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
@@ -120,6 +115,30 @@ def write(
             if _FILE.fullmatch(old.name) and not old.name.startswith(manifest.generation):
                 with suppress(OSError):  # the next save tries again
                     old.unlink()
+
+
+def _text(manifest: Manifest) -> str:
+    """Return the text of a manifest, which :func:`describe` accepts.
+
+    Raises:
+        TypeError, ValueError: JSON does not represent the notes, or they are too long.
+    """
+    try:
+        given = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+        # What a reader gets: tuples are lists, and names are texts, perhaps one of them twice.
+        header = parse_json(json.dumps(given, allow_nan=False))
+        header["sha256"] = _digest(header)
+        text = json.dumps(header, indent=1)
+    except TypeError as error:
+        raise TypeError(f"notes: expected values that JSON represents: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"notes: expected values that JSON represents: {error}") from error
+    if len(text) > checkpoint.HEADER_LIMIT:
+        raise ValueError(
+            f"notes: expected a manifest of at most {checkpoint.HEADER_LIMIT} bytes, got "
+            f"{len(text)}"
+        )
+    return text
 
 
 def _digest(header: Mapping[str, Any]) -> str:

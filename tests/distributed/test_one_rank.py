@@ -93,3 +93,45 @@ def test_a_save_waits_for_a_step_of_another_thread(
     save.join()
     found = ShardedAggregator.load(tmp_path / "checkpoint").aggregator.state_dict()
     assert torch.equal(found["memory"][0], torch.ones(D))
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("notes", "error"),
+    [
+        ({"loss": math.nan}, ValueError),
+        ({"losses": [1.0, -math.inf]}, ValueError),
+        ({5: 1, "5": 2}, ValueError),
+        ({"by_client": {5: 1, "5": 2}}, ValueError),
+        ({"large": 10**5000}, ValueError),
+        ({"deep": nested(100_000)}, ValueError),
+        ({"object": object()}, TypeError),
+        ({(1, 2): 3}, TypeError),
+    ],
+)
+def test_notes_that_cannot_be_loaded_are_refused(
+    notes: dict[Any, Any], error: type[Exception], tmp_path: Path
+) -> None:
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    folder = tmp_path / "checkpoint"
+    agg.save(folder, notes={"rounds": 0})
+    files = {path: path.read_bytes() for path in folder.iterdir()}
+    agg.step(torch.zeros(D), torch.randn(2, D), [0, 2])
+    with pytest.raises(error, match="notes: expected values that JSON represents"):
+        agg.save(folder, notes=notes)
+    assert {path: path.read_bytes() for path in folder.iterdir()} == files
+    assert ShardedAggregator.load(folder).notes == {"rounds": 0}
+
+
+def test_notes_are_loaded_as_json_has_them(tmp_path: Path) -> None:
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    notes = {9: 0.1, 10: None, "pair": (1, [True]), "text": "\ud800 \u00e9"}
+    agg.save(tmp_path / "checkpoint", notes=notes)
+    expected = {"9": 0.1, "10": None, "pair": [1, [True]], "text": "\ud800 \u00e9"}
+    assert ShardedAggregator.load(tmp_path / "checkpoint").notes == expected
