@@ -63,11 +63,6 @@ class EarlierRounds:
         if number in self._rounds:
             self._rounds[number].missing.difference_update(answered)
 
-    def reopen(self, number: int, sender: str) -> None:
-        """Note that the answer of a sender was lost, and may come again."""
-        if number in self._rounds:
-            self._rounds[number].missing.add(sender)
-
     def prune(self, steps: int) -> None:
         """Drop the rounds to which an answer would be too old after this number of steps."""
         self._rounds = {n: r for n, r in self._rounds.items() if steps - r.steps <= self.most}

@@ -156,8 +156,7 @@ class LateAnswers:
                 inbox, layout = self._inbox, self._layout
                 assert inbox is not None and layout is not None  # a round was opened
                 base, steps = self.earlier.model(number), self.earlier.steps(number)
-                self.earlier.end(number, [sender])
-                reason = problem
+                reason, final = problem, True
                 if reason is None:
                     try:
                         row = _row(layout, answer, base)
@@ -165,8 +164,11 @@ class LateAnswers:
                     except WireError as error:
                         reason = str(error)
                     except (OSError, RuntimeError) as error:  # of a disk, or no room
-                        self.earlier.reopen(number, sender)
-                        reason = f"inbox: {error}"
+                        reason, final = f"inbox: {error}", False
+                if final:
+                    # Not before there is a file: a checkpoint that is written meanwhile must let
+                    # the answer come again if the process is killed.
+                    self.earlier.end(number, [sender])
             if reason is not None:
                 self._rejected[sender, number] = reason
         return reason

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastagg import Inbox, Server, checkpoint
-from fastagg.answer_files import AnswerFiles
+from fastagg.answer_files import AnswerFiles, StoredAnswer
 from fastagg.integrations._late_answers import _packed, _unpacked
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
@@ -117,6 +117,36 @@ def test_ages_count_steps_across_a_restart(made: Callable[..., Run]) -> None:
     assert run.late(1, 1) is None
     run.restart()
     assert run.round(0).late == {"n1": 1}
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_kill_while_a_checkpoint_and_an_answer_are_written(
+    made: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """A checkpoint has an answer as missing until its file is there; so it counts once."""
+    run = made(saves_earlier=True)
+    run.round(0)
+    run.begin()
+    write = AnswerFiles.write
+
+    def killed(files: AnswerFiles, answer: StoredAnswer) -> None:
+        if written:
+            write(files, answer)
+        run.server.save(tmp_path / "run")  # another thread does
+        raise KeyboardInterrupt  # the process ends here
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFiles, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.late(1, 1)
+    run.restart()
+    run.begin()
+    assert run.server.late_senders(1) == ({"n1"} if written else set())
+    assert run.late(1, 1) is None  # it comes again
+    report = run.close(0)
+    assert report.late == {"n1": 1} and report.active == (0, 1)
+    assert run.late(1, 1) == "was not asked in round 1, or has answered already"
+    assert run.round(0).late == {}
 
 
 def test_a_round_that_is_done_again_has_its_answers(made: Callable[..., Run]) -> None:
