@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ _FOREIGN = {"U16": 2, "U32": 4, "U64": 8, "C64": 8, "F8_E4M3": 1, "F8_E5M2": 1}
 """Further dtypes that a header may name, and their sizes in bytes; such tensors are not read."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MOST_SIZE = 1 << 48  # of a dimension, so that no product of sizes and strides overflows
+_MOST_SIZE = 1 << 48  # of a dimension and of a shape, so that no size or stride overflows an int64
 _MOST_DIMENSIONS = 32
 _CHUNK = 1 << 20  # bytes
 _LARGEST_READ = 1 << 30  # bytes; macOS refuses to read 2^31 bytes at once
@@ -303,8 +303,11 @@ def _entry(name: str, value: object, start: int) -> Entry:
     kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(kind, str) or kind not in {*DTYPES, *_FOREIGN}:
         raise TensorFileError(f"{said} a dtype of {[*DTYPES, *_FOREIGN]}, got {kind!r}")
-    if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise TensorFileError(f"{said} a shape, got {str(shape)[:200]}")
+    if not fits(shape):
+        raise TensorFileError(
+            f"{said} a shape of at most {_MOST_DIMENSIONS} dimensions and 2^48 numbers (0 counts "
+            f"as 1), got {str(shape)[:200]}"
+        )
     if not _sizes(offsets) or len(offsets) != 2:
         raise TensorFileError(f"{said} two offsets, got {str(offsets)[:200]}")
     itemsize = DTYPES[kind].itemsize if kind in DTYPES else _FOREIGN[kind]
@@ -314,7 +317,17 @@ def _entry(name: str, value: object, start: int) -> Entry:
     return Entry(name, kind, tuple(shape), start + offsets[0], nbytes)
 
 
-def _sizes(value: object) -> bool:
+def fits(shape: object) -> bool:
+    """Return whether a value of a header is a shape of which tensors and arrays can be made.
+
+    A tensor without elements has strides, too, so dimensions of size 0 count as 1.
+    """
+    if not _sizes(shape) or len(shape) > _MOST_DIMENSIONS:
+        return False
+    return math.prod(max(1, size) for size in shape) <= _MOST_SIZE
+
+
+def _sizes(value: object) -> TypeGuard[list[int]]:
     """Return whether a value of a header is a list of ints in [0, 2^48]."""
     return isinstance(value, list) and all(
         type(size) is int and 0 <= size <= _MOST_SIZE for size in value

@@ -360,6 +360,25 @@ def test_memory_is_not_allocated_for_what_a_header_claims(tmp_path: Path) -> Non
             assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_000
 
 
+@pytest.mark.parametrize("shape", [[0, 2**48, 2**48], [2**40, 2**40, 0], [0, 2**62], [1] * 40])
+def test_an_empty_tensor_of_an_enormous_shape_is_refused(
+    agg: MIFA, tmp_path: Path, shape: list[int]
+) -> None:
+    """Its strides would overflow."""
+    agg.save(tmp_path / "a")
+    content = (tmp_path / "a").read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    end = [len(data)] * 2 if 0 in shape else [len(data), len(data) + 4]
+    header["state.more"] = {"dtype": "F32", "shape": shape, "data_offsets": end}
+    text = json.dumps(header).encode()
+    data += bytes(end[1] - end[0])
+    (tmp_path / "a").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    for read in (checkpoint.read, fastagg.load):
+        with pytest.raises(CheckpointError, match="expected a shape of at most 32 dimensions"):
+            read(tmp_path / "a")
+
+
 def test_a_large_header_is_refused_before_it_is_read(agg: MIFA, tmp_path: Path) -> None:
     options = agg.options() | {"more": [[] for _ in range(1 << 20)]}  # 4 MB of JSON take 100 MB
     with pytest.raises(ValueError, match="expected a header of at most 1048576 bytes"):

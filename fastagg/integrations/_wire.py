@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fastagg.integrations._npy import NpyHeader, npy_header, read_header, view
 from fastagg.options import LARGEST_ROW
+from fastagg.tensor_file import fits
 from fastagg.updates.roles import ROLES, Roles, assign_roles, is_variance, read_roles
 
 Arrays = Mapping[str, bytes]
@@ -33,7 +34,6 @@ Received = Mapping[str, bytes | Values]
 
 _FLOATS = ("float16", "float32", "float64")  # the narrowest first
 _HOLD_BFLOAT16 = ("float32", "float64")  # floats that represent each bfloat16 exactly
-_MOST_SIZE = 1 << 48  # of a dimension
 
 
 class WireError(ValueError):
@@ -108,6 +108,10 @@ class WireLayout:
         kinds: dict[str, tuple[tuple[int, ...], str]] = {}
         for name, data in arrays.items():
             header = _read_header(name, data)
+            if not fits(list(header.shape)):
+                raise WireError(
+                    f"array {name!r}: expected at most 2^48 numbers, got {str(header.shape)[:200]}"
+                )
             kind = _kind(header.dtype)
             if kind not in _FLOATS and header.dtype.kind not in "biu":
                 raise WireError(f"array {name!r}: expected floats, integers or bools, got {kind}")
@@ -338,8 +342,7 @@ def _is_slot(value: object) -> bool:
     name, shape, dtype, *role = value
     return (
         isinstance(name, str)
-        and isinstance(shape, list)
-        and all(type(size) is int and 0 <= size <= _MOST_SIZE for size in shape)
+        and fits(shape)
         and isinstance(dtype, str)
         and all(one in (ROLES if dtype in _FLOATS else ("server", "local")) for one in role)
     )

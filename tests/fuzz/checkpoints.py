@@ -218,8 +218,12 @@ def bend(content: bytes, draw: random.Random) -> bytes:
         )
     elif kind == 4:
         header[draw.choice(["state.more", "more", "params", "option.num_clients"])] = entry
-    elif kind == 5:
+    elif kind == 5 and draw.random() < 0.5:
         data += b"\0" * draw.randrange(1, 9)
+    elif kind == 5:
+        shape = draw.choice([[0, 2**48, 2**48], [2**40, 2**40, 0], [2**48, 0], [0] * 33])
+        empty = {"dtype": draw.choice(["F32", "BF16"]), "shape": shape}
+        header["state.more"] = empty | {"data_offsets": [len(data)] * 2}
     elif kind == 6:
         entry[draw.choice(["more", "shape"])] = {}
     else:

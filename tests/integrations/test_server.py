@@ -435,6 +435,11 @@ FORGED: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
     "numbers as layout": ({"layout": [1, 2]}, {}, "layout: expected a list of names"),
     "half a slot": ({"layout": [["w", [4, 5]]]}, {}, "layout: expected a list of names"),
     "a negative shape": ({"layout": [["w", [-24], "float32"]]}, {}, "layout: expected a list"),
+    "enormous strides": (
+        {"layout": [SHAPE, ["v", [0, 2**48, 2**48], "float32"]]},
+        {},
+        "layout: expected a list of names",
+    ),
     "an array twice": ({"layout": [SHAPE, SHAPE]}, {}, "layout: expected distinct names"),
     "another layout": ({"layout": [SHAPE]}, {}, r"params: expected \[20\] float32, got \[24\]"),
     "no ids": ({"ids": []}, {}, "ids: expected dict"),

@@ -185,6 +185,13 @@ def bad_tensors() -> dict[str, tuple[State, str]]:
     }
 
 
+def empty(dtype: str, shape: list[int]) -> bytes:
+    """Return a safetensors file of an answer with an empty array."""
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+    text = json.dumps({"w": entry, "b": entry | {"shape": [0]}}).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
 def bad_bytes() -> dict[str, tuple[bytes, str]]:
     good = tensor_file.dump(model(), {}, limit=1 << 20)
     length = int.from_bytes(good[:8], "little")
@@ -198,6 +205,10 @@ def bad_bytes() -> dict[str, tuple[bytes, str]]:
         "other shape": (good.replace(b"[4, 5]", b"[5, 4]"), "expected shape [4, 5], got [5, 4]"),
         "no JSON": (good[:8] + b"x" * length + good[8 + length :], "JSON"),
         "too long": (bytes(1 << 20), "expected at most"),
+        "strides": (empty("BF16", [0, 2**48, 2**48]), "expected a shape of at most"),
+        "bytes": (empty("BF16", [2**40, 2**40, 0]), "expected a shape of at most"),
+        "floats": (empty("F32", [0, 2**48, 2**48]), "expected a shape of at most"),
+        "empty array": (empty("BF16", [2**48, 0]), "expected shape [4, 5], got"),
     }
 
 

@@ -149,6 +149,16 @@ def wrong_arrays(npy: Npy) -> dict[str, tuple[dict[str, object], str]]:
     }
 
 
+@pytest.mark.parametrize("shape", ["(0, 2", "(1" + "0" * 30 + ", 0"])
+def test_a_model_with_an_enormous_shape_is_refused(npy: Npy, shape: str) -> None:
+    good = npy(np.zeros((2, 3)), np.float32)
+    sizes = f"{shape}, {2**48}, {2**48})"
+    header = good[10 : good.index(b"\n")].decode().replace("(2, 3)", sizes).rstrip()
+    data = good[:8] + (len(header) + 1).to_bytes(2, "little") + header.encode() + b"\n"
+    with pytest.raises(WireError, match=r"'w': expected at most 2\^48 numbers"):
+        WireLayout.of({"w": data, "v": good})
+
+
 @pytest.mark.parametrize("case", wrong_arrays(lambda *_: b"\x93NUMPY\n"))
 def test_wrong_arrays_are_refused(case: str, npy: Npy) -> None:
     arrays, message = wrong_arrays(npy)[case]
