@@ -27,6 +27,8 @@ rows over 10^8 rounds stay in the range of float32."""
 MOST = (1 << 62) - 1
 """Largest count; sums and products by 2 fit into an int64."""
 
+_SHOWN = 100  # characters of a value in a message
+
 MOST_ITERATIONS = 100_000
 """Largest number of iterations of a rule in a step, which cannot be interrupted."""
 
@@ -35,18 +37,27 @@ def read_factor(name: str, value: object) -> float:
     """Return ``value`` as a float; it must be a factor in [0, FLOAT32_LIMIT]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
-    number = _float(value)
+    number = as_float(value)
     if not 0.0 <= number <= FLOAT32_LIMIT:
         raise ValueError(f"{name}: expected a finite number >= 0, got {number}")
     return number
 
 
-def _float(value: Any) -> float:
+def as_float(value: Any) -> float:
     """Return a number as a float, infinite if it is too large."""
     try:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def shown(value: object) -> str:
+    """Return a value from anybody as a short text for a message. Cannot fail."""
+    try:
+        text = repr(value)
+    except Exception:  # integers of thousands of digits, deeply nested lists, other code
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def read_count(name: str, value: object, *, least: int, most: int | None = None) -> int:
@@ -70,7 +81,7 @@ def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
     """Return ``value`` as a float; it must be > 0, and finite unless ``infinite`` is True."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
-    number = _float(value)
+    number = as_float(value)
     if not 0.0 < number <= (math.inf if infinite else math.nextafter(math.inf, 0.0)):
         raise ValueError(f"{name}: expected a number > 0, got {number}")
     return number
@@ -80,7 +91,7 @@ def read_part(name: str, value: object) -> float:
     """Return ``value`` as a float; it must be in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
-    number = _float(value)
+    number = as_float(value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name}: expected a number in [0, 1], got {number}")
     return number

@@ -183,7 +183,7 @@ class LateAnswers:
         try:
             if not inbox.put(answer.sender, row, round=answer.round - 1, note=_packed(note)):
                 return NEWER
-        except ValueError as error:  # metrics that are larger than a file may have
+        except (TypeError, ValueError, RecursionError) as error:  # a note that no file may have
             return str(error)
         now = dict(inbox.waiting())
         for sender, number in before.items():
@@ -228,7 +228,7 @@ class LateAnswers:
                 ages[sender] = self.steps - int(fields["steps"])
                 if not isinstance(answer.note, dict | None):
                     raise TypeError
-            except (TypeError, ValueError, LookupError):
+            except (TypeError, ValueError, LookupError, RecursionError):
                 reasons[answer.label] = "its file in the inbox has a damaged note"
                 continue
             if not 0 <= ages[sender] <= self.earlier.most:

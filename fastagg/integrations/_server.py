@@ -425,7 +425,8 @@ class AggregationServer:
         Returns:
             None if it waits now, or why it does not. The next report has that, too.
         """
-        return self._late.put(answer, self.weighing.problem(answer) or answer.problem)
+        problem = self.weighing.problem(answer) or answer.problem
+        return self._late.put(self.weighing.kept(answer), problem)
 
     def late_senders(self, number: int) -> set[str]:
         """Return the senders whose late answers to a round wait."""
@@ -502,7 +503,7 @@ class AggregationServer:
         received = ReceivedModels(layout, self._params, self._row_pool(layout))
         statistics = self._running()
         statistics.begin(self.aggregator.max_norm)
-        weights: dict[int, Any] = {}  # by client
+        weights: dict[int, float] = {}  # by client
         for answer in [a for a in usable if a.sender in ids]:
             try:
                 if answer.row is None:
@@ -511,7 +512,7 @@ class AggregationServer:
                 else:
                     received.add_row(ids[answer.sender], answer.row[: layout.num_params])
                     statistics.take(answer.row[layout.num_params :], ids[answer.sender])
-                weights[ids[answer.sender]] = answer.weight
+                weights[ids[answer.sender]] = self.weighing.read(answer)
             except WireError as error:
                 rejected[answer.sender] = str(error)
                 del ids[answer.sender]

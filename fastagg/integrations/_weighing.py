@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations._report import Answer
-from fastagg.options import FLOAT32_LIMIT
+from fastagg.options import FLOAT32_LIMIT, as_float, shown
 
 _NUMBERS = (int, float, np.integer, np.floating)
 
@@ -49,16 +50,17 @@ class Weighing:
 
     def problem(self, answer: Answer) -> str | None:
         """Return why the weight of an answer cannot be used, or None."""
-        weight = answer.weight
-        if not self.used:
-            return None
-        if isinstance(weight, bool) or not isinstance(
-            weight, int | float | np.integer | np.floating
-        ):
-            return f"weight: expected a number, got {weight!r}"
-        if not 0.0 <= float(weight) <= FLOAT32_LIMIT:
-            return f"weight: expected a finite number >= 0, got {weight}"
-        return None
+        return _problem(answer.weight) if self.used else None
+
+    def kept(self, answer: Answer) -> Answer:
+        """Return an answer for an inbox: without a weight that is not used and is no weight."""
+        if self.used or _problem(answer.weight) is None:
+            return answer
+        return replace(answer, weight=None)
+
+    def read(self, answer: Answer) -> float:
+        """Return the weight of an answer without a :meth:`problem`; 1.0 if weights are not used."""
+        return as_float(answer.weight) if self.used else 1.0
 
     def of(self, clients: Sequence[int], weights: Mapping[int, float]) -> list[float] | None:
         """Return the weights for a step of ``clients``; None: the rule's own count."""
@@ -73,6 +75,16 @@ class Weighing:
         for client, weight in weights.items():
             merged[client] = weight
         return merged
+
+
+def _problem(weight: object) -> str | None:
+    """Return why a value from a client is no weight, or None."""
+    if isinstance(weight, bool) or not isinstance(weight, _NUMBERS):
+        return f"weight: expected a number, got {shown(weight)}"
+    number = as_float(weight)
+    if not 0.0 <= number <= FLOAT32_LIMIT:
+        return f"weight: expected a finite number >= 0, got {number}"
+    return None
 
 
 def client_weights(rule: Aggregator) -> Tensor | None:

@@ -165,6 +165,17 @@ def test_a_round_that_is_done_again_has_its_answers(made: Callable[..., Run]) ->
     assert report.rejected == {"n1 (of round 4)": "its round is after that of the checkpoint"}
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_note_that_no_file_may_have_is_rejected(made: Callable[..., Run], nested: bool) -> None:
+    value = 10**5000
+    run = made()
+    run.round(0)
+    reason = run.late(1, 1, note={"metrics": {"x": [value]} if nested else value})
+    assert reason is not None and reason.startswith("note: expected values that JSON represents")
+    report = run.round(0)
+    assert report.active == (0,) and report.rejected == {"n1 (of round 1)": reason}
+
+
 def test_a_new_run_refuses_the_answers_of_another_one(made: Callable[..., Run]) -> None:
     run = made()
     run.round(0)

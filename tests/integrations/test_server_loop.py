@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -603,8 +604,33 @@ def test_answers_count_by_their_weights(as_bytes: bool) -> None:
     assert report.active == (0, 1, 2, 3) and torch.equal(flat(loop.model()), params)
 
 
-@pytest.mark.parametrize("weight", [None, -1.0, float("nan"), float("inf"), 1e39, True, "5"])
-def test_an_answer_with_a_wrong_weight_is_not_used(weight: Any) -> None:
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+WRONG_WEIGHTS = {
+    "none": None,
+    "negative": -1.0,
+    "nan": float("nan"),
+    "inf": float("inf"),
+    "beyond float32": 1e39,
+    "beyond float64": 10**400,
+    "beyond text": 10**5000,
+    "far below 0": -(10**5000),
+    "flag": True,
+    "text": "5",
+    "list": [10**5000],
+    "nested": nested(3000),
+    "tensor": torch.ones(3),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_WEIGHTS)
+def test_an_answer_with_a_wrong_weight_is_not_used(which: str) -> None:
+    weight: Any = WRONG_WEIGHTS[which]
     loop = server("fedavg", weighted=True)
     task, state = loop.begin_round([0, 1]), loop.model()
     assert loop.submit(0, trained(state, 1, 0), task.key, weight=7) is None
@@ -612,6 +638,30 @@ def test_an_answer_with_a_wrong_weight_is_not_used(weight: Any) -> None:
     assert reason is not None and reason.startswith("weight: expected a ")
     report = loop.finish_round()
     assert report.active == (0,) and report.rejected == {"1": reason}
+
+
+@pytest.mark.parametrize("weight", [2**63, 10**38, np.int64(2**62), np.float64(1e30)])
+def test_a_large_weight_counts(weight: Any) -> None:
+    loop, twin = server("fedavg", weighted=True), server("fedavg", weighted=True)
+    for used, given in ((loop, weight), (twin, float(weight))):
+        task, state = used.begin_round([0, 1]), used.model()
+        assert used.submit(0, trained(state, 1, 0), task.key, weight=5) is None
+        assert used.submit(1, trained(state, 1, 1), task.key, weight=given) is None
+        assert used.finish_round().active == (0, 1)
+    assert torch.equal(flat(loop.model()), flat(twin.model()))
+
+
+@pytest.mark.parametrize("which", WRONG_WEIGHTS)
+def test_other_servers_ignore_weights_of_late_answers(which: str) -> None:
+    weight: Any = WRONG_WEIGHTS[which]
+    loop = server("fedavg", staleness="constant", max_staleness=1)
+    first, state = loop.begin_round([0, 1]), loop.model()
+    assert loop.submit(0, trained(state, 1, 0), first.key, weight=weight) is None
+    expire(loop)
+    loop.begin_round([0])
+    assert loop.submit(1, trained(state, 1, 1), first.key, weight=weight) is None
+    report = expire(loop)
+    assert report.late == {"1": 1} and report.rejected == {}
 
 
 def test_other_servers_ignore_weights() -> None:
