@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from fastagg.options import MOST, read_count, read_size
+from fastagg.options import MOST, read_count, read_size, shown
 
+_MOST_DIGITS = 20  # of a name that is a number
 SOURCES = ("partition", "node", "trusted")
 
 
@@ -110,10 +111,10 @@ class ClientIds:
                 if sender in self.known:
                     found.ids[sender] = self.known[sender]
             elif isinstance(partition, bool) or not isinstance(partition, int):
-                found.refused[sender] = f"partition id: expected an int, got {partition!r}"
+                found.refused[sender] = f"partition id: expected an int, got {shown(partition)}"
             elif not 0 <= partition < self.num_clients:
                 found.refused[sender] = (
-                    f"partition id: expected one in [0, {self.num_clients}), got {partition}"
+                    f"partition id: expected one in [0, {self.num_clients}), got {shown(partition)}"
                 )
             else:
                 problem = self._claim(sender, partition, owners.get(partition), reported, found)
@@ -294,5 +295,9 @@ def _names(values: Collection[object]) -> bool:
 
 
 def by_number(sender: str) -> tuple[int, int, str]:
-    """Return a sort key that orders numbers by value and puts other names after them."""
-    return (0, int(sender), "") if sender.isdecimal() else (1, 0, sender)
+    """Return a sort key that orders numbers by value and puts other names after them.
+
+    Numbers are names of at most 20 ASCII digits, as those of 64 bits; others may be anything.
+    """
+    is_number = len(sender) <= _MOST_DIGITS and sender.isascii() and sender.isdecimal()
+    return (0, int(sender), sender) if is_number else (1, 0, sender)

@@ -22,7 +22,7 @@ from fastagg.integrations import _tensors
 from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._wire import Received, WireError
-from fastagg.options import read_positive
+from fastagg.options import MOST, read_positive
 from fastagg.tensor_file import TensorFileError
 from fastagg.updates.layout import FlatLayout
 from fastagg.updates.roles import Roles
@@ -364,6 +364,10 @@ class Server:
             None if the answer was taken, or why it was not. The values are read when the round
             ends: NaN, or an update that is too long, is in the report, and so are late answers that
             do not count because a newer one of their client does.
+
+        Raises:
+            TypeError, ValueError: ``client`` or ``key`` is of another type, or ``client`` is a
+                number that no id can be.
         """
         return self._submit(client, key, weight, lambda: _tensors.pack_answer(tensors))
 
@@ -466,6 +470,10 @@ class Server:
         kind = int if self._numbered else str
         if not isinstance(client, kind) or isinstance(client, bool):
             raise TypeError(f"client: expected {kind.__name__}, got {type(client).__name__}")
+        if isinstance(client, int) and abs(client) > MOST:  # perhaps too long for a text
+            raise ValueError(
+                f"client: expected an id in [0, {self.num_clients}), got one far outside of it"
+            )
         return str(client)
 
     def _check_idle(self, call: str) -> None:
@@ -500,6 +508,8 @@ class Server:
     ) -> str | None:
         """Take an answer, if it can count; ``read`` makes it, outside of the lock."""
         sender = self._sender(client)
+        if not isinstance(key, str | None):
+            raise TypeError(f"key: expected a str or None, got {type(key).__name__}")
         with self._changed:
             if key is None and self._round is not None:
                 key = self._round.task.key

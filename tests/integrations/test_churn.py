@@ -211,3 +211,18 @@ class TestServerWithoutAFramework:
         assert self.answer(server, "x", "w").ids == {"x": 0, "w": 1}
         with pytest.raises(ValueError, match="expected clients that have answered"):
             server.forget(["y"])
+
+    def test_a_name_of_many_digits(self) -> None:
+        server = self.server(num_clients=3, ids="name")
+        assert self.answer(server, "9" * 5000, "x", "10").active == (0, 1, 2)
+        assert self.answer(server, "9" * 5000, "x").ids == {"9" * 5000: 1, "x": 2}
+
+    def test_a_number_that_no_client_has(self) -> None:
+        server = self.server(num_clients=2)
+        server.begin_round([0])
+        for call in (lambda: server.submit(10**5000, {}), lambda: server.task(-(10**5000))):
+            with pytest.raises(ValueError, match=r"client: expected an id in \[0, 2\)"):
+                call()
+        assert server.submit(-1, {"w": torch.ones(D)}) == "was not asked in round 1"
+        with pytest.raises(TypeError, match="key: expected a str or None, got int"):
+            server.submit(0, {"w": torch.ones(D)}, 7)  # type: ignore[arg-type]

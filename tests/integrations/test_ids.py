@@ -36,6 +36,24 @@ def test_nodes_without_a_report_get_the_lowest_free_ids_in_order_of_their_number
     assert ids.given == {"20", "100", "7"}
 
 
+def test_names_of_more_than_20_digits_are_no_numbers() -> None:
+    """Python refuses to read numbers of more than 4300 digits."""
+    names = ["9" * 5000, "9" * 21, "9" * 20, "0" * 20 + "1", "٣", "7", "07"]
+    expected = ["07", "7", "9" * 20, "0" * 20 + "1", "9" * 21, "9" * 5000, "٣"]
+    for order in (names, names[::-1]):
+        found, refused = settle(ClientIds(7), dict.fromkeys(order))
+        assert sorted(found, key=found.__getitem__) == expected and refused == {}
+    ids = ClientIds(7)
+    assert len(settle(ids, dict.fromkeys(names, 3))[1]) == 7  # their names are in the reasons
+
+
+def test_a_report_of_any_length_is_refused() -> None:
+    for partition in (10**5000, [10**5000], "x" * 10**6):
+        found = ClientIds(4).resolve({"a": partition, "b": 1})
+        assert found.ids == {"b": 1}
+        assert list(found.refused) == ["a"] and len(found.refused["a"]) < 300
+
+
 def test_a_node_keeps_the_id_that_it_once_reported() -> None:
     ids = ClientIds(4)
     settle(ids, {"9": 2})
