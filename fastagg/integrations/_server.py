@@ -27,7 +27,6 @@ from torch import Tensor
 from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
-from fastagg.checkpoint.invariants import MOST_ROUNDS
 from fastagg.integrations._history import MetricHistory
 from fastagg.integrations._hosted_rule import (
     check_aggregator,
@@ -60,6 +59,7 @@ from fastagg.updates.row_pool import RowPool
 T = TypeVar("T")
 
 _KIND = "integrations.server"  # in the place of a rule's name in an aggregator's checkpoint
+_MOST_ROUNDS = 1 << 53  # of a checkpoint; numbers of later rounds are far from the end of an int64
 
 
 class AggregationServer:
@@ -672,8 +672,10 @@ class AggregationServer:
             raise ValueError(f"{path}: expected the checkpoint of a server, got one of {kind!r}")
         check_fields(path, content, {"rounds": int, "ids": dict, "layout": list})
         try:
-            if not 0 <= content["rounds"] <= MOST_ROUNDS:
-                raise ValueError(f"rounds: expected a number >= 0, got {content['rounds']}")
+            if not 0 <= content["rounds"] <= _MOST_ROUNDS:
+                raise ValueError(
+                    f"rounds: expected a number in [0, {_MOST_ROUNDS}], got {content['rounds']}"
+                )
             layout = WireLayout.from_json(content["layout"])
             layout.check_roles(self.roles)
             if self._layout is not None and layout != self._layout:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import Inbox, Server, checkpoint
+from fastagg import CheckpointError, Inbox, Server, checkpoint
 from fastagg.answer_files import AnswerFiles, StoredAnswer
 from fastagg.integrations._late_answers import _packed, _unpacked
 from fastagg.integrations._report import Answer, RoundReport
@@ -108,6 +108,26 @@ def test_a_late_answer_survives_and_counts_once(
         assert run.round(0, 1).late == {}
         ends.append(run.server.params)
     assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("rounds", [2**53, 2**62 - 1, 2**62])
+def test_a_checkpoint_of_very_many_rounds_goes_on_or_is_refused(
+    made: Callable[..., Run], rounds: int
+) -> None:
+    run = made("mifa", saves_earlier=True)
+    run.round(0)
+    kind, content, state = checkpoint.read(run.folder / "run", limit=checkpoint.LISTS_LIMIT)
+    content |= {"rounds": rounds, "earlier": []}
+    state = {name: value for name, value in state.items() if not name.startswith("earlier.")}
+    checkpoint.write(run.folder / "run", kind, content, state, limit=checkpoint.LISTS_LIMIT)
+    if rounds > 2**53:
+        with pytest.raises(CheckpointError, match=r"rounds: expected a number in \[0, "):
+            run.restart()
+        return
+    run.restart()
+    assert run.round(0).round == rounds + 1
+    assert run.late(1, rounds + 1) is None
+    assert run.round(0).late == {"n1": 1}
 
 
 def test_ages_count_steps_across_a_restart(made: Callable[..., Run]) -> None:
