@@ -113,6 +113,11 @@ def whole(folder: str, method: str, dropout: str | None = None) -> float:
     return mean([area(values) for values in column(folder, method, dropout).values()])
 
 
+def gain(folder: str, of: Callable[[str, str, str], float], dropout: str) -> float:
+    """What FDMS gains over Dropout, in `last` or `whole`."""
+    return of(folder, "FDMS", dropout) - of(folder, "Dropout", dropout)
+
+
 def in_time(folder: str, method: str) -> dict[int, np.ndarray]:
     """Accuracy of the newest evaluated model at 100 equal distances of simulated time, by seed.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
@@ -123,8 +124,14 @@ def gain_larger(
 
     names: the names of the two panels.
     """
-    (high, low), (large, small) = panels, names
-    estimate = contrast(
+    statement = Statement("difference", _gained(*panels, method, other), low=0)
+    gains = _gains(dict(zip(reversed(names), reversed(panels), strict=True)), method, other)
+    return Claim.about(f"{text} ({AREA.text})", [statement], gains)
+
+
+def _gained(high: Panel, low: Panel, method: str, other: str) -> Estimate:
+    """Return what `method` gains over `other` in `high` minus what it gains in `low`."""
+    return contrast(
         [
             (1, high.curves[method]),
             (-1, high.curves[other]),
@@ -133,11 +140,11 @@ def gain_larger(
         ],
         AREA,
     )
-    gains = {
-        name: round(panel.minus(method, other, AREA).value, 4)
-        for name, panel in ((small, low), (large, high))
-    }
-    return Claim.about(f"{text} ({AREA.text})", [Statement("difference", estimate, low=0)], gains)
+
+
+def _gains(panels: Mapping[str, Panel], method: str, other: str) -> dict[str, float]:
+    """Return what `method` gains over `other` in each panel, by its name, rounded for tables."""
+    return {name: round(p.minus(method, other, AREA).value, 4) for name, p in panels.items()}
 
 
 def across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
@@ -146,24 +153,27 @@ def across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
         return []
     alphas = sorted(panels)
     low, high = alphas[0], alphas[-1]
-    names = f"alpha={high:g}", f"alpha={low:g}"
+    name = f"alpha={high:g}"
     worst = panels[high]
     fall = contrast([(1, panels[high].curves["Stale"]), (-1, panels[low].curves["Stale"])], AREA)
     return [
-        gain_larger(
-            f"the gain of FDMS over Dropout is larger at {names[0]} than at {low:g}",
-            names,
-            (panels[high], panels[low]),
-            "FDMS",
-            "Dropout",
+        Claim.about(
+            f"the gain of FDMS over Dropout grows with alpha ({AREA.text})",
+            [
+                Statement(
+                    f"alpha={b:g} - {a:g}", _gained(panels[b], panels[a], "FDMS", "Dropout"), low=0
+                )
+                for a, b in pairwise(alphas)
+            ],
+            _gains({f"alpha={a:g}": panels[a] for a in alphas}, "FDMS", "Dropout"),
         ),
         Claim.about(
-            f"Stale is worse at {names[0]} than at {low:g} ({AREA.text})",
+            f"Stale is worse at {name} than at {low:g} ({AREA.text})",
             [Statement("difference", fall, high=0)],
             {f"alpha={a:g}": round(panels[a].level("Stale", AREA), 4) for a in alphas},
         ),
         Claim.about(
-            f"Stale is the worst at {names[0]} ({AREA.text})",
+            f"Stale is the worst at {name} ({AREA.text})",
             [
                 Statement(f"Stale - {other}", worst.minus("Stale", other, AREA), high=0)
                 for other in ("Dropout", "FDMS")
