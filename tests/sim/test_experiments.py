@@ -340,6 +340,10 @@ def test_published_curves_are_compared_where_they_were_evaluated() -> None:
         "round 100 alone": 0.389,
         "difference": "0.039 [0.039, 0.039]",
     }
+    # the published curve begins after 10 rounds, and ours ends after 200
+    windows = [c.text.rpartition("(")[2] for c in found if " Full within" in c.text]
+    ends = ("10 to 15", "20 to 30", "45 to 55", "95 to 105", "145 to 155", "195 to 200")
+    assert windows == [f"mean of rounds {each})" for each in ends]
 
 
 def test_published_curves_have_a_value_for_every_round() -> None:

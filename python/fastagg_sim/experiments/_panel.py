@@ -20,15 +20,17 @@ from fastagg_sim.experiments._statistics import (
     END,
     Statistic,
     Trace,
-    around,
     combine,
     contrast,
+    of_rounds,
+    over_rounds,
 )
 from fastagg_sim.records import Curve
 from fastagg_sim.verdicts import Estimate, Statement
 
 TOLERANCE = 0.04
 AROUND = 5
+"""Rounds before and after a published value that its claim is about."""
 CLOSE = 0.03
 NOT_BELOW = 0.01
 
@@ -187,8 +189,8 @@ def published_claims(name: str, panel: Panel, published: Published) -> list[Clai
     """Compare the measured curves with the published ones: one claim per method and round.
 
     A single run fluctuates more than the published means of 10 runs. The claim is therefore about
-    the mean difference over the neighbouring rounds. Between the known values, the published curve
-    is taken as straight.
+    the mean difference over the rounds up to `AROUND` before and after, as far as both curves have
+    them. Between the known values, the published curve is taken as straight.
     """
     claims = []
     missing: dict[str, list[int]] = {}
@@ -199,8 +201,10 @@ def published_claims(name: str, panel: Panel, published: Published) -> list[Clai
             if measured is None:
                 missing.setdefault(method, []).append(rounds)
                 continue
-            statistic = around(rounds, AROUND)
-            ours = [statistic.trace(curve) for curve in panel.curves[method]]
+            ours = [over_rounds(curve) for curve in panel.curves[method]]
+            x = ours[0].x
+            x = x[(abs(x - rounds) <= AROUND) & (x >= line.x[0]) & (x <= line.x[-1])]
+            statistic = of_rounds(x[0], x[-1])
             theirs = [replace(line, seed=trace.seed) for trace in ours]
             estimate = combine([(1, ours), (-1, theirs)], statistic)
             text = f"{name}: {method} within {TOLERANCE} of published after {rounds} rounds"

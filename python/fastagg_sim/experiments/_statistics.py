@@ -188,11 +188,9 @@ def from_fraction(fraction: float) -> Callable[[np.ndarray], slice]:
     return lambda x: slice(int(np.searchsorted(x, fraction * x[-1] - 1e-9)), len(x))
 
 
-def near(rounds: int, radius: int) -> Callable[[np.ndarray], slice]:
-    """The window of all values with an x of `rounds` ± `radius`."""
-    return lambda x: slice(
-        int(np.searchsorted(x, rounds - radius)), int(np.searchsorted(x, rounds + radius, "right"))
-    )
+def between(start: float, end: float) -> Callable[[np.ndarray], slice]:
+    """The window of all values with an x from `start` to `end`."""
+    return lambda x: slice(int(np.searchsorted(x, start)), int(np.searchsorted(x, end, "right")))
 
 
 END = Statistic("mean of the last 10 evaluations", over_rounds, last(10))
@@ -232,6 +230,6 @@ UPLOADS_CHANGE = Statistic(
 )
 
 
-def around(rounds: int, radius: int) -> Statistic:
-    """Return the mean accuracy of the evaluations after `rounds` ± `radius` rounds."""
-    return Statistic(f"mean of rounds {rounds} ± {radius}", over_rounds, near(rounds, radius))
+def of_rounds(start: float, end: float) -> Statistic:
+    """Return the mean accuracy of the evaluations after `start` to `end` rounds."""
+    return Statistic(f"mean of rounds {start:g} to {end:g}", over_rounds, between(start, end))
