@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib import pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.legend import Legend
 
 import fastagg
 from fastagg_sim.experiments import late_fig1
@@ -36,7 +38,7 @@ from fastagg_sim.verdicts import Estimate
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "choosing.md"
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
-TABLE4, ROUNDS = "mimic-table4-fmnist", "mimic-table4-fmnist-rounds"
+ROUNDS = "mimic-table4-fmnist-rounds"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
 LATE = "late-fig1"
 FIG7, DTYPES = "mimic-fig7", "memory-dtypes"
@@ -125,6 +127,13 @@ class Comparison:
         one, two = (curves(self.folder, m, self.dropout) for m in (self.method, self.other))
         return contrast([(1, one), (-1, two)], self.statistic)
 
+    def points(self) -> Estimate:
+        """Return the difference in accuracy in percentage points."""
+        found = self.estimate()
+        if self.statistic is UPLOADS_END or found.error is None:
+            return found
+        return replace(found, value=100 * found.value, error=100 * found.error)
+
     def cited(self) -> str:
         """Return the difference with its interval, as docs/choosing.md states it."""
         low, high = self.estimate().interval()
@@ -180,7 +189,7 @@ SECTIONS = {
     "labels": (
         *(
             Comparison(TABLE3, f"={tau}", UPLOADS_END, method, other)
-            for tau in (20, 100)
+            for tau in (20, 50, 100)
             for method, other in (("MimiC", "FedAvg"), ("MimiC", "MIFA"), ("MIFA", "FedAvg"))
         ),
         Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
@@ -211,7 +220,7 @@ SECTIONS = {
         *(
             Comparison(SU[n], "", END, m, "FedAvg")
             for n in (9, 11)
-            for m in ("MIFA", "cclip", "GM")
+            for m in ("FedAvg variant", "MIFA", "cclip", "GM")
         ),
     ),
     "late": (
@@ -283,100 +292,107 @@ def with_tables(text: str) -> str:
 
 # --- the figure -------------------------------------------------------------------------------
 
-# method in the results -> rule; everything else is a variant of the client's training
-RULES = {
-    "Stale": "stale-models",
-    "FDMS": "fdms",
-    "SCAFFOLD": "scaffold",
-    "MIFA": "mifa",
-    "MimiC": "mimic",
-    "FedAvg variant": "amplified",
-    "GM": "geometric-median",
-    "cclip": "centered-clip",
-}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A row of the figure: its title, the folder of the run, and the end of the dropout's name."""
-
-    title: str
-    folder: str
-    dropout: str
-    methods: Sequence[str]
-    plain: str = "FedAvg"
-
-    def gains(self) -> dict[str, Estimate]:
-        """Return percentage points above plain averaging under the same dropout, by rule."""
-        found = {}
-        for method in self.methods:
-            pair = [curves(self.folder, name, self.dropout) for name in (method, self.plain)]
-            found[RULES[method]] = contrast([(1, pair[0]), (-1, pair[1])], UPLOADS_END)
-        return found
-
-
-GROUPS = ("Stale", "FDMS")
-MEMORY = ("SCAFFOLD", "MIFA", "MimiC")
-REUSE = ("MIFA", "FedAvg variant", "GM", "cclip")
-SETTINGS = (
-    *(
-        Setting(f"MNIST, groups,\n{100 * float(a):.0f} % away", MNIST, a, GROUPS, "Dropout")
-        for a in ("0.3", "0.5", "0.7")
-    ),
-    Setting("CIFAR-10, groups,\n50 % away", CIFAR, "0.5", GROUPS, "Dropout"),
-    *(
-        Setting(f"Fashion-MNIST, two labels,\nup to {tau} rounds", TABLE3, f"={tau}", MEMORY)
-        for tau in (20, 50, 100)
-    ),
-    *(
-        Setting(f"Fashion-MNIST, two labels,\n{100 - 100 * float(p):.0f} % away", TABLE4, p, MEMORY)
-        for p in ("0.1", "0.3", "0.5")
-    ),
-    Setting("CIFAR-10, Dirichlet,\n98 % away, uniform", SU[1], "all", REUSE),
-    Setting("Synthetic(1, 1),\nadversary, 0.9", SU[9], "", REUSE),
-    Setting("Synthetic(1, 1),\nadversary, 0.7", SU[11], "", REUSE),
+PLAIN = ("Dropout", "FedAvg")  # plain averaging, in the papers' names
+# Panels, with the sections that share their axis, and how the figure names these.
+PANELS: tuple[dict[str, str], ...] = (
+    {
+        "groups": "Groups; all clients in the first round, except with fedavg",
+        "means": "Groups; no round with all clients",
+    },
+    {
+        "labels": "Two labels per client",
+        "few": "Few active clients",
+        "adversary": "An adversary",
+        "late": "Slow clients",
+    },
 )
+GAP, HEADING = 0.8, 2.2  # between two settings, and for a heading, in marks
+INCHES = 0.125  # of a mark
+
+
+def drawn(section: str) -> list[Comparison]:
+    """Return the differences of a table that are in the figure: to plain averaging, at the end."""
+    return [
+        c
+        for c in SECTIONS[section]
+        if c.other in PLAIN and COLUMNS[c.statistic].startswith("at the end")
+    ]
+
+
+def gains(section: str) -> dict[str, dict[str, Estimate]]:
+    """Return the `drawn` differences in points, by setting and method."""
+    found: dict[str, dict[str, Estimate]] = {}
+    for c in drawn(section):
+        found.setdefault(c.setting(), {})[c.method] = c.points()
+    return found
 
 
 def draw(target: Path) -> None:
-    figure, panel = plt.subplots(figsize=(8.5, 0.62 * len(SETTINGS) + 1.2), layout="constrained")
-    labelled = set()
-    every = looks(RULES.values())
-    titles = []
-    for row, setting in enumerate(SETTINGS):
-        gains = setting.gains()
-        for number, (rule, gain) in enumerate(gains.items()):
-            mark, color = every[rule].marker, every[rule].color
-            y = row + 0.16 * (number - (len(gains) - 1) / 2)
-            label = None if rule in labelled else rule
-            labelled.add(rule)
-            known = gain.error is not None
-            if known:
-                panel.plot(gain.interval(), (y, y), color=color, linewidth=1.4)
-            face = color if known else "white"
-            panel.plot(
-                gain.value,
-                y,
-                mark,
-                color=color,
-                markersize=7,
-                markerfacecolor=face,
-                label=label,
-                clip_on=True,
-            )
-        seeds = next(iter(gains.values())).seeds
-        titles.append(f"{setting.title}\nn = {seeds} seed{'s' if seeds > 1 else ''}")
-    panel.axvline(0.0, color="#000000", linewidth=0.8)
-    panel.set_yticks(range(len(SETTINGS)), titles, fontsize=7)
-    panel.set_xlim(-20, 40)
-    panel.invert_yaxis()
-    panel.set_xlabel(
-        "test accuracy above fedavg under the same dropout (points)\n"
-        "lines: 95 % interval; open marks: too few rounds for an interval"
+    every = [{section: gains(section) for section in panel} for panel in PANELS]
+    how = looks(METHODS)
+    heights = [_height(panel) for panel in every]
+    figure, panels = plt.subplots(
+        len(PANELS),
+        1,
+        figsize=(8.5, INCHES * sum(heights) + 1.4),
+        height_ratios=heights,
+        layout="constrained",
     )
-    panel.grid(color="#dddddd", linewidth=0.6)
-    figure.legend(loc="outside right center", frameon=False)
+    for panel, titles, sections in zip(panels, PANELS, every, strict=True):
+        y = 0.0
+        ticks: dict[float, str] = {}
+        for section, rows in sections.items():
+            panel.annotate(
+                titles[section],
+                (0.0, y + HEADING / 2 - GAP / 2),
+                xycoords=("axes fraction", "data"),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+                fontweight="bold",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )
+            y += HEADING
+            top = y
+            marks: dict[str, Artist] = {}
+            for name, row in rows.items():
+                ticks[y + (len(row) - 1) / 2] = name
+                for method, gain in row.items():
+                    color = how[method].color
+                    panel.plot(gain.interval(), (y, y), color=color, linewidth=1.4)
+                    (mark,) = panel.plot(gain.value, y, how[method].marker, color=color, zorder=3)
+                    marks.setdefault(METHODS[method].replace("`", ""), mark)
+                    y += 1
+                panel.axhline(y - 0.5 + GAP / 2, color="#dddddd", linewidth=0.6)
+                y += GAP
+            legend = Legend(
+                panel,
+                list(marks.values()),
+                list(marks),
+                loc="center left",
+                bbox_to_anchor=(1.0, (top + y - 1 - GAP) / 2),
+                bbox_transform=panel.get_yaxis_transform(),
+                frameon=False,
+                fontsize=8,
+            )
+            panel.add_artist(legend)
+        panel.axvline(0.0, color="#000000", linewidth=0.8)
+        panel.set_yticks(list(ticks), list(ticks.values()), fontsize=7.5)
+        panel.tick_params(axis="y", length=0)
+        panel.set_ylim(y - 0.5 - GAP / 2, -GAP)
+        panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+    panels[-1].set_xlabel(
+        "test accuracy at the end above that of fedavg under the same dropout, in points,\n"
+        "with its 95 % interval; the two axes differ"
+    )
     save(figure, target)
+
+
+def _height(sections: Mapping[str, Mapping[str, Mapping[str, Estimate]]]) -> float:
+    """Return the height of a panel, in marks."""
+    rows = [row for section in sections.values() for row in section.values()]
+    return HEADING * len(sections) + GAP * len(rows) + sum(map(len, rows))
 
 
 def main() -> None:

@@ -19,12 +19,16 @@ from fastagg_sim.looks import LOOKS, METHODS, REFERENCE, RULES, Look
 from fastagg_sim.records import Curve
 
 ROOT = Path(__file__).resolve().parents[2]
-CHOOSING = runpy.run_path(str(ROOT / "docs" / "choosing.py"))["RULES"].values()
+CHOOSING = runpy.run_path(str(ROOT / "docs" / "choosing.py"))
 # Pictures that show methods of several runs. The others show those of one run.
 COMBINED = {
     "adversarial": BASELINES,
     "adversarial, byzantine": (*BYZANTINE, *VARIANTS),
-    "choosing": tuple(CHOOSING),
+    **{
+        f"choosing, {section}": tuple({c.method: None for c in CHOOSING["drawn"](section)})
+        for panel in CHOOSING["PANELS"]
+        for section in panel
+    },
 }
 
 
