@@ -124,8 +124,8 @@ class RowMemory:
         def undo() -> None:
             self.rows, self.references, self._live = before
 
-        self.rows, self.references, self._live = rows, [None] * len(self), []
         self._addresses.add(rows)
+        self.rows, self.references, self._live = rows, [None] * len(self), []
         return undo
 
     def share(self, other: RowMemory) -> None:
@@ -134,8 +134,8 @@ class RowMemory:
         References of ``other`` are settled before. Afterwards only one of the two may be used.
         """
         other.settle_()
-        self.rows[: len(other)] = other.rows
         self._addresses.add(other.rows)
+        self.rows[: len(other)] = other.rows
 
     @property
     def tensors(self) -> list[Tensor]:

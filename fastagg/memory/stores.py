@@ -179,8 +179,8 @@ class SpareRows:
         missing = len(clients) - len(self._rows)
         if missing > 0:
             further = self._store.allocate(missing, self._num_params, self._device)
-            self._rows += further
             self.addresses.add(further)
+            self._rows += further
         return self._rows[: len(clients)]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
