@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from fastagg.checkpoint import invariants
 from fastagg.noise import Noise, RandomBytes, standard_normal
 from fastagg.norm_bound import MaxNorm
-from fastagg.options import read_factor, read_part, read_positive
+from fastagg.options import from_saved, read_factor, read_part, read_positive
 
 _LEAST, _MOST = 1e-30, 1e30  # of an adaptive bound
 
@@ -69,12 +69,7 @@ def read_clip_norm(value: object) -> ClipNorm:
     if isinstance(value, str) and value == "adaptive":
         return AdaptiveClip()
     if isinstance(value, Mapping):
-        names = {field.name for field in fields(AdaptiveClip)}
-        given = {key: part for key, part in value.items() if key != "kind"}
-        right = value.get("kind", AdaptiveClip.__name__) == AdaptiveClip.__name__
-        if not right or given.keys() - names:
-            raise ValueError(f"clip_norm: expected some of {sorted(names)}, got {dict(value)!r}")
-        return AdaptiveClip(**given)
+        return from_saved("clip_norm", value, AdaptiveClip)
     return read_positive("clip_norm", value)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from fastagg.checkpoint import invariants
-from fastagg.options import read_count, read_positive
+from fastagg.options import from_saved, read_count, read_positive
 
 ADAPTIVE = "adaptive"
 _FEWEST = 3
@@ -68,14 +68,7 @@ def read_max_norm(value: object) -> MaxNorm:
     if isinstance(value, str) and value == ADAPTIVE:
         return AdaptiveNorm()
     if isinstance(value, Mapping):
-        names = {field.name for field in fields(AdaptiveNorm)}
-        given = {key: part for key, part in value.items() if key != "kind"}
-        if (
-            value.get("kind", AdaptiveNorm.__name__) != AdaptiveNorm.__name__
-            or given.keys() - names
-        ):
-            raise ValueError(f"max_norm: expected some of {sorted(names)}, got {dict(value)!r}")
-        return AdaptiveNorm(**given)
+        return from_saved("max_norm", value, AdaptiveNorm)
     return read_positive("max_norm", value)
 
 

@@ -11,11 +11,16 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from fastagg.ops import devices
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 FLOAT32_LIMIT = 3.4e38
 """Upper limit of magnitudes: the float32 maximum, less 0.08 % as a margin for rounding."""
@@ -181,3 +186,21 @@ def to_saved(name: str, value: Any) -> Any:
             "name or an object of this library, or keep state_dict() and make the rule again"
         )
     return value
+
+
+def from_saved(name: str, value: Mapping[str, Any], kind: type[T]) -> T:
+    """Return the object of a mapping from :func:`to_saved`, or of a user's mapping.
+
+    Args:
+        name: of the option.
+        value: arguments of ``kind``, and perhaps its name as "kind".
+        kind: a dataclass.
+
+    Raises:
+        TypeError, ValueError: ``value`` is not that.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]
+    given = {key: part for key, part in value.items() if key != "kind"}
+    if value.get("kind", kind.__name__) != kind.__name__ or given.keys() - set(names):
+        raise ValueError(f"{name}: expected some of {names}, got {dict(value)!r}")
+    return kind(**given)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost
-from fastagg.options import FLOAT32_LIMIT, LARGEST_ROW, read_choice, read_factor
+from fastagg.options import FLOAT32_LIMIT, LARGEST_ROW, from_saved, read_choice, read_factor
 from fastagg.report import Aggregate
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.columns import Columns
@@ -163,12 +163,7 @@ def read_server_optimizer(value: object) -> ServerOptimizer:
             f"server_optimizer: expected one of {list(_DEFAULTS)}, a ServerOptimizer or a mapping "
             f"of its arguments, got {value!r} ({type(value).__name__})"
         )
-    names = [field.name for field in fields(ServerOptimizer)]
-    given = {key: part for key, part in value.items() if key != "kind"}
-    right = value.get("kind", ServerOptimizer.__name__) == ServerOptimizer.__name__
-    if not right or given.keys() - set(names):
-        raise ValueError(f"server_optimizer: expected some of {names}, got {dict(value)!r}")
-    return ServerOptimizer(**given)
+    return from_saved("server_optimizer", value, ServerOptimizer)
 
 
 def optimizer_cost(value: object, num_params: int) -> Cost:

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fastagg.options import MOST, read_choice, read_count, read_factor
+from fastagg.options import MOST, from_saved, read_choice, read_count, read_factor
 from fastagg.updates.cohort import Cohort
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -119,12 +119,7 @@ def _read(value: object) -> Staleness | None:
             f"staleness: expected None, one of {list(_DEFAULTS)}, a Staleness or a mapping of its "
             f"arguments, got {value!r} ({type(value).__name__})"
         )
-    names = [field.name for field in fields(Staleness)]
-    given = {key: part for key, part in value.items() if key != "kind"}
-    right = value.get("kind", Staleness.__name__) == Staleness.__name__
-    if not right or given.keys() - set(names):
-        raise ValueError(f"staleness: expected some of {names}, got {dict(value)!r}")
-    return Staleness(**given)
+    return from_saved("staleness", value, Staleness)
 
 
 def read_max_staleness(value: object, staleness: Staleness | None) -> int | None:
