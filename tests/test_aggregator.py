@@ -59,7 +59,7 @@ def test_a_name_can_be_registered_once() -> None:
         ({"device": "meta"}, ValueError, "device: expected 'cpu'"),
         ({"device": "toaster"}, ValueError, "device: expected 'cpu', got 'toaster'"),
         ({"nonfinite": "ignore"}, ValueError, 'nonfinite: expected "raise" or "drop"'),
-        ({"client_weights": [1.0]}, ValueError, r"client_weights: expected shape \[2\]"),
+        ({"client_weights": [1.0]}, ValueError, r"client_weights: .*shape \[2\]"),
         ({"client_weights": [0.0, 0.0]}, ValueError, "client_weights: .*all zeros"),
         ({"client_weights": [1.0, -1.0]}, ValueError, "client_weights: .*>= 0, got -1.0"),
         ({"client_weights": [1.0, math.nan]}, ValueError, "client_weights: .*finite"),

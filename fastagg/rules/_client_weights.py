@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from fastagg.options import FLOAT32_LIMIT
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.weights import read_weights
 
 
 def read_client_weights(value: object, num_clients: int) -> Tensor:
@@ -24,24 +24,7 @@ def read_client_weights(value: object, num_clients: int) -> Tensor:
     """
     if value is None:
         return torch.full((num_clients,), 1.0 / num_clients, dtype=torch.float64, device="cpu")
-    try:
-        weights = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(
-            f"client_weights: expected {num_clients} numbers, got {type(value).__name__}: {error}"
-        ) from error
-    if weights.shape != (num_clients,):
-        raise ValueError(
-            f"client_weights: expected shape [{num_clients}], got {list(weights.shape)}"
-        )
-    if not bool(((weights >= 0) & (weights <= FLOAT32_LIMIT)).all()):
-        raise ValueError(
-            f"client_weights: expected finite numbers >= 0, got {weights.min().item()} to "
-            f"{weights.max().item()}"
-        )
-    if not bool((weights > 0).any()):
-        raise ValueError("client_weights: expected at least one weight > 0, got all zeros")
-    return weights
+    return read_weights("client_weights", value, num_clients)
 
 
 def relative(weights: Tensor, clients: str, name: str = "client_weights") -> Tensor:

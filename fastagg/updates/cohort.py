@@ -36,9 +36,9 @@ from fastagg.updates.columns import (
     known_in_memory,
     rows_at,
 )
-from fastagg.updates.round_weights import read_weights
 from fastagg.updates.small import ids_tensor
 from fastagg.updates.streams import ColumnSource
+from fastagg.updates.weights import read_weights
 
 Updates = Rows | UpdateBuffer | ColumnSource
 """The types that a step accepts as updates."""
@@ -204,7 +204,7 @@ def read_cohort(
         _check_overlap(params, _check_updates(updates, len(ids), num_params, device))
         given = updates if isinstance(updates, Tensor) else RowList(updates)
     _check_count(len(given), len(ids))
-    counts = None if weights is None else read_weights(weights, len(ids))
+    counts = None if weights is None else read_weights("weights", weights, len(ids))
     keys: Sequence[Any] = ids if late is None else list(zip(ids, late, strict=True))
     if sorted(keys) != keys:
         order = sorted(range(len(ids)), key=keys.__getitem__)
