@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,16 @@ from fastagg_sim.dropout import available as processes
 from fastagg_sim.files import write_atomically
 from fastagg_sim.looks import Look, looks, set_title
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
+from fastagg_sim.verdicts import LEVEL, t_quantile
 
 DPI = 150
 Line = tuple[Sequence[float], Sequence[float]]
 """The (x, y) values of one seed; x is ascending."""
 POINTS = 600  # of a line in a figure, at most; longer lines are thinned
+LONG = 100
+"""Evaluations above which lines are drawn as a `running_mean`, because single values hide those of
+other lines."""
+RADIUS = 5  # of the running mean, in evaluations
 # The same figure is the same bytes: no date, and ids that do not depend on the process.
 _SVG: dict[Any, Any] = {
     "svg.hashsalt": "fastagg",
@@ -59,11 +64,40 @@ def thin(values: np.ndarray) -> np.ndarray:
     return values[np.unique(np.linspace(0, len(values) - 1, POINTS).round().astype(int))]
 
 
-def seeds_note(count: int) -> str:
-    """Return what the lines of a figure with `count` seeds show, for its legend."""
+def running_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return, for each value, the mean of it and of `RADIUS` neighbours on each side.
+
+    Near the start, where lines are steep, there are fewer on both sides; near the end, fewer after
+    it, so that a line does not end with a single value.
+    """
+    y = np.asarray(values, dtype=float)
+    place = np.arange(len(y))
+    before = np.minimum(RADIUS, place)
+    after = np.minimum(before, len(y) - 1 - place)
+    sums = np.concatenate([[0.0], np.cumsum(y)])
+    return (sums[place + after + 1] - sums[place - before]) / (before + after + 1)
+
+
+def are_long(lines: Iterable[Sequence[Line]]) -> bool:
+    """Return whether all lines of a panel are so long that it shows running means."""
+    return all(len(x) > LONG for seeds in lines for x, _ in seeds)
+
+
+def seeds_note(count: int, *, smooth: Iterable[bool] = (), interval: bool = False) -> str:
+    """Return what the lines of a figure with `count` seeds show, for its legend.
+
+    smooth, interval: as for `draw_line`; the former for each panel.
+    """
+    panels = list(smooth)
+    mean = f"means of {2 * RADIUS + 1} evaluations"
+    if not all(panels):
+        mean += f",\nin panels of more than {LONG}"
     if count < 2:
-        return "n = 1 seed"
-    return f"n = {count} seeds: mean,\nand band from the\nlowest to the highest"
+        note, lines = "n = 1 seed", f";\nfaint: all evaluations,\nothers: {mean}"
+    else:
+        band = "its 95 % interval" if interval else "band from the\nlowest to the highest"
+        note, lines = f"n = {count} seeds: mean,\nand {band}", f";\nlines: {mean}"
+    return note + lines if any(panels) else note
 
 
 def note_equal_lines(panel: Axes, lines: Mapping[str, Sequence[np.ndarray]]) -> None:
@@ -116,22 +150,23 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
         squeeze=False,
         layout="constrained",
     )
+    smooth = []
     for panel, dropout in zip(panels[0], dropouts, strict=True):
-        drawn: dict[str, list[np.ndarray]] = {}
-        for method, how in every.items():
+        drawn: dict[str, list[Line]] = {}
+        for method in every:
             seeds = [c for c in curves if c.method == method]
             if method in dropped:
                 seeds = [c for c in seeds if c.dropout == dropout]
-            if seeds and over_time:
-                lines = [(curve.time, curve.accuracy) for curve in seeds]
-                draw_line(panel, method, lines, how)
-            elif seeds:
-                _draw(panel, seeds, how)
             if seeds:
-                drawn[method] = [np.array(curve.accuracy) for curve in seeds]
+                drawn[method] = [
+                    (c.time if over_time else [t + 1 for t in c.rounds], c.accuracy) for c in seeds
+                ]
+        smooth.append(are_long(drawn.values()))
+        for method, lines in drawn.items():
+            draw_line(panel, method, lines, every[method], smooth=smooth[-1])
         set_title(panel, dropout_title(dropout))
         panel.set_xlabel("simulated seconds" if over_time else "round")
-        note_equal_lines(panel, drawn)
+        note_equal_lines(panel, {m: [np.array(y) for _, y in seeds] for m, seeds in drawn.items()})
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.set_xlim(left=0)
         panel.spines[["top", "right"]].set_visible(False)
@@ -144,7 +179,7 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
         list(named.values()),
         list(named),
         loc="outside right center",
-        title=seeds_note(most),
+        title=seeds_note(most, smooth=smooth),
         title_fontsize=8,
         handlelength=3.2,
     )
@@ -169,16 +204,31 @@ def draw_line(
     lines: Sequence[Line],
     look: Look,
     marker: str | None = None,
+    *,
+    smooth: bool = False,
+    interval: bool = False,
 ) -> None:
     """Draw the mean over seeds, and a band from the lowest to the highest seed.
 
     Values are interpolated linearly, and drawn in the range of x that all seeds have.
+
+    smooth: draw the `running_mean`; that of one seed has all values behind it, in a faint line.
+    interval: the band is the 95 % interval of the mean instead, by Student's t.
     """
     start, end = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
     grid = np.unique(np.concatenate([np.asarray(x, dtype=float) for x, _ in lines]))
     grid = thin(grid[(grid >= start) & (grid <= end)])
     values = np.array([np.interp(grid, x, y) for x, y in lines])  # [seeds, points]
     mean = values.mean(0)
+    low, high = values.min(0), values.max(0)
+    if interval and len(lines) > 1:
+        error = values.std(0, ddof=1) / len(lines) ** 0.5
+        half = t_quantile(0.5 + LEVEL / 2, len(lines) - 1) * error
+        low, high = mean - half, mean + half
+    if smooth:
+        if len(lines) == 1:
+            panel.plot(grid, mean, color=look.color, linewidth=0.8, alpha=0.25)
+        mean = np.mean([np.interp(grid, x, running_mean(y)) for x, y in lines], axis=0)
     panel.plot(
         grid,
         mean,
@@ -189,22 +239,7 @@ def draw_line(
         marker=marker,
     )
     if len(lines) > 1:
-        low, high = values.min(0), values.max(0)
         panel.fill_between(grid, low, high, color=look.color, alpha=0.15, linewidth=0)
-
-
-def _draw(panel: Axes, seeds: Sequence[Curve], look: Look) -> None:
-    rounds = sorted(set.intersection(*(set(curve.rounds) for curve in seeds)))
-    values = np.array(
-        [[a for r, a in zip(c.rounds, c.accuracy, strict=True) if r in set(rounds)] for c in seeds]
-    )  # [seeds, rounds]
-    x = thin(np.array(rounds) + 1)
-    mean, low, high = (thin(f(axis=0)) for f in (values.mean, values.min, values.max))
-    panel.plot(
-        x, mean, linestyle=look.style, color=look.color, linewidth=1.5, label=seeds[0].method
-    )
-    if len(seeds) > 1:
-        panel.fill_between(x, low, high, color=look.color, alpha=0.15, linewidth=0)
 
 
 def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path:

@@ -7,9 +7,11 @@ import itertools
 import runpy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 import fastagg
 from fastagg_sim import looks, plots
@@ -122,7 +124,8 @@ def test_titles_have_one_form(text: str, title: str) -> None:
 
 
 def curve(method: str, seed: int, dropout: str = "exact-0.5") -> Curve:
-    accuracy = [0.1 * seed + 0.01 * t for t in range(5)]
+    start = 0.1 * seed + (0.5 if dropout == "full" else 0.0)
+    accuracy = [start + 0.01 * t for t in range(5)]
     return Curve(method, "fedavg", dropout, seed, list(range(5)), accuracy=accuracy)
 
 
@@ -131,13 +134,15 @@ def test_a_method_with_and_without_dropout_has_two_panels(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Their curves are not averaged. A method that ran without dropout only is in every panel."""
-    drawn: list[list[str]] = []
-    monkeypatch.setattr(
-        plots, "_draw", lambda panel, seeds, look: drawn.append([c.dropout for c in seeds])
-    )
+    drawn: list[list[float]] = []
+
+    def draw_line(panel: Axes, label: str, lines: Sequence[plots.Line], *_: Any, **__: Any) -> None:
+        drawn.append([y[0] for _, y in lines])
+
+    monkeypatch.setattr(plots, "draw_line", draw_line)
     both = [curve("fedavg", 0, dropout) for dropout in ("full", "exact-0.5")]
     plots.accuracy_figure([*both, curve("Full", 0, "full")], tmp_path / "a.png")
-    assert sorted(drawn) == [["exact-0.5"], ["full"], ["full"], ["full"]]
+    assert sorted(drawn) == [[0.0], [0.5], [0.5], [0.5]]
 
 
 @pytest.mark.slow
@@ -151,13 +156,22 @@ def test_a_picture_uses_the_table_and_names_its_band(tmp_path: Path) -> None:
         assert "band from the" in text
         assert LOOKS["FDMS"].color.lower() in text
         assert LOOKS["MIFA"].color.lower() not in text
+    assert not plt.get_fignums()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "banded"), [(1.001, False), (1.1, True)])
+def test_theorem4_has_a_band_where_rules_differ(
+    tmp_path: Path, factor: float, banded: bool
+) -> None:
     rows = [
-        _theorem4.Row(part, epsilon, rule, seed, (1.0 + epsilon, 0.5), True)
+        _theorem4.Row(part, epsilon, rule, seed, (size * (1.0 + epsilon), 0.5), True)
         for part in _theorem4.PARTS[:2]
         for epsilon in (0.1, 0.2)
-        for rule in ("fedavg", _theorem4.MIDPOINT)
+        for rule, size in (("fedavg", 1.0), ("mifa", factor), (_theorem4.MIDPOINT, 0.25))
         for seed in (0, 1)
     ]
-    _theorem4.draw(rows, tmp_path / "c.png")
-    assert "band from the" in (tmp_path / "c.svg").read_text(encoding="utf-8")
+    _theorem4.draw(rows, tmp_path / "a.png")
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert ("band from the" in text) == banded and ("equal within 1 %" in text) != banded
     assert not plt.get_fignums()

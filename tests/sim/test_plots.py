@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from fastagg_sim import plots
+from fastagg_sim import looks, plots, records
 from fastagg_sim.experiments import _figures
 
 
@@ -57,3 +57,74 @@ def test_a_figure_names_its_seeds_and_the_published_curve(tmp_path: Path, seeds:
     # the published curve ends where the measured ones do: at round 40 of 100
     grey = re.findall(rf'd="([^"]*)"[^>]*stroke: {_figures.GREY}', texts[0])
     assert len(grey) >= 1 and len(grey[0].split("L")) == 3
+
+
+def test_a_running_mean_begins_with_the_first_value_and_ends_with_a_mean() -> None:
+    values = np.arange(200.0) ** 2
+    found = plots.running_mean(values)
+    for place, window in ((0, slice(0, 1)), (2, slice(0, 5)), (100, slice(95, 106))):
+        assert found[place] == pytest.approx(values[window].mean())
+    assert found[-1] == pytest.approx(values[-6:].mean())
+
+
+def texts(path: Path) -> str:
+    """Return the words of an SVG, without the breaks of lines."""
+    return " ".join(re.findall(r">([^<>]+)</text>", path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_panels_of_more_than_100_evaluations_have_running_means(tmp_path: Path, seeds: int) -> None:
+    long, short = ([line(0.1 * s, count) for s in range(seeds)] for count in (101, 100))
+    mean = "means of 11 evaluations"
+    for name, panels, notes in (
+        ("a", [long, long], [mean]),
+        ("b", [long, short], [mean, "in panels of more than 100"]),
+        ("c", [short, short], []),
+    ):
+        shown = [_figures.Plot(f"panel {k}", {"FDMS": each}) for k, each in enumerate(panels)]
+        _figures.draw(shown, tmp_path / f"{name}.png")
+        said = texts(tmp_path / f"{name}.svg")
+        for note in (mean, "in panels of more than 100"):
+            assert (note in said) == (note in notes)
+        assert ("faint: all evaluations" in said) == (seeds == 1 and bool(notes))
+    # a line that is short by itself keeps the others of its panel as they are
+    mixed = _figures.Plot("x", {"FDMS": long, "Full": short})
+    _figures.draw([mixed], tmp_path / "d.png")
+    assert mean not in texts(tmp_path / "d.svg")
+
+
+def test_a_band_may_be_the_interval_of_the_mean() -> None:
+    figure, panel = plt.subplots()
+    lines = [([0.0, 1.0], [value, value]) for value in (0.0, 1.0, 2.0)]
+    plots.draw_line(panel, "FDMS", lines, looks.look("FDMS"), interval=True)
+    corners = panel.collections[0].get_paths()[0].vertices[:, 1]
+    plt.close(figure)
+    # Student's quantile for two degrees of freedom, times the error of the mean
+    assert np.ptp(corners) / 2 == pytest.approx(4.302653 / 3**0.5, abs=1e-6)
+
+
+def test_upper_limits_give_way_to_higher_lines_and_stay_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[float, float]] = []
+    monkeypatch.setattr(
+        _figures, "save", lambda figure, target: limits.extend(p.get_ylim() for p in figure.axes)
+    )
+    low, high = {"FDMS": [line(0.2)]}, {"FDMS": [line(0.5)]}
+    plot = _figures.Plot
+    _figures.draw(
+        [plot("a", low, (0.1, 0.5)), plot("b", high, (0.1, 0.5)), plot("c", low, (0.0, 0.4))],
+        tmp_path / "a.png",
+    )
+    (_, first), (_, second), (_, third) = limits
+    assert first == second > 0.539 and third == 0.4
+
+
+def test_differences_are_paired_by_seed_and_round() -> None:
+    curve = records.Curve
+    one = [curve("A", "r", "x", s, [0, 1, 2], [1, 2, 3], [0.1, 0.2, 0.3 + s]) for s in (0, 1, 2)]
+    two = [curve("B", "r", "x", s, [1, 2], [2, 3], [0.1, 0.1]) for s in (2, 0)]
+    found = _figures.minus(one, two)
+    assert [tuple(x) for x, _ in found] == [(2, 3)] * 2
+    assert np.array([y for _, y in found]) == pytest.approx(np.array([[0.1, 0.2], [0.1, 2.2]]))

@@ -21,10 +21,10 @@ from fastagg_sim.experiments._adversarial_results import (
     PublishedEnd,
     read_epsilon,
 )
-from fastagg_sim.experiments._figures import GREY, draw_line
+from fastagg_sim.experiments._figures import GREY, over_rounds
 from fastagg_sim.files import write_atomically
 from fastagg_sim.looks import looks
-from fastagg_sim.plots import note_equal_lines, save, seeds_note, thin
+from fastagg_sim.plots import are_long, draw_line, note_equal_lines, save, seeds_note, thin
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.simulation import dropout_process, split_clients
 
@@ -91,13 +91,14 @@ def _figure(
         count, 2, figsize=(9.5, 2.6 * count), sharex=True, squeeze=False, layout="constrained"
     )
     for row, methods in zip(panels, rows, strict=False):
+        smooth = are_long(over_rounds(lines.curves[method]) for method in methods)
         for method, how in looks(methods).items():
             curves = lines.curves[method]
             rounds = [[t + 1 for t in curve.rounds] for curve in curves]
             losses, accuracies = [c.train_loss for c in curves], [c.accuracy for c in curves]
             for panel, values in zip(row, (losses, accuracies), strict=True):
                 seeds = list(zip(rounds, values, strict=True))
-                draw_line(panel, method, seeds, how)
+                draw_line(panel, method, seeds, how, smooth=smooth)
         for panel, of in zip(row, ("train_loss", "accuracy"), strict=True):
             note_equal_lines(
                 panel,
@@ -118,7 +119,10 @@ def _figure(
             bbox_to_anchor=(1.0, 0.5),
             frameon=False,
             handlelength=3.2,
-            title=seeds_note(max(len(lines.curves[m]) for m in methods)),
+            title=seeds_note(
+                max(len(lines.curves[m]) for m in methods),
+                smooth=[smooth],
+            ),
             title_fontsize=8,
         )
     every = range(1, min(map(len, epsilon.values())) + 1)

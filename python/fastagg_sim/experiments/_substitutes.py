@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,7 @@ from fastagg_sim.verdicts import Estimate, Statement, over_seeds
 ROUNDS = {"mnist": 40, "cifar10": 100}
 QUICK_ROUNDS = 10
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
-LIMITS = {"mnist": (0.5, 1.0), "cifar10": (0.1, 0.4)}
+LIMITS = {"mnist": (0.1, 1.0), "cifar10": (0.1, 0.4)}
 MOST_FLOORED = 0.75
 """Largest dropout ratio at which five groups of 20 clients can have an active client each."""
 WRONG = "share of substitutes of another group, over the run"
@@ -98,10 +99,14 @@ def experiment(
     quick: float,
     compare: Compare,
     expected: Expected,
+    *,
+    base: str | None = None,
 ) -> Experiment:
     """Create an experiment: methods on both data sets, at each dropout ratio.
 
     quick: the ratio that --quick uses.
+    base: a method; a second row of panels shows the accuracy of the others minus that of this one,
+        and bands are 95 % intervals.
     """
 
     def configs(chosen: SubstitutesOptions) -> Mapping[str, Config]:
@@ -134,15 +139,21 @@ def experiment(
         ]
 
     def draw(folders: Mapping[str, Path], chosen: SubstitutesOptions, path: Path) -> object:
-        plots = [
-            _figures.Plot(
-                f"{NAMES[folder]} (alpha={alpha:g})",
-                {n: _figures.over_rounds(c) for n, c in panel.curves.items()},
-                LIMITS[folder],
-            )
-            for (folder, alpha), panel in panels(folders, chosen).items()
-        ]
-        return _figures.draw(plots, path, columns=len(chosen.chosen_alphas(quick=quick)))
+        found = panels(folders, chosen)
+        plots = []
+        for folder, other in product(tasks(chosen), [None] if base is None else [None, base]):
+            for alpha in chosen.chosen_alphas(quick=quick):
+                curves = found[folder, alpha].curves
+                title = f"{NAMES[folder]} (alpha={alpha:g})"
+                if other is None:
+                    lines = {n: _figures.over_rounds(c) for n, c in curves.items()}
+                    plots.append(_figures.Plot(title, lines, LIMITS[folder]))
+                else:
+                    lines = {n: _figures.minus(c, curves[other]) for n, c in curves.items()}
+                    label = f"Accuracy minus That of {other}"
+                    plots.append(_figures.Plot(title, lines, ylabel=label))
+        columns = len(chosen.chosen_alphas(quick=quick))
+        return _figures.draw(plots, path, columns=columns, interval=base is not None)
 
     def table(folders: Mapping[str, Path], chosen: SubstitutesOptions) -> Grid:
         rows = []

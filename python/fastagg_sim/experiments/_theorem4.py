@@ -20,7 +20,7 @@ import fastagg
 from fastagg_sim.config import ConfigError
 from fastagg_sim.files import write_atomically
 from fastagg_sim.looks import LOOKS, set_title
-from fastagg_sim.plots import save
+from fastagg_sim.plots import save, seeds_note
 from fastagg_sim.seeds import generator
 
 NUM_CLIENTS = 20  # M; all clients are sampled; epsilon M must be a whole number
@@ -28,6 +28,7 @@ DIMENSION = 50
 SMOOTHNESS = 1.0  # L
 SPREAD = 1.0  # G, and sigma
 RATE = 0.3  # learning rate; in "noise, uniform" it is RATE / (1 + RATE t) in round t = 0, 1, ...
+EQUAL = 0.01  # relative difference of errors that a figure does not show
 MIDPOINT = "midpoint"
 PARTS = ("heterogeneity", "noise", "noise, uniform")
 # Label -> (name, required options) of every rule. With "reuse" a robust rule uses the remembered
@@ -212,10 +213,13 @@ def draw(rows: Sequence[Row], target: Path) -> None:
             for e in epsilons
         ]
         low, high = [min(values) for values in worst], [max(values) for values in worst]
-        label = f"all {len(RULES)} settings of rules,\nthe highest"
+        equal = all(b <= (1 + EQUAL) * a for a, b in zip(low, high, strict=True))
+        which = f"equal within {100 * EQUAL:g} %" if equal else "the highest"
+        label = f"all {len(RULES)} settings of rules,\n{which}"
         panel.plot(epsilons, high, "s-", color="#777777", label=label)
-        label = "band from the lowest of\nthem to the highest"
-        panel.fill_between(epsilons, low, high, color="#777777", alpha=0.3, label=label)
+        if not equal:
+            label = "band from the lowest of\nthem to the highest"
+            panel.fill_between(epsilons, low, high, color="#777777", alpha=0.3, label=label)
         attained = [
             max(r.worst for r in rows if (r.part, r.rule, r.epsilon) == (part, MIDPOINT, e))
             for e in epsilons
@@ -241,7 +245,7 @@ def draw(rows: Sequence[Row], target: Path) -> None:
         loc="center left",
         bbox_to_anchor=(1.0, 0.5),
         frameon=False,
-        title=f"n = {count} seed{'s' if count > 1 else ''}, the highest of them",
+        title=f"n = {count} seeds, the highest of them" if count > 1 else seeds_note(1),
         title_fontsize=8,
     )
     save(figure, target)

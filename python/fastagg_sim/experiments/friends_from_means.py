@@ -54,5 +54,6 @@ EXPERIMENT = experiment(
     methods=METHODS,
     quick=0.7,
     compare=claims,
+    base="Dropout",
     expected=Expected(cpu=120, quick=1),
 )
