@@ -5,8 +5,8 @@ Run: python results/check.py. It prints a line per number, stated and recomputed
 if one of them differs by more than the rounding of its last digit, or if README.md has a number
 that nothing here knows. It imports numpy and the standard library, nothing of this project.
 
-To change README.md, change stated.txt with it. A line there is a line of README.md, or a cell of the
-overview, or a part of one. It has an expression in braces, of the functions below, in place of each
+To change README.md, change stated.txt with it. A line there is a line of README.md, or a cell of
+the overview, or a part of one. It has an expression in braces, of the functions below, in place of each
 number that is recomputed. Other numbers in it are settings, or values of the papers.
 """
 
