@@ -169,7 +169,8 @@ def random_rounds(
 def assert_same_bits(a: Tensor, b: Tensor, what: str = "") -> None:
     """Assert equality of bits: -0.0 differs from 0.0, and a NaN equals the same NaN."""
     assert a.shape == b.shape and a.dtype == b.dtype, what
-    first, second = (x.reshape(-1).view(torch.uint8).numpy().tobytes() for x in (a, b))
+    flat = (x.contiguous().reshape(-1) for x in (a, b))
+    first, second = (x.view(torch.uint8).numpy().tobytes() for x in flat)
     assert first == second, what
 
 
