@@ -123,8 +123,9 @@ def combine_results(
 ) -> dict[str, Scalar]:
     """Call a user's function for the metrics of the older API, and log what is left out.
 
-    It gets the results that have the same metrics as most others, with finite numbers, because
-    functions like those in Flower's examples raise an error for metrics that differ.
+    It gets the results that have the same metrics as most others, with finite numbers where others
+    have them, because functions like those in Flower's examples raise an error for metrics that
+    differ. A metric that is not finite in most results is the function's affair.
 
     Args:
         results: dict from senders to numbers of samples, finite and >= 0, and metrics.
@@ -133,12 +134,24 @@ def combine_results(
     Returns:
         Its result; empty if there are no results, if the numbers sum to 0, or if it raises.
     """
-    forms = {sender: _scalar_forms(metrics) for sender, (_, metrics) in results.items()}
-    usual = _most_common(form for form in forms.values() if _is_finite(form))
+    bad = {
+        sender: {name for name, value in metrics.items() if _is_bad(value)}
+        for sender, (_, metrics) in results.items()
+    }
+    counts = Counter(name for names in bad.values() for name in names)
+    have = Counter(name for _, metrics in results.values() for name in metrics)
+    checked = {name for name, count in counts.items() if 2 * count <= have[name]}
+    forms = {
+        sender: _types(metrics) if bad[sender].isdisjoint(checked) else None
+        for sender, (_, metrics) in results.items()
+    }
+    usual = _most_common(form for form in forms.values() if form is not None)
     left: LeftOut = []
-    _note_left_out("metrics", [s for s, form in forms.items() if form != usual], left)
+    others = [s for s, form in forms.items() if form is None or form != usual]
+    _note_left_out("metrics", others, left)
     _log_left_out(left)
-    kept = [(n, dict(metrics)) for s, (n, metrics) in results.items() if forms[s] == usual]
+    left_out = {*others}
+    kept = [(n, dict(metrics)) for s, (n, metrics) in results.items() if s not in left_out]
     if sum(number for number, _ in kept) == 0:
         if kept:
             _LOG.warning("\tno metrics: the sum of num_examples is 0")
@@ -146,15 +159,18 @@ def combine_results(
     return _called(aggregate, kept) or {}
 
 
-def _scalar_forms(metrics: Mapping[str, Scalar]) -> tuple[tuple[str, str | None], ...]:
-    """Return the names of metrics, sorted, and the type of each; None: no finite number."""
-    forms = {}
-    for name, value in metrics.items():
-        if isinstance(value, int | float | np.number):
-            forms[name] = "number" if isinstance(value, bool) or is_finite(value) else None
-        else:
-            forms[name] = type(value).__name__
-    return tuple(sorted(forms.items()))
+def _is_bad(value: Scalar) -> bool:
+    """Return whether a metric is a number that is not finite."""
+    is_number = isinstance(value, float | int | np.number) and not isinstance(value, bool)
+    return is_number and not is_finite(value)
+
+
+def _types(metrics: Mapping[str, Scalar]) -> tuple[tuple[str, str], ...]:
+    """Return the names of metrics, sorted, and the type of each; all numbers are alike."""
+    return tuple(
+        (name, "number" if isinstance(value, float | int | np.number) else type(value).__name__)
+        for name, value in sorted(metrics.items(), key=lambda item: item[0])
+    )
 
 
 def _called(function: Callable[..., T], *arguments: object) -> T | None:
@@ -219,7 +235,7 @@ class _Reply:
         return RecordDict({self.record_name: record})
 
 
-def _is_finite(forms: Iterable[tuple[str, int | str | None]]) -> bool:
+def _is_finite(forms: Iterable[tuple[str, int | None]]) -> bool:
     return all(form is not None for _, form in forms)
 
 

@@ -185,5 +185,12 @@ def test_what_a_function_gets() -> None:
     assert called({**mixed, "3": (1, {"a": True})}) == [*mixed.values()]
     assert called({**mixed, "3": (1, {"a": math.inf, "b": b"x"})}) == [*mixed.values()]
     assert called({**mixed, "3": (1, {"a": 1.0, "b": "x"})}) == [*mixed.values()]
-    nan = {str(k): (1, {"a": math.nan, "b": b"x"}) for k in range(3, 6)}
-    assert called({**nan, **mixed}) == [*mixed.values()]
+    assert called({**mixed, "3": (1, {"a": 1, "b": b"x", "c": math.nan})}) == [*mixed.values()]
+
+
+def test_a_metric_that_is_not_finite_in_most_results_is_passed_on() -> None:
+    nan: dict[str, tuple[int, Metrics]] = {str(k): (1, {"a": math.nan, "b": 1}) for k in range(3)}
+    assert called(nan) == [*nan.values()]
+    other = {"8": (1, {"a": 2.0, "b": math.inf}), "9": (1, {"a": 2.0, "b": 1, "c": math.nan})}
+    assert called({**nan, **other}) == [*nan.values()]
+    assert called({**nan, "8": (1, {"a": 2.0, "b": 1})}) == [*nan.values(), (1, {"a": 2.0, "b": 1})]
