@@ -4,6 +4,7 @@
 Run: python results/check.py. It prints a line per number, stated and recomputed, and exits with 1
 if one of them differs by more than the rounding of its last digit, or if README.md has a number
 that nothing here knows. It imports numpy and the standard library, nothing of this project.
+With --coverage it prints how often the interval of one seed has the mean of ten instead.
 
 To change README.md, change stated.txt with it. A line there is a line of README.md, or a cell of
 the overview, or a part of one. It has an expression in braces, of the functions below, in place of each
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import json
 import math
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -373,6 +376,7 @@ def seconds(method: str, *parts: str) -> float:
 # --- Student's intervals ------------------------------------------------------------------------
 
 
+@functools.cache
 def t_quantile(df: int) -> float:
     """The 97.5 % quantile, by bisection of the integral of the density."""
     constant = math.gamma((df + 1) / 2) / (math.sqrt(df * math.pi) * math.gamma(df / 2))
@@ -415,8 +419,82 @@ def _interval(statistic: str, other: str) -> str:
     return f"{{{call}[0]}} [{{{call}[1]}}, {{{call}[2]}}]"
 
 
+# --- what one seed can say ----------------------------------------------------------------------
+
+
+def over_blocks(values: np.ndarray, inside: int) -> tuple[float, float]:
+    """The 95 % interval of the mean of the last 10 `inside` of 100 values of one run.
+
+    It follows from the deviation of ten means of ten values from the line that fits them.
+    """
+    if len(values) != 100:
+        raise ValueError(f"values: expected 100, got {len(values)}")
+    means = values.reshape(10, 10).mean(axis=1)
+    x = np.arange(10)
+    residuals = means - np.polyval(np.polyfit(x, means, 1), x)
+    half = t_quantile(8) * math.sqrt(float(residuals @ residuals) / 8 / inside)
+    middle = mean(values[-10 * inside :])
+    return middle - half, middle + half
+
+
+class OneSeed(NamedTuple):
+    """Intervals from one seed beside those from all ten, for the difference of each two methods."""
+
+    cases: int
+    covers: float  # the interval from one seed has the mean of ten, in % of the cases
+    opposite: int  # both exclude zero, on different sides
+    decided: int  # the one from one seed excludes zero
+    alone: float  # and the one from ten seeds does not, in % of these
+
+
+@functools.cache
+def one_seed(folder: str, inside: int) -> OneSeed:
+    """Compare single seeds with all ten, for runs of 100 evaluations.
+
+    inside: 10 for the mean over the run, 1 for that of the last ten evaluations.
+    """
+    rows = table(f"{folder}/metrics.csv")
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    settings = dict.fromkeys(row["dropout"] for row in rows)
+    cases = covered = opposite = decided = alone = 0
+    for setting in settings:
+        for one, other in itertools.combinations(methods if setting != "full" else (), 2):
+            a, b = column(folder, one, setting), column(folder, other, setting)
+            differences = [a[seed] - b[seed] for seed in sorted(a)]
+            values = [mean(d[-10 * inside :]) for d in differences]
+            truth, sign = mean(values), _sign(over_seeds(values))
+            for interval in (over_blocks(d, inside) for d in differences):
+                cases += 1
+                covered += interval[0] <= truth <= interval[1]
+                opposite += _sign(interval) * sign < 0
+                decided += _sign(interval) != 0
+                alone += _sign(interval) != 0 and sign == 0
+    return OneSeed(cases, 100 * covered / cases, opposite, decided, 100 * alone / decided)
+
+
+def _sign(interval: tuple[float, float]) -> int:
+    """The sign of all numbers of an interval, 0 if there is none."""
+    return (interval[0] > 0) - (interval[1] < 0)
+
+
+def coverage() -> str:
+    """Return a table of `one_seed`."""
+    lines = [
+        "folder, mean over, cases, mean of ten seeds covered, opposite, decided, of them alone"
+    ]
+    for folder in (MEANS_CIFAR, MNIST):
+        for name, inside in (("the run", 10), ("last ten", 1)):
+            seen = one_seed(folder, inside)
+            lines.append(
+                f"{folder}, {name}, {seen.cases}, {seen.covers:.1f} %, {seen.opposite}, "
+                f"{seen.decided}, {seen.alone:.1f} %"
+            )
+    return "\n".join(lines)
+
+
 # --- the comparison -----------------------------------------------------------------------------
 
+VERDICTS = ("holds", "fails", "undecided")
 NUMBER = r"(-?\d*\.?\d+)"
 
 
@@ -432,13 +510,19 @@ def without_code(text: str) -> str:
 def counts(text: str) -> tuple[list[str], str]:
     """Compare the counts of verdicts with claims.json; return the report and the other text."""
     report = []
-    total = {False: [0, 0, 0], True: [0, 0, 0]}
+    total: dict[str, list[int]] = {}
     for path in sorted(HERE.rglob("claims.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         verdicts = [claim["verdict"] for claim in content["claims"]]
-        seen = [verdicts.count(v) for v in ("holds", "fails", "undecided")]
+        seen = [verdicts.count(v) for v in VERDICTS]
         quick = bool(content["options"].get("quick"))
-        total[quick] = [a + b for a, b in zip(total[quick], seen, strict=True)]
+        _add(total, "scaled down (`--quick`)" if quick else "full", verdicts)
+        for basis in {claim["basis"] for claim in content["claims"]} if not quick else ():
+            _add(
+                total,
+                f"full, {basis}",
+                [c["verdict"] for c in content["claims"] if c["basis"] == basis],
+            )
         name = path.parent.relative_to(HERE).as_posix()
         row = re.search(rf"\]\({re.escape(name)}/[^|]* \| (\d+) \| (\d+) \| (\d+) \|", text)
         stated = [int(n) for n in row.groups()] if row else None
@@ -446,13 +530,21 @@ def counts(text: str) -> tuple[list[str], str]:
         if row:
             start, stop = row.span(1)[0], row.span(3)[1]
             text = text[:start] + re.sub(r"\d", " ", text[start:stop]) + text[stop:]
-    for title, quick in (("full", False), ("scaled down", True)):
-        row = re.search(rf"^\| {title}[^|]* \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
-        stated = [int(n) for n in row.groups()] if row else None
-        report.append(line(f"verdicts, {title}", stated, total[quick], stated == total[quick]))
+    claims = (HERE / "claims.md").read_text(encoding="utf-8")
+    for title, seen in sorted(total.items()):
+        pattern = rf"^\| {re.escape(title)} \| (\d+) \| (\d+) \| (\d+) \|$"
+        for page, name in ((claims, " in claims.md"), (text, "")):
+            row = re.search(pattern, page, re.MULTILINE)
+            stated = [int(n) for n in row.groups()] if row else None
+            report.append(line(f"verdicts, {title}{name}", stated, seen, stated == seen))
         if row:
             text = text[: row.start()] + re.sub(r"\d", " ", row[0]) + text[row.end() :]
     return report, text
+
+
+def _add(total: dict[str, list[int]], title: str, verdicts: list[str]) -> None:
+    before = total.get(title, [0, 0, 0])
+    total[title] = [n + verdicts.count(v) for n, v in zip(before, VERDICTS, strict=True)]
 
 
 def line(what: str, stated: object, found: object, right: bool) -> str:
@@ -491,6 +583,9 @@ def check(text: str) -> list[str]:
 
 
 def main() -> int:
+    if "--coverage" in sys.argv[1:]:
+        print(coverage())
+        return 0
     report = check(PAGE.read_text(encoding="utf-8"))
     print("\n".join(report))
     wrong = sum(entry.startswith("WRONG") for entry in report)

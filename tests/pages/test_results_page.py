@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import json
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fastagg_sim import experiments
+from fastagg_sim import experiments, verdicts
 from fastagg_sim.experiments import _write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +54,16 @@ def test_every_number_of_the_overview_is_recomputed() -> None:
     done = check(RESULTS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) > 200 and "WRONG" not in done.stdout
+
+
+def test_the_interval_of_one_seed_is_that_of_the_verdicts() -> None:
+    """check.py computes it without our code, for runs of 100 evaluations."""
+    script = runpy.run_path(str(RESULTS / "check.py"))
+    values = np.random.default_rng(0).normal(size=100).cumsum()
+    for inside in (1, 10):
+        found = verdicts.over_blocks(values, slice(100 - 10 * inside, 100)).interval()
+        # its quantile is found by bisection of an integral
+        assert script["over_blocks"](values, inside) == pytest.approx(found, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from fastagg_sim.experiments import (
     _panel,
     _published,
     _substitutes,
+    _write,
     fdms_fig1_cifar,
     fdms_fig1_mnist,
     fdms_fig3,
@@ -678,12 +679,32 @@ def test_everything_is_repeated_from_the_csv_files(tmp_path: Path) -> None:
     seen = [sum(c["verdict"] == v for c in claims) for v in ("holds", "fails", "undecided")]
     overview = (tmp_path / "README.md").read_text()
     cells = " | ".join(map(str, seen))
-    assert f"| full | {cells} |" in overview and "before" not in overview
+    assert f"| full | {cells} |\n| full, 2 seeds | {cells} |\n" in overview
+    assert "before" not in overview
     assert f"figure.png) | {cells} | [b](other/x) |" in overview
-    assert "## fdms-fig1-mnist" in (tmp_path / "claims.md").read_text()
+    page = (tmp_path / "claims.md").read_text()
+    assert f"| full, 2 seeds | {cells} |" in page and "## fdms-fig1-mnist" in page
     before = {path: path.read_bytes() for path in written}
     list(experiments.repeat(tmp_path, known))
     assert {path: path.read_bytes() for path in written} == before
+
+
+def test_counts_by_basis_begin_with_many_seeds_and_leave_out_quick_runs(tmp_path: Path) -> None:
+    bases = ("counted", "no data", "one seed", "3 seeds", "10 seeds", "10 seeds")
+    for name, options in (("a", {}), ("b", {"quick": True})):
+        claims = [{"verdict": "holds", "basis": basis} for basis in bases]
+        (tmp_path / name).mkdir()
+        content = {"experiment": "demo", "options": options, "claims": claims}
+        (tmp_path / name / "claims.json").write_text(json.dumps(content))
+    assert _write.totals(tmp_path).splitlines()[2:] == [
+        "| full | 6 | 0 | 0 |",
+        "| full, 10 seeds | 2 | 0 | 0 |",
+        "| full, 3 seeds | 1 | 0 | 0 |",
+        "| full, one seed | 1 | 0 | 0 |",
+        "| full, counted | 1 | 0 | 0 |",
+        "| full, no data | 1 | 0 | 0 |",
+        "| scaled down (`--quick`) | 6 | 0 | 0 |",
+    ]
 
 
 # --- every experiment, on made-up results -----------------------------------------------------

@@ -29,6 +29,7 @@ from fastagg_sim.verdicts import VERDICTS
 
 CLAIMS = "claims.json"
 _BEGIN, _END = "<!-- counts: begin -->", "<!-- counts: end -->"
+FULL = "full"  # runs that are not scaled down
 _COLUMNS = slice(2, 5)  # of the overview: the counts of verdicts
 _HEAD = """# Every claim
 
@@ -122,9 +123,42 @@ def counts(folder: Path) -> Counter[str]:
     return Counter(claim["verdict"] for claim in _content(folder)["claims"])
 
 
+def totals(root: Path) -> str:
+    """Return a table of the numbers of claims below `root` by verdict.
+
+    Its rows are all full runs, the same by the basis of a claim, and all scaled-down runs.
+    """
+    rows: dict[str, Counter[str]] = {FULL: Counter()}
+    by_basis: dict[str, Counter[str]] = {}
+    quick = Counter[str]()
+    for folder in claim_folders(root):
+        if is_quick(folder):
+            quick += counts(folder)
+            continue
+        rows[FULL] += counts(folder)
+        for claim in _content(folder)["claims"]:
+            by_basis.setdefault(claim["basis"], Counter())[claim["verdict"]] += 1
+    for basis in sorted(by_basis, key=_order):
+        rows[f"{FULL}, {basis}"] = by_basis[basis]
+    rows["scaled down (`--quick`)"] = quick
+    lines = ["| runs | hold | fail | undecided |", "|---|---|---|---|"]
+    for title, seen in rows.items():
+        cells = [title, *(str(seen[verdict]) for verdict in VERDICTS)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _order(basis: str) -> tuple[int, str]:
+    """Return the place of a basis in a table: many seeds first, one seed, and then words."""
+    number = basis.partition(" ")[0]
+    return (-int(number) if number.isdigit() else -(basis == "one seed"), basis)
+
+
 def claims_page(root: Path) -> str:
-    """Return the text of claims.md: every claim of every folder, with its numbers."""
-    return "\n".join([_HEAD, *(_section(folder, root) for folder in claim_folders(root))])
+    """Return the text of claims.md: the `totals`, and every claim of every folder, with its
+    numbers."""
+    sections = (_section(folder, root) for folder in claim_folders(root))
+    return "\n".join([_HEAD, totals(root) + "\n", *sections])
 
 
 def _section(folder: Path, root: Path) -> str:
@@ -144,19 +178,14 @@ def _section(folder: Path, root: Path) -> str:
 def with_counts(text: str, root: Path) -> str:
     """Return the overview `text` with the present counts of verdicts.
 
-    They are the table between two marks, and three columns of each row that links to a folder.
+    They are the table of `totals` between two marks, and three columns of each row that links to a
+    folder.
     """
     folders = claim_folders(root)
-    rows = []
-    for title, quick in (("full", False), ("scaled down (`--quick`)", True)):
-        seen = sum((counts(f) for f in folders if is_quick(f) == quick), Counter())
-        cells = [title, *(str(seen[verdict]) for verdict in VERDICTS)]
-        rows.append("| " + " | ".join(cells) + " |")
-    table = "\n".join(["| runs | hold | fail | undecided |", "|---|---|---|---|", *rows])
     begin, found, rest = text.partition(_BEGIN)
     if found:
         _, _, end = rest.partition(_END)
-        text = f"{begin}{_BEGIN}\n\n{table}\n\n{_END}{end}"
+        text = f"{begin}{_BEGIN}\n\n{totals(root)}\n\n{_END}{end}"
     head, mark, body = text.partition("\n## ")
     names = {folder.relative_to(root).as_posix(): folder for folder in folders}
     lines = []
