@@ -21,6 +21,7 @@ from fastagg_sim.experiments import (
     _adversarial,
     _adversarial_plots,
     _adversarial_results,
+    _curves,
     _theorem4,
     adversarial_clipping,
     adversarial_fig1,
@@ -222,14 +223,14 @@ def curve(method: str, accuracy: list[float], loss: list[float]) -> Curve:
     return Curve(method, "rule", "x", 0, rounds, rounds, accuracy, [], loss)
 
 
-def lines(**levels: float) -> _adversarial_results.Lines:
+def lines(**levels: float) -> _curves.Curves:
     """Return lines of methods (_ for spaces) at constant accuracies; those below .5 swing by .1."""
     curves = []
     for name, level in levels.items():
         swing = 0.1 if level < 0.5 else 0.0
         values = [level + swing * (t % 2) for t in range(120)]
         curves.append(curve(name.replace("_", " "), values, [1 - v for v in values]))
-    return _adversarial_results.Lines(curves)
+    return _curves.Curves(curves)
 
 
 def test_claims_compare_levels_and_noise() -> None:
@@ -251,7 +252,7 @@ def test_claims_compare_levels_and_noise() -> None:
 def test_a_slow_swing_is_unsteady_though_smooth() -> None:
     down_and_up = [abs(100 - t) / 100 for t in range(200)]
     falling = [1 - t / 200 + 0.03 * (t % 2) for t in range(200)]
-    found = _adversarial_results.Lines(
+    found = _curves.Curves(
         [curve("MIFA", falling, down_and_up), curve("FedAvg variant", falling, falling)]
     )
     rise = found.levels(["MIFA", "FedAvg variant"], LOSS_RISE)
@@ -364,7 +365,7 @@ def test_published_ranges_are_beside_the_ends_of_the_lines(monkeypatch: pytest.M
         "FedProx": _adversarial_results.PublishedEnd(11, (1.0, 1.1), (0.60, 0.61)),  # is longer
     }
     silenced = {0: [(0.8, 2)] * 10}
-    lines = _adversarial_results.Lines(curves)
+    lines = _curves.Curves(curves)
     _adversarial_plots._figure(lines, silenced, [names], Path("x.png"), published)
     loss, accuracy = (
         [tuple(map(float, line.get_ydata())) for line in panel.lines if min(line.get_xdata()) > 10]

@@ -217,7 +217,7 @@ def test_panel_takes_runs_without_dropout_into_every_panel() -> None:
         curve("FDMS", "x-0.7", [0.0, 0.0]),
     ]
     chosen = _panel.Panel(curves, "x-0.5")
-    assert chosen.level("Full") == pytest.approx(0.4)
+    assert chosen.level("Full", END) == pytest.approx(0.4)
     assert chosen.level("FDMS", AREA) == pytest.approx(0.2)
     assert chosen.after("Full", 2) == pytest.approx(0.5)
     assert chosen.after("Full", 3) is None

@@ -17,10 +17,11 @@ from fastagg_sim.dropout.adversarial import Adversarial
 from fastagg_sim.experiments._adversarial import BYZANTINE, VARIANTS
 from fastagg_sim.experiments._adversarial_results import (
     EPSILON_FILE,
-    Lines,
     PublishedEnd,
     read_epsilon,
+    read_lines,
 )
+from fastagg_sim.experiments._curves import Curves
 from fastagg_sim.experiments._figures import GREY, over_rounds
 from fastagg_sim.files import write_atomically
 from fastagg_sim.looks import looks
@@ -66,7 +67,7 @@ def draw(
     rows: for each row of panels in the first figure, the methods to draw.
     published: where the published curves end, by method, if that is known.
     """
-    lines = Lines.read(folders)
+    lines = read_lines(folders)
     epsilon = read_epsilon(folders["baselines"])
     _figure(lines, epsilon, rows, target, published)
     other = target.with_name("figure-byzantine.png")
@@ -74,7 +75,7 @@ def draw(
 
 
 def _figure(
-    lines: Lines,
+    lines: Curves,
     epsilon: Mapping[int, Sequence[tuple[float, int]]],
     rows: Sequence[Sequence[str]],
     target: Path,

@@ -6,12 +6,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
 
 from fastagg_sim.experiments._adversarial import BASELINES, BYZANTINE, MIFA, VARIANTS
 from fastagg_sim.experiments._base import Claim
+from fastagg_sim.experiments._curves import Curves, compare
 from fastagg_sim.experiments._statistics import (
     CHANGE,
     END,
@@ -19,10 +20,8 @@ from fastagg_sim.experiments._statistics import (
     LOSS_END,
     LOSS_RISE,
     Statistic,
-    contrast,
 )
-from fastagg_sim.records import Curve, read_curves
-from fastagg_sim.verdicts import Estimate, Statement
+from fastagg_sim.records import read_curves
 
 EPSILON_FILE = "epsilon.csv"
 
@@ -36,26 +35,10 @@ class PublishedEnd:
     accuracy: tuple[float, float]
 
 
-class Lines:
-    """The curves of one experiment from both of its folders: for each method, one per seed."""
-
-    def __init__(self, curves: Sequence[Curve]) -> None:
-        self.curves: dict[str, list[Curve]] = {}
-        for curve in curves:
-            self.curves.setdefault(curve.method, []).append(curve)
-
-    @staticmethod
-    def read(folders: Mapping[str, Path]) -> Lines:
-        parts = [folders[part] / "metrics.csv" for part in ("baselines", "byzantine")]
-        return Lines([curve for part in parts for curve in read_curves(part)])
-
-    def levels(self, methods: Sequence[str], statistic: Statistic) -> dict[str, float]:
-        """Return a statistic of some methods, means over seeds, rounded for tables."""
-        return {method: round(statistic.of(self.curves[method]), 4) for method in methods}
-
-    def minus(self, method: str, other: str, statistic: Statistic) -> Estimate:
-        """Return a statistic of `method` minus that of `other`."""
-        return contrast([(1, self.curves[method]), (-1, self.curves[other])], statistic)
+def read_lines(folders: Mapping[str, Path]) -> Curves:
+    """Read the curves of one experiment from both of its folders."""
+    parts = [folders[part] / "metrics.csv" for part in ("baselines", "byzantine")]
+    return Curves(curve for part in parts for curve in read_curves(part))
 
 
 def read_epsilon(folder: Path) -> dict[int, list[tuple[float, int]]]:
@@ -103,42 +86,31 @@ def constant_epsilon_claim(folder: Path, epsilon: float) -> Claim:
     )
 
 
-def above(lines: Lines, text: str, upper: Sequence[str], lower: Sequence[str]) -> Claim:
+def above(lines: Curves, text: str, upper: Sequence[str], lower: Sequence[str]) -> Claim:
     """Claim: each method of `upper` has a higher accuracy at the end than each of `lower`."""
-    statements = [
-        Statement(f"{high} - {low}", lines.minus(high, low, END), low=0)
-        for high in upper
-        for low in lower
-    ]
+    statements = lines.differences(product(upper, lower), END, low=0)
     levels = lines.levels((*upper, *lower), END)
     return Claim.about(f"{text} (accuracy, {END.text})", statements, levels)
 
 
-def alike(lines: Lines, text: str, methods: Sequence[str], tolerance: float = 0.03) -> Claim:
+def alike(lines: Curves, text: str, methods: Sequence[str], tolerance: float = 0.03) -> Claim:
     """Claim: the accuracies of `methods` at the end differ by less than `tolerance`."""
-    statements = [
-        Statement(f"{a} - {b}", lines.minus(a, b, END), -tolerance, tolerance)
-        for a, b in combinations(methods, 2)
-    ]
+    statements = lines.differences(combinations(methods, 2), END, -tolerance, tolerance)
     levels = lines.levels(methods, END)
     return Claim.about(f"{text} (within {tolerance:g}, {END.text})", statements, levels)
 
 
-def lower(lines: Lines, text: str, method: str, other: str, statistic: Statistic) -> Claim:
+def lower(lines: Curves, text: str, method: str, other: str, statistic: Statistic) -> Claim:
     """Claim: a statistic of `method` is below that of `other`."""
-    return Claim.about(
-        f"{text} ({statistic.text})",
-        [Statement("difference", lines.minus(method, other, statistic), high=0)],
-        lines.levels((method, other), statistic),
-    )
+    return compare(text, lines, method, other, statistic, high=0)
 
 
-def smoother(lines: Lines, calm: str, noisy: str, statistic: Statistic = CHANGE) -> Claim:
+def smoother(lines: Curves, calm: str, noisy: str, statistic: Statistic = CHANGE) -> Claim:
     """Claim: `calm` changes less between consecutive evaluations than `noisy`."""
     return lower(lines, f"{calm} progresses more smoothly than {noisy}", calm, noisy, statistic)
 
 
-def steadier(lines: Lines, calm: str, wild: str) -> Claim:
+def steadier(lines: Curves, calm: str, wild: str) -> Claim:
     """Claim: the training loss of `calm` rises less within blocks of rounds than that of `wild`.
 
     This also detects slow oscillations, in which consecutive evaluations differ little.
@@ -155,7 +127,7 @@ def synthetic_claims(
     folders: Mapping[str, Path], epsilon: float, as_released: bool
 ) -> Sequence[Claim]:
     """The claims of appendix E.2 about figures 9 to 12."""
-    lines = Lines.read(folders)
+    lines = read_lines(folders)
     found = budget_claims(folders["baselines"], epsilon, as_released)
     for variant, naive in naive_pairs():
         found.append(lower(lines, f"{variant} below {naive}", variant, naive, LOSS_END))

@@ -17,20 +17,20 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from fastagg_sim.config import NO_DROPOUT, Config, Dropout, LocalTraining, Method, Task
+from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
 from fastagg_sim.experiments import _figures
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
+from fastagg_sim.experiments._curves import Curves, compare
 from fastagg_sim.experiments._statistics import (
     UPLOADS_AREA,
     UPLOADS_CHANGE,
     UPLOADS_END,
     UPLOADS_FINAL,
-    Statistic,
     contrast,
 )
-from fastagg_sim.records import Curve, read_curves
+from fastagg_sim.records import read_curves
 from fastagg_sim.tables import Grid
-from fastagg_sim.verdicts import Estimate, Statement
+from fastagg_sim.verdicts import Statement
 
 PAPER = "MimiC"
 NUM_CLIENTS = 30
@@ -174,15 +174,14 @@ class Setting:
     published: Mapping[str, float] | None = None
 
 
-class Results:
-    """The curves of one setting: for each method, one curve per seed."""
+class Results(Curves):
+    """The curves of one setting, in percent."""
+
+    digits = 2
 
     def __init__(self, setting: Setting, folder: Path) -> None:
+        super().__init__(read_curves(folder / "metrics.csv"), setting.dropout.label)
         self.setting = setting
-        self.curves: dict[str, list[Curve]] = {}
-        for curve in read_curves(folder / "metrics.csv"):
-            if curve.dropout in (setting.dropout.label, NO_DROPOUT):
-                self.curves.setdefault(curve.method, []).append(curve)
 
     def finals(self, method: str) -> list[float]:
         """Return the accuracy in percent at the end, for every seed."""
@@ -193,14 +192,6 @@ class Results:
         seed."""
         return [UPLOADS_END.of([curve]) for curve in self.curves[method]]
 
-    def levels(self, methods: Sequence[str], statistic: Statistic) -> dict[str, float]:
-        """Return a statistic of some methods, means over seeds, rounded for tables."""
-        return {method: round(statistic.of(self.curves[method]), 2) for method in methods}
-
-    def minus(self, method: str, other: str, statistic: Statistic = UPLOADS_END) -> Estimate:
-        """Return a statistic of `method` minus that of `other`."""
-        return contrast([(1, self.curves[method]), (-1, self.curves[other])], statistic)
-
 
 def best(name: str, results: Results) -> list[Claim]:
     """Claim, for every other method: MimiC has a higher accuracy near the end.
@@ -208,11 +199,7 @@ def best(name: str, results: Results) -> list[Claim]:
     name: the setting, for the text of the claims.
     """
     return [
-        Claim.about(
-            f"{name}: MimiC above {other} ({UPLOADS_END.text})",
-            [Statement("difference", results.minus("MimiC", other), low=0)],
-            results.levels(("MimiC", other), UPLOADS_END),
-        )
+        compare(f"{name}: MimiC above {other}", results, "MimiC", other, UPLOADS_END, low=0)
         for other in results.curves
         if other not in ("MimiC", REFERENCE)
     ]
@@ -243,21 +230,16 @@ def curve_claims(name: str, results: Results) -> list[Claim]:
         *best(name, results),
         Claim.about(
             f"{name}: MimiC converges fastest ({UPLOADS_AREA.text})",
-            [
-                Statement(f"MimiC - {other}", results.minus("MimiC", other, UPLOADS_AREA), low=0)
-                for other in LABELS
-                if other != "MimiC"
-            ],
+            results.differences(
+                [("MimiC", other) for other in LABELS if other != "MimiC"], UPLOADS_AREA, low=0
+            ),
             results.levels(LABELS, UPLOADS_AREA),
         ),
         *(
             Claim.about(
                 f"{name}: {label} fluctuates less than FedAvg, FedProx and SCAFFOLD "
                 f"({UPLOADS_CHANGE.text})",
-                [
-                    Statement(f"{label} - {o}", results.minus(label, o, UPLOADS_CHANGE), high=0)
-                    for o in OTHERS
-                ],
+                results.differences([(label, other) for other in OTHERS], UPLOADS_CHANGE, high=0),
                 results.levels((label, *OTHERS), UPLOADS_CHANGE),
             )
             for label in ("MIFA", "MimiC")

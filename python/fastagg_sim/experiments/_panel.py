@@ -3,29 +3,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
 
-from fastagg_sim.config import NO_DROPOUT
 from fastagg_sim.experiments._base import Claim
+from fastagg_sim.experiments._curves import Curves, compare
 from fastagg_sim.experiments._published import Published
 from fastagg_sim.experiments._statistics import (
     AREA,
     CHANGE,
     END,
-    Statistic,
     Trace,
     combine,
     contrast,
     of_rounds,
     over_rounds,
 )
-from fastagg_sim.records import Curve
 from fastagg_sim.verdicts import Estimate, Statement
 
 TOLERANCE = 0.04
@@ -35,50 +32,14 @@ CLOSE = 0.03
 NOT_BELOW = 0.01
 
 
-class Panel:
-    """The curves of one dropout setting: for each method, one curve per seed."""
-
-    def __init__(self, curves: Sequence[Curve], dropout: str) -> None:
-        self.curves: dict[str, list[Curve]] = {}
-        for curve in curves:
-            if curve.dropout in (dropout, NO_DROPOUT):
-                self.curves.setdefault(curve.method, []).append(curve)
-
-    def level(self, method: str, statistic: Statistic = END) -> float:
-        """Return a statistic of a method, the mean over seeds."""
-        return statistic.of(self.curves[method])
-
-    def levels(self, methods: Sequence[str], statistic: Statistic) -> dict[str, float]:
-        """Return a statistic of some methods, rounded for tables."""
-        return {method: round(self.level(method, statistic), 4) for method in methods}
-
-    def minus(self, method: str, other: str, statistic: Statistic) -> Estimate:
-        """Return a statistic of `method` minus that of `other`."""
-        return contrast([(1, self.curves[method]), (-1, self.curves[other])], statistic)
+class Panel(Curves):
+    """The curves of one panel, those of one dropout setting."""
 
     def after(self, method: str, rounds: int) -> float | None:
         """Return the mean accuracy over seeds after `rounds` rounds, None if not evaluated then."""
         values = [curve.after(rounds) for curve in self.curves[method]]
         known = [value for value in values if value is not None]
         return fmean(known) if len(known) == len(values) else None
-
-
-def compare(
-    text: str,
-    panel: Panel,
-    method: str,
-    other: str,
-    statistic: Statistic,
-    low: float = -math.inf,
-    high: float = math.inf,
-) -> Claim:
-    """Claim: the statistic of `method` minus that of `other` is between `low` and `high`."""
-    estimate = panel.minus(method, other, statistic)
-    return Claim.about(
-        f"{text} ({statistic.text})",
-        [Statement("difference", estimate, low, high)],
-        panel.levels((method, other), statistic),
-    )
 
 
 def above(name: str, panel: Panel, method: str, other: str) -> Claim:
@@ -176,10 +137,7 @@ def across_alphas(panels: Mapping[float, Panel]) -> list[Claim]:
         ),
         Claim.about(
             f"Stale is the worst at {name} ({AREA.text})",
-            [
-                Statement(f"Stale - {other}", worst.minus("Stale", other, AREA), high=0)
-                for other in ("Dropout", "FDMS")
-            ],
+            worst.differences([("Stale", "Dropout"), ("Stale", "FDMS")], AREA, high=0),
             worst.levels(("Stale", "Dropout", "FDMS"), AREA),
         ),
     ]

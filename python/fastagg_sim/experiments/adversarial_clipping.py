@@ -25,8 +25,9 @@ from fastagg_sim.experiments._adversarial import (
     CLIPPING,
     AdversarialOptions,
 )
-from fastagg_sim.experiments._adversarial_results import Lines, above, lower
+from fastagg_sim.experiments._adversarial_results import above, lower
 from fastagg_sim.experiments._base import Claim, Expected, Experiment
+from fastagg_sim.experiments._curves import Curves
 from fastagg_sim.experiments._statistics import CHANGE
 
 CSV = "norms.csv"
@@ -95,7 +96,7 @@ def read_norms(path: Path) -> dict[str, list[float]]:
     return found
 
 
-def equal_evaluations(lines: Lines, method: str, other: str) -> tuple[int, int]:
+def equal_evaluations(lines: Curves, method: str, other: str) -> tuple[int, int]:
     """Return the number of evaluations with equal accuracy and loss, and the number of all."""
     pairs = [
         (a, b)
@@ -112,7 +113,7 @@ def equal_evaluations(lines: Lines, method: str, other: str) -> tuple[int, int]:
 def claims(folders: Mapping[str, Path], options: ClippingOptions) -> Sequence[Claim]:
     from fastagg_sim.records import read_curves
 
-    lines = Lines(read_curves(folders[""] / "metrics.csv"))
+    lines = Curves(read_curves(folders[""] / "metrics.csv"))
     norms = read_norms(folders[""] / CSV)
     found = []
     for tau in options.tau:
@@ -144,7 +145,7 @@ def claims(folders: Mapping[str, Path], options: ClippingOptions) -> Sequence[Cl
 def draw(folders: Mapping[str, Path], options: ClippingOptions, path: Path) -> Path:
     from fastagg_sim.records import read_curves
 
-    lines = Lines(read_curves(folders[""] / "metrics.csv"))
+    lines = Curves(read_curves(folders[""] / "metrics.csv"))
     accuracy = {name: _figures.over_rounds(curves) for name, curves in lines.curves.items()}
     loss = {
         name: [([r + 1 for r in curve.rounds], curve.train_loss) for curve in curves]

@@ -33,12 +33,12 @@ from fastagg_sim.experiments._adversarial import (
 )
 from fastagg_sim.experiments._adversarial_experiment import adversarial_experiment
 from fastagg_sim.experiments._adversarial_results import (
-    Lines,
     PublishedEnd,
     above,
     budget_claims,
     constant_epsilon_claim,
     naive_pairs,
+    read_lines,
     smoother,
 )
 from fastagg_sim.experiments._base import Claim, Expected
@@ -66,7 +66,7 @@ def configs(options: Fig1Options) -> Mapping[str, Config]:
 
 
 def claims(folders: Mapping[str, Path], options: Fig1Options) -> Sequence[Claim]:
-    lines = Lines.read(folders)
+    lines = read_lines(folders)
     found = budget_claims(folders["baselines"], options.epsilon, options.as_released)
     found.append(constant_epsilon_claim(folders["baselines"], options.epsilon))
     for variant, naive in naive_pairs():

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from fastagg_sim.config import Method
 from fastagg_sim.experiments._base import Claim, Expected
-from fastagg_sim.experiments._panel import Panel, compare
+from fastagg_sim.experiments._curves import compare
+from fastagg_sim.experiments._panel import Panel
 from fastagg_sim.experiments._statistics import AREA, END
 from fastagg_sim.experiments._substitutes import SubstitutesOptions, experiment, fewer_wrong
 

@@ -23,7 +23,8 @@ from statistics import fmean
 from fastagg_sim.config import Config, Dropout, Latency, LocalTraining, Method, Schedule, Task
 from fastagg_sim.experiments import _figures
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
-from fastagg_sim.experiments._panel import Panel, compare
+from fastagg_sim.experiments._curves import compare
+from fastagg_sim.experiments._panel import Panel
 from fastagg_sim.experiments._statistics import (
     Statistic,
     everything,

@@ -14,8 +14,9 @@ from pathlib import Path
 from fastagg_sim.config import Config, Method
 from fastagg_sim.experiments import _figures
 from fastagg_sim.experiments._base import Claim, Expected, Experiment
+from fastagg_sim.experiments._curves import compare
 from fastagg_sim.experiments._fdms import FdmsOptions, dropouts, mnist_clustered
-from fastagg_sim.experiments._panel import Panel, compare
+from fastagg_sim.experiments._panel import Panel
 from fastagg_sim.experiments._statistics import AREA, END
 from fastagg_sim.records import read_curves
 from fastagg_sim.tables import Grid
