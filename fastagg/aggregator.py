@@ -43,6 +43,7 @@ from fastagg.options import (
     to_saved,
 )
 from fastagg.report import (
+    TOO_FEW,
     Aggregate,
     BrokenUpdates,
     Plan,
@@ -84,6 +85,9 @@ client. A commit allocates less."""
 State = Mapping[str, Tensor | RowMemory]
 """The state of a rule: tensors and row memories by name, not copied."""
 
+
+Confirm = Callable[[Mapping[int, str]], object]
+"""A function of the clients whose rows a step leaves out, and the reasons."""
 
 P = TypeVar("P", bound=Plan)
 R = TypeVar("R", bound=Reading)
@@ -287,6 +291,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         *,
         ages: Ages | None = None,
         weights: Any = None,
+        confirm: Confirm | None = None,
     ) -> StepReport:
         """Apply one round of updates to ``params``, in place.
 
@@ -319,6 +324,10 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 round, for instance the samples that each has trained on. They replace the
                 ``client_weights`` of these clients. None: those count. ``no_weights`` says why a
                 rule takes none.
+            confirm: is called before anything changes, with the clients whose rows are left out and
+                the reasons. If it raises an exception, the step has no effect and raises it, too.
+                It may be called several times, the last time with those of the report. It must not
+                call this aggregator.
 
         Returns:
             The report of the step.
@@ -336,7 +345,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         with self._alone("step"), plain_modes(), NoGradients():
             try:
                 reserve(_RESERVE)
-                return self._step(params, updates, clients, ages, weights)
+                return self._step(params, updates, clients, ages, weights, confirm)
             except MemoryError as error:
                 raise MemoryError(
                     f"step: not enough memory ({error or 'allocation failed'}); parameters "
@@ -350,13 +359,14 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         clients: Clients,
         ages: Ages | None,
         weights: object,
+        confirm: Confirm | None,
         *,
         at_once: bool = True,
     ) -> StepReport:
         """Run one step.
 
         Args:
-            params, updates, clients, ages, weights: as for :meth:`step`.
+            params, updates, clients, ages, weights, confirm: as for :meth:`step`.
             at_once: whether the aggregate may be a :class:`fastagg.report.RowSum`.
         """
         if weights is not None and self.refuses_weights:
@@ -386,10 +396,12 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         while True:
             active = len(set(cohort.ids)) if self.repeats_clients else len(cohort)
             if 0 < active < self.min_active:
-                reason = f"too few active clients: {active} of min_active = {self.min_active}"
+                reason = f"{TOO_FEW}: {active} of min_active = {self.min_active}"
                 reasons |= dict.fromkeys(cohort.ids, reason)
                 cohort = cohort.without(cohort.ids)
             if len(cohort) == 0 and not self.moves_without_clients:
+                if confirm is not None:
+                    confirm(reasons)
                 return self._skip_round(params, cohort, reasons, reason)
             try:
                 if cohort.streamed and not checked:
@@ -433,6 +445,8 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
             noise=noise,
         )
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
+        if confirm is not None:
+            confirm(reasons)
         reserve(_RESERVE + _RESERVE_ROW * len(received))
         with SignalsDeferred():
             if self._move(params, reading.aggregate):
@@ -441,7 +455,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 return report
         # Nothing has changed. Without a RowSum, the step finds out why: it leaves rows out or
         # raises.
-        return self._step(params, updates, clients, ages, weights, at_once=False)
+        return self._step(params, updates, clients, ages, weights, confirm, at_once=False)
 
     def _without_late(self, cohort: Cohort) -> tuple[Cohort, dict[int, str]]:
         """Return the cohort without rows that are too late, and why, by client id.

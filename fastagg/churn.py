@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -33,6 +33,7 @@ class ChangingClients:
 
     num_clients: int
     columns: Columns
+    committed: int
     remembers_clients: bool = True
     """Whether the state has something of single clients."""
     name: ClassVar[str]
@@ -135,6 +136,63 @@ class ChangingClients:
         vars(self).update(vars(grown))
         vars(self).update(kept)
 
+    def _become_again(self, before: Mapping[str, Any]) -> None:
+        """Take :meth:`_become` back: ``before`` are the attributes of then. Cannot fail."""
+        kept = {name: value for name, value in vars(self).items() if name in _KEPT}
+        vars(self).clear()
+        vars(self).update(before)
+        vars(self).update(kept)
+
+    @torch.no_grad()
+    def _kept(self, clients: Sequence[int]) -> Callable[[], None] | None:
+        """Return a function that takes a :meth:`forget` back, unless a step has followed.
+
+        None: there is nothing to forget.
+        """
+        with self._alone("forget"), plain_modes():
+            ids = read_ids(clients, self.num_clients)
+            if not ids or not self.remembers_clients:
+                return None
+            with SignalsDeferred():
+                state = self.live_state()
+                saved = {name: self._saved(name, value, ids) for name, value in state.items()}
+
+        def restore() -> None:
+            with self._alone("forget"), plain_modes(), torch.no_grad():
+                for name, value in self.live_state().items():
+                    saved[name](value)
+                self._derive()
+
+        return restore
+
+    def _saved(
+        self, name: str, value: Tensor | RowMemory, ids: list[int]
+    ) -> Callable[[Tensor | RowMemory], object]:
+        """Copy what :meth:`_forget` may change in ``value``; return a function that sets it back.
+
+        Of rows of clients, and of matrices of pairs of clients, that is what belongs to ``ids``.
+        """
+        if isinstance(value, RowMemory):
+            rows = value.kept(ids)
+            return lambda _: rows()
+        vector = value.dim() == 1 and name in self.whole_column_state
+        if value.dim() == 0 or len(value) != self.num_clients or vector:
+            copy = value.clone()
+            return lambda now: _tensor(now).copy_(copy)
+        parts = [(0, ids)]
+        if name == "candidates":
+            parts.append((1, sorted({client // 8 for client in ids})))  # bits of bytes
+        elif value.dim() == 2 and value.shape[1] == self.num_clients:
+            parts.append((1, ids))
+        places = [(dim, torch.tensor(of, device=value.device)) for dim, of in parts]
+        copies = [(dim, at, value.index_select(dim, at)) for dim, at in places]
+
+        def put_back(now: Tensor | RowMemory) -> None:
+            for dim, at, part in copies:
+                _tensor(now).index_copy_(dim, at, part)
+
+        return put_back
+
     @property
     def tells_clients_apart(self) -> bool:
         """Whether results depend on which client sent a row, by memory or by client weights."""
@@ -161,11 +219,45 @@ class ChangingClients:
     @abstractmethod
     def _alone(self, call: str) -> AbstractContextManager[object]: ...
 
+    @property
+    @abstractmethod
+    def whole_column_state(self) -> frozenset[str]: ...
+
     @abstractmethod
     def live_state(self) -> dict[str, Tensor | RowMemory]: ...
 
     @abstractmethod
     def _derive(self) -> None: ...
+
+
+@contextmanager
+def newcomers(
+    rule: ChangingClients, num_clients: int, forgotten: Sequence[int] = ()
+) -> Iterator[None]:
+    """Grow and forget for a block with a step; if no step takes effect in it, take both back.
+
+    Args:
+        rule: no other thread may use it meanwhile.
+        num_clients: as for :meth:`ChangingClients.grow`.
+        forgotten: as for :meth:`ChangingClients.forget`.
+
+    Raises:
+        TypeError, ValueError, MemoryError, OSError: as for these. Nothing has changed.
+    """
+    before, committed = dict(vars(rule)), rule.committed
+    restore = None
+    try:
+        rule.grow(num_clients)
+        restore = rule._kept(forgotten)
+        rule.forget(forgotten)
+        yield
+    finally:
+        if rule.committed == committed:
+            with SignalsDeferred():
+                if restore is not None:
+                    restore()
+                if rule.num_clients != before["num_clients"]:
+                    rule._become_again(before)
 
 
 def take_state(
@@ -221,6 +313,11 @@ def widened_state(
         for name, value in own.items()
     }
     return {k: v for k, v in aggregator._widened(wide).items() if isinstance(v, Tensor)}
+
+
+def _tensor(value: Tensor | RowMemory) -> Tensor:
+    assert isinstance(value, Tensor)  # as it was when it was saved
+    return value
 
 
 def _widen(name: str, before: Tensor, first: Tensor, num_clients: int, fewer: int) -> Tensor:

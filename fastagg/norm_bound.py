@@ -125,12 +125,20 @@ class RecentNorms:
             known: list[float] = self.norms[: min(int(self.count), len(self.norms))].tolist()
             if len(known) < self.options.warmup:
                 known += positive.values()
-            self._bound = math.inf
-            if len(known) >= _FEWEST:
-                known.sort()
-                self._bound = self.options.multiple * known[(len(known) - 1) // 2]
+            self._bound = self._of(known) if len(known) >= _FEWEST else math.inf
             self._added = {client: min(norm, self._bound) for client, norm in positive.items()}
         return self._bound
+
+    @property
+    def settled(self) -> float:
+        """The bound of the next round if it does not depend on its norms; else infinite."""
+        known: list[float] = self.norms[: min(int(self.count), len(self.norms))].tolist()
+        if len(known) < max(self.options.warmup, _FEWEST):
+            return math.inf
+        return self._of(known)
+
+    def _of(self, known: list[float]) -> float:
+        return self.options.multiple * sorted(known)[(len(known) - 1) // 2]
 
     def add(self, without: Collection[int] = ()) -> None:
         """Add the norms of the present round, except those of some clients. Cannot fail."""

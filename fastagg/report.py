@@ -11,6 +11,9 @@ from torch import Tensor
 from fastagg.noise import Noise
 from fastagg.ops.row_lists import Rows
 
+TOO_FEW = "too few active clients"
+"""The beginning of the reason if all rows are left out because of ``min_active``."""
+
 
 @dataclass(frozen=True, eq=False)
 class StepReport:

@@ -18,6 +18,10 @@ from fastagg.server_optimizer import Moments, ServerOptimizer
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns
 
+_STORED = 1.125
+"""Upper limit of what rounding to a ``memory_dtype`` divides the norm of a row by: int8 changes a
+number by 1/254 of the largest of 256."""
+
 
 class RowChecks:
     """What a rule checks in ``_read``; :class:`fastagg.Aggregator` has the attributes."""
@@ -37,6 +41,16 @@ class RowChecks:
     @abstractmethod
     def max_norm(self) -> MaxNorm:
         """The largest norm that a row may have."""
+
+    def norm_limit(self, *, adaptive: bool) -> float:
+        """Return a norm above which the next step rejects every row; infinite if there is none.
+
+        Args:
+            adaptive: whether to return an adaptive ``max_norm``, if it is known before the step.
+        """
+        if self._norms is not None:
+            return self._norms.settled * _STORED if adaptive else math.inf
+        return self.max_norm * _STORED if isinstance(self.max_norm, float) else math.inf
 
     def _params_peak(self, params: Tensor) -> float:
         """Return the largest magnitude in the parameters.

@@ -284,6 +284,22 @@ class RowMemory:
             self.rows[client].zero_()
             self._drop_reference(client)
 
+    def kept(self, clients: Sequence[int]) -> Callable[[], None]:
+        """Return a function that sets the remembered vectors of ``clients`` to those of now.
+
+        Their references are settled: a step may use the vector of a reference that nobody has.
+        """
+        for client in clients:
+            self._add_reference_(self.rows[client], client)
+            self._drop_reference(client)
+        saved = [(client, self.rows[client].clone()) for client in clients]
+
+        def restore() -> None:
+            for client, row in saved:
+                self.rows[client].copy_(row)
+
+        return restore
+
     def _drop_reference(self, client: int) -> None:
         old, self.references[client] = self.references[client], None
         if old is not None:

@@ -133,6 +133,32 @@ def test_a_checkpoint_keeps_the_bound(tmp_path: Path, name: str, options: dict[s
     assert fastagg.load(tmp_path / "a", max_norm=None).max_norm is None
 
 
+LIMITS: dict[str, Any] = {
+    "fixed": 60.0,
+    "adaptive": fastagg.AdaptiveNorm(multiple=1.5, window=8, warmup=4),
+}
+
+
+@every_rule
+@pytest.mark.parametrize("which", LIMITS)
+def test_rows_above_the_limit_that_is_known_before_a_step_are_rejected(
+    name: str, options: dict[str, Any], which: str
+) -> None:
+    """Memories of fewer bits round rows before their norms are computed."""
+    if name == "fedbuff":
+        options = {**options, "buffer_size": K}
+    agg = make(name, options, max_norm=LIMITS[which], nonfinite="drop")
+    params = torch.zeros(D)
+    assert math.isinf(agg.norm_limit(adaptive=True)) == (which == "adaptive")
+    warm(agg, params)
+    limit = agg.norm_limit(adaptive=True)
+    assert 60.0 < limit < 100.0
+    assert agg.norm_limit(adaptive=False) == (math.inf if which == "adaptive" else limit)
+    rows = torch.randn(K, D, generator=torch.Generator().manual_seed(6))
+    rows[3] *= 1.001 * limit / rows[3].double().norm().item()
+    assert agg.step(params, rows, range(K)).rejected.tolist() == [3]
+
+
 @pytest.mark.parametrize(
     ("value", "error"),
     [(0.0, ValueError), (-1, ValueError), (math.inf, ValueError), ("1", TypeError)],
