@@ -30,6 +30,8 @@ class Resolved:
         refused: dict from the other senders to the reason why they have no id.
         reassigned: dict from ids that go to another sender to the old and the new one.
         unplaced: number of senders that got no id because all are taken.
+        contested: dict from senders to the id that each claims, as others do. They are refused.
+        num_clients: K, with which all of them have ids.
         fresh: ids that go to a sender which is another client than those before. What a rule
             remembers of them must be forgotten.
     """
@@ -38,6 +40,8 @@ class Resolved:
     refused: dict[str, str] = field(default_factory=dict)
     reassigned: dict[int, tuple[str, str]] = field(default_factory=dict)
     unplaced: int = 0
+    contested: dict[str, int] = field(default_factory=dict)
+    num_clients: int = 0
     fresh: set[int] = field(default_factory=set)
 
 
@@ -93,7 +97,7 @@ class ClientIds:
             if self._connected is None or sender in self._connected:
                 self.seen[sender] = number
 
-    def resolve(self, reported: Mapping[str, object | None]) -> Resolved:
+    def resolve(self, reported: Mapping[str, object | None], most: int | None = None) -> Resolved:
         """Determine the ids of the senders of one round, without changing this map.
 
         The result is invariant to the order of the senders.
@@ -101,8 +105,10 @@ class ClientIds:
         Args:
             reported: dict from senders to the partition id that each reported, None if it reported
                 none.
+            most: K may grow up to this number (:meth:`needed`); None: it does not.
         """
-        found = Resolved()
+        number = self.num_clients if most is None else self.needed(reported, most)
+        found = Resolved(num_clients=number)
         if self.source == "node":
             reported = dict.fromkeys(reported)
         owners = {client: sender for sender, client in self.known.items()}
@@ -112,9 +118,9 @@ class ClientIds:
                     found.ids[sender] = self.known[sender]
             elif isinstance(partition, bool) or not isinstance(partition, int):
                 found.refused[sender] = f"partition id: expected an int, got {shown(partition)}"
-            elif not 0 <= partition < self.num_clients:
+            elif not 0 <= partition < number:
                 found.refused[sender] = (
-                    f"partition id: expected one in [0, {self.num_clients}), got {shown(partition)}"
+                    f"partition id: expected one in [0, {number}), got {shown(partition)}"
                 )
             else:
                 problem = self._claim(sender, partition, owners.get(partition), reported, found)
@@ -165,6 +171,7 @@ class ClientIds:
         for client, same in senders.items():
             if len(same) > 1:
                 names = ", ".join(sorted(same, key=by_number))
+                found.contested |= dict.fromkeys(same, client)
                 for sender in same:
                     del found.ids[sender]
                     found.refused[sender] = f"id: {names} claim to be client {client}"
@@ -175,7 +182,7 @@ class ClientIds:
         """Assign ids to senders without one: first those never used, then those of who has left."""
         taken = set(found.ids.values())
         owners = {client: sender for sender, client in self.known.items()}
-        open_ids = [client for client in range(self.num_clients) if client not in taken]
+        open_ids = [client for client in range(found.num_clients) if client not in taken]
         free = [client for client in open_ids if client not in owners]
         free.sort(key=lambda client: (client in self.used, client))
         left = [c for c in open_ids if c in owners and self._may_reuse(owners[c], found)]
@@ -190,7 +197,7 @@ class ClientIds:
                     found.reassigned[client] = (owners[client], sender)
             else:
                 found.refused[sender] = (
-                    f"id: all {self.num_clients} are taken; num_clients must be the number of all "
+                    f"id: all {found.num_clients} are taken; num_clients must be the number of all "
                     "clients of the run"
                 )
                 found.unplaced += 1

@@ -4,11 +4,13 @@
 A rule that reads updates once reads the bytes that the framework has received, and nothing that is
 as large as the updates is written. For other rules updates are written into rows, by all threads;
 rules with a memory take ownership of such rows.
+
+Models are kept by sender: which client a sender is shows only when all models were checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -23,49 +25,55 @@ _SMALL = 1 << 18  # numbers of a round that one thread subtracts as fast as seve
 
 
 class ReceivedModels:
-    """The models of the clients of one round.
+    """The models of the senders of one round.
 
     Args:
         layout: of the model.
         params: [d] float32, contiguous: the model that the clients started from.
-        pool: rows for rules that need them; None: updates are not written.
     """
 
-    def __init__(self, layout: WireLayout, params: Tensor, pool: RowPool | None) -> None:
-        self._layout, self._params, self._pool = layout, params, pool
-        self._values: dict[int, Sequence[Values]] = {}  # of :meth:`WireLayout.values`
-        self._differences: set[int] = set()  # clients that sent updates
+    def __init__(self, layout: WireLayout, params: Tensor) -> None:
+        self._layout, self._params = layout, params
+        self._values: dict[str, Sequence[Values]] = {}  # of :meth:`WireLayout.values`
+        self._differences: set[str] = set()  # senders of updates
 
-    def add(self, client: int, arrays: Received, is_update: bool = False) -> None:
-        """Check the model of a client, or its update, and keep a reference to its bytes.
+    def add(self, sender: str, arrays: Received, is_update: bool = False) -> None:
+        """Check the model of a sender, or its update, and keep a reference to its bytes.
 
         Args:
-            client: its id.
+            sender: its name.
             arrays: what it sent.
             is_update: whether that is an update.
 
         Raises:
             WireError: names, shapes, dtypes or lengths differ from those of the layout.
         """
-        self._values[client] = self._layout.values(arrays)
+        self._values[sender] = self._layout.values(arrays)
         if is_update:
-            self._differences.add(client)
+            self._differences.add(sender)
 
-    def add_row(self, client: int, row: Tensor) -> None:
-        """Add the update of a client, [d] float32, contiguous, which has waited for this round."""
-        self._values[client] = self._layout.split(row)
-        self._differences.add(client)
+    def add_row(self, sender: str, row: Tensor) -> None:
+        """Add the update of a sender, [d] float32, contiguous, which has waited for this round."""
+        self._values[sender] = self._layout.split(row)
+        self._differences.add(sender)
 
-    def updates(self, clients: Sequence[int]) -> RowPool | Differences:
-        """Return the updates of ``clients``, whose models were added."""
-        if self._pool is None:
-            models = [[_tensor(part) for part in self._values[client]] for client in clients]
-            bases = [self._base(client) for client in clients]
-            if any(base is not self._params for base in bases):
-                zeros = torch.zeros_like(self._params)
-                return Differences(models, [zeros if base is None else base for base in bases])
-            return Differences(models, self._params)
-        jobs = [(self._values[k], self._base(k), self._pool.row(k)) for k in clients]
+    def streams(self, senders: Sequence[str]) -> Differences:
+        """Return the updates of ``senders``, which are subtracted while they are read."""
+        models = [[_tensor(part) for part in self._values[sender]] for sender in senders]
+        bases = [self._base(sender) for sender in senders]
+        if any(base is not self._params for base in bases):
+            zeros = torch.zeros_like(self._params)
+            return Differences(models, [zeros if base is None else base for base in bases])
+        return Differences(models, self._params)
+
+    def write(self, pool: RowPool, senders: Mapping[int, str]) -> None:
+        """Write the updates of senders into the rows of a pool, by all threads.
+
+        Args:
+            pool: the rows.
+            senders: dict from clients, whose rows are written, to senders.
+        """
+        jobs = [(self._values[s], self._base(s), pool.row(k)) for k, s in senders.items()]
         workers = min(torch.get_num_threads(), len(jobs))
         if workers < 2 or len(jobs) * self._layout.num_params < _SMALL:
             for job in jobs:
@@ -73,11 +81,10 @@ class ReceivedModels:
         else:  # NumPy releases the lock of the interpreter
             with ThreadPoolExecutor(workers) as threads:
                 list(threads.map(self._subtract, jobs))
-        return self._pool
 
-    def _base(self, client: int) -> Tensor | None:
-        """Return what is subtracted from what a client sent; None: nothing, it is an update."""
-        return None if client in self._differences else self._params
+    def _base(self, sender: str) -> Tensor | None:
+        """Return what is subtracted from what a sender sent; None: nothing, it is an update."""
+        return None if sender in self._differences else self._params
 
     def _subtract(self, job: tuple[Sequence[Values], Tensor | None, Tensor]) -> None:
         values, base, row = job

@@ -27,6 +27,7 @@ from torch import Tensor
 from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
+from fastagg.integrations._closing import ClosingRound, Counted
 from fastagg.integrations._history import MetricHistory
 from fastagg.integrations._hosted_rule import (
     check_aggregator,
@@ -38,10 +39,9 @@ from fastagg.integrations._hosted_rule import (
     refuse_needy,
     under,
 )
-from fastagg.integrations._ids import ClientIds, by_number
+from fastagg.integrations._ids import ClientIds, Resolved, by_number
 from fastagg.integrations._late import EarlierRounds
-from fastagg.integrations._late_answers import NEWER, LateAnswers, Taken, read_saved
-from fastagg.integrations._received import ReceivedModels
+from fastagg.integrations._late_answers import LateAnswers, read_saved
 from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._selection import Selection
 from fastagg.integrations._signals import SignalGuard
@@ -52,7 +52,6 @@ from fastagg.making import make
 from fastagg.norm_bound import read_max_norm
 from fastagg.options import read_count, read_size
 from fastagg.registry import RuleName
-from fastagg.report import StepReport
 from fastagg.updates.roles import Roles, read_roles
 from fastagg.updates.row_pool import RowPool
 
@@ -79,7 +78,7 @@ class AggregationServer:
             written when one of the signals of ``guard`` arrives.
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
-        min_answers: with fewer usable answers, a round does not change the model.
+        min_answers: with fewer answers that count, a round does not change the model.
         max_clients: while answers need more ids than there are, K grows, up to this number; see
             :meth:`grow`. None: K does not grow by itself.
         max_empty_rounds: number of rounds in a row without an active client after which
@@ -258,7 +257,7 @@ class AggregationServer:
                 ``roles`` matches no array.
         """
         layout = self._layout or WireLayout.of(arrays, self.roles)
-        statistics = self._statistics or Statistics(layout, self.num_clients)
+        statistics = self._statistics or Statistics(layout)
         try:
             params, values = layout.flatten(arrays), statistics.flatten(arrays)
         except WireError as error:
@@ -364,8 +363,6 @@ class AggregationServer:
     def _resize(self, num_clients: int) -> None:
         self.num_clients = self.ids.num_clients = num_clients
         self._rows = None  # it has room for clients of before
-        if self._statistics is not None:
-            self._statistics.grow(num_clients)
 
     def forget(self, clients: Sequence[int], senders: Iterable[str] = ()) -> None:
         """Free the ids of clients that have left for good, and forget what the rule remembers.
@@ -439,9 +436,10 @@ class AggregationServer:
     def close_round(self, answers: Sequence[Answer], *, settled: bool = True) -> RoundReport:
         """Aggregate the answers, given in any order, and write a checkpoint if one is due.
 
-        Answers that cannot be used are reported and have no other effect. If the rule refuses the
-        step (too few rows for a robust rule, numbers beyond the range of float32), or there are
-        fewer than ``min_answers``, the model does not change and the report has the reason.
+        Answers that cannot be used are reported. Ids, the rule and the model are as if they had not
+        come; only an adaptive limit of norms takes what it rejects into account. If the rule
+        refuses the step (too few rows for a robust rule, numbers beyond the range of float32), or
+        there are fewer than ``min_answers``, nothing changes and the report has the reason.
 
         Args:
             answers: of the clients that were asked, and perhaps of others. Late ones have been put
@@ -455,17 +453,31 @@ class AggregationServer:
                 and the round is not settled.
         """
         with self.held():
-            before = self.aggregator.committed
+            rule = self.aggregator
+            before = rule.committed
             rejected = {a.label: a.problem for a in answers if a.problem is not None}
-            usable = self._asked_once(answers, rejected)
-            taken, reasons = self._late.take(self.rounds, {a.sender for a in usable})
+            closing = ClosingRound(
+                rule,
+                self._params,
+                self._model(),
+                self._running(),
+                self.weighing,
+                self.min_answers,
+                self._row_pool(),
+            )
+            in_time = closing.read(self._asked_once(answers, rejected), rejected)
+            taken, reasons = self._late.take(self.rounds, {a.sender for a in in_time})
             rejected |= reasons
             done = False
             try:
-                report = self._aggregate(answers, usable, taken, rejected)
+                late = closing.read(taken.usable, rejected)
+                counted = closing.count(self.ids, in_time, late, taken.ages, self.max_clients)
+                report = self._finish(answers, counted, taken.ages, rejected)
                 done = True
             finally:  # a step that has taken effect has used them up, whatever comes after it
-                taken.finish(used=done or self.aggregator.committed != before)
+                taken.finish(used=done or rule.committed != before)
+                if rule.num_clients != self.num_clients:
+                    self._resize(rule.num_clients)
             asked, self._sent = len(self._sent), set()
             self._settled = settled or not report.moved
             if self._settled:
@@ -473,83 +485,46 @@ class AggregationServer:
             self._count_empty(report, asked)
         return report
 
-    def _aggregate(
+    def _finish(
         self,
         answers: Sequence[Answer],
-        in_time: Sequence[Answer],
-        taken: Taken,
-        rejected: dict[str, str],
+        counted: Counted,
+        ages: Mapping[str, int],
+        rejected: Mapping[str, str],
     ) -> RoundReport:
-        """Aggregate the answers of a round and count it; return its report.
+        """Count a round and remember its ids; return its report.
 
         Args:
             answers: all that came in time.
-            in_time: those that can be used.
-            taken: late ones.
-            rejected: gets the reasons of others.
+            counted: what the step made of them.
+            ages: of late ones, by sender.
+            rejected: reasons of those that could not be read.
         """
-        layout = self._model()
-        before = self.aggregator.committed
-        usable = [*in_time, *self._not_replaced(in_time, taken.usable, rejected)]
-        late = {a.sender: a for a in usable if a.round is not None}
-        reported = {a.sender: a.partition for a in usable}
-        if self.max_clients is not None:
-            needed = self.ids.needed(reported, self.max_clients)
-            if needed > self.num_clients:
-                self.grow(needed)
-        found = self.ids.resolve(reported)
-        ids = found.ids
-        rejected |= found.refused
-        received = ReceivedModels(layout, self._params, self._row_pool(layout))
-        statistics = self._running()
-        statistics.begin(self.aggregator.max_norm)
-        weights: dict[int, float] = {}  # by client
-        for answer in [a for a in usable if a.sender in ids]:
-            try:
-                if answer.row is None:
-                    received.add(ids[answer.sender], answer.arrays, answer.is_update)
-                    statistics.read(answer.arrays, ids[answer.sender])
-                else:
-                    received.add_row(ids[answer.sender], answer.row[: layout.num_params])
-                    statistics.take(answer.row[layout.num_params :], ids[answer.sender])
-                weights[ids[answer.sender]] = self.weighing.read(answer)
-            except WireError as error:
-                rejected[answer.sender] = str(error)
-                del ids[answer.sender]
-        far = statistics.far(sorted(ids.values()))
-        for sender in [sender for sender, client in ids.items() if client in far]:
-            rejected[sender] = far[ids.pop(sender)]
-        forgotten = sorted(found.fresh.intersection(ids.values()))
-        self.aggregator.forget(forgotten)
-        ages = {ids[sender]: taken.ages[sender] for sender in late if sender in ids}
-        step, error_text = self._step(received, sorted(ids.values()), ages, weights)
+        step, ids, found = counted.step, counted.ids, counted.admitted.found
+        usable = counted.admitted.answers
+        late = {sender: usable[sender] for sender in ids if usable[sender].round is not None}
+        found = Resolved() if step is None else replace(found, ids=ids)
         if step is not None:
-            for sender, client in list(ids.items()):
-                if client in step.reasons:
-                    rejected[sender] = f"update of client {client}: {step.reasons[client]}"
-                    del ids[sender]
-            shares = self.weighing.merged(self.aggregator, weights)
-            statistics.average(step.active.tolist(), shares, step.reasons)
-        self.ids.remember(found, reported)
-        reassigned = {k: pair for k, pair in found.reassigned.items() if pair[1] in ids}
+            if found.num_clients != self.num_clients:
+                self._resize(found.num_clients)
+            self.ids.remember(found, {sender: usable[sender].partition for sender in ids})
         answered = {a.sender for a in answers}
-        silent = self._sent - answered - (late.keys() & ids.keys())
-        steps = self.aggregator.committed - before
-        self._late.close_round(self.rounds + 1, answered, steps)
+        silent = self._sent - answered - late.keys()
+        self._late.close_round(self.rounds + 1, answered, int(step is not None))
         self.rounds += 1
         return RoundReport(
             round=self.rounds,
             active=() if step is None else tuple(step.active.tolist()),
             absent={sender: self.ids.known.get(sender) for sender in sorted(silent, key=str)},
-            rejected=rejected,
+            rejected={**rejected, **counted.rejected},
             friends=substitutions(step),
-            ids=ids if error_text is None else {},
+            ids=found.ids,
             step=step,
-            error=error_text,
-            reassigned=reassigned,
-            forgotten=tuple(forgotten),
-            late={sender: ages[ids[sender]] for sender in late if sender in ids},
-            late_notes={s: a.note for s, a in late.items() if s in ids and a.note is not None},
+            error=counted.error,
+            reassigned={k: pair for k, pair in found.reassigned.items() if pair[1] in ids},
+            forgotten=tuple(sorted(found.fresh.intersection(ids.values()))),
+            late={sender: ages[sender] for sender in late},
+            late_notes={s: a.note for s, a in late.items() if a.note is not None},
         )
 
     def settle_round(self) -> str | None:
@@ -695,7 +670,7 @@ class AggregationServer:
             history = MetricHistory()
             if "history" in state:  # an older file has none
                 history = MetricHistory.from_tensor(state["history"])
-            statistics = Statistics(layout, number)
+            statistics = Statistics(layout)
             saved = read_max_norm(content["rule_options"].get("max_norm"))
             statistics.load(under("statistics.", state), saved, aggregator.max_norm)
             earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
@@ -750,14 +725,6 @@ class AggregationServer:
         """Return the statistics of the model; RuntimeError if there is no model yet."""
         return _there(self._statistics)
 
-    def _row_pool(self, layout: WireLayout) -> RowPool | None:
-        """Return the rows for updates; None for a rule that needs no rows."""
-        if self.aggregator.reads_streams_once:
-            return None
-        if self._rows is None:
-            self._rows = RowPool(self.num_clients, layout.num_params, self.aggregator.device)
-        return self._rows
-
     def _asked_once(self, answers: Sequence[Answer], rejected: dict[str, str]) -> list[Answer]:
         """Return the answers without a problem, of senders that were asked and answered once.
 
@@ -776,59 +743,14 @@ class AggregationServer:
                 usable.append(answer)
         return usable
 
-    def _not_replaced(
-        self, in_time: Sequence[Answer], late: Sequence[Answer], rejected: dict[str, str]
-    ) -> list[Answer]:
-        """Return the late answers whose client has no answer in time under another name.
-
-        After a restart, a client may have a new name, and the answer of its old one may wait.
-
-        Args:
-            in_time: usable answers of this round.
-            late: others.
-            rejected: gets the reasons of those that are not returned.
-        """
-        claimed = {a.partition for a in in_time if isinstance(a.partition, int)}
-        usable = []
-        for answer in late:
-            own = self.ids.known.get(answer.sender, answer.partition)
-            problem = self.weighing.problem(answer)
-            if isinstance(own, int) and own in claimed and self.ids.has_left(answer.sender):
-                problem = NEWER
-            if problem is None:
-                usable.append(answer)
-            else:
-                rejected[answer.label] = problem
-        return usable
-
-    def _step(
-        self,
-        received: ReceivedModels,
-        clients: list[int],
-        ages: Mapping[int, int],
-        weights: Mapping[int, float],
-    ) -> tuple[StepReport | None, str | None]:
-        """Run a step; return the rule's report, or None and why there was no step.
-
-        Args:
-            received: the models of ``clients``.
-            clients: ids.
-            ages: of late answers, by client.
-        """
-        if len(clients) < self.min_answers:
-            return None, f"min_answers: expected at least {self.min_answers}, got {len(clients)}"
-        try:
-            if not clients:
-                return self.aggregator.step(self._params, [], []), None
-            rows, counts = received.updates(clients), self.weighing.of(clients, weights)
-            late = [ages.get(k, 0) for k in clients] if ages else None
-            step = self.aggregator.step(self._params, rows, clients, ages=late, weights=counts)
-            return step, None
-        except ValueError as error:  # parameters and state are as before
-            return None, str(error)
-        finally:
-            if self._rows is not None:
-                self._rows.release()
+    def _row_pool(self) -> RowPool | None:
+        """Return the rows for updates; None for a rule that needs no rows."""
+        if self.aggregator.reads_streams_once:
+            return None
+        if self._rows is None:
+            room = max(self.num_clients, self.max_clients or 0)
+            self._rows = RowPool(room, self._model().num_params, self.aggregator.device)
+        return self._rows
 
 
 def _there(value: T | None) -> T:

@@ -18,35 +18,33 @@ from torch import Tensor
 from fastagg.checkpoint import invariants
 from fastagg.integrations._wire import Arrays, Received, WireError, WireLayout
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm, RecentNorms, check_norms
-from fastagg.options import LARGEST_ROW
+from fastagg.options import LARGEST_ROW, MOST
 from fastagg.updates.row_pool import RowPool
 from fastagg.updates.statistics import mean_
 
 
 class Statistics:
-    """The statistics of a model and those that clients sent in this round.
+    """The statistics of a model and those that senders sent in this round.
 
-    In each round, call :meth:`begin`, :meth:`read` for each answer, :meth:`far`, and, if the
-    rule's step was taken, :meth:`average`. Without :meth:`average` the round has no effect.
+    In each round, call :meth:`begin`, :meth:`read` for each answer, :meth:`far` when it is known
+    which client each sender is, perhaps several times, and, if the rule's step was taken,
+    :meth:`average`. Without :meth:`average` the round has no effect.
 
     Args:
         layout: the arrays; it may have no statistics.
-        num_clients: K.
 
     Attributes:
         values: [m] float32, the server's statistics.
     """
 
-    def __init__(self, layout: WireLayout, num_clients: int) -> None:
+    def __init__(self, layout: WireLayout) -> None:
         self._layout = layout
         self.values = torch.zeros(layout.num_statistics, dtype=torch.float32, device="cpu")
         self._next = torch.zeros_like(self.values)
-        self._rows = RowPool(num_clients, max(1, layout.num_statistics))
+        self._pool = RowPool(MOST, max(1, layout.num_statistics))
+        self._rows: dict[str, Tensor] = {}  # of this round, by sender
+        self._senders: dict[int, str] = {}  # by client
         self._norms: RecentNorms | None = None
-
-    def grow(self, num_clients: int) -> None:
-        """Go on with more clients; not within a round."""
-        self._rows = RowPool(num_clients, max(1, self._layout.num_statistics))
 
     def flatten(self, arrays: Arrays) -> Tensor:
         """Return the statistics of a model, [m] float32.
@@ -64,21 +62,20 @@ class Statistics:
         The limit of distances is always adaptive, because ``max_norm`` is in units of the updates;
         with None there is none. Options of an adaptive ``max_norm`` hold for distances, too.
         """
-        self._rows.release()
+        self._pool.release()
+        self._rows, self._senders = {}, {}
         self._follow(max_norm)
-        if self._norms is not None:
-            self._norms.begin()
 
-    def read(self, arrays: Received, client: int) -> None:
-        """Copy the statistics that a client sent.
+    def read(self, sender: str, arrays: Received) -> None:
+        """Copy the statistics that a sender sent.
 
         Raises:
             WireError: an array does not match, or its values are not valid.
         """
         if len(self.values):
-            self._layout.copy_statistics(arrays, self._rows.row(client))
+            self._layout.copy_statistics(arrays, self._row(sender))
 
-    def take(self, row: Tensor, client: int) -> None:
+    def take(self, sender: str, row: Tensor) -> None:
         """Copy the statistics of an answer that has waited, [m] float32, as :meth:`read` does.
 
         Raises:
@@ -89,24 +86,34 @@ class Statistics:
         negative = [n for n, part in self._layout.variances(row).items() if bool((part < 0).any())]
         if negative or not bool((row.abs() <= LARGEST_ROW).all()):
             raise WireError("statistics: expected finite ones, and variances >= 0")
-        self._rows.row(client).copy_(row)
+        self._row(sender).copy_(row)
 
-    def far(self, clients: Sequence[int]) -> dict[int, str]:
-        """Return the clients whose statistics are too far from the server's, each with the reason.
+    def _row(self, sender: str) -> Tensor:
+        if sender not in self._rows:
+            self._rows[sender] = self._pool.row(len(self._rows))
+        return self._rows[sender]
+
+    def far(self, clients: Mapping[str, int]) -> dict[str, str]:
+        """Return the senders whose statistics are too far from the server's, each with the reason.
 
         Args:
-            clients: all clients of this round whose statistics were read.
+            clients: dict from those that may count in this round, whose statistics were read, to
+                clients.
         """
+        self._senders = {client: sender for sender, client in clients.items()}
         if self._norms is None or len(self.values) == 0:
             return {}
         own = self.values.double()
         distances = {
-            client: float(torch.linalg.vector_norm(self._rows.row(client).double() - own))
-            for client in clients
+            client: float(torch.linalg.vector_norm(self._rows[sender].double() - own))
+            for client, sender in sorted(self._senders.items())
         }
+        self._norms.begin()
         bound = self._norms.bound(distances)
         return {
-            client: f"statistics of client {client}: {distance:.6g} from the server's, but the "
+            self._senders[
+                client
+            ]: f"statistics of client {client}: {distance:.6g} from the server's, but the "
             f"adaptive limit is {bound:.6g}"
             for client, distance in distances.items()
             if distance > bound
@@ -118,7 +125,7 @@ class Statistics:
         """Make the mean of the active clients' statistics the server's.
 
         Args:
-            active: ids, ascending; with none, nothing changes.
+            active: ids that :meth:`far` got, ascending; with none, nothing changes.
             weights: [K] float64, >= 0; None: equal ones. If those of all active clients are zero,
                 the server's statistics do not change.
             rejected: clients that the rule's step has rejected.
@@ -127,7 +134,8 @@ class Statistics:
             return
         if self._norms is not None:
             self._norms.add(without=rejected)
-        if mean_(self._next, self._rows.rows(active), active, weights):
+        rows = [self._rows[self._senders[client]] for client in active]
+        if mean_(self._next, rows, active, weights):
             self.values, self._next = self._next, self.values
 
     def state(self, max_norm: MaxNorm) -> dict[str, Tensor]:
