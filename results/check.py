@@ -13,6 +13,7 @@ number that is recomputed. Other numbers in it are settings, or values of the pa
 
 from __future__ import annotations
 
+import argparse
 import csv
 import functools
 import itertools
@@ -583,7 +584,14 @@ def check(text: str) -> list[str]:
 
 
 def main() -> int:
-    if "--coverage" in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description="Check the numbers of results/README.md.")
+    parser.add_argument(
+        "--coverage",
+        action="store_true",
+        help="print how often intervals of one seed cover the mean of ten, and check nothing",
+    )
+    arguments = parser.parse_args()
+    if arguments.coverage:
         print(coverage())
         return 0
     report = check(PAGE.read_text(encoding="utf-8"))
