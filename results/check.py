@@ -7,8 +7,8 @@ that nothing here knows. It imports numpy and the standard library, nothing of t
 With --coverage it prints how often the interval of one seed has the mean of ten instead.
 
 To change README.md, change stated.txt with it. A line there is a line of README.md, or a cell of
-the overview, or a part of one. It has an expression in braces, of the functions below, in place of each
-number that is recomputed. Other numbers in it are settings, or values of the papers.
+the overview, or a part of one. It has an expression in braces, of the functions below, in place of
+each number that is recomputed. Other numbers in it are settings, or values of the papers.
 """
 
 from __future__ import annotations
