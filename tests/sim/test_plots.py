@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from fastagg_sim import looks, plots, records
 from fastagg_sim.experiments import _figures
@@ -108,9 +109,12 @@ def test_upper_limits_give_way_to_higher_lines_and_stay_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[tuple[float, float]] = []
-    monkeypatch.setattr(
-        _figures, "save", lambda figure, target: limits.extend(p.get_ylim() for p in figure.axes)
-    )
+
+    def note(figure: Figure, target: Path) -> None:
+        limits.extend(panel.get_ylim() for panel in figure.axes)
+        plt.close(figure)
+
+    monkeypatch.setattr(_figures, "save", note)
     low, high = {"FDMS": [line(0.2)]}, {"FDMS": [line(0.5)]}
     plot = _figures.Plot
     _figures.draw(
