@@ -180,13 +180,13 @@ inline std::vector<const float*> check_references(
 
 // Checks `kept`: empty, or S rows, float32 [d], that the call writes. Returns their addresses.
 inline std::vector<char*> check_kept(at::TensorList kept, int64_t S, int64_t d,
-                                     const at::Device& device) {
+                                     const at::Device& device, at::ScalarType dtype = at::kFloat) {
   const auto given = static_cast<int64_t>(kept.size());
   TORCH_CHECK_VALUE(given == 0 || given == S, "kept: expected one row for each of ", S,
                     " updates, got ", given);
   std::vector<char*> addresses;
   for (const at::Tensor& row : kept) {
-    check_tensor(row, "kept", at::kFloat, {d});
+    check_tensor(row, "kept", dtype, {d});
     check_same_device(row, "kept", device);
     addresses.push_back(static_cast<char*>(row.mutable_data_ptr()));
   }

@@ -419,31 +419,53 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
   const int64_t S = updates.size();
   check_tensor(peaks, "peaks", at::kFloat, {S});
   check_same_device(peaks, "peaks", device);
-  const ClientRows own = check_client_rows(memory, "memory", clients, S, d, updates.dtype, device);
+  const bool rounds =
+      updates.dtype == at::kFloat && !memory.empty() && memory[0].scalar_type() == at::kBFloat16;
+  const at::ScalarType stored = rounds ? at::kBFloat16 : updates.dtype;
+  const ClientRows own = check_client_rows(memory, "memory", clients, S, d, stored, device);
   const std::vector<double> w = check_weights(weights, S, device);
   const std::vector<float> factors = check_scales(scales, S, device);
   const auto bases = check_references(references, S, d, device);
+  TORCH_CHECK_VALUE(!rounds || references.empty(),
+                    "references: expected none with bfloat16 memory rows of float32 updates");
   if (params) {
+    TORCH_CHECK_VALUE(!rounds,
+                      "params: expected None with bfloat16 memory rows of float32 updates");
     check_tensor(*params, "params", at::kFloat, {d});
     check_same_device(*params, "params", device);
   }
-  const auto written = check_kept(kept, S, d, device);
+  const at::ScalarType written_dtype = rounds ? at::kBFloat16 : at::kFloat;
+  const auto written = check_kept(kept, S, d, device, written_dtype);
+  const auto bytes_of = [&](at::ScalarType dtype) {
+    return d * static_cast<int64_t>(c10::elementSize(dtype));
+  };
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(peaks, "peaks");
-  changed.add_rows(written, d * int64_t{sizeof(float)}, "kept");
+  changed.add_rows(written, bytes_of(written_dtype), "kept");
   changed.check(total, "total");
   changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
-  changed.check_rows(own.addresses, updates.row_bytes(), "memory");
+  changed.check_rows(own.addresses, bytes_of(stored), "memory");
   changed.check_rows(bases, d * int64_t{sizeof(float)}, "references");
   if (params) changed.check(*params, "params");
   const auto order = order_by_client(own.ids, S);
   const auto ordered_bases = reorder(bases, order);
   const auto ordered_weights = reorder(w, order);
   const auto ordered_factors = scales ? reorder(factors, order) : factors;
+  std::vector<float> largest(S);
+  if (rounds) {
+    const auto rows = pointers<const float>(reorder(updates.addresses, order));
+    const auto remembered = pointers<const Bfloat16>(reorder(own.addresses, order));
+    const auto kept_rows =
+        kept.empty() ? std::vector<Bfloat16*>() : pointers<Bfloat16>(reorder(written, order));
+    cpu::rounded_total(out.mutable_data_ptr<double>(), largest.data(),
+                       total.const_data_ptr<double>(), rows.data(), remembered.data(), S, d,
+                       ordered_weights.data(), kept.empty() ? nullptr : kept_rows.data(),
+                       scales ? ordered_factors.data() : nullptr, threads());
+    return write_peaks(peaks, largest, order);
+  }
   const auto kept_rows = kept_pointers(written, order);
   const float* base = params ? params->const_data_ptr<float>() : nullptr;
-  std::vector<float> largest(S);
   with_element(updates.dtype, [&](auto element) {
     using T = decltype(element);
     const auto rows = pointers<const T>(reorder(updates.addresses, order));

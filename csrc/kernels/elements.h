@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The types of the elements of a row: float, Bfloat16 and Half. Kernels only read the two short
-// types. Each of their numbers is exactly a float, and kernels compute with that float.
+// The types of the elements of a row: float, Bfloat16 and Half. Each number of the two short types
+// is exactly a float, and kernels compute with that float.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,17 @@ FASTAGG_HD float float_of_bits(uint32_t bits) {
 
 FASTAGG_HD float widened(Bfloat16 x) {
   return float_of_bits(uint32_t{x.bits} << 16);
+}
+
+// The bits of x rounded to the nearest Bfloat16, ties to even, as those of a float: the lower half
+// is zero. NaN becomes one NaN, as in PyTorch.
+FASTAGG_HD uint32_t bfloat16_bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  // A mask selects the result, because a branch would prevent vectorization.
+  const uint32_t nan = 0u - static_cast<uint32_t>((bits & 0x7fffffffu) > 0x7f800000u);
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  return ((rounded & ~nan) | (0x7fc00000u & nan)) & 0xffff0000u;
 }
 
 FASTAGG_HD float widened(Half x) {

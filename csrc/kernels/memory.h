@@ -46,6 +46,19 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const double* weights, const float* params, float* const* kept,
                   const float* scales, const Parallel& parallel);
 
+// memory_total for memory rows of Bfloat16, to which the updates are rounded first: with q(x) the
+// row x after rounding,
+//   out = total + sum_s weights[s] * (q(updates[s]) - memory[s]);  kept[s] = q(updates[s])
+// The bits are those of memory_total for q(updates[s]) and memory[s] as float rows.
+//   peaks    // [S] max |q(updates[s])|, NaN if the row holds a NaN
+//   memory   // [S] pointers to d elements each
+//   kept     // [S] pointers to d elements each, written, or nullptr
+//   scales   // [S]: updates are multiplied by them, in float32, before they are rounded; or
+//   nullptr
+void rounded_total(double* out, float* peaks, const double* total, const float* const* updates,
+                   const Bfloat16* const* memory, int64_t S, int64_t d, const double* weights,
+                   Bfloat16* const* kept, const float* scales, const Parallel& parallel);
+
 // params += lr * norm * total, or lr * (norm * total - params) if `models`.
 //   params   // [d]
 //   total    // [d]

@@ -28,7 +28,7 @@ from fastagg.ops.row_lists import RowList
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import MIN_PIECE, SCRATCH_BYTES, Columns
+from fastagg.updates.columns import MIN_PIECE, SCRATCH_BYTES, Columns, in_memory
 
 _GROUP = SCRATCH_BYTES // (4 * MIN_PIECE)
 """Rows of another dtype than float32 that can be read together."""
@@ -189,10 +189,11 @@ class RowMemory:
     # --- before the commit --------------------------------------------------------------------
 
     def receive(self, cohort: Cohort, columns: Columns, *, copy: bool = False) -> Cohort:
-        """Return the cohort with rows in memory whose dtype is that of the memory rows.
+        """Return the cohort with rows in memory that ``ops.memory_total_`` can take.
 
-        Streamed rows are copied into spare rows, and so are all rows if memory rows are not
-        float32. The rule may take ownership of rows of a buffer only if the store is plain.
+        Streamed rows are copied into spare rows. If memory rows are bfloat16, so are all rows, but
+        float32 rows on the CPU: ``ops.memory_total_`` rounds them as it reads them. The rule may
+        take ownership of rows of a buffer only if the store is plain.
 
         Args:
             cohort: the active clients and their rows.
@@ -208,7 +209,9 @@ class RowMemory:
             ValueError: a row cannot be read.
             OSError: there is no room for more spare rows.
         """
-        fitting = not cohort.streamed and self.dtype == torch.float32
+        fitting = not cohort.streamed and (
+            self.dtype == torch.float32 or (self._device.type == "cpu" and in_memory(cohort.rows))
+        )
         if fitting and not self.store.plain:
             cohort = cohort.with_rows(cohort.rows)
         if fitting and (cohort.owner is not None or not copy):

@@ -368,23 +368,27 @@ def memory_total_(
     Followed by :func:`add_total_`, the result has the bits of :func:`memory_update_`, but a server
     can still refuse it after this call: nothing is lost.
 
+    Memory rows may be bfloat16 while updates are float32, on the CPU. Then ``m[s]`` is the update
+    rounded to the nearest bfloat16, ties to even, in the total and in the peaks, too; and there are
+    no references and no params.
+
     A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
     next round it passes the row as the memory row and, if models are stored, the params of the
     round in which the row was stored as its reference.
 
     Args:
         out: float64 [d]; changed in place. NaN or infinite where a row is.
-        peaks: float32 [S]; changed in place to ``abs_max(updates)``.
+        peaks: float32 [S]; changed in place to ``abs_max(updates)``, of rounded ones if they are.
         total: float64 [d].
         memory: [K, d], contiguous, or S tensors [d], those of ``clients``; of the dtype of
-            ``updates``.
+            ``updates``, or bfloat16.
         updates: S rows of d float32 or short.
         clients: int64 [S].
         weights: float32 or float64 [S].
         references: S entries, each float32 [d] or None; by default all are None.
         params: float32 [d]; pass it to store models instead of updates.
-        kept: S tensors [d] float32 that share no memory with any other argument; changed in place.
-            By default the new rows are not written.
+        kept: S tensors [d] that share no memory with any other argument; changed in place. They are
+            float32, or bfloat16 if updates are rounded. By default the new rows are not written.
         scales: float32 or float64 [S], rounded to float32: ``updates[s]`` stands for the float32
             product ``scales[s] * updates[s]``. By default all are 1. On a GPU, float32 updates are
             copied, and others are refused.

@@ -497,19 +497,21 @@ def memory_total_(
 
     ``out = total + sum_s weights[s] * (m[s] - old[s])`` and ``kept[s] = m[s]``, where ``m[s]`` is
     ``updates[s]``, or ``params + updates[s]`` if params are given, and ``old[s]`` is ``memory[s]``,
-    or ``references[s] + memory[s]`` where a reference is given. ``m`` and ``old`` are float32.
+    or ``references[s] + memory[s]`` where a reference is given. ``m`` and ``old`` are float32. If
+    memory is bfloat16 and updates are float32, ``m`` is rounded to bfloat16 first.
 
     Args:
         out: [d] float64; changed in place.
         peaks: [S] float32; changed in place to ``abs_max(updates)``.
         total: [d] float64.
-        memory: [K, d] float32, or S rows.
+        memory: [K, d] float32 or bfloat16, or S rows.
         updates: S rows of length d.
         clients: [S] int64, distinct ids.
         weights: [S] float32 or float64.
         references: S vectors [d] float32 or None.
         params: [d] float32; pass it to store models instead of updates.
-        kept: S vectors [d] float32; changed in place. By default the new rows are not written.
+        kept: S vectors [d] float32, or bfloat16 as memory; changed in place. By default the new
+            rows are not written.
         scales: [S] float; the updates are multiplied by them, in float32. By default all are 1.
 
     Returns:
@@ -518,8 +520,11 @@ def memory_total_(
     out.copy_(total)
     if len(clients) == 0:
         return out
-    updates = _scaled(updates, scales)
     own = _of_clients(memory, clients)
+    rounds = own[0].dtype == torch.bfloat16 and updates[0].dtype == torch.float32
+    updates = _scaled(updates, scales)
+    if rounds:
+        updates = [row.to(torch.bfloat16).to(torch.float32) for row in updates]
     bases = references or [None] * len(own)
     old = [row if base is None else base + row for row, base in zip(own, bases, strict=True)]
     peaks.copy_(abs_max(updates))

@@ -184,9 +184,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _receive(self, cohort: Cohort) -> Cohort:
         # The norms that max_norm limits are those of the rows that the rule uses: rounded ones.
         # Copies are multiplied as they are written; so are float32 rows on a CPU, in the pass.
-        scales, is_int8 = cohort.scales is not None, isinstance(self.memory, Int8Memory)
-        rounds = is_int8 and (scales or self.max_norm is not None)
-        copy = rounds or (scales and self.device.type != "cpu")
+        scales, narrow = cohort.scales is not None, self.memory.dtype != torch.float32
+        on_cpu, is_int8 = self.device.type == "cpu", isinstance(self.memory, Int8Memory)
+        copy = (narrow and self.max_norm is not None) or (scales and (is_int8 or not on_cpu))
         return self.memory.receive(cohort, self.columns, copy=copy)
 
     def _scales_rows(self, cohort: Cohort) -> bool:
@@ -383,9 +383,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         state = K * row + 8 * d + age_bytes(options, K)
         flops = (4 if cls.remembers_models else 3) * S * d + 3 * d
         # abs_max reads params; rows, memory rows and total are read and the new total is written;
-        # the total is added to params. Rows of bfloat16 are converted before they are read.
-        read = 4 * d + (row if options.get("memory_dtype") == "int8" else 4 * d)
-        moved = S * read + 36 * d
+        # the total is added to params.
+        moved = S * (4 * d + row) + 36 * d
         if not sizes.owned:  # the new memory rows are written into spare rows
             spares = S * row
             return Cost(state, 8 * d + spares, moved + spares, flops)

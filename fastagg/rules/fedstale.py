@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fastagg.aggregator import State
 from fastagg.costs import Cost, Sizes
-from fastagg.memory.int8 import Int8Memory
 from fastagg.memory.stores import row_bytes
 from fastagg.options import read_count, read_factor
 from fastagg.registry import register
@@ -80,7 +79,7 @@ class FedStale(MemoryRule):
 
     def _receive(self, cohort: Cohort) -> Cohort:
         # Both passes read rows as they will be remembered.
-        copy = isinstance(self.memory, Int8Memory) or cohort.scales is not None
+        copy = self.memory.dtype != torch.float32 or cohort.scales is not None
         return self.memory.receive(cohort, self.columns, copy=copy)
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:

@@ -202,6 +202,13 @@ def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
     return True
 
 
+def _are_bfloat16(rows: AnyRows) -> TypeGuard[Rows]:
+    """Return whether all rows are bfloat16 tensors."""
+    return not known_in_memory(rows) and all(
+        isinstance(row, Tensor) and row.dtype == torch.bfloat16 for row in rows
+    )
+
+
 def each_row(rows: AnyRows) -> Sequence[AnyRow]:
     """Return the rows one by one; those of a matrix as views."""
     return rows.unbind(0) if isinstance(rows, Tensor) else rows
@@ -584,7 +591,9 @@ class Columns:
         scales: Tensor | None = None,
     ) -> Tensor:
         """:func:`fastagg.ops.memory_total_`; ``peaks`` are of the columns in this process."""
-        if in_memory(updates) and in_memory(memory):
+        if (in_memory(memory) and in_memory(updates)) or (
+            _are_bfloat16(memory) and (in_memory(updates) or _are_bfloat16(updates))
+        ):
             return ops.memory_total_(
                 out,
                 peaks,

@@ -61,25 +61,50 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
     }
 }
 
+// to = row rounded to Bfloat16, as floats, and kept = to, past the caches if `streamed`. kept may
+// be nullptr, and `row` may be `to`.
+template <int W, class Count>
+FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool streamed,
+                               Count count) {
+  alignas(64) Bfloat16 room[kStep];
+  Bfloat16* const out = kept && !streamed ? kept : room;
+  FASTAGG_INDEPENDENT
+  for (int64_t k = 0; k < count; ++k) {
+    const uint32_t bits = bfloat16_bits(row[k]);
+    to[k] = float_of_bits(bits);
+    out[k].bits = static_cast<uint16_t>(bits >> 16);
+  }
+  if (!kept || !streamed) return;
+  constexpr int64_t kNumbers = 2 * W;  // of a vector
+  int64_t k = 0;
+  for (; k + kNumbers <= count; k += kNumbers) {
+    Vec<float, W> bits;
+    std::memcpy(&bits, room + k, sizeof bits);
+    stream<W>(reinterpret_cast<float*>(kept + k), bits);
+  }
+  for (; k < count; ++k) kept[k] = room[k];
+}
+
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
 // remember_step for n columns from `column`. If `peaks` is given, raises each of them to the
-// largest magnitude of its update. If `streamed`, rows are kept past the caches.
+// largest magnitude of its update. If `streamed`, rows are kept past the caches. Rows that are kept
+// as Bfloat16 are rounded before they are used.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
 //   peaks        // [G] or nullptr
 //   scales       // [G] or nullptr
-template <int W, int G, class T, class Memory>
+template <int W, int G, class T, class Memory, class Kept>
 FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* updates,
                              const Memory* const* memory, const float* const* references,
-                             float* const* kept, bool streamed, const double* weights,
+                             Kept* const* kept, bool streamed, const double* weights,
                              const float* scales, int32_t* peaks, int64_t column, int64_t n) {
   const T* u[G];
   const Memory* m[G];
   const float* r[G];
-  float* out[G];
+  Kept* out[G];
   double w[G];
   bool referring = false;
   Magnitude<W> largest[G];
@@ -92,17 +117,23 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
     referring = referring || r[g] != kZeros;
   }
   const float* p = params ? params + column : nullptr;
+  constexpr bool kRounds = std::is_same_v<Kept, Bfloat16>;
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
     const float* update[G];
     const float* own[G];
     const float* reference[G];
-    float* target[G];
+    float* target[G] = {};
     float update_room[G][kStep], own_room[G][kStep];
     widen_step(update, u, begin, count, update_room, scales);
     widen_step(own, m, begin, count, own_room);
     for (int g = 0; g < G; ++g) {
       reference[g] = r[g] + begin;
-      target[g] = kept ? out[g] + begin : nullptr;
+      if constexpr (kRounds) {
+        round_step<W>(update[g], update_room[g], kept ? out[g] + begin : nullptr, streamed, count);
+        update[g] = update_room[g];
+      } else {
+        target[g] = kept ? out[g] + begin : nullptr;
+      }
     }
     double* sum = sums + begin;
     const float* base = p ? p + begin : nullptr;
@@ -112,7 +143,7 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
         remember_step<W, G, kModels, kReference, keep()>(sum, base, update, own, reference, target,
                                                          w, largest, count);
       };
-      if (!kept) return run(std::integral_constant<Keep, Keep::kNothing>());
+      if (kRounds || !kept) return run(std::integral_constant<Keep, Keep::kNothing>());
       if constexpr (!kReference)  // with references, rows are seldom copied
         if (streamed) return run(std::integral_constant<Keep, Keep::kStream>());
       run(std::integral_constant<Keep, Keep::kStore>());
@@ -130,10 +161,10 @@ FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* 
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
 }
 
-template <int W, class T, class Memory>
+template <int W, class T, class Memory, class Kept>
 FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* const* updates,
                                  const Memory* const* memory, const float* const* references,
-                                 float* const* kept, bool streamed, const double* weights,
+                                 Kept* const* kept, bool streamed, const double* weights,
                                  const float* scales, int32_t* peaks, int64_t S, int64_t column,
                                  int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
@@ -168,6 +199,18 @@ struct MemoryTotal {
                                  const float* scales, int64_t column, int64_t n) {
     std::copy_n(total + column, n, out + column);
     remember_all<W>(out + column, params, updates, memory, references, kept, streamed, weights,
+                    scales, peaks, S, column, n);
+  }
+};
+
+struct RoundedTotal {
+  template <int W>
+  FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
+                                 const float* const* updates, const Bfloat16* const* memory,
+                                 const double* weights, int64_t S, Bfloat16* const* kept,
+                                 bool streamed, const float* scales, int64_t column, int64_t n) {
+    std::copy_n(total + column, n, out + column);
+    remember_all<W>(out + column, nullptr, updates, memory, nullptr, kept, streamed, weights,
                     scales, peaks, S, column, n);
   }
 };
@@ -217,6 +260,21 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
                           weights, S, params, kept, streamed, scales, column, n);
+  });
+  row_peaks.write(peaks);
+}
+
+void rounded_total(double* out, float* peaks, const double* total, const float* const* updates,
+                   const Bfloat16* const* memory, int64_t S, int64_t d, const double* weights,
+                   Bfloat16* const* kept, const float* scales, const Parallel& parallel) {
+  const Isa isa = current_isa();
+  const int64_t bytes = (S * (kept ? 8 : 6) + 16) * d;
+  const bool streamed = kept && should_stream(kept, S, bytes);
+  const Parallel team = parallel.for_work(bytes);
+  const RowPeaks row_peaks(S, team);
+  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
+    dispatch<RoundedTotal>(isa, out, row_peaks.of(worker), total, updates, memory, weights, S, kept,
+                           streamed, scales, column, n);
   });
   row_peaks.write(peaks);
 }
