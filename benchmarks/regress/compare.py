@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+import fastagg
 from benchmarks.machine import ROOT
 
 TOLERANCE = 1.05  # a case is a regression above this ratio, if its interval excludes 1
@@ -189,7 +190,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def show(results: Sequence[Compared], options: argparse.Namespace, console: Console) -> None:
     table = Table(
-        title=f"this tree by {options.base}: {options.threads} threads, {options.rounds} rounds"
+        title=f"this tree by {options.base}: {fastagg.build_info()['isa']}, "
+        f"{options.threads} threads, {options.rounds} rounds"
     )
     for heading in ("case", "this tree, us", "base, us", "ratio", "95 % interval", ""):
         table.add_column(heading, justify="left" if heading == "case" else "right")

@@ -28,6 +28,7 @@ from fastagg import ops
 
 Call = Callable[[], object]
 
+# Options by rule; what follows a comma only tells two of a rule apart.
 RULES: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "amplified": {},
@@ -39,6 +40,8 @@ RULES: dict[str, dict[str, Any]] = {
     "mimic": {},
     "mimic-aged": {},
     "mifa": {},
+    "mifa, bfloat16": {"memory_dtype": "bfloat16"},
+    "mifa, int8": {"memory_dtype": "int8"},
     "mifa-client": {},
     "stale": {},
     "stale-models": {},
@@ -68,7 +71,7 @@ def step_call(rule: str, S: int, d: int, form: str) -> Call:
     torch.manual_seed(0)
     K = 2 * S
     make: Any = fastagg.make  # an older tree has no RuleName
-    agg = make(rule, num_clients=K, num_params=d, **RULES[rule])
+    agg = make(rule.split(",")[0], num_clients=K, num_params=d, **RULES[rule])
     params = torch.zeros(d)
     cohorts = [torch.randperm(K)[:S] for _ in range(COHORTS)]
     if form == "owned":

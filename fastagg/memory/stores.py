@@ -54,10 +54,7 @@ class RowStore:
             if device.type != "cpu":
                 raise ValueError(f"memory_folder: expected None on {device}, got {self.folder}")
             return self._map(count, num_params)
-        if self.dtype == torch.float32:
-            return allocate_rows(count, num_params, device)
-        with outside_inference_mode():
-            return [torch.zeros(num_params, dtype=self.dtype, device=device) for _ in range(count)]
+        return allocate_rows(count, num_params, device, self.dtype)
 
     def _map(self, count: int, num_params: int) -> list[Tensor]:
         """Return rows in a new memory-mapped file without a name.

@@ -48,8 +48,10 @@ _PAGE = 1024  # floats: 4 KiB
 _LARGE = 1 << 14  # floats: from this size on, where a row begins in its page affects speed
 
 
-def allocate_rows(count: int, num_params: int, device: str | torch.device) -> list[Tensor]:
-    """Allocate ``count`` zero vectors [num_params] float32, each aligned to a cache line.
+def allocate_rows(
+    count: int, num_params: int, device: str | torch.device, dtype: torch.dtype = torch.float32
+) -> list[Tensor]:
+    """Allocate ``count`` zero vectors [num_params] of ``dtype``, each aligned to a cache line.
 
     Rows can be exchanged one by one; on the CPU, rows that were allocated together share one block
     of memory, which is freed with the last of them.
@@ -59,13 +61,15 @@ def allocate_rows(count: int, num_params: int, device: str | torch.device) -> li
     each large row begins a few cache lines later in its page than the row before, which costs up to
     4 KiB per row.
     """
-    step = -(-num_params // _ALIGNMENT) * _ALIGNMENT
-    if num_params >= _LARGE:
+    size = -(-num_params * dtype.itemsize // 4)  # in floats
+    step = -(-size // _ALIGNMENT) * _ALIGNMENT
+    if size >= _LARGE:
         step += (5 * _ALIGNMENT - step) % _PAGE
     with outside_inference_mode():  # rows outlive it
-        if torch.device(device).type == "cpu":
-            return zeros(count, num_params, step)
-        return [torch.zeros(num_params, device=device, dtype=torch.float32) for _ in range(count)]
+        if torch.device(device).type != "cpu":
+            return [torch.zeros(num_params, device=device, dtype=dtype) for _ in range(count)]
+        rows = zeros(count, size, step)
+        return rows if dtype == torch.float32 else [r.view(dtype)[:num_params] for r in rows]
 
 
 def allocate_vector(
@@ -76,6 +80,4 @@ def allocate_vector(
     On the CPU a large vector is in huge pages where the system supports them. Between two steps it
     leaves the caches, and a step reads it faster if it has few pages.
     """
-    if dtype == torch.float64:
-        return allocate_rows(1, 2 * num_params, device)[0].view(torch.float64)
-    return allocate_rows(1, num_params, device)[0]
+    return allocate_rows(1, num_params, device, dtype)[0]
