@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The timing of contenders.
 
-All contenders of a comparison run in one process, in turn (A B C, B C A, C A B, ...), together with
-the ceilings, so that a drift of the machine's speed affects all of them equally. Operands, outputs
+All contenders of a comparison run in one process, in turn (A B C, B C A, C A B, ...), and fastagg
+beside the ceilings, so that a drift of the machine's speed affects all of them equally. A ratio is
+the median of the ratios within each turn, from which such a drift is gone. Operands, outputs
 and scratch memory are allocated and touched before. Between two contenders the process sleeps until
 the idle threads of the previous library have stopped spinning, which its CPU time shows. The
 calling thread has its own core, so that no two threads start on the same core
@@ -13,7 +14,7 @@ A ratio is refused (NaN) if it would be meaningless:
 * "busy": other processes used more than ``machine.BUSY`` of the cores, or multiply-adds were slower
   than ``SLOWED`` times the fastest of the run. The latter detects a virtual machine whose cores are
   used by others, which it cannot see otherwise.
-* "noisy": the interquartile range of one of the two times is more than ``NOISY`` of its median.
+* "noisy": the interquartile range of the turns' ratios is more than ``NOISY`` of their median.
 
 A disturbed comparison is measured again, at most twice.
 """
@@ -38,7 +39,7 @@ from benchmarks.work import WORK, Work
 SHAKY = 0.10
 """Interquartile range over median above which a time is marked with ``~``."""
 NOISY = 0.25
-"""Interquartile range over median above which a time is "noisy" and its ratios are refused."""
+"""Interquartile range over median of the ratios of the turns above which a ratio is refused."""
 
 SLOWED = 0.8
 """Fraction of the fastest multiply-adds of a run below which the machine counts as "busy"."""
@@ -116,7 +117,7 @@ class Row:
     gbytes_per_s: float  # by the formulas of work.py
     gflops: float
     bound: str  # the ceiling that determines the floor: "read", "update" or "fma"
-    percent_of_ceiling: float  # floor / us
+    percent_of_ceiling: float  # floor / us; this and the next two are medians over the turns
     baseline: str  # the fastest careful contender
     times_baseline: float  # us of the baseline / us
     times_ours: float  # us / us of fastagg
@@ -127,7 +128,7 @@ class Row:
     fma_gflops: float
     repeats: int
     other_cores: float  # cores used by other processes during the comparison
-    verdict: str  # "ok", "shaky" (marked with ~), "noisy" or "busy" (ratios are refused)
+    verdict: str  # "ok", "shaky" (marked with ~); "noisy" (to the ceiling) or "busy" (no ratios)
 
 
 @dataclass(frozen=True)
@@ -197,9 +198,10 @@ def refused(row: Row) -> Row:
 
 
 def undisturbed(rows: Sequence[Row]) -> bool:
-    """Whether fastagg and the fastest careful way have figures; the rest is not worth the time."""
-    needed = [row for row in rows if row.role == "ours" or row.contender == row.baseline]
-    return all(row.verdict in ("ok", "shaky") for row in needed)
+    """Whether fastagg has its two figures; the rest is not worth the time."""
+    (ours,) = (row for row in rows if row.role == "ours")
+    figures = [ours.percent_of_ceiling, *([ours.times_baseline] if ours.baseline else [])]
+    return not any(map(math.isnan, figures))
 
 
 def sample(
@@ -229,9 +231,10 @@ def sample(
                         continue
                     wait_out_threads(settle)
                     seconds[contender.name].append(_timed(contender, batches[contender.name]))
-                wait_out_threads(settle)
-                for probe in probes:
-                    rates[probe.name].append(probe.rate())
+                    if contender.role == "ours":
+                        wait_out_threads(settle)
+                        for probe in probes:
+                            rates[probe.name].append(probe.rate())
     finally:
         gc.enable()
     return Samples(seconds, rates, peaks, watch.others, watch.busy)
@@ -264,20 +267,19 @@ def _timed(contender: Contender, batch: int) -> float:
 
 
 def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row]:
-    """Compute medians, rates and ratios; rates and ratios that are refused are NaN."""
+    """Compute medians and ratios; ratios that are refused are NaN."""
     work = comparison.work
     median = {name: statistics.median(times) for name, times in samples.seconds.items()}
     quartiles = {name: statistics.quantiles(t, n=4) for name, t in samples.seconds.items()}
     rate = {name: statistics.median(rates) for name, rates in samples.rates.items()}
-    noisy = {name: spread(samples.seconds[name]) > NOISY for name in median}
     ours = next(c.name for c in comparison.contenders if c.role == "ours")
     careful = [c.name for c in comparison.contenders if c.role == "careful"]
     baseline = min(careful, key=median.__getitem__, default="")
 
     def ratio(above: str, below: str) -> float:
-        if not above or samples.busy or noisy[above] or noisy[below]:
+        if not above or samples.busy:
             return math.nan
-        return median[above] / median[below]
+        return paired(samples.seconds[above], samples.seconds[below])
 
     rows = []
     for contender in comparison.contenders:
@@ -285,7 +287,8 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
         isa = contender.isa or best_isa
         floor = work.floor(rate[work.pattern], rate[f"fma {isa}"])
         fma_bound = work.flops / rate[f"fma {isa}"] >= floor
-        disturbed = samples.busy or noisy[name]
+        turns = zip(samples.rates[work.pattern], samples.rates[f"fma {isa}"], strict=True)
+        share = paired([work.floor(*found) for found in turns], samples.seconds[name])
         rows.append(
             Row(
                 op=comparison.op,
@@ -302,7 +305,7 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
                 gbytes_per_s=work.num_bytes / median[name] * 1e-9,
                 gflops=work.flops / median[name] * 1e-9,
                 bound="fma" if fma_bound else work.pattern,
-                percent_of_ceiling=math.nan if disturbed else 100 * floor / median[name],
+                percent_of_ceiling=math.nan if samples.busy else 100 * share,
                 baseline=baseline,
                 times_baseline=ratio(baseline, name),
                 times_ours=ratio(name, ours),
@@ -313,16 +316,25 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
                 fma_gflops=rate[f"fma {isa}"] * 1e-9,
                 repeats=len(samples.seconds[name]),
                 other_cores=samples.other_cores,
-                verdict=_verdict(samples.busy, spread(samples.seconds[name])),
+                verdict=_verdict(samples.busy, share, spread(samples.seconds[name])),
             )
         )
     return rows
 
 
-def _verdict(busy: bool, spread: float) -> str:
+def _verdict(busy: bool, share: float, spread: float) -> str:
     if busy:
         return "busy"
-    return "noisy" if spread > NOISY else "shaky" if spread > SHAKY else "ok"
+    return "noisy" if math.isnan(share) else "shaky" if spread > SHAKY else "ok"
+
+
+def paired(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return the median of the ratios within each turn, NaN if they are noisy.
+
+    A contender with fewer repeats than others was timed in the first turns.
+    """
+    ratios = [a / b for a, b in zip(above, below, strict=False)]
+    return math.nan if spread(ratios) > NOISY else statistics.median(ratios)
 
 
 def spread(times: Sequence[float]) -> float:

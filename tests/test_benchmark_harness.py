@@ -33,6 +33,7 @@ from benchmarks.harness import (
     Row,
     Samples,
     compare,
+    paired,
     refused,
     rows_of,
     slowed,
@@ -57,7 +58,7 @@ def samples(busy: bool = False, **seconds: list[float]) -> Samples:
     times = {
         "fastagg": [1e-6] * 9, "slow": [4e-6] * 9, "careful": [2e-6] * 9, "naive": [8e-6] * 9,
     } | seconds  # fmt: skip
-    rates = {"read": [12e9, 24e9, 48e9], "fma avx2": [12e9] * 3}
+    rates = {"read": [12e9, 24e9, 48e9] * 3, "fma avx2": [12e9] * 9}
     return Samples(times, rates, dict.fromkeys(times, 5e6), 1.5 if busy else 0.0, busy)
 
 
@@ -94,8 +95,28 @@ def test_no_ratio_with_a_noisy_side() -> None:
     assert (careful.verdict, careful.times_ours, naive.times_ours) == ("ok", 2.0, 8.0)
     # The noisy one is now the fastest careful way, so there is no ratio to the baseline.
     assert math.isnan(ours.times_baseline)
-    rows = rows_of(comparison(), samples(fastagg=noisy), "avx2")
-    assert all(math.isnan(row.times_ours) for row in rows)
+    ours, *others = rows_of(comparison(), samples(fastagg=noisy), "avx2")
+    assert all(math.isnan(row.times_ours) for row in others) and ours.verdict == "noisy"
+
+
+def test_a_change_of_the_machine_s_speed_is_not_in_ratios() -> None:
+    slower = [1 + i / 4 for i in range(9)]  # three times as slow in the end
+    drifted = samples(**{name: [t * s for t, s in zip(times, slower, strict=True)]
+                         for name, times in samples().seconds.items()})  # fmt: skip
+    rates = {name: [12e9 / s for s in slower] for name in ("read", "fma avx2")}
+    ours, _, careful, naive = rows_of(comparison(), replace(drifted, rates=rates), "avx2")
+    assert spread(drifted.seconds["fastagg"]) > NOISY
+    assert (ours.us, ours.verdict) == (2.0, "shaky")
+    assert ours.times_baseline == careful.times_ours == pytest.approx(2.0)
+    assert naive.times_ours == pytest.approx(8.0)
+    assert ours.percent_of_ceiling == pytest.approx(100.0)
+
+
+def test_ratios_are_of_the_same_turn() -> None:
+    # In every turn it is twice as slow as in the one before, and half as fast as the other.
+    assert paired([2.0, 4.0, 8.0], [1.0, 2.0, 4.0]) == 2.0
+    assert paired([1.0, 1.0, 1.0, 9.0], [2.0, 2.0, 2.0]) == 0.5  # the last one has no counterpart
+    assert math.isnan(paired([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]))
 
 
 def test_no_ratio_when_the_machine_was_slower_than_in_the_rest_of_a_run() -> None:
@@ -187,7 +208,7 @@ def test_a_disturbed_comparison_is_measured_again(monkeypatch: pytest.MonkeyPatc
     def disturbed_once(*_: object) -> Samples:
         rounds.append(len(rounds) == 0)
         times = {c.name: [1e-6] * 9 for c in comparison().contenders}
-        rates = {"read": [1e9], f"fma {ops._C.isa()}": [1e9]}
+        rates = {"read": [1e9] * 9, f"fma {ops._C.isa()}": [1e9] * 9}
         return Samples(times, rates, dict.fromkeys(times, 0.0), 0.0, rounds[-1])
 
     monkeypatch.setattr("benchmarks.harness.sample", disturbed_once)

@@ -39,7 +39,7 @@ SPILL = r"v?mov[au]p[sd]\s+%[xyz]mm\d+,.*\(%r[bs]p|st[rp]\s+q\d+.*\[(sp|x29)"
 TILE = {"avx512": 25, "avx2": 9, "portable": 9, "neon": 25}
 # Kernels of the Gram matrix, and of the one-pass operations.
 TILED = ("ChunkKernel", "RowsKernel")
-STREAMS = ("WeightedSum", "MemoryTotal", "MimicMean")
+STREAMS = ("WeightedSum", "MemoryTotal", "RoundedTotal", "MimicMean")
 
 
 @dataclass(frozen=True)
