@@ -14,9 +14,10 @@ A ratio is refused (NaN) if it would be meaningless:
 * "busy": other processes used more than ``machine.BUSY`` of the cores, or multiply-adds were slower
   than ``SLOWED`` times the fastest of the run. The latter detects a virtual machine whose cores are
   used by others, which it cannot see otherwise.
-* "noisy": the interquartile range of the turns' ratios is more than ``NOISY`` of their median.
+* "noisy": the 95 % interval of the median of the turns' ratios is wider than ``NOISY`` of it.
 
-A disturbed comparison is measured again, at most twice.
+A disturbed comparison is measured again, at most twice: on a busy machine anew, otherwise with more
+turns beside the first ones.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from torch import Tensor
 
 import fastagg
 from benchmarks.ceilings import Probe, fma_probe, read_probe, update_probe
+from benchmarks.intervals import interval
 from benchmarks.machine import Watch, home_of, peak_bytes, threads_apart
 from benchmarks.work import WORK, Work
 
 SHAKY = 0.10
 """Interquartile range over median above which a time is marked with ``~``."""
 NOISY = 0.25
-"""Interquartile range over median of the ratios of the turns above which a ratio is refused."""
+"""Width of the 95 % interval of a median ratio, over the ratio, above which it is refused."""
 
 SLOWED = 0.8
 """Fraction of the fastest multiply-adds of a run below which the machine counts as "busy"."""
@@ -133,13 +135,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Samples:
-    """Raw results of a comparison: times and peak bytes by contender, rates by probe."""
+    """Raw results of a comparison: times and peak bytes by contender, rates by probe.
+
+    The times are those of all turns, NaN in turns without this contender.
+    """
 
     seconds: dict[str, list[float]]
     rates: dict[str, list[float]]
     peaks: dict[str, float]
     other_cores: float
     busy: bool
+
+    def joined(self, other: Samples) -> Samples:
+        """Return the turns of both; these alone if the other ones were disturbed by processes."""
+        if other.busy:
+            return self
+        return Samples(
+            {name: [*times, *other.seconds[name]] for name, times in self.seconds.items()},
+            {name: [*rates, *other.rates[name]] for name, rates in self.rates.items()},
+            {name: max(peak, other.peaks[name]) for name, peak in self.peaks.items()},
+            max(self.other_cores, other.other_cores),
+            False,
+        )
 
 
 def compare(
@@ -162,10 +179,12 @@ def compare(
     else:
         probes.append(read_probe(comparison.operands[0], best))
     start = time.perf_counter()
+    samples: Samples | None = None
     for attempt in range(attempts):
         if attempt:
             time.sleep(2.0)
-        samples = sample(comparison.contenders, probes, repeats, settle)
+        found = sample(comparison.contenders, probes, repeats, settle)
+        samples = found if samples is None or samples.busy else samples.joined(found)
         rows = rows_of(comparison, samples, best)
         if undisturbed(rows) or time.perf_counter() - start > _PATIENCE:
             break
@@ -228,6 +247,7 @@ def sample(
                 first = repeat % len(contenders)
                 for contender in (*contenders[first:], *contenders[:first]):
                     if contender.repeats is not None and repeat >= contender.repeats:
+                        seconds[contender.name].append(math.nan)
                         continue
                     wait_out_threads(settle)
                     seconds[contender.name].append(_timed(contender, batches[contender.name]))
@@ -269,8 +289,12 @@ def _timed(contender: Contender, batch: int) -> float:
 def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row]:
     """Compute medians and ratios; ratios that are refused are NaN."""
     work = comparison.work
-    median = {name: statistics.median(times) for name, times in samples.seconds.items()}
-    quartiles = {name: statistics.quantiles(t, n=4) for name, t in samples.seconds.items()}
+    measured = {
+        name: [taken for taken in times if not math.isnan(taken)]
+        for name, times in samples.seconds.items()
+    }
+    median = {name: statistics.median(times) for name, times in measured.items()}
+    quartiles = {name: statistics.quantiles(t, n=4) for name, t in measured.items()}
     rate = {name: statistics.median(rates) for name, rates in samples.rates.items()}
     ours = next(c.name for c in comparison.contenders if c.role == "ours")
     careful = [c.name for c in comparison.contenders if c.role == "careful"]
@@ -314,9 +338,9 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
                 read_gbytes_per_s=rate.get("read", math.nan) * 1e-9,
                 update_gbytes_per_s=rate.get("update", math.nan) * 1e-9,
                 fma_gflops=rate[f"fma {isa}"] * 1e-9,
-                repeats=len(samples.seconds[name]),
+                repeats=len(measured[name]),
                 other_cores=samples.other_cores,
-                verdict=_verdict(samples.busy, share, spread(samples.seconds[name])),
+                verdict=_verdict(samples.busy, share, spread(measured[name])),
             )
         )
     return rows
@@ -329,12 +353,15 @@ def _verdict(busy: bool, share: float, spread: float) -> str:
 
 
 def paired(above: Sequence[float], below: Sequence[float]) -> float:
-    """Return the median of the ratios within each turn, NaN if they are noisy.
+    """Return the median of the ratios within each turn, NaN if it is noisy.
 
-    A contender with fewer repeats than others was timed in the first turns.
+    Turns without one of the two (NaN) do not count. Fewer than six ratios have no interval of 95 %;
+    their range is taken.
     """
-    ratios = [a / b for a, b in zip(above, below, strict=False)]
-    return math.nan if spread(ratios) > NOISY else statistics.median(ratios)
+    ratios = [a / b for a, b in zip(above, below, strict=True) if not math.isnan(a / b)]
+    low, high = interval(ratios) if len(ratios) > 5 else (min(ratios), max(ratios))
+    median = statistics.median(ratios)
+    return median if high - low <= NOISY * median else math.nan
 
 
 def spread(times: Sequence[float]) -> float:

@@ -26,7 +26,7 @@ HEADINGS = (
 )  # fmt: skip
 LEGEND = (
     f"Medians; ~ quartiles more than {SHAKY:.0%} apart. Ratios are medians of those within each "
-    f"turn; 'noisy': their quartiles are more than {NOISY:.0%} apart, 'busy': others used more "
+    f"turn; 'noisy': their 95 % intervals are wider than {NOISY:.0%}, 'busy': others used more "
     f"than {BUSY:.0%} of the machine, or slowed it down: no ratio then. "
     "x baseline: time of the fastest careful way over this one's; x fastagg: this one's time over "
     "fastagg's. % ceiling: of what bandwidth and multiply-adds, measured in turn, allow at best "
@@ -95,7 +95,7 @@ def left_out(rows: Sequence[Row]) -> list[str]:
     """Return, for each measurement without ratios, which rule of harness.py refused them."""
     reasons = {
         "busy": f"others used more than {BUSY:.0%} of the machine, or slowed it down",
-        "noisy": f"the quartiles of its shares of the ceiling are more than {NOISY:.0%} apart",
+        "noisy": f"its share of the ceiling is known to no better than {NOISY:.0%}",
     }
     return [
         f"{row.op} {row.S} x {row.d:,}, {row.contender}: {row.us:,.0f} µs, {row.verdict}: "

@@ -26,7 +26,7 @@ from rich.progress import track
 import fastagg
 from benchmarks import memory_ops, report, robust, steps
 from benchmarks.machine import describe
-from benchmarks.regress.worker import RULES
+from benchmarks.regress.worker import RULES, rule_name
 from fastagg.ops import _gram, _int8_rows, _moments, _robust, _rows, _scores, _sketch, _sorted
 
 Call = Callable[[], object]
@@ -107,7 +107,8 @@ def median_us(call: Call, seconds: float) -> float:
 def step_call(rule: str, K: int, S: int, d: int) -> Call:
     """Return a call of a step with S of K clients, another cohort each time."""
     torch.manual_seed(0)
-    agg = fastagg.make(fastagg.RuleName(rule), num_clients=K, num_params=d, **RULES[rule])
+    name = fastagg.RuleName(rule_name(rule))
+    agg = fastagg.make(name, num_clients=K, num_params=d, **RULES[rule])
     params, updates = torch.zeros(d), torch.randn(S, d).mul_(0.01)
     cohorts = [torch.randperm(K)[:S] for _ in range(8)]
     turn = 0

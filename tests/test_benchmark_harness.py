@@ -115,8 +115,26 @@ def test_a_change_of_the_machine_s_speed_is_not_in_ratios() -> None:
 def test_ratios_are_of_the_same_turn() -> None:
     # In every turn it is twice as slow as in the one before, and half as fast as the other.
     assert paired([2.0, 4.0, 8.0], [1.0, 2.0, 4.0]) == 2.0
-    assert paired([1.0, 1.0, 1.0, 9.0], [2.0, 2.0, 2.0]) == 0.5  # the last one has no counterpart
+    assert paired([1.0, 1.0, 1.0, 9.0], [2.0, 2.0, 2.0, math.nan]) == 0.5  # without the last turn
     assert math.isnan(paired([1.0, 2.0, 4.0], [1.0, 1.0, 1.0]))
+
+
+def test_more_turns_make_a_noisy_ratio_known() -> None:
+    noisy = [1.0, 1.1, 1.2, 1.3, 0.9, 0.8, 0.7]
+    assert math.isnan(paired(noisy, [1.0] * 7))
+    assert paired(noisy * 5, [1.0] * 35) == 1.0
+
+
+def test_turns_are_joined_with_their_counterparts() -> None:
+    few = {"fastagg": [1e-6] * 3, "slow": [4e-6, 4e-6, math.nan]}
+    more = {"fastagg": [2e-6] * 3, "slow": [8e-6, 8e-6, math.nan]}
+    rates = {"read": [1e9] * 3}
+    one, two = (Samples(s, rates, {"fastagg": 1.0, "slow": 2.0}, 0.0, False) for s in (few, more))
+    both = one.joined(two)
+    assert both.seconds["fastagg"] == [1e-6] * 3 + [2e-6] * 3
+    assert paired(both.seconds["slow"], both.seconds["fastagg"]) == pytest.approx(4.0)
+    assert len(both.rates["read"]) == 6
+    assert one.joined(replace(two, busy=True)) is one
 
 
 def test_no_ratio_when_the_machine_was_slower_than_in_the_rest_of_a_run() -> None:

@@ -7,8 +7,9 @@ import random
 
 import pytest
 
+from benchmarks.intervals import interval
 from benchmarks.machine import ROOT
-from benchmarks.regress.compare import Compared, Worker, compare, interval
+from benchmarks.regress.compare import Compared, Worker, compare
 
 
 def test_the_interval_of_few_ratios_is_unbounded():

@@ -29,6 +29,7 @@ from rich.progress import track
 from rich.table import Table
 
 import fastagg
+from benchmarks.intervals import interval
 from benchmarks.machine import ROOT
 
 TOLERANCE = 1.05  # a case is a regression above this ratio, if its interval excludes 1
@@ -66,21 +67,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--threads", type=int, default=torch.get_num_threads(), help="default: %(default)s"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the ratios to a file")
-
-
-def interval(ratios: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return order statistics between which the median lies with probability >= ``level``.
-
-    With fewer than six ratios no such interval exists; the result is then (0, inf).
-    """
-    ordered, n = sorted(ratios), len(ratios)
-    below, tail = 0.0, 0  # P(at most tail - 1 of n ratios lie below the median)
-    while True:
-        more = below + math.comb(n, tail) / 2**n
-        if 2 * more > 1 - level:
-            break
-        below, tail = more, tail + 1
-    return (ordered[tail - 1], ordered[n - tail]) if tail else (0.0, math.inf)
 
 
 def build(commit: str, console: Console) -> Path:

@@ -28,7 +28,7 @@ from fastagg import ops
 
 Call = Callable[[], object]
 
-# Options by rule; what follows a comma only tells two of a rule apart.
+# Options by label: the name of a rule, and after a comma what tells two of it apart.
 RULES: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "amplified": {},
@@ -66,12 +66,17 @@ FORMS = ("copied", "owned")
 COHORTS = 8  # cohorts of S of 2 S clients, in turn
 
 
+def rule_name(label: str) -> str:
+    """Return the name of the rule of a label of RULES."""
+    return label.split(",")[0]
+
+
 def step_call(rule: str, S: int, d: int, form: str) -> Call:
     """Return a call that runs one step; "owned": the rule may take the rows of a buffer."""
     torch.manual_seed(0)
     K = 2 * S
     make: Any = fastagg.make  # an older tree has no RuleName
-    agg = make(rule.split(",")[0], num_clients=K, num_params=d, **RULES[rule])
+    agg = make(rule_name(rule), num_clients=K, num_params=d, **RULES[rule])
     params = torch.zeros(d)
     cohorts = [torch.randperm(K)[:S] for _ in range(COHORTS)]
     if form == "owned":
