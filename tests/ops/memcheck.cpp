@@ -270,7 +270,8 @@ void check_int8_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
     double sum = 1.0;
     for (int64_t s = 0; s < S; ++s) {
       expect(numbers[2 * S + s][k], numbers[s][k], 0.0, "quantized_total, numbers");
-      expect(read[s][k], x[s][k], 5.0 / 254 * 1e5, "quantize");  // half a step of at most 5 / 127
+      expect(read[s][k], x[s][k], 0.501 * scales[s][k / kScaleBlock] * 1e5,
+             "quantize");  // half a step
       sum += 0.5 *
              (read[s][k] - static_cast<double>(numbers[S + s][k]) * scales[S + s][k / kScaleBlock]);
     }
@@ -281,6 +282,37 @@ void check_int8_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
     for (int64_t k = 0; k < d; ++k) peak = std::max(peak, std::abs(read[s][k]));
     expect(peaks[s], peak, 0.0, "quantized_total, peaks");
   }
+}
+
+void check_bfloat16_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
+  const Rows x(S, d), old(S, d);
+  std::vector<std::unique_ptr<Bfloat16[]>> blocks;
+  std::vector<Bfloat16*> memory, kept;
+  for (int64_t s = 0; s < S; ++s) {
+    for (auto* rows : {&memory, &kept}) {
+      blocks.emplace_back(new Bfloat16[d]);
+      rows->push_back(blocks.back().get());
+    }
+    for (int64_t k = 0; k < d; ++k)
+      memory[s][k].bits = static_cast<uint16_t>(bfloat16_bits(old[s][k]) >> 16);
+  }
+  const std::vector<double> weights(S, 0.5), total(d, 1.0);
+  const std::unique_ptr<double[]> out(new double[d]);
+  const std::unique_ptr<float[]> peaks(new float[S]);
+  cpu::rounded_total(out.get(), peaks.get(), total.data(), x.read(), memory.data(), S, d,
+                     weights.data(), kept.data(), nullptr, parallel);
+  std::vector<float> largest(S, 0.0f);
+  for (int64_t k = 0; k < d; ++k) {
+    double sum = 1.0;
+    for (int64_t s = 0; s < S; ++s) {
+      const float row = widened(kept[s][k]);
+      expect(row, x[s][k], std::abs(x[s][k]) * 1e5 / 256, "rounded_total, rows");  // 2^-8 of it
+      largest[s] = std::max(largest[s], std::abs(row));
+      sum += 0.5 * (double{row} - widened(memory[s][k]));
+    }
+    expect(out[k], sum, static_cast<double>(S), "rounded_total");
+  }
+  for (int64_t s = 0; s < S; ++s) expect(peaks[s], largest[s], 0.0, "rounded_total, peaks");
 }
 
 template <class Count>
@@ -348,12 +380,14 @@ void check_all(const cpu::Parallel& parallel) {
       check_gram(S, d, parallel);
       check_rows(S, d, parallel);
       check_int8_rows(S, d, parallel);
+      check_bfloat16_rows(S, d, parallel);
       check_sorted(S, d, parallel);
     }
   for (const int64_t S : {33, 150, 300}) check_sorted(S, 70, parallel);  // more than one run
   check_gram(250, 140, parallel);  // more panels than L2 holds
   check_rows(9, 9000, parallel);   // more than one block of columns
   check_int8_rows(9, 20000, parallel);
+  check_bfloat16_rows(9, 20000, parallel);
   for (const int64_t K : {1, 2, 7, 8, 33, 300}) {
     check_friends<int16_t>(K, true, parallel);
     check_friends<int32_t>(K, false, parallel);
