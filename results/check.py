@@ -307,18 +307,6 @@ def theorem_rules() -> float:
     return float(len({r["rule"] for r in _theorem(False) if "midpoint" not in r["rule"]}))
 
 
-def reseeded(*alphas: str) -> float:
-    """The largest change of the mean accuracy over a run of seed 0, if sketches follow the seed."""
-    found = []
-    for method in ("Means", "Means first"):
-        for alpha in alphas:
-            dropout = f"{'exact' if alpha == '0.9' else 'cluster-floor'}-{alpha}"
-            job = f"unfinished/{MEANS}/jobs/{method}_{dropout}_seed0"
-            pair = [column(folder, method, alpha)[0] for folder in (job, MEANS)]
-            found.append(abs(mean(pair[0]) - mean(pair[1])))
-    return max(found)
-
-
 def theorem_uniform() -> tuple[float, float]:
     found = [float(row["ratio"]) for row in _theorem(True)]
     return min(found), max(found)
