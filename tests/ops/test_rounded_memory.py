@@ -36,10 +36,10 @@ class Round:
         self.params: Tensor | None = None
         self.scales: Tensor | None = None
 
-    def run(self, module: Any = ops) -> tuple[Tensor, Tensor]:
+    def run(self, module: Any = None) -> tuple[Tensor, Tensor]:
         out = torch.full_like(self.total, torch.nan)
         peaks = torch.full((len(self.clients),), torch.nan)
-        module.memory_total_(
+        (module or ops).memory_total_(
             out, peaks, self.total, self.memory, self.updates, self.clients, self.weights,
             self.references, self.params, self.kept, scales=self.scales,
         )  # fmt: skip
