@@ -178,7 +178,7 @@ inline std::vector<const float*> check_references(
   return pointers;
 }
 
-// Checks `kept`: empty, or S rows, float32 [d], that the call writes. Returns their addresses.
+// Checks `kept`: empty, or S rows [d] of `dtype` that the call writes. Returns their addresses.
 inline std::vector<char*> check_kept(at::TensorList kept, int64_t S, int64_t d,
                                      const at::Device& device, at::ScalarType dtype = at::kFloat) {
   const auto given = static_cast<int64_t>(kept.size());

@@ -53,8 +53,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
 //   peaks    // [S] max |q(updates[s])|, NaN if the row holds a NaN
 //   memory   // [S] pointers to d elements each
 //   kept     // [S] pointers to d elements each, written, or nullptr
-//   scales   // [S]: updates are multiplied by them, in float32, before they are rounded; or
-//   nullptr
+//   scales   // [S]: factors of the updates, in float32, before they are rounded; or nullptr
 void rounded_total(double* out, float* peaks, const double* total, const float* const* updates,
                    const Bfloat16* const* memory, int64_t S, int64_t d, const double* weights,
                    Bfloat16* const* kept, const float* scales, const Parallel& parallel);

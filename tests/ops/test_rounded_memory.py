@@ -15,8 +15,8 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.ops import reference
 
-# Steps are 64 columns, blocks 1,024 and more; rows are taken in groups of 4 and 1. The last two
-# exceed the last-level cache of most processors: their rows are stored past the caches.
+# Steps are 64 columns, blocks 1,024 and more; rows are taken in groups of 4 and 1. The last shape
+# exceeds the last-level cache of most processors: its rows are stored past the caches.
 SHAPES = [(1, 1), (3, 63), (4, 64), (5, 129), (9, 12_345), (41, 400_003)]
 F64, BF16 = torch.float64, torch.bfloat16
 
