@@ -35,13 +35,17 @@ environment source "$torch" 'setuptools>=77' ninja
 VIRTUAL_ENV=$tmp/source "$venv/bin/uv" pip install --quiet --no-build-isolation "$sdist"
 (cd "$tmp" && source/bin/python -m fastagg | tail -n 1)
 
-# MiB of the extension that a user gets: 8 at most. With -O0, inlined templates take twice the room; then
-# the optimized extension of the checkout is measured.
+# MiB of the extension that a user gets: 8 at most. Nobody gets one of -O0, in which every unrolled and inlined loop takes three
+# times the room or more; then the optimized extension of the checkout is measured, and the limit of the one in the wheel only finds
+# what does not belong there, such as debug information.
 limit=8
 if [[ " ${CXXFLAGS:-} " == *" -O0 "* ]]; then
-  limit=16
   size=$(stat -c %s "$root"/fastagg/_C*.so)
-  [ "$size" -lt $((8 << 20)) ] || { echo "the extension has $size bytes, more than 8 MiB" >&2; exit 1; }
+  if [ "$size" -ge $((limit << 20)) ]; then
+    echo "the optimized extension of the checkout has $size bytes; the limit is $limit MiB" >&2
+    exit 1
+  fi
+  limit=32
 fi
 
 echo "== the wheel by pip"
@@ -64,7 +68,7 @@ assert f"built for torch {torch.__version__}, and torch 1.0.0 is installed" in e
 assert f"pip install 'torch=={minor}.*'" in error and "--no-build-isolation" in error, error
 limit = int(sys.argv[1]) << 20
 size = sum(file.stat().st_size for file in (root / "lib").rglob("fastagg/_C*.so"))
-assert 0 < size < limit, size
+assert 0 < size < limit, f"the extension of the wheel has {size} bytes; the limit is {limit}"
 package = pathlib.Path(fastagg.__file__).parent
 assert (package / "py.typed").exists() and "FDMS" in (package / "making.pyi").read_text()
 print(fastagg.__version__, f"{size / 1e6:.1f} MB")
