@@ -11,6 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# Seconds after which a process that a test waits for counts as hung. On a machine that other tests
+# load, a process may need minutes to import torch. A wait ends with what it waits for, so that the
+# limit costs nothing.
+HANG = 600.0
+
 
 def python_block(page: str) -> str:
     """Return the only Python block of a page of docs/."""
@@ -19,7 +24,7 @@ def python_block(page: str) -> str:
     return str(block)
 
 
-def run_script(text: str, folder: Path, *, name: str = "run.py", seconds: float = 300.0) -> str:
+def run_script(text: str, folder: Path, *, name: str = "run.py", seconds: float = HANG) -> str:
     """Write a program to a folder, run it there with the import paths of this process.
 
     Returns:

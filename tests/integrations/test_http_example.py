@@ -22,6 +22,7 @@ from torch import Tensor
 import fastagg
 from fastagg import tensor_file
 from fastagg.updates.statistics import mean_
+from tests.scripts import HANG
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed (it is in the extra dev)")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
@@ -56,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def wait_for(what: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_for(what: Callable[[], bool], seconds: float = HANG) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end
@@ -115,8 +116,8 @@ def test_the_shortest_server(start: Callable[..., subprocess.Popen[bytes]], tmp_
     port = free_port()
     clients = start_clients(start, tmp_path, port)
     server = start("server", "minimal.py", str(port))
-    assert server.wait(120) == 0, (tmp_path / "server.txt").read_text()
-    assert all(client.wait(60) == 0 for client in clients)
+    assert server.wait(HANG) == 0, (tmp_path / "server.txt").read_text()
+    assert all(client.wait(HANG) == 0 for client in clients)
     output = (tmp_path / "server.txt").read_text().splitlines()
     assert len(output) == 20
     assert sum("4 active: 0, 1, 2, 3" in line for line in output) >= 10, output
@@ -141,9 +142,9 @@ def test_absent_and_killed_clients_and_a_killed_server(
     assert len(lines(log)) == 3
 
     server = start("server", *serve, f"--folder={tmp_path}")
-    assert server.wait(120) == 0, (tmp_path / "server.txt").read_text()
+    assert server.wait(HANG) == 0, (tmp_path / "server.txt").read_text()
     for k in range(3):
-        assert clients[k].wait(60) == 0, (tmp_path / f"client{k}.txt").read_text()
+        assert clients[k].wait(HANG) == 0, (tmp_path / f"client{k}.txt").read_text()
 
     assert [line["round"] for line in lines(log)] == [1, 2, 3, 4, 5]
     active = [line["active"] for line in lines(log)]
@@ -167,10 +168,11 @@ def test_a_late_answer_after_a_restart(
     """
     address, log = f"http://127.0.0.1:{free_port()}", tmp_path / "rounds.jsonl"
     serve = ["server.py", "--clients=2", "--rounds=2", "--rule=fedavg", "--late=2"]
-    serve += [f"--port={address.rpartition(':')[2]}", f"--folder={tmp_path}", "--seconds=6"]
+    serve += [f"--port={address.rpartition(':')[2]}", f"--folder={tmp_path}"]
+    serve += [f"--seconds={SECONDS}"]
 
     def task(client: int) -> tuple[str, bytes]:
-        with urlopen(f"{address}/{client}", timeout=10) as reply:
+        with urlopen(f"{address}/{client}", timeout=HANG) as reply:
             return reply.headers["Key"] or "", reply.read()
 
     def is_open(number: int) -> bool:
@@ -180,7 +182,7 @@ def test_a_late_answer_after_a_restart(
             return False
 
     def answer(client: int, key: str, model: bytes) -> None:
-        with urlopen(f"{address}/{client}/{key}", model, timeout=10) as reply:
+        with urlopen(f"{address}/{client}/{key}", model, timeout=HANG) as reply:
             assert reply.status == 200
 
     server = start("server", *serve)
@@ -194,7 +196,7 @@ def test_a_late_answer_after_a_restart(
     wait_for(lambda: is_open(2) or server.poll() is not None)
     answer(0, key, model)
     answer(1, *task(1))
-    assert server.wait(60) == 0, (tmp_path / "server.txt").read_text()
+    assert server.wait(HANG) == 0, (tmp_path / "server.txt").read_text()
     first, second = lines(log)
     assert first["active"] == [1] and not first["late"]
     assert second["active"] == [0, 1] and second["late"] == {"0": 1}

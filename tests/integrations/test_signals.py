@@ -15,6 +15,7 @@ import torch
 
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._signals import SignalGuard
+from tests.scripts import HANG
 
 # Runs rounds without end; checkpoint_every is too large for a scheduled checkpoint.
 SERVER = """
@@ -45,19 +46,22 @@ while True:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_whole_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
     path = tmp_path / "run"
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", SERVER, str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "running\n"
-    assert not path.exists()
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "running\n"
+            assert not path.exists()
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=HANG)
+        finally:
+            process.kill()  # it has no effect on a process that has ended
     # The default effect of the signal: KeyboardInterrupt (as a status or a signal), or death.
     assert process.returncode in ({1, -2, 130} if number == signal.SIGINT else {-15})
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from fastagg_sim.cli import main
+from tests.scripts import HANG
 
 ROUNDS = 300  # a second or two, of which the first checkpoint takes 0.2: time to be interrupted
 RUN = [
@@ -28,16 +31,22 @@ def heed_sigint() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def start(out: Path) -> subprocess.Popen[str]:
-    """Start RUN in a separate process group."""
-    return subprocess.Popen(
+@contextmanager
+def started(out: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start RUN in a separate process group; however the test ends, end the group and its pipe."""
+    with subprocess.Popen(
         [sys.executable, "-m", "fastagg_sim", *RUN, "--out", str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
         preexec_fn=heed_sigint,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def checkpoints(out: Path) -> set[Path]:
@@ -46,10 +55,10 @@ def checkpoints(out: Path) -> set[Path]:
 
 def wait_for_checkpoints(out: Path, process: subprocess.Popen[str], count: int) -> None:
     """Wait until there are `count` checkpoints."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while len(checkpoints(out)) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no checkpoint within a minute"
+        assert process.poll() is None, process.communicate(timeout=HANG)[0]
+        assert time.monotonic() < deadline, f"fewer than {count} checkpoints in {HANG:.0f} s"
         time.sleep(0.02)
 
 
@@ -58,7 +67,7 @@ def wait_until_workers_are_gone(out: Path, group: int) -> None:
 
     Dead workers that nothing reaps stay in their process group, but write nothing for 3 seconds.
     """
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG
     sizes: list[list[int]] = []
     while len(sizes) < 7 or any(size != sizes[-1] for size in sizes[-7:]):
         try:
@@ -86,14 +95,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_killed_run_ends_with_the_same_csv(
     victim: str, tmp_path: Path, uninterrupted: bytes
 ) -> None:
-    process = start(tmp_path)
-    wait_for_checkpoints(tmp_path, process, 2)
-    if victim == "everything":
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.communicate()
-    wait_until_workers_are_gone(tmp_path, process.pid)
+    with started(tmp_path) as process:
+        wait_for_checkpoints(tmp_path, process, 2)
+        if victim == "everything":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.communicate(timeout=HANG)
+        wait_until_workers_are_gone(tmp_path, process.pid)
     assert not (tmp_path / "metrics.csv").exists()
     assert checkpoints(tmp_path), "killed too late to test anything"
     assert finish(tmp_path) == uninterrupted
@@ -105,10 +114,10 @@ def test_killed_run_ends_with_the_same_csv(
 def test_interrupted_run_saves_and_goes_on(
     number: signal.Signals, tmp_path: Path, uninterrupted: bytes
 ) -> None:
-    process = start(tmp_path)
-    wait_for_checkpoints(tmp_path, process, 1)
-    os.killpg(process.pid, number)
-    output = process.communicate(timeout=60)[0]
+    with started(tmp_path) as process:
+        wait_for_checkpoints(tmp_path, process, 1)
+        os.killpg(process.pid, number)
+        output = process.communicate(timeout=HANG)[0]
     assert process.returncode == 130, output
     assert "run the same command again to resume" in output
     assert "Traceback" not in output
