@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+from tests.scripts import HANG
+
 START = """
 import os, signal, threading, time
 import torch
@@ -24,7 +26,7 @@ updates, clients = torch.randn(3, d), [0, 2, 1]
 def in_child(work):
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # ends the process if it hangs
+        signal.alarm(300)  # ends the process if it hangs
         try:
             work()
         except BaseException as error:
@@ -40,7 +42,7 @@ def run(script: str) -> str:
         [sys.executable, "-c", START + textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from torch import Tensor
 import fastagg
 from fastagg import Aggregator, FlatLayout, client_files, tensor_file
 from fastagg.updates.files import ClientFiles
+from tests.scripts import HANG
 
 SHAPES = {"a": (3, 5), "empty": (0, 4), "b": (1,), "c": (7, 11, 13)}
 D = 15 + 1 + 1001
@@ -295,7 +296,7 @@ def run_script(script: str, *arguments: object) -> str:
         [sys.executable, "-c", script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         env={**os.environ, **malloc, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=False,
     )

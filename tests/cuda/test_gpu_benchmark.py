@@ -17,6 +17,7 @@ from benchmarks import cuda, cuda_cases, cuda_verdict
 from benchmarks.cuda_timing import Ceilings, Timing
 from benchmarks.cuda_worker import CaseError, Worker
 from benchmarks.work import WORK
+from tests.scripts import HANG
 
 
 def test_a_dry_run_writes_every_op(tmp_path: Path) -> None:
@@ -104,16 +105,16 @@ def answer(what: str) -> int:
 @pytest.mark.slow
 def test_a_case_cannot_end_the_others() -> None:
     worker = Worker(answer)
-    first = worker.call("", seconds=30)
+    first = worker.call("", seconds=HANG)
     with pytest.raises(CaseError, match="a wrong value"):
-        worker.call("raise", seconds=30)
-    assert worker.call("", seconds=30) == first  # an error of Python leaves the process usable
+        worker.call("raise", seconds=HANG)
+    assert worker.call("", seconds=HANG) == first  # an error of Python leaves the process usable
     with pytest.raises(CaseError, match="status 3"):
-        worker.call("exit", seconds=30)
-    second = worker.call("", seconds=30)
+        worker.call("exit", seconds=HANG)
+    second = worker.call("", seconds=HANG)
     with pytest.raises(CaseError, match="ended after 0 s"):
         worker.call("hang", seconds=0.2)
-    assert len({os.getpid(), first, second, worker.call("", seconds=30)}) == 4
+    assert len({os.getpid(), first, second, worker.call("", seconds=HANG)}) == 4
     worker.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.scripts import ROOT
+from tests.scripts import HANG, ROOT
 
 pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
 
@@ -50,7 +50,7 @@ def test_a_killed_server_loses_no_late_reply(
     folder = tmp_path / "run"
     folder.mkdir()
     command = [sys.executable, "-m", "tests.integrations.late_federation", api, str(folder), point]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == -signal.SIGKILL, done.stderr[-4000:]
     kind = {"kept": "answer", "settled": None}.get(point, "used")
     assert files(folder) == ([] if kind is None else [kind] * 2)

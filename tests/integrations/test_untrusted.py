@@ -67,9 +67,9 @@ def test_small_values_stay_as_they_are(value: Any) -> None:
 
 def test_no_text_of_a_large_list_is_made() -> None:
     values = [1.0 / 3] * 10**7
-    start = time.monotonic()
+    start = time.thread_time()
     Answer("1", {}, values, weight=values)
-    assert time.monotonic() - start < 1.0  # its text would take several seconds
+    assert time.thread_time() - start < 1.0  # its text would take several seconds
 
 
 def test_reports_have_short_reasons_and_lines() -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import HANG
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
 
@@ -34,7 +36,7 @@ def test_the_server_runs_as_its_first_line_says(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr

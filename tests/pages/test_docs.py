@@ -19,6 +19,7 @@ from types import ModuleType
 import pytest
 
 from tests.pages.commands import pages
+from tests.scripts import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -56,7 +57,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         env={**os.environ, **ONE_RANK, "PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG,
         check=False,
     )
     assert result.returncode == 0, f"{page.name}, line numbers are the page's:\n{result.stderr}"

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import fastagg
+from tests.scripts import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,7 +35,7 @@ def run(folder: Path, rounds: int, ranks: int = 1) -> str:
         env={**os.environ, **ONE_RANK, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, done.stderr

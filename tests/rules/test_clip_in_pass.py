@@ -18,7 +18,7 @@ from fastagg import Aggregator, ColumnBlocks, clipped_steps
 from fastagg.updates.columns import Columns
 from fastagg.updates.differences import Differences
 from tests.rules.conftest import as_form
-from tests.scripts import ROOT
+from tests.scripts import HANG, ROOT
 
 K, D = 6, 23
 CLIP = 4.0  # rows of D standard normal numbers have norms of about 4.8
@@ -67,7 +67,7 @@ def test_the_peak_of_memory_is_that_without_copies() -> None:
     """A rule for each way of scaling rows; without names, the program measures all rules."""
     rules = ["fdms", "krum", "median", "mimic", "scaffold", "mifa-client"]
     command = [sys.executable, "-m", "tests.rules.clip_peaks", *rules]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("\n") == 6 * 11 + 1  # six forms of eleven configurations
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import HANG
+
 ROOT = Path(__file__).parents[2]
 CODE = """
 import os, sys
@@ -41,6 +43,6 @@ for rule, call in calls.items():
 def test_no_operation_of_torch_starts_threads() -> None:
     """A process that has started OpenMP's threads once would not show it: this one is fresh."""
     found = subprocess.run(
-        [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, timeout=HANG
     )
     assert (found.returncode, found.stdout) == (0, ""), found.stdout + found.stderr

@@ -166,7 +166,7 @@ def test_waits_for_a_process_with_the_same_runs(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX)
 
         def release_when_it_waits() -> None:
-            deadline = time.monotonic() + 20.0
+            deadline = time.monotonic() + 120.0
             while "waiting" not in printed.getvalue() and time.monotonic() < deadline:
                 time.sleep(0.01)
             left.extend(path.name for path in folder.iterdir())
