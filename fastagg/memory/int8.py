@@ -38,7 +38,7 @@ class Int8Memory:
     Args:
         num_clients: K.
         num_params: d.
-        device: where the rows live; the CPU.
+        device: where the rows live.
         store: where the numbers are stored, with dtype int8. Scales are in memory.
 
     Raises:
@@ -61,6 +61,7 @@ class Int8Memory:
             num_clients, num_scales(num_params), device=device, dtype=torch.float32
         )
         self._spare_scales = self.scales.new_empty(0, num_scales(num_params))
+        self._places: Tensor | None = None  # on a GPU: the clients that the spare scales are for
 
     @property
     def nbytes(self) -> int:
@@ -82,13 +83,13 @@ class Int8Memory:
 
     def __getitem__(self, client: int) -> Tensor:
         """Return the remembered vector of client ``client`` as float32 [d]."""
-        out = torch.empty(self.shape[1], dtype=torch.float32, device="cpu")
+        out = torch.empty(self.shape[1], dtype=torch.float32, device=self.scales.device)
         ops.dequantize_([out], [self.numbers.rows[client]], [self.scales[client]])
         return out
 
     def clone(self) -> Tensor:
         """Return all remembered vectors as float32: [K, d]."""
-        matrix = torch.empty(self.shape, dtype=torch.float32, device="cpu")
+        matrix = torch.empty(self.shape, dtype=torch.float32, device=self.scales.device)
         ops.dequantize_(list(matrix), self.numbers.rows, list(self.scales))
         return matrix
 
@@ -164,6 +165,8 @@ class Int8Memory:
         numbers = self.numbers.spares.rows(clients)
         if len(self._spare_scales) < len(clients):
             self._spare_scales = self.scales.new_empty(len(clients), self.scales.shape[1])
+        if self.scales.is_cuda:  # here, because a commit allocates nothing
+            self._places = torch.tensor(list(clients), device=self.scales.device)
         return numbers, self._spare_scales[: len(clients)]
 
     # --- the commit ---------------------------------------------------------------------------
@@ -179,6 +182,9 @@ class Int8Memory:
             reference: None.
         """
         self.numbers.exchange(clients, owner)
+        if self._places is not None:  # one launch
+            self.scales.index_copy_(0, self._places, self._spare_scales[: len(clients)])
+            return
         for client, scales in zip(clients, self._spare_scales, strict=False):
             self.scales[client].copy_(scales)
 

@@ -54,10 +54,12 @@ class StreamedRow(ABC):
     Attributes:
         num_params: d.
         budget: maximum number of bytes for one piece of all rows that are read together.
+        device: where pieces are read to.
     """
 
     num_params: int
     budget: int
+    device = torch.device("cpu")
 
     def problem(self) -> str | None:
         """Return why the row cannot be read, or None. A step calls this once, before it reads."""
@@ -137,6 +139,7 @@ class QuantizedRow(StreamedRow):
     def __init__(self, numbers: Tensor, scales: Tensor) -> None:
         self.num_params, self.budget = len(numbers), SCRATCH_BYTES
         self.numbers, self.scales = numbers, scales
+        self.device = numbers.device
 
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
         """Return columns [begin, end) in ``scratch``; ``begin`` is a multiple of 256."""
@@ -690,9 +693,8 @@ class _Reader:
         self.rows = rows
         listed: Sequence[AnyRow] = () if isinstance(rows, Tensor) else rows
         self.copied = sum(not in_memory([row]) for row in listed)
-        # Streamed rows are read to the CPU; rows of another dtype are converted on their device.
-        narrow = (row for row in listed if isinstance(row, Tensor) and not in_memory([row]))
-        self.device = next((row.device for row in narrow), torch.device("cpu"))
+        copied = (row.device for row in listed if not in_memory([row]))
+        self.device = next(copied, torch.device("cpu"))
         budgets = [row.budget for row in listed if isinstance(row, StreamedRow)]
         self.budget = min(budgets, default=SCRATCH_BYTES)
 
