@@ -22,8 +22,9 @@ from fastagg.ops._examples import ExampleData
 class OnDevice:
     """The ops, computed on another device for tensors on the CPU.
 
-    Arguments are copied to the device with their strides; results and changed arguments are copied
-    back. Client ids (int64, 1-D) stay on the CPU, where they are checked.
+    Arguments are copied to the device with their whole storages, so that offsets, strides and
+    overlaps are the same there; results and changed arguments are copied back. Client ids and
+    splits (int64) stay on the CPU, where they are checked.
     """
 
     def __init__(self, device: str) -> None:
@@ -34,18 +35,26 @@ class OnDevice:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             pairs: list[tuple[Tensor, Tensor]] = []  # on the CPU, on the device
+            memory: dict[int, Tensor] = {}  # of whole storages: what overlaps here overlaps there
 
             def moved(value: Any) -> Any:
                 if isinstance(value, list | tuple):
                     return [moved(item) for item in value]
                 if not isinstance(value, Tensor):
                     return value
-                if value.dtype == torch.int64 and value.dim() == 1:
+                if value.dtype == torch.int64:  # ids and splits
                     return value
-                there = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=self.device
+                storage = value.untyped_storage()
+                if storage.data_ptr() not in memory:
+                    own = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
+                    memory[storage.data_ptr()] = own.to(self.device, copy=True)
+                there = torch.empty(0, dtype=value.dtype, device=self.device).set_(
+                    memory[storage.data_ptr()].untyped_storage(),
+                    value.storage_offset(),
+                    value.shape,
+                    value.stride(),
                 )
-                pairs.append((value, there.copy_(value)))
+                pairs.append((value, there))
                 return there
 
             result = op(*map(moved, args), **{key: moved(v) for key, v in kwargs.items()})
