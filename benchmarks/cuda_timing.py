@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import math
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,16 @@ class Timer:
             torch.cuda.synchronize()
 
 
+def _driver() -> str:
+    """Return the version of the GPU's driver."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.splitlines()[0].strip() if found.stdout else "unknown"
+
+
 def measure_ceilings(dry: bool) -> tuple[str, Ceilings]:
     """Return the device with its software, and what the device achieves."""
     device = "cpu" if dry else "cuda"
@@ -110,7 +121,7 @@ def measure_ceilings(dry: bool) -> tuple[str, Ceilings]:
     read = min(timer.seconds(x.sum), timer.seconds(x.amax))
     a, b = (torch.randn(m, m, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = timer.seconds(lambda: a @ b)
-    about = f"{name}, torch {torch.__version__}"
+    about = f"{name}, driver {'none' if dry else _driver()}, torch {torch.__version__}"
     return about, Ceilings(8 * n / copy, 4 * n / read, 2 * m**3 / product)
 
 

@@ -11,6 +11,8 @@
 # FOLDER receives seven files, written as results come: summary.txt, build.log, tests.log,
 # bench.log, cuda.csv, cuda.md and sanitizers.log. The exit status is 1 if a stage did not pass.
 #
+# STAGES=REGEX runs only stages whose names match, after the first two, and is for work on kernels.
+#
 # REHEARSAL=1 runs the commands of all stages on the CPU, with the extension that is already built,
 # as far as they go there. It tests this script, not the kernels.
 # shellcheck disable=SC2329 # functions are called by bash -c
@@ -32,6 +34,8 @@ for folder in "${folders[@]}"; do
 done
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 2
 rehearsal=${REHEARSAL:-}
+only=${STAGES:-}
+cores=$(nproc) # before OMP_NUM_THREADS, which nproc heeds
 device=cuda
 [ -n "$rehearsal" ] && device=cpu
 export PYTHONPATH=$PWD:$PWD/python$carried PYTHONUNBUFFERED=1 OMP_NUM_THREADS=4
@@ -50,6 +54,10 @@ stage() {
   local name=$1 most=$2 log=$out/$3 left=$((limit - SECONDS)) start=$SECONDS status size
   if [ -n "$rehearsal" ] && [ "$most" != rest ]; then most=$((3 * most)); fi  # other tests run beside it
   shift 3
+  if [ -n "$only" ] && [[ ! $name =~ ^(GPU|build)$|$only ]]; then
+    say "$name: not asked for"
+    return
+  fi
   [ "$most" != rest ] && [ "$most" -le "$left" ] || most=$left
   if [ "$most" -lt 5 ]; then
     say "$name: NOT RUN, the total time limit is reached"
@@ -72,17 +80,17 @@ stage() {
   return 1
 }
 
-# at_least SECONDS LATER: print SECONDS or, if more is left, what the later stages do not need of it,
-# at most 120.
+# at_least SECONDS LATER MOST: print SECONDS or, if more is left, what the later stages do not need of it,
+# at most MOST.
 at_least() {
   local most=$((limit - SECONDS - $2))
-  [ "$most" -le 120 ] || most=120
+  [ "$most" -le "$3" ] || most=$3
   [ "$most" -ge "$1" ] || most=$1
   echo "$most"
 }
 
 environment() {
-  echo "shell $BASH_VERSION, $(nproc) cores, PYTHONPATH $PYTHONPATH"
+  echo "shell $BASH_VERSION, $cores cores, PYTHONPATH $PYTHONPATH"
   nvidia-smi || echo "no nvidia-smi"
   echo "CUDA_HOME ${CUDA_HOME:-not found}, nvcc $(command -v nvcc || echo 'not on PATH')"
   [ -z "${CUDA_HOME:-}" ] || "$CUDA_HOME/bin/nvcc" --version
@@ -160,12 +168,22 @@ PY
 }
 
 # Build in a copy without pyproject.toml: setuptools before 77 rejects its license, and setup.py has
-# all that this build needs. An earlier build in this copy is continued.
+# all that this build needs. An earlier build in this copy is continued: files that are the same keep
+# their times.
 build() {
-  local tree=build/gpu arch folder ninja
-  rm -rf "$tree"/csrc "$tree"/fastagg
+  local tree=build/gpu arch file folder library ninja
   mkdir -p "$tree"
-  cp -pR setup.py write_stub.py csrc fastagg "$tree"/
+  cp -R setup.py write_stub.py "$tree"/
+  shopt -s globstar nullglob
+  for file in "$tree"/{csrc,fastagg}/**/*.*; do
+    [ -e "${file#"$tree"/}" ] || rm -f "$file"
+  done
+  for file in {csrc,fastagg}/**/*.{cpp,h,cu,cuh,py,pyi,typed}; do
+    [ -e "$tree/$file" ] && [ "$(<"$file")" = "$(<"$tree/$file")" ] && continue
+    mkdir -p "$tree/${file%/*}"
+    cp "$file" "$tree/$file"
+  done
+  shopt -u globstar nullglob
   rm -f "$tree"/fastagg/_C*.so "$tree"/fastagg/_built_for.py
   if [ -n "$rehearsal" ]; then
     (cd "$tree" && FASTAGG_CUDA=0 "$python" setup.py --version) # reads all settings; builds nothing
@@ -176,8 +194,15 @@ build() {
   folder=$(runtime_folders)
   echo "libcudart in ${folder:-no known folder}"
   [ -z "$folder" ] || export LIBRARY_PATH=$folder${LIBRARY_PATH:+:$LIBRARY_PATH}
+  # A compiler without a shared libstdc++ would put a second one into the extension, and a number in
+  # the text of an error would then end the process.
+  if [ "$("${CXX:-g++}" -print-file-name=libstdc++.so)" = libstdc++.so ]; then
+    library=$(ldconfig -p | sed -n 's/.*libstdc++\.so\.6 .*=> //p' | head -n 1)
+    echo "libstdc++ of the system: ${library:-not found}"
+    [ -z "$library" ] || export LDFLAGS="${LDFLAGS:-} -Wl,--no-as-needed $library"
+  fi
   arch=$("$python" -c 'import torch; print("{}.{}".format(*torch.cuda.get_device_capability()))') || return
-  (cd "$tree" && FASTAGG_CUDA=1 TORCH_CUDA_ARCH_LIST=$arch MAX_JOBS=${MAX_JOBS:-$(nproc)} \
+  (cd "$tree" && FASTAGG_CUDA=1 TORCH_CUDA_ARCH_LIST=$arch MAX_JOBS=${MAX_JOBS:-$cores} \
     "$python" setup.py build_ext --inplace) || return
   cp -p "$tree"/fastagg/_C*.so "$tree"/fastagg/_built_for.py fastagg/
   "$python" -c 'from fastagg import ops; assert "cuda" in ops.devices(), "no CUDA kernels"'
@@ -192,7 +217,7 @@ run_tests() {
     echo "hypothesis is missing: without tests/conftest.py"
     conftest=(--noconftest)
   }
-  "$python" -m pytest -v --tb=short --maxfail=3 -p no:cacheprovider -p benchmarks.report_at_once \
+  "$python" -m pytest -v --tb=short --maxfail=10 -p no:cacheprovider -p benchmarks.report_at_once \
     -o "addopts=-ra --import-mode=importlib" -o minversion=0 -o filterwarnings=default "${conftest[@]}" "$@"
   status=$?
   if [ -n "$rehearsal" ] && [ "$status" -eq 5 ]; then
@@ -222,22 +247,23 @@ sanitize() {
 CUDA_HOME=$(toolkit)
 if [ -n "$CUDA_HOME" ]; then export CUDA_HOME; else unset CUDA_HOME; fi
 export -f environment find_gpu build site_packages runtime_folders run_tests sanitize
-export python out rehearsal device
-bench=(--out "$out" --seconds 90)
+export python out rehearsal device cores
+bench=(--out "$out")
 [ -n "$rehearsal" ] && bench+=(--dry-run)
 
 [ -z "$rehearsal" ] || say "REHEARSAL on the CPU: nothing here is a result"
-# The limits add up to 535 s. Under the sanitizers, how long a program takes is not
-# known: they also get time that the stages before have left. The last stage gets the rest.
-if stage "GPU" 40 build.log bash -c find_gpu && stage "build" 150 build.log bash -c build; then
+# The limits add up to 535 s. Benchmarks and sanitizers also get time that the stages before have left.
+# The last stage gets the rest.
+if stage "GPU" 60 build.log bash -c find_gpu && stage "build" 150 build.log bash -c build; then
   stage "self-check" 30 tests.log "$python" -m fastagg
   stage "Gram entries" 25 tests.log bash -c 'run_tests "$@"' - tests/cuda/test_gram_entries.py
   stage "GPU tests" 90 tests.log bash -c 'run_tests "$@"' - tests/cuda/test_gpu.py
-  stage "benchmarks" 105 bench.log "$python" -m benchmarks.cuda "${bench[@]}"
+  seconds=$(at_least 85 120 200) # the benchmarks begin nothing in the last 15
+  stage "benchmarks" "$(at_least 85 120 200)" bench.log "$python" -m benchmarks.cuda "${bench[@]}" --seconds $((seconds - 15))
   rm -f "$out"/.cuda.{csv,md} # what was being written when the benchmarks were ended
   "$python" -m benchmarks.cuda_verdict "$out" >>"$out/summary.txt"
-  stage "memcheck" "$(at_least 35 60)" sanitizers.log bash -c 'sanitize memcheck'
-  stage "racecheck" "$(at_least 35 25)" sanitizers.log bash -c 'sanitize racecheck'
+  stage "memcheck" "$(at_least 35 60 120)" sanitizers.log bash -c 'sanitize memcheck'
+  stage "racecheck" "$(at_least 35 25 120)" sanitizers.log bash -c 'sanitize racecheck'
   stage "NCCL" 25 tests.log bash -c 'run_tests "$@"' - tests/cuda/test_nccl.py
   others=(tests/sim/test_on_cuda.py)
   if "$python" -c 'import hypothesis' 2>/dev/null; then

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import cuda, cuda_cases, cuda_verdict
+from benchmarks import cuda, cuda_cases, cuda_profile, cuda_verdict
 from benchmarks.cuda_timing import Ceilings, Timing
 from benchmarks.cuda_worker import CaseError, Worker
 from benchmarks.work import WORK
@@ -144,3 +144,15 @@ def test_without_a_gpu_it_says_so() -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit, match="no GPU"):
         cuda.main([])
+
+
+def test_the_profile_calls_every_case_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cuda_profile.main(["--dry-run", "--only", "gram (", "--only", "sketch_"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "gram (20, 300)" and lines[-1] == "sketch_ (24, 300)"
+
+
+def test_names_of_kernels_are_short() -> None:
+    name = "void fastagg::cuda::(anonymous namespace)::sum_kernel<false, float, 4>(long, float *)"
+    assert cuda_profile.short(name) == "sum_kernel<false, float, 4>"
+    assert cuda_profile.short("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD "
