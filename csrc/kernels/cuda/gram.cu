@@ -64,14 +64,15 @@ __global__ void __launch_bounds__(kThreads)
 // Adds up the partial sums of each slot, of segments from `first` on and chunks from `begin` on: in
 // ascending order inside each group of chunks, then the sums of the groups in ascending order,
 // after those of earlier waves. A thread block takes 32 slots of a segment, and its threads share
-// the groups.
+// the groups, for which it has shared memory.
 //   partials   // with kFew [segments, plan.chunks(), slots], else [plan.kept(), slots]
 //   totals     // [slots], read unless this is the first wave, written unless it is the last
 template <bool kFew>
 __global__ void __launch_bounds__(512)
     reduce_kernel(const double* partials, GramPlan plan, int64_t first, int64_t begin,
                   double* totals, const uint8_t* needed, Matrix matrices, Suspects suspects) {
-  __shared__ double sums[kMaxChunks / kChunkGroup][kWarp];
+  extern __shared__ float4 shared[];
+  auto* sums = reinterpret_cast<double (*)[kWarp]>(shared);  // [groups of chunks][kWarp]
   const int64_t segment = first + blockIdx.y, chunks = plan.part_of(segment).chunks;
   const int64_t end = at_most(begin + plan.wave, chunks), slots = plan.slots;
   const int64_t count = ceil_div(end - begin, plan.together);
@@ -208,6 +209,18 @@ cudaError_t shared_is_small(bool* small) {
   return error;
 }
 
+// The groups of chunks of a launch of reduce_kernel: its threads, and its shared memory.
+struct ReduceShape {
+  dim3 threads;
+  int64_t shared;
+
+  explicit ReduceShape(int64_t chunks) {
+    const int64_t groups = ceil_div(chunks, kChunkGroup);
+    threads = dim3(kWarp, static_cast<unsigned>(at_most(groups, 16)));
+    shared = groups * kWarp * int64_t{sizeof(double)};
+  }
+};
+
 template <class T>
 T* at(void* workspace, int64_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace) + offset);
@@ -255,9 +268,10 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, int64_t segment
       if (cudaError_t error = gram_few(rows, S, plan, first, count, partials, suspects.found,
                                        precision, width, stream))
         return error;
+      const ReduceShape shape(plan.chunks());
       reduce_kernel<true>
-          <<<dim3(slot_blocks, static_cast<unsigned>(count)), dim3(kWarp, 16), 0, stream>>>(
-              partials, plan, first, 0, totals, nullptr, matrices, suspects);
+          <<<dim3(slot_blocks, static_cast<unsigned>(count)), shape.threads, shape.shared,
+             stream>>>(partials, plan, first, 0, totals, nullptr, matrices, suspects);
     }
     for (int64_t n = 0; n < count && !plan.few; ++n) {
       const int64_t chunks = plan.part_of(first + n).chunks;
@@ -266,7 +280,8 @@ cudaError_t gram(const float* const* rows, int64_t S, int64_t d, int64_t segment
                 gram_many(rows, wanted, plan, first + n, begin, at_most(plan.wave, chunks - begin),
                           needed, partials, suspects.of(n).found, precision, width, stream))
           return error;
-        reduce_kernel<false><<<slot_blocks, dim3(kWarp, 16), 0, stream>>>(
+        const ReduceShape shape(at_most(plan.wave, chunks - begin));
+        reduce_kernel<false><<<slot_blocks, shape.threads, shape.shared, stream>>>(
             partials, plan, first + n, begin, totals, needed, matrices.of(n), suspects.of(n));
       }
     }

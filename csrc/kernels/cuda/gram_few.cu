@@ -1,36 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Gram kernel for few rows, which is bound by memory. Two warps have one chunk and the whole
 // triangle of products: they take its blocks of columns in turn, and add their float32 sums to
-// common float64 sums in the order of the blocks. A lane copies exactly the 16 bytes of each row
-// group that it will use, asynchronously and several steps ahead, into a ring in shared memory that
-// no other lane uses. The A operand of 16 rows is also the B operand of two tiles, so nothing is
-// loaded twice. Up to 8 rows, two warps have several chunks, whose rows fill one row group.
+// common float64 sums in the order of the blocks. A warp copies whole cache lines of rows,
+// asynchronously and one or two stages ahead, into a ring in shared memory that no other warp uses.
+// The A operand of 16 rows is also the B operand of two tiles, so nothing is loaded twice. Up to 8
+// rows, two warps have several chunks, whose rows fill one row group.
+#include "gram_copy.cuh"
 #include "gram_mma.cuh"
 #include "gram_parts.h"
 
 namespace fastagg::cuda {
 namespace {
-
-// Copies 4 floats in accesses of kBytes bytes. Only the first `valid` floats are read; the others
-// become 0. `from` must be an address in a row even if valid <= 0.
-template <int kBytes>
-__device__ __forceinline__ void copy_async(float4* to, const float* from, int64_t valid) {
-  const auto shared = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-#pragma unroll
-  for (int part = 0; part < 16; part += kBytes) {
-    const int there = static_cast<int>(
-        at_least(at_most(valid * 4 - part, kBytes), 0));  // bytes to read; the others become 0
-    const float* address = there > 0 ? from + part / 4 : from;
-    if constexpr (kBytes == 16)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(address),
-                   "r"(there)
-                   : "memory");
-    else
-      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared + part),
-                   "l"(address), "n"(kBytes), "r"(there)
-                   : "memory");
-  }
-}
 
 // One of two warps announces that it has written, and the other waits for that.
 __device__ __forceinline__ void announce(int barrier) {
@@ -67,46 +47,52 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 1)
   const int64_t whole = at_most(end, columns - (chunks - 1) * part.chunk);
   // The blocks of columns of a chunk, and those of this warp: own, own + 2, ...
   const int blocks = chunks > 0 ? static_cast<int>(ceil_div(end - begin, kBlockColumns)) : 0;
-  float4* ring = shared + (T::kTableBytes + warp * T::kRingBytes) / int{sizeof(float4)} + lane;
+  float4* ring = shared + (T::kTableBytes + warp * T::kRingBytes) / int{sizeof(float4)};
   double* wide =
       reinterpret_cast<double*>(shared) +
       (T::kTableBytes + kFewWarps * T::kRingBytes + in_block * T::kSumBytes) / int{sizeof(double)} +
       lane;
 
   // The next stage to fetch: a column, a place in the ring, and how many stages of its block of
-  // columns have been fetched. Vector v of a stage is step v / 2M, row group v % 2M; rows past S
-  // are zeros. Only the last stages of a row need to know where it ends. (With accesses of 4 bytes,
-  // of which a vector takes four, all stages share this code: two copies need too many registers.)
-  // Past the last stage, an empty group of copies is committed, so that wait_group still counts
-  // right.
+  // columns have been fetched. Rows past S are zeros. Only the last stages of a row need to know
+  // where it ends. Past the last stage, an empty group of copies is committed, so that wait_group
+  // still counts right.
   int64_t coming = begin + own * kBlockColumns;
   int coming_place = 0, fetched = 0;
-  // A lane has one row of each row group. Groups from `there` / 8 on are past S. A row of a later
-  // chunk ends at an earlier column, counted from that of row 0.
-  const int later = lane_row(lane) / shared_row;
-  const int there = later < chunks ? static_cast<int>(S) - lane_row(lane) % shared_row : 0;
-  const float* const* lane_rows = table + (there > 0 ? lane_row(lane) : 0);
-  const int64_t row_end = columns - later * part.chunk;
-  constexpr int kTogether = kGroups == 8 && kBytes == 8 ? 2 : kGroups;  // as registers allow
+  // In access n of a row group, a lane has row n * kAccessRows + line.row of it.
+  const LineAccess line(lane, T::kLanes, kGroups);
+  // Row v of the row groups is of a later chunk, which ends at an earlier column, counted from that
+  // of row 0; the columns from `from` on that it has.
+  const auto columns_left = [&](int v, int64_t from) -> int64_t {
+    const int later = kGroups == 1 ? v / shared_row : 0;
+    const bool there = kGroups == 1 ? later < chunks && v % shared_row < S : v < S;
+    return there ? columns - later * part.chunk - from : 0;
+  };
   const auto fetch = [&] {
-    float4* const to = ring + coming_place * T::kStageVectors * kWarp;
+    float4* const to = ring + coming_place * T::kStageVectors * kWarp + line.target;
     if (kBytes > 4 && coming + T::kStageColumns <= whole) {
-#pragma unroll kTogether
-      for (int group = 0; group < kGroups; ++group) {
-        const float* from = lane_rows[group * 8] + coming + lane_column(lane);
 #pragma unroll
-        for (int step = 0; step < T::kSteps; ++step)
-          copy_async<kBytes>(to + (step * kGroups + group) * kWarp, from + step * kStep,
-                             group * 8 < there ? 4 : 0);
-      }
+      for (int group = 0; group < kGroups; ++group)
+#pragma unroll
+        for (int n = 0; n < T::kAccesses; ++n) {
+          const int row = line.row + group * 8 + n * T::kAccessRows;
+          const int valid = columns_left(row, coming) > 0 ? 4 : 0;
+          const float* from = table[kGroups > 1 || valid > 0 ? row : 0] + coming + line.column;
+#pragma unroll
+          for (int step = 0; step < T::kSteps; step += T::kAccesses)
+            copy_async<kBytes>(to + (step * kGroups + group) * kWarp + n * T::kAccessRows * 4,
+                               from + step * kStep, valid);
+        }
     } else if (coming < end) {
 #pragma unroll 1
       for (int v = 0; v < T::kStageVectors; ++v) {
-        const int group = v % kGroups;
-        const int64_t column = coming + v / kGroups * kStep + lane_column(lane);
-        const int64_t valid = group * 8 < there ? row_end - column : 0;
-        copy_async<kBytes>(to + v * kWarp, valid > 0 ? lane_rows[group * 8] + column : table[0],
-                           valid);
+        const int group = v % kGroups, n = v / kGroups % T::kAccesses;
+        const int step = v / kGroups / T::kAccesses * T::kAccesses;
+        const int row = line.row + group * 8 + n * T::kAccessRows;
+        const int64_t column = coming + step * kStep + line.column;
+        const int64_t valid = columns_left(row, column);
+        copy_async<4>(to + (step * kGroups + group) * kWarp + n * T::kAccessRows * 4,
+                      valid > 0 ? table[row] + column : table[0], valid);
       }
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -128,21 +114,24 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 1)
 
   // Barriers of a chunk: the warp that names it has added a block of columns.
   const int added = 1 + in_block * kChunkWarps;
-  int place = 0;  // of this stage in the ring
+  int place = 0;                                           // of this stage in the ring
+  constexpr int kTogether = kGroups >= 7 ? 1 : T::kSteps;  // steps, as registers allow
   for (int block = own; block < blocks; block += kChunkWarps) {
     const int64_t left = end - begin - int64_t{block} * kBlockColumns;
     const int stages = static_cast<int>(at_most(ceil_div(left, T::kStageColumns), T::kBlockStages));
     for (int stage = 0; stage < stages; ++stage) {
       asm volatile("cp.async.wait_group %0;" ::"n"(T::kStages - 2) : "memory");
-      fetch();  // overwrites the stage before this one, which has been read
-#pragma unroll
+      __syncwarp();  // for what other lanes have copied, and read
+      fetch();       // overwrites the stage before this one, which has been read
+#pragma unroll(kTogether)
       for (int step = 0; step < T::kSteps; ++step) {
-        constexpr int kUsed = kGroups == 1 ? 2 : kGroups;  // a second one of zeros
+        constexpr int kUsed = 2 * T::kStrips;  // the last one may be zeros
         OperandB<Products<kPrecision>::kWords> groups[kUsed] = {};
 #pragma unroll
         for (int group = 0; group < kGroups; ++group)
           Products<kPrecision>::split(
-              ring[(place * T::kStageVectors + step * kGroups + group) * kWarp], groups[group].at);
+              ring[(place * T::kStageVectors + step * kGroups + group) * kWarp + lane],
+              groups[group].at);
 #pragma unroll
         for (int a = 0; a < T::kStrips; ++a)
 #pragma unroll
@@ -199,8 +188,11 @@ cudaError_t gram_few(const float* const* rows, int64_t S, const GramPlan& plan, 
       constexpr int kBytes = 4 * decltype(w)::value;
       const auto call = plan.groups == 1   ? launch<1, kBytes, kPrecision>
                         : plan.groups == 2 ? launch<2, kBytes, kPrecision>
+                        : plan.groups == 3 ? launch<3, kBytes, kPrecision>
                         : plan.groups == 4 ? launch<4, kBytes, kPrecision>
+                        : plan.groups == 5 ? launch<5, kBytes, kPrecision>
                         : plan.groups == 6 ? launch<6, kBytes, kPrecision>
+                        : plan.groups == 7 ? launch<7, kBytes, kPrecision>
                         : plan.small       ? launch<8, kBytes, kPrecision, true>
                                            : launch<8, kBytes, kPrecision>;
       return call(rows, S, plan, first, count, partials, found, stream);

@@ -17,7 +17,7 @@ constexpr int kBlockColumns = 512;
 constexpr int kBlockSteps = kBlockColumns / kStep;
 // Chunks of a segment, at most. A chunk has whole blocks; two warps (gram_few) or a thread block
 // (gram_many) sum it. Chunks depend on d alone, so an entry depends on its two rows alone.
-constexpr int64_t kMaxChunks = 512;
+constexpr int64_t kMaxChunks = 1024;
 // Chunks of a group: the partial sums of a group are added first, then the sums of all groups.
 constexpr int kChunkGroup = 8;
 
@@ -78,9 +78,9 @@ FASTAGG_HD constexpr Entry tile_entry(int lane, int r) {
 
 constexpr int64_t kFewRows = 64;
 
-// Row groups of the triangle: one, or an even number, which are strips of 16 rows.
+// Row groups of the triangle. Two of them are a strip of 16 rows; the last one may be alone.
 FASTAGG_HD constexpr int few_groups(int64_t S) {
-  return S <= 8 ? 1 : static_cast<int>(ceil_div(S, 16)) * 2;
+  return static_cast<int>(at_least(ceil_div(S, 8), 1));
 }
 
 // Up to 8 rows, a row group has the rows of several chunks, so that no lane is without a row: with
@@ -93,13 +93,13 @@ FASTAGG_HD constexpr int shared_chunks(int64_t S) {
   return few_groups(S) == 1 ? 8 / shared_rows(S) : 1;
 }
 
-// Tiles of 16 x 8 on and below the diagonal: (a, b) with b <= 2a + 1, in rows of tiles. With one
-// row group there is one tile, whose lower half is not used.
-FASTAGG_HD constexpr int few_tiles(int groups) {
-  return groups == 1 ? 1 : groups / 2 * (groups / 2 + 1);
-}
+// Tiles of 16 x 8 on and below the diagonal: (a, b) with b <= 2a + 1, in rows of tiles. Of a row
+// group that is alone, the lower halves of the tiles are not used.
 FASTAGG_HD constexpr int few_tile(int a, int b) {
   return a * (a + 1) + b;
+}
+FASTAGG_HD constexpr int few_tiles(int groups) {
+  return few_tile(groups / 2, groups % 2 * groups);
 }
 // Slots of partial sums of a chunk: [tile, 4 registers, 32 lanes], or [8, 8] with one row group.
 FASTAGG_HD constexpr int64_t few_slots(int groups) {
@@ -135,29 +135,35 @@ constexpr int kFewPairs = kFewWarps / kChunkWarps;  // of warps, in a thread blo
 // kSmallShared on sm_86, sm_89 and sm_120.
 constexpr int kLargeShared = 163 << 10, kSmallShared = 99 << 10;
 
-// Row groups of 8 rows; kSmall: for at most kSmallShared bytes of shared memory. A lane copies
-// vectors of 16 bytes into its part of a ring. Without kSmall, two thread blocks fit into the
-// 228 KB of a multiprocessor of sm_90, so that each scheduler has two warps.
+// Row groups of 8 rows; kSmall: for at most kSmallShared bytes of shared memory. A warp copies
+// vectors of 16 bytes into its ring. Without kSmall, two thread blocks fit into the 228 KB of a
+// multiprocessor of sm_90, four with up to 4 row groups, so that each scheduler has two to four
+// warps.
 template <int kGroups, bool kSmall>
 struct Few {
-  static constexpr int kStrips = kGroups == 1 ? 1 : kGroups / 2;  // of 16 rows
+  static constexpr int kStrips = (kGroups + 1) / 2;       // of 16 rows
   static constexpr int kTileSums = kGroups == 1 ? 2 : 4;  // of a lane; the first two: upper 8 rows
   static constexpr int kSums = few_tiles(kGroups) * kTileSums;
-  static constexpr int kSteps = kGroups == 1   ? 8
-                                : kGroups == 2 ? 4
-                                : kGroups == 4 ? 2
-                                               : 1;  // of a stage, 3 to 4 KB of rows
-  static constexpr int kStages = kGroups == 8   ? (kSmall ? 3 : 4)
-                                 : kGroups == 6 ? 6
-                                                : 5;      // of the ring
+  static constexpr int kSteps = kGroups == 1             ? 8
+                                : kGroups == 2           ? 4
+                                : kGroups == 8 && kSmall ? 1
+                                                         : 2;  // of a stage
+  static constexpr int kStages = kGroups == 8   ? (kSmall ? 3 : 2)
+                                 : kGroups == 7 ? 2
+                                 : kGroups == 4 ? 2
+                                                : 3;      // of the ring
   static constexpr int kStageVectors = kSteps * kGroups;  // that a lane loads
   static constexpr int kStageColumns = kSteps * kStep;
   static constexpr int kBlockStages = kBlockSteps / kSteps;  // of a block of columns
   static constexpr int kRingBytes = kStages * kStageVectors * 32 * 16;
   static constexpr int kSumBytes = kSums * 32 * int{sizeof(double)};
-  static constexpr int kTableBytes = 8 * kGroups * int{sizeof(const float*)};
+  static constexpr int kTableBytes = (8 * kGroups * int{sizeof(const float*)} + 15) / 16 * 16;
   static constexpr int kSharedBytes = kTableBytes + kFewWarps * kRingBytes + kFewPairs * kSumBytes;
-  static_assert(kBlockSteps % kSteps == 0 && kTableBytes % 16 == 0);
+  // An access of a warp has kLanes lanes of each row: a cache line, where a stage has two steps.
+  static constexpr int kLanes = kSteps > 1 ? 8 : 4;
+  static constexpr int kAccesses = kLanes / 4;  // of a row group, which has 8 rows
+  static constexpr int kAccessRows = 32 / kLanes;
+  static_assert(kBlockSteps % kSteps == 0 && kSteps % kAccesses == 0);
   static_assert(kSharedBytes <= (kSmall ? kSmallShared : kLargeShared));
   static_assert(2 * (kSharedBytes + 1024) <= 228 << 10);  // 1 KB of each block is reserved
 };
@@ -227,7 +233,7 @@ FASTAGG_HD Entry many_entry(int64_t slot) {
 constexpr int64_t kPartialBytes = int64_t{256} << 20;
 // Limit on what the segments in flight need together: their partial sums (gram_few), or their Gram
 // matrices (gram_many). One segment may exceed it.
-constexpr int64_t kSegmentBytes = int64_t{64} << 20;
+constexpr int64_t kSegmentBytes = int64_t{128} << 20;
 constexpr int64_t kMostWindow = 1 << 15;  // a grid has at most 65,535 thread blocks in y
 
 struct GramPlan {

@@ -10,53 +10,111 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 
+// The tasks of a warp: scale blocks of S rows, each warp of the grid in turn.
+struct BlockTasks {
+  int64_t s, block;
+
+  __device__ explicit BlockTasks(int64_t blocks) {
+    const int64_t first = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+    const int64_t stride = int64_t{gridDim.x} * kWarps;
+    s = first / blocks;
+    block = first % blocks;
+    rows_ = stride / blocks;
+    blocks_ = stride % blocks;
+  }
+  __device__ __forceinline__ void next(int64_t blocks) {
+    s += rows_;
+    block += blocks_;
+    if (block < blocks) return;
+    block -= blocks;
+    ++s;
+  }
+
+ private:
+  int64_t rows_, blocks_;  // from one task to the next
+};
+
+// Whether a lane may take the kLaneColumns neighbours from `lane_column` on in vectors.
+__device__ __forceinline__ bool has_vectors(const float* row, const int8_t* numbers, int64_t block,
+                                            int64_t d) {
+  const auto wide = reinterpret_cast<std::uintptr_t>(row) % sizeof(float4);
+  const auto narrow = reinterpret_cast<std::uintptr_t>(numbers) % kLaneColumns;
+  return (wide | narrow) == 0 && (block + 1) * kScaleBlock <= d;
+}
+__device__ __forceinline__ int64_t lane_column(int64_t block, int lane) {
+  return block * kScaleBlock + lane * kLaneColumns;
+}
+
 // A task is a scale block of one row, and has one warp.
 //   peaks   // [S], raised to the largest magnitudes of the rounded rows, or nullptr
 __global__ void __launch_bounds__(kThreads)
     quantize_kernel(int8_t* const* numbers, float* const* scales, const float* const* rows,
-                    int64_t blocks, int64_t tasks, int64_t d, int32_t* peaks) {
+                    int64_t blocks, int64_t S, int64_t d, int32_t* peaks) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t first = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  for (int64_t task = first; task < tasks; task += int64_t{gridDim.x} * kWarps) {
-    const int64_t s = task / blocks, block = task % blocks;
-    const float* row = rows[s];
-    float x[kLaneColumns];
+  for (BlockTasks task(blocks); task.s < S; task.next(blocks)) {
+    const int64_t s = task.s, block = task.block;
+    const float* const row = rows[s];
+    int8_t* const to = numbers[s];
+    const bool vectors = has_vectors(row, to, block, d);
+    Vector<float, kLaneColumns> x;
+    if (vectors)
+      x = *reinterpret_cast<const Vector<float, kLaneColumns>*>(row + lane_column(block, lane));
+    else
+#pragma unroll
+      for (int j = 0; j < kLaneColumns; ++j) {
+        const int64_t k = scale_column(block, lane, j);
+        x.at[j] = k < d ? row[k] : 0.0f;
+      }
     int32_t bits = 0;
 #pragma unroll
-    for (int j = 0; j < kLaneColumns; ++j) {
-      const int64_t k = scale_column(block, lane, j);
-      x[j] = k < d ? row[k] : 0.0f;
-      bits = max(bits, magnitude_bits(x[j]));
-    }
+    for (int j = 0; j < kLaneColumns; ++j) bits = max(bits, magnitude_bits(x.at[j]));
     for (int offset = kWarp / 2; offset > 0; offset /= 2)
       bits = max(bits, __shfl_xor_sync(kAllLanes, bits, offset));
     const Int8Scale scale = int8_scale(float_of_bits(static_cast<uint32_t>(bits)));
+    Vector<int8_t, kLaneColumns> rounded;
 #pragma unroll
-    for (int j = 0; j < kLaneColumns; ++j) {
-      const int64_t k = scale_column(block, lane, j);
-      if (k < d) numbers[s][k] = static_cast<int8_t>(int8_number(x[j], scale.halves));
-    }
+    for (int j = 0; j < kLaneColumns; ++j)
+      rounded.at[j] = static_cast<int8_t>(int8_number(x.at[j], scale.halves));
+    if (vectors)
+      *reinterpret_cast<Vector<int8_t, kLaneColumns>*>(to + lane_column(block, lane)) = rounded;
+    else
+#pragma unroll
+      for (int j = 0; j < kLaneColumns; ++j) {
+        const int64_t k = scale_column(block, lane, j);
+        if (k < d) to[k] = rounded.at[j];
+      }
     if (lane > 0) continue;
     scales[s][block] = scale.step;
-    // The largest element of a block is 127 steps.
+    // The largest element of a block is 127 steps. Most blocks find a peak that is high enough:
+    // reading it costs less than raising it, and an old value only costs the raising.
     const int32_t peak = magnitude_bits(127.0f * scale.step);
-    if (peaks && peak > 0) atomicMax(peaks + s, peak);
+    if (peaks && peak > __ldcg(peaks + s)) atomicMax(peaks + s, peak);
   }
 }
 
 // A task is a scale block of one row, and has one warp.
 __global__ void __launch_bounds__(kThreads)
     dequantize_kernel(float* const* out, const int8_t* const* numbers, const float* const* scales,
-                      int64_t blocks, int64_t tasks, int64_t d) {
+                      int64_t blocks, int64_t S, int64_t d) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int64_t first = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-  for (int64_t task = first; task < tasks; task += int64_t{gridDim.x} * kWarps) {
-    const int64_t s = task / blocks, block = task % blocks;
+  for (BlockTasks task(blocks); task.s < S; task.next(blocks)) {
+    const int64_t s = task.s, block = task.block;
     const float scale = scales[s][block];
+    float* const to = out[s];
+    const int8_t* const from = numbers[s];
+    if (has_vectors(to, from, block, d)) {
+      const int64_t k = lane_column(block, lane);
+      const auto x = *reinterpret_cast<const Vector<int8_t, kLaneColumns>*>(from + k);
+      Vector<float, kLaneColumns> wide;
+#pragma unroll
+      for (int j = 0; j < kLaneColumns; ++j) wide.at[j] = static_cast<float>(x.at[j]) * scale;
+      *reinterpret_cast<Vector<float, kLaneColumns>*>(to + k) = wide;
+      continue;
+    }
 #pragma unroll
     for (int j = 0; j < kLaneColumns; ++j) {
       const int64_t k = scale_column(block, lane, j);
-      if (k < d) out[s][k] = static_cast<float>(numbers[s][k]) * scale;
+      if (k < d) to[k] = static_cast<float>(from[k]) * scale;
     }
   }
 }
@@ -125,8 +183,8 @@ cudaError_t launch_blocks(void (*kernel)(Parameters...), int64_t tasks, cudaStre
 cudaError_t quantize(int8_t* const* numbers, float* const* scales, const float* const* rows,
                      int64_t S, int64_t d, int32_t* peaks, cudaStream_t stream) {
   const int64_t blocks = ceil_div(d, kScaleBlock);
-  return launch_blocks(quantize_kernel, S * blocks, stream, numbers, scales, rows, blocks,
-                       S * blocks, d, peaks);
+  return launch_blocks(quantize_kernel, S * blocks, stream, numbers, scales, rows, blocks, S, d,
+                       peaks);
 }
 
 }  // namespace
@@ -139,8 +197,7 @@ cudaError_t quantize(int8_t* const* numbers, float* const* scales, const float* 
 cudaError_t dequantize(float* const* out, const int8_t* const* numbers, const float* const* scales,
                        int64_t S, int64_t d, cudaStream_t stream) {
   const int64_t blocks = ceil_div(d, kScaleBlock);
-  return launch_blocks(dequantize_kernel, S * blocks, stream, out, numbers, scales, blocks,
-                       S * blocks, d);
+  return launch_blocks(dequantize_kernel, S * blocks, stream, out, numbers, scales, blocks, S, d);
 }
 
 cudaError_t quantized_total(double* out, float* peaks, const double* total,

@@ -47,7 +47,7 @@ cudaError_t meamed(float* out, float* peak, const T* const* rows, int64_t S, int
 // The size of the `workspace` of sketch, in bytes.
 int64_t sketch_workspace(int64_t S, int64_t d, int64_t k, int64_t begin);
 
-// Sums of parts of 2^16 columns are added in order.
+// Sums of parts of 2^15 columns are added in order.
 template <class T>  // float, Bfloat16 or Half
 cudaError_t sketch(double* out, double* squares, const T* const* rows, int64_t S, int64_t d,
                    int64_t k, uint64_t seed, int64_t begin, void* workspace, cudaStream_t stream);

@@ -26,6 +26,15 @@ FASTAGG_HD constexpr RowBlock row_block(int64_t S) {
   return {splits < 32 ? 256 / splits : 8, splits};
 }
 
+// For operations that need each row once: fewer splits, because adding them up takes as long as a
+// few batches of rows. A thread has up to kSummedRows rows (S <= 2048), in several batches.
+constexpr int kSummedRows = 64;
+FASTAGG_HD constexpr RowBlock sum_block(int64_t S) {
+  int splits = 1;
+  while (splits < 32 && splits * kSummedRows < S) splits *= 2;
+  return {256 / splits, splits};
+}
+
 // The j-th row of batch b of split y; may be S or more.
 FASTAGG_HD constexpr int row_of(int splits, int y, int batch, int j) {
   return (batch * kHeldRows + j) * splits + y;

@@ -318,9 +318,8 @@ __device__ __forceinline__ void apply_total(float* params, Floats<V> p, const do
 
 // Launches kernel(tasks, args...) over d columns of S rows, of which it has `tables` tables.
 template <int V, class... Parameters, class... Args>
-cudaError_t launch_rows(void (*kernel)(int64_t, Parameters...), int tables, int64_t S, int64_t d,
-                        cudaStream_t stream, Args... args) {
-  const RowBlock block = row_block(S);
+cudaError_t launch_rows(RowBlock block, void (*kernel)(int64_t, Parameters...), int tables,
+                        int64_t S, int64_t d, cudaStream_t stream, Args... args) {
   const int64_t tasks = ceil_div(d, int64_t{block.vectors} * V);
   if (tasks == 0) return cudaSuccess;
   const int64_t shared = row_shared(block, V, S, tables).bytes;
@@ -334,6 +333,11 @@ cudaError_t launch_rows(void (*kernel)(int64_t, Parameters...), int tables, int6
     return error;
   kernel<<<blocks, dim3(block.vectors, block.splits), shared, stream>>>(tasks, args...);
   return cudaGetLastError();
+}
+template <int V, class... Parameters, class... Args>
+cudaError_t launch_rows(void (*kernel)(int64_t, Parameters...), int tables, int64_t S, int64_t d,
+                        cudaStream_t stream, Args... args) {
+  return launch_rows<V>(row_block(S), kernel, tables, S, d, stream, args...);
 }
 
 }  // namespace fastagg::cuda

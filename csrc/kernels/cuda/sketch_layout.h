@@ -30,9 +30,9 @@ struct SketchParts {
   }
 };
 
-// Parts have 2^16 columns, or more if there would be more than 256 of them. d >= 1.
+// Parts have 2^15 columns, or more if there would be more than 256 of them. d >= 1.
 FASTAGG_HD constexpr SketchParts sketch_parts(int64_t begin, int64_t d, int64_t k) {
-  int64_t columns = int64_t{1} << 16;
+  int64_t columns = int64_t{1} << 15;
   while (d / columns > 256) columns *= 2;
   const int64_t first = begin / k, end = ceil_div(begin + d, k), blocks = columns / k;
   return {first, end, blocks, ceil_div(end, blocks) - first / blocks};

@@ -9,7 +9,7 @@ namespace {
 
 //   kMinus   // rows minus `base`, rounded to float32, instead of rows
 template <bool kMinus, class T, int V>
-__global__ void __launch_bounds__(kBlockThreads, 1)
+__global__ void __launch_bounds__(256, 2)
     weighted_sum_kernel(int64_t tasks, float* out, const T* const* rows, int S, int64_t d,
                         const double* weights, double beta, const uint8_t* when,
                         const float* base) {
@@ -23,25 +23,37 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
                          [&](int s) { return static_cast<float>(__dmul_rn(weights[s], inverse)); });
   __syncthreads();
   SplitSums<V> splits(shared, S);
+  // What comes next is loaded before what is here is added, so that memory never waits for sums.
+  constexpr bool kAhead = V < 8;  // as registers allow
+  Batch<T, V> next;
+  Floats<V> next_result{};
+  const auto load_task = [&](int64_t task) {
+    if (task >= tasks) return;
+    next.load_rows(from, S, 0, Columns<V>::of(task, d));
+    if (beta != 0.0) next_result = load_share<V>(out, share_of_thread<V>(task, d));
+  };
+  if (kAhead) load_task(blockIdx.x);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
-    const Share share = share_of_thread<V>(task, d);
-    constexpr bool kEarly = V < 8;  // more registers than there are would be needed
-    Floats<V> result{};
-    if (kEarly && beta != 0.0) result = load_share<V>(out, share);
+    Floats<V> result = next_result;
     Floats<V> minus{};
     if (kMinus) minus = load<V>(base + columns.begin, columns.count);
     double sums[V] = {};
     for (int b = 0; b < batches; ++b) {
-      Batch<T, V> batch;
-      batch.load_rows(from, S, b, columns);
+      if (!kAhead) next.load_rows(from, S, b, columns);
+      const Batch<T, V> batch = next;
+      if (kAhead && b + 1 < batches)
+        next.load_rows(from, S, b + 1, columns);
+      else if (kAhead)
+        load_task(task + gridDim.x);
       const auto factor = [&](int s) { return quotients[s]; };
       if constexpr (kMinus)
         batch.minus(minus).add_to(sums, S, b, factor);
       else
         batch.add_to(sums, S, b, factor);
     }
-    if (!kEarly && beta != 0.0) result = load_share<V>(out, share);
+    const Share share = share_of_thread<V>(task, d);
+    if (!kAhead && beta != 0.0) result = load_share<V>(out, share);
     splits.add_up(sums);
 #pragma unroll
     for (int n = 0; n < V; ++n) {
@@ -58,8 +70,8 @@ cudaError_t launch_sum(float* out, const T* const* rows, int64_t S, int64_t d,
                        int width, cudaStream_t stream) {
   return with_width<16 / sizeof(T)>(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(weighted_sum_kernel<kMinus, T, V>, 2, S, d, stream, out, rows, S, d,
-                          weights, beta, when, base);
+    return launch_rows<V>(sum_block(S), weighted_sum_kernel<kMinus, T, V>, 2, S, d, stream, out,
+                          rows, S, d, weights, beta, when, base);
   });
 }
 

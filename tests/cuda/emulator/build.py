@@ -59,7 +59,7 @@ def translated_kernel(path: Path) -> str:
         s,
     )
     if path.name == "gram_layout.h":  # fewer segments at a time, so that tests have several windows
-        limit = "kSegmentBytes = int64_t{64} << 20;"
+        limit = "kSegmentBytes = int64_t{128} << 20;"
         assert limit in s
         s = s.replace(limit, "kSegmentBytes = int64_t{256} << 10;")
     if path.name == "gram_mma.cuh":
@@ -67,8 +67,9 @@ def translated_kernel(path: Path) -> str:
         s = without(s, "__device__ __forceinline__ uint32_t round_tf32")
         s = without(s, "__device__ __forceinline__ void mma_bf16(")
         s = without(s, "__device__ __forceinline__ void mma_tf32(")
-    if path.name == "gram_few.cu":
+    if path.name == "gram_copy.cuh":
         s = without(s, "template <int kBytes>\n__device__ __forceinline__ void copy_async")
+    if path.name == "gram_few.cu":
         s = without(s, "__device__ __forceinline__ void announce(")
         s = without(s, "__device__ __forceinline__ void wait_for_other(")
     s = s.replace('asm volatile("cp.async.commit_group;" ::: "memory");', "copy_async_commit();")

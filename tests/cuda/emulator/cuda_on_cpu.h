@@ -122,15 +122,20 @@ void __syncwarp();
 // bar.arrive and bar.sync of two warps: all lanes of one, then all of the other.
 void announce(int barrier);
 void wait_for_other(int barrier);
-uint64_t exchange(uint64_t value, int offset);
+int lane_of_thread();
+uint64_t shuffle(uint64_t value, int source);  // the value of lane `source`
 template <class T>
-T __shfl_xor_sync(unsigned, T v, int offset) {
+T __shfl_sync(unsigned, T v, int source) {
   uint64_t bits = 0;
   std::memcpy(&bits, &v, sizeof v);
-  bits = exchange(bits, offset);
+  bits = shuffle(bits, source);
   T r;
   std::memcpy(&r, &bits, sizeof r);
   return r;
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T v, int offset) {
+  return __shfl_sync(mask, v, lane_of_thread() ^ offset);
 }
 inline unsigned __ballot_sync(unsigned, bool predicate) {
   unsigned lanes = unsigned{predicate} << (threadIdx.x % 32);

@@ -303,10 +303,13 @@ void wait_for_other(int barrier) {
   current->barrier = barrier;
   wait_for(Wait::kOther);
 }
-uint64_t exchange(uint64_t value, int offset) {
+int lane_of_thread() {
+  return static_cast<int>(current - fibers.data()) % kWarp;
+}
+uint64_t shuffle(uint64_t value, int source) {
   Fiber* me = current;
   me->shuffled = value;
-  me->partner = static_cast<int>(me - fibers.data()) % kWarp ^ offset;
+  me->partner = source;
   wait_for(Wait::kShuffle);
   return me->shuffled;
 }
