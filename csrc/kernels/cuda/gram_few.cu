@@ -61,22 +61,24 @@ __global__ void __launch_bounds__(kFewWarps* kWarp, 1)
   int coming_place = 0, fetched = 0;
   // In access n of a row group, a lane has row n * kAccessRows + line.row of it.
   const LineAccess line(lane, T::kLanes, kGroups);
-  // Row v of the row groups is of a later chunk, which ends at an earlier column, counted from that
-  // of row 0; the columns from `from` on that it has.
+  const auto is_there = [&](int v) {
+    return kGroups == 1 ? v / shared_row < chunks && v % shared_row < S : v < S;
+  };
+  // Columns of row v from `from` on. A row of a later chunk ends at an earlier column, counted from
+  // that of row 0.
   const auto columns_left = [&](int v, int64_t from) -> int64_t {
-    const int later = kGroups == 1 ? v / shared_row : 0;
-    const bool there = kGroups == 1 ? later < chunks && v % shared_row < S : v < S;
-    return there ? columns - later * part.chunk - from : 0;
+    return is_there(v) ? columns - (kGroups == 1 ? v / shared_row : 0) * part.chunk - from : 0;
   };
   const auto fetch = [&] {
     float4* const to = ring + coming_place * T::kStageVectors * kWarp + line.target;
     if (kBytes > 4 && coming + T::kStageColumns <= whole) {
-#pragma unroll
+      constexpr int kFetched = kBytes == 8 && kGroups >= 5 ? 1 : kGroups;  // as registers allow
+#pragma unroll(kFetched)
       for (int group = 0; group < kGroups; ++group)
 #pragma unroll
         for (int n = 0; n < T::kAccesses; ++n) {
           const int row = line.row + group * 8 + n * T::kAccessRows;
-          const int valid = columns_left(row, coming) > 0 ? 4 : 0;
+          const int valid = is_there(row) ? 4 : 0;
           const float* from = table[kGroups > 1 || valid > 0 ? row : 0] + coming + line.column;
 #pragma unroll
           for (int step = 0; step < T::kSteps; step += T::kAccesses)

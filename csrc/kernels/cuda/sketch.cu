@@ -54,7 +54,7 @@ class Randoms {
 //   sums      // [parts, S, k]
 //   squares   // [parts, units, S]
 template <class T>
-__global__ void __launch_bounds__(kSketchThreads)
+__global__ void __launch_bounds__(kSketchThreads, 6)
     parts_kernel(const double* out, const T* const* rows, int64_t S, int64_t d, int64_t k,
                  uint64_t seed, int64_t begin, SketchParts parts, double* sums, double* squares) {
   __shared__ double of_warps[kSketchThreads / kWarp];
