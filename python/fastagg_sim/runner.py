@@ -98,9 +98,10 @@ def _worker(
 
     gpu: the index of the GPU to use, or None.
     """
-    # Ctrl-C also reaches the workers; only the parent reacts, and tells them through the pipe.
+    # Ctrl-C also reaches the workers, and so does the SIGTERM of timeout(1) or of a service manager.
+    # Only the parent reacts, and tells them through the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
         if gpu is not None:
@@ -221,7 +222,7 @@ class _Pool:
 
     def terminate(self) -> None:
         for running in self._running.values():
-            running.process.terminate()
+            running.process.kill()  # they ignore SIGTERM
 
 
 @contextmanager
