@@ -137,7 +137,7 @@ class QuantizedRow(StreamedRow):
     """
 
     def __init__(self, numbers: Tensor, scales: Tensor) -> None:
-        self.num_params, self.budget = len(numbers), SCRATCH_BYTES
+        self.num_params, self.budget = numbers.shape[0], SCRATCH_BYTES
         self.numbers, self.scales = numbers, scales
         self.device = numbers.device
 

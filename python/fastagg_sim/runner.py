@@ -98,7 +98,7 @@ def _worker(
 
     gpu: the index of the GPU to use, or None.
     """
-    # Ctrl-C also reaches the workers, and so does the SIGTERM of timeout(1) or of a service manager.
+    # Ctrl-C also reaches the workers, as does the SIGTERM of timeout(1) or of a service manager.
     # Only the parent reacts, and tells them through the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
