@@ -89,19 +89,24 @@ def print_kernels(case: Case) -> None:
         print(f"  {count * each:10.1f} us = {count:g} x {each:.1f}  {name}", flush=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_profile", description=__doc__)
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(prog="python -m benchmarks.cuda_profile", description=__doc__)
+    found.add_argument(
         "--only",
         action="append",
         metavar="TEXT",
         help="only cases whose title contains TEXT; may be repeated",
     )
-    parser.add_argument("--bare", action="store_true", help="one marked call a case, for ncu")
-    parser.add_argument(
+    found.add_argument("--bare", action="store_true", help="one marked call a case, for ncu")
+    found.add_argument(
         "--dry-run", action="store_true", help="with --bare: run tiny sizes on the CPU"
     )
-    options = parser.parse_args(arguments)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     device = "cpu" if options.dry_run else "cuda"
     if device not in ops.devices():
         raise SystemExit("this build has no CUDA kernels, or there is no GPU")

@@ -181,7 +181,7 @@ class Shell:
         module, *rest = rest
         if module == "benchmarks":
             importlib.import_module("benchmarks.__main__").parser().parse_args(rest)
-        elif module in ("tests.fuzz.checkpoints", "tests.fuzz.threads"):
+        elif module in ("tests.fuzz.checkpoints", "tests.fuzz.threads", "benchmarks.cuda_profile"):
             importlib.import_module(module).parser().parse_args(rest)
         elif (module, len(rest)) in (("tests.rules.clip_peaks", 0), ("benchmarks.cuda_verdict", 1)):
             importlib.import_module(module)
