@@ -94,6 +94,12 @@ def test_ops_on_a_device_return_and_change_what_the_ops_do(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
 
 
+def test_arguments_that_overlap_do_so_on_a_device() -> None:
+    rows = torch.ones(4, 5)
+    with pytest.raises(ValueError, match="shares memory with out"):
+        selfcheck.OnDevice("cpu").trimmed_mean_(rows[0], torch.zeros(1), rows, 1)
+
+
 @pytest.mark.slow
 def test_build_info_and_instruction_set() -> None:
     info = fastagg.build_info()

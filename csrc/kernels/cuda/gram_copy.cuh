@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asynchronous copies of rows to shared memory, for both Gram kernels.
+// Asynchronous copies of rows to shared memory, for gram_few.
 //
 // An access of a warp takes whole cache lines: 8 lanes copy the 128 bytes of two steps of a row.
-// Half a line would cost the L2 cache as much as a whole one, and halves the speed of memory. The
-// vectors land where the lanes that multiply them look, [step, row group, lane], so that a lane
-// reads what other lanes of its warp, or its thread block, have copied.
+// Half a line would cost the L2 cache as much as a whole one, which would halve the speed of
+// memory. The vectors are stored in the order in which lanes use them, [step, row group, lane]. So
+// a lane reads what other lanes of its warp have copied.
 #pragma once
 
 #include "gram_layout.h"

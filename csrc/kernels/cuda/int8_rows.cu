@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
 
-// The tasks of a warp: scale blocks of S rows, each warp of the grid in turn.
+// The tasks of a warp: scale blocks of S rows, which the warps of the grid take in turn.
 struct BlockTasks {
   int64_t s, block;
 
@@ -34,7 +34,8 @@ struct BlockTasks {
   int64_t rows_, blocks_;  // from one task to the next
 };
 
-// Whether a lane may take the kLaneColumns neighbours from `lane_column` on in vectors.
+// Whether lanes may load and store the kLaneColumns columns from `lane_column` on as vectors:
+// whether the addresses are aligned, and all columns of the scale block exist.
 __device__ __forceinline__ bool has_vectors(const float* row, const int8_t* numbers, int64_t block,
                                             int64_t d) {
   const auto wide = reinterpret_cast<std::uintptr_t>(row) % sizeof(float4);

@@ -29,10 +29,11 @@ FASTAGG_HD constexpr RowBlock row_block(int64_t S) {
 // For operations that need each row once: fewer splits, because adding them up takes as long as a
 // few batches of rows. A thread has up to kSummedRows rows (S <= 2048), in several batches.
 constexpr int kSummedRows = 64;
+constexpr int kSumThreads = 256;  // of a thread block
 FASTAGG_HD constexpr RowBlock sum_block(int64_t S) {
   int splits = 1;
   while (splits < 32 && splits * kSummedRows < S) splits *= 2;
-  return {256 / splits, splits};
+  return {kSumThreads / splits, splits};
 }
 
 // The j-th row of batch b of split y; may be S or more.

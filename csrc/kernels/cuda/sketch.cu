@@ -22,7 +22,7 @@ class Randoms {
     turns_ = static_cast<int>(rotation(seed_, static_cast<uint64_t>(first + lane_), k_));
   }
   __device__ __forceinline__ int turn(int i) const { return __shfl_sync(kAllLanes, turns_, i); }
-  // The words of blocks first + i, ..., first + i + kTogether - 1 follow.
+  // Computes the words of blocks first + i, ..., first + i + kTogether - 1, for `word`.
   __device__ __forceinline__ void compute_words(int i) {
     constexpr int kOutputs = static_cast<int>(kUnitOutputs);
     const auto block = static_cast<uint64_t>(first_ + i + lane_ / kOutputs);

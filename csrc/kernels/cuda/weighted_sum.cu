@@ -9,7 +9,7 @@ namespace {
 
 //   kMinus   // rows minus `base`, rounded to float32, instead of rows
 template <bool kMinus, class T, int V>
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(kSumThreads, 2)
     weighted_sum_kernel(int64_t tasks, float* out, const T* const* rows, int S, int64_t d,
                         const double* weights, double beta, const uint8_t* when,
                         const float* base) {
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(256, 2)
                          [&](int s) { return static_cast<float>(__dmul_rn(weights[s], inverse)); });
   __syncthreads();
   SplitSums<V> splits(shared, S);
-  // What comes next is loaded before what is here is added, so that memory never waits for sums.
+  // The next rows are loaded before these are added, so that loads are always in flight.
   constexpr bool kAhead = V < 8;  // as registers allow
   Batch<T, V> next;
   Floats<V> next_result{};
