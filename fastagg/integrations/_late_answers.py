@@ -274,10 +274,6 @@ class LateAnswers:
             found = [] if self._inbox is None else self._inbox.waiting()
         return [(sender, number + 1) for sender, number in found]
 
-    def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint stores, so that a restart can use the folder."""
-        return {} if self.folder is None else {"inbox": {"run": self.run, "steps": self.steps}}
-
     def settle(self, rounds: int) -> None:
         """Delete the files of the answers that a checkpoint of ``rounds`` rounds contains.
 
@@ -294,11 +290,21 @@ def _columns(taken: Answers | None) -> tuple[list[Any], ...]:
     return taken.updates, taken.clients, taken.ages, taken.notes
 
 
+def to_save(run: str, steps: int) -> dict[str, Any]:
+    """Return what a checkpoint stores, so that a restart can use the folder of late answers.
+
+    Args:
+        run: name of the run; empty: there is no folder, and nothing is stored.
+        steps: number of steps of the rule in the rounds of the run.
+    """
+    return {"inbox": {"run": run, "steps": steps}} if run else {}
+
+
 def read_saved(content: Mapping[str, Any]) -> tuple[str, int]:
     """Return the run and the steps in a checkpoint of a server with a folder, or of another one.
 
     Raises:
-        ValueError: they are not from :meth:`LateAnswers.saved`.
+        ValueError: they are not from :func:`to_save`.
     """
     saved = content.get("inbox", {"run": "", "steps": 0})
     if isinstance(saved, dict) and saved.keys() == {"run", "steps"}:

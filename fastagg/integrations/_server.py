@@ -8,6 +8,9 @@ client that was asked and did not answer, for any reason, is absent: absent = as
 If the rule has ``staleness`` and ``max_staleness``, answers to earlier rounds count with their age:
 :meth:`AggregationServer.put_late` puts them into an inbox, from which a round takes them when it
 closes. The newest answer of a client is used.
+
+The model is a :class:`fastagg.integrations._model.GlobalModel`. What a checkpoint has is in
+:mod:`fastagg.integrations._run_checkpoint`; here is when it is written.
 """
 
 from __future__ import annotations
@@ -19,46 +22,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
-from fastagg.checkpoint import CheckpointError
 from fastagg.integrations._closing import ClosingRound, Counted
 from fastagg.integrations._history import MetricHistory
-from fastagg.integrations._hosted_rule import (
-    check_aggregator,
-    check_fields,
-    check_rule,
-    check_sizes,
-    load_rule,
-    pack_rule,
-    refuse_needy,
-    under,
-)
+from fastagg.integrations._hosted_rule import check_aggregator, refuse_needy
 from fastagg.integrations._ids import ClientIds, Resolved, by_number
 from fastagg.integrations._late import EarlierRounds
-from fastagg.integrations._late_answers import LateAnswers, read_saved
+from fastagg.integrations._late_answers import LateAnswers
+from fastagg.integrations._model import GlobalModel
 from fastagg.integrations._report import Answer, RoundReport, substitutions
+from fastagg.integrations._run_checkpoint import Host, Run, read_run, write_run
 from fastagg.integrations._selection import Selection
 from fastagg.integrations._signals import SignalGuard
-from fastagg.integrations._statistics import Statistics
 from fastagg.integrations._weighing import Weighing
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.making import make
-from fastagg.norm_bound import read_max_norm
 from fastagg.options import read_count, read_size
 from fastagg.registry import RuleName
 from fastagg.updates.roles import Roles, read_roles
 from fastagg.updates.row_pool import RowPool
-
-T = TypeVar("T")
-
-_KIND = "integrations.server"  # in the place of a rule's name in an aggregator's checkpoint
-_MOST_ROUNDS = 1 << 53  # of a checkpoint; numbers of later rounds are far from the end of an int64
 
 
 class AggregationServer:
@@ -171,12 +158,9 @@ class AggregationServer:
         self._sends_updates, self._saves_earlier = sends_updates, saves_earlier
         self._late = LateAnswers(inbox_path)
         self._trains = True
-        self._layout: WireLayout | None = None
-        self._carried: dict[str, bytes] = {}
-        self._params = torch.zeros(0, dtype=torch.float32, device="cpu")  # [d]
+        self._model: GlobalModel | None = None
         self._aggregator: Aggregator | None = rule if isinstance(rule, Aggregator) else None
         self._rows: RowPool | None = None
-        self._statistics: Statistics | None = None
         self.max_clients = max_clients
         if max_clients is not None:
             read_count("max_clients", max_clients, least=self.num_clients)
@@ -198,7 +182,7 @@ class AggregationServer:
 
     @property
     def has_model(self) -> bool:
-        return self._layout is not None
+        return self._model is not None
 
     @property
     def takes_late_answers(self) -> bool:
@@ -218,7 +202,9 @@ class AggregationServer:
     @property
     def params(self) -> Tensor:
         """The global model, [d] float32; empty before :meth:`set_model`."""
-        return self._params
+        if self._model is None:
+            return torch.zeros(0, dtype=torch.float32, device="cpu")
+        return self._model.params
 
     @property
     def aggregator(self) -> Aggregator:
@@ -232,13 +218,24 @@ class AggregationServer:
         return self._aggregator
 
     @property
+    def model(self) -> GlobalModel:
+        """The global model.
+
+        Raises:
+            RuntimeError: there is no model yet.
+        """
+        if self._model is None:
+            raise RuntimeError("there is no model yet: call set_model or resume first")
+        return self._model
+
+    @property
     def layout(self) -> WireLayout:
         """The arrays of the model.
 
         Raises:
             RuntimeError: there is no model yet.
         """
-        return self._model()
+        return self.model.layout
 
     def held(self) -> AbstractContextManager[None]:
         """Delay the guard's signals within this context; nothing is saved until it ends."""
@@ -256,27 +253,26 @@ class AggregationServer:
             ValueError: the aggregator is for another number of parameters, or a pattern of
                 ``roles`` matches no array.
         """
-        layout = self._layout or WireLayout.of(arrays, self.roles)
-        statistics = self._statistics or Statistics(layout)
+        model = self._model or GlobalModel(WireLayout.of(arrays, self.roles))
         try:
-            params, values = layout.flatten(arrays), statistics.flatten(arrays)
+            content = model.read(arrays)
         except WireError as error:
-            if self._layout is None:
+            if self._model is None:
                 raise
             raise WireError(f"arrays: expected the model of the run: {error}") from error
-        aggregator = self._aggregator or self._make(layout.num_params)
-        if aggregator.num_params != layout.num_params:
+        num_params = model.layout.num_params
+        aggregator = self._aggregator or self._make(num_params)
+        if aggregator.num_params != num_params:
             raise ValueError(
-                f"rule: expected an aggregator for {layout.num_params} parameters, like the model, "
-                f"got one for {aggregator.num_params} parameters"
+                f"rule: expected an aggregator for {num_params} parameters, like the model, got "
+                f"one for {aggregator.num_params} parameters"
             )
-        _check_covered(layout, aggregator)
+        model.check_covered(aggregator)
         if self.checkpoint_path is not None:
             aggregator.options()  # raises for options that cannot be saved now, not after a round
-        carried = self._carried | layout.carried(arrays)
         with self.held():
-            self._layout, self._params, self._carried = layout, params, carried
-            self._statistics, statistics.values = statistics, values
+            model.take(content)
+            self._model = model
             if self._aggregator is None or not self.earlier.most:
                 earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
                 self._late.restart(earlier, run=self._late.run)
@@ -287,25 +283,19 @@ class AggregationServer:
 
         Arrays with the role "local" are missing.
         """
-        return self._model().unflatten(self._params, self._running().values, self._carried)
+        return self.model.arrays()
 
     def array_types(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return a dict from the names of :meth:`arrays` to NumPy's dtype name and the shape."""
-        return {slot.name: (slot.dtype, slot.shape) for slot in self._model().sent}
+        return self.model.array_types()
 
     def names(self, count: int | None = None) -> list[str]:
         """Return the names of arrays that a framework sends without names, in the model's order.
 
         Args:
-            count: their number. As many as :meth:`arrays` returns are those; else they are taken
-                for the first arrays of the whole model, and what exceeds it is named by position.
-                None: all arrays of the model.
+            count: their number; see :meth:`GlobalModel.names`.
         """
-        layout = self._model()
-        if count == len(layout.sent):
-            return [slot.name for slot in layout.sent]
-        names = [slot.name for slot in layout.slots]
-        return names if count is None else [*names, *map(str, range(len(names), count))][:count]
+        return self.model.names(count)
 
     def sample(
         self, candidates: Iterable[str], count: int, seed: int, purpose: str = "train"
@@ -406,7 +396,7 @@ class AggregationServer:
         asked = set(senders or ())
         if self.takes_late_answers:
             room = max(self.num_clients, self.max_clients or 0)
-            self._late.open_round(self.rounds, asked, self._params, key, self._model(), room)
+            self._late.open_round(self.rounds, asked, self.params, key, self.layout, room)
         self._trains, self._sent = senders is not None, asked
         present = None if connected is None else set(connected)
         self.ids.open_round(self.rounds + 1, present)
@@ -458,9 +448,9 @@ class AggregationServer:
             rejected = {a.label: a.problem for a in answers if a.problem is not None}
             closing = ClosingRound(
                 rule,
-                self._params,
-                self._model(),
-                self._running(),
+                self.params,
+                self.layout,
+                self.model.statistics,
                 self.weighing,
                 self.min_answers,
                 self._row_pool(),
@@ -605,27 +595,18 @@ class AggregationServer:
             ValueError: an option of the rule cannot be stored.
             OSError: the folder does not exist or is not writable. An older file is unchanged.
         """
-        layout, aggregator = self._model(), self.aggregator
-        rule, state = pack_rule(aggregator)
-        state["params"] = self._params
-        state["history"] = self.history.to_tensor()
-        for name, value in self._running().state(aggregator.max_norm).items():
-            state[f"statistics.{name}"] = value
-        for name, data in self._carried.items():
-            state[f"carried.{name}"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        content = {
-            **rule,
-            "rounds": self.rounds,
-            "ids": self.ids.to_json(),
-            "asked": self.selection.asked,
-            "layout": layout.to_json(),
-        }
-        content |= self._late.saved()
-        if self._saves_earlier and self.takes_late_answers:
-            content["earlier"], models = self.earlier.saved(self.rounds, self._late.steps)
-            state |= models
-        limit = checkpoint.LISTS_LIMIT
-        checkpoint.write(path, _KIND, content, state, keep=self.checkpoint_keep, limit=limit)
+        run = Run(
+            rounds=self.rounds,
+            model=self.model,
+            rule=self.aggregator,
+            ids=self.ids,
+            selection=self.selection,
+            history=self.history,
+            earlier=self.earlier,
+            steps=self._late.steps,
+            name=self._late.run,
+        )
+        write_run(path, run, saves_earlier=self._saves_earlier, keep=self.checkpoint_keep)
 
     def resume(self, path: str | os.PathLike[str]) -> list[str]:
         """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.
@@ -642,65 +623,33 @@ class AggregationServer:
             ValueError: the file is damaged or not a server's checkpoint, or has another rule, other
                 options, other roles of arrays or more clients. The server is unchanged.
         """
-        kind, content, state = checkpoint.read(path, limit=checkpoint.LISTS_LIMIT)
-        if kind != _KIND:
-            raise ValueError(f"{path}: expected the checkpoint of a server, got one of {kind!r}")
-        check_fields(path, content, {"rounds": int, "ids": dict, "layout": list})
-        try:
-            if not 0 <= content["rounds"] <= _MOST_ROUNDS:
-                raise ValueError(
-                    f"rounds: expected a number in [0, {_MOST_ROUNDS}], got {content['rounds']}"
-                )
-            layout = WireLayout.from_json(content["layout"])
-            layout.check_roles(self.roles)
-            if self._layout is not None and layout != self._layout:
-                raise ValueError(f"layout: expected the arrays of {self._layout}, got {layout}")
-            params, carried = _read_model(layout, state)
-            number = self._number_to_resume(content)
-            check_sizes(str(path), self.rule_name, number, layout.num_params, content, state)
-            ids = self._new_ids(number)
-            ids.load_json(content["ids"])
-            selection = Selection(self.selection.kind)
-            selection.load_json(content.get("asked", {}))
-            aggregator = self._aggregator
-            if aggregator is None or aggregator.num_clients != number:
-                aggregator = self._make(layout.num_params, number)
-            _check_covered(layout, aggregator)
-            changed = check_rule(str(path), aggregator, content, state)
-            history = MetricHistory()
-            if "history" in state:  # an older file has none
-                history = MetricHistory.from_tensor(state["history"])
-            statistics = Statistics(layout)
-            saved = read_max_norm(content["rule_options"].get("max_norm"))
-            statistics.load(under("statistics.", state), saved, aggregator.max_norm)
-            earlier = EarlierRounds(aggregator.max_staleness, not self._sends_updates)
-            run, steps = read_saved(content)
-            if self._saves_earlier:  # an older file has none
-                earlier.load(content.get("earlier", []), state, params, content["rounds"], steps)
-            load_rule(aggregator, content, state)
-        except CheckpointError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(path, error) from error
-        self._statistics = statistics
-        self.history = history
-        self._layout, self._params, self._carried = layout, params, carried
-        self._aggregator, self.ids, self.selection = aggregator, ids, selection
-        self._late.restart(earlier, steps, run)
-        self._resize(number)
-        self.rounds = self._saved_rounds = content["rounds"]
+        most = self.max_clients if isinstance(self._rule, str) else None
+        host = Host(
+            rule_name=self.rule_name,
+            num_clients=self.num_clients,
+            max_clients=most or self.num_clients,
+            roles=self.roles,
+            layout=None if self._model is None else self._model.layout,
+            selection=self.selection.kind,
+            keeps_models=not self._sends_updates,
+            saves_earlier=self._saves_earlier,
+            make_ids=self._new_ids,
+            rule_for=self._rule_for,
+        )
+        run, changed = read_run(path, host)
+        self.history, self._model, self._aggregator = run.history, run.model, run.rule
+        self.ids, self.selection = run.ids, run.selection
+        self._late.restart(run.earlier, run.steps, run.name)
+        self._resize(run.rule.num_clients)
+        self.rounds = self._saved_rounds = run.rounds
         return changed
 
-    def _number_to_resume(self, content: Mapping[str, Any]) -> int:
-        """Return K of the run of a checkpoint that this server may continue."""
-        options = content.get("rule_options")
-        saved = options.get("num_clients") if isinstance(options, dict) else None
-        most = (
-            0 if self.max_clients is None or not isinstance(self._rule, str) else self.max_clients
-        )
-        if isinstance(saved, int) and self.num_clients < saved <= most:
-            return saved
-        return self.num_clients
+    def _rule_for(self, num_params: int, num_clients: int) -> Aggregator:
+        """Return the rule of the run if it has K clients, or a new one."""
+        rule = self._aggregator
+        if rule is None or rule.num_clients != num_clients:
+            rule = self._make(num_params, num_clients)
+        return rule
 
     def _new_ids(self, num_clients: int | None = None) -> ClientIds:
         number = num_clients or self.num_clients
@@ -716,14 +665,6 @@ class AggregationServer:
         )
         check_aggregator(aggregator, number, {})
         return aggregator
-
-    def _model(self) -> WireLayout:
-        """Return the layout of the model; RuntimeError if there is no model yet."""
-        return _there(self._layout)
-
-    def _running(self) -> Statistics:
-        """Return the statistics of the model; RuntimeError if there is no model yet."""
-        return _there(self._statistics)
 
     def _asked_once(self, answers: Sequence[Answer], rejected: dict[str, str]) -> list[Answer]:
         """Return the answers without a problem, of senders that were asked and answered once.
@@ -749,14 +690,8 @@ class AggregationServer:
             return None
         if self._rows is None:
             room = max(self.num_clients, self.max_clients or 0)
-            self._rows = RowPool(room, self._model().num_params, self.aggregator.device)
+            self._rows = RowPool(room, self.layout.num_params, self.aggregator.device)
         return self._rows
-
-
-def _there(value: T | None) -> T:
-    if value is None:
-        raise RuntimeError("there is no model yet: call set_model or resume first")
-    return value
 
 
 def _check_inbox_path(folder: object, checkpoint_path: object, rule: Aggregator) -> None:
@@ -773,42 +708,3 @@ def _check_inbox_path(folder: object, checkpoint_path: object, rule: Aggregator)
             "inbox_path: expected the options staleness and max_staleness, without which no late "
             f"answer counts, got max_staleness={rule.max_staleness}"
         )
-
-
-def _check_covered(layout: WireLayout, aggregator: Aggregator) -> None:
-    """Raise ValueError if the rule has noise, but arrays of the model would be sent without it."""
-    if aggregator.noise_multiplier > 0.0 and layout.num_statistics:
-        raise ValueError(
-            "roles: expected no array with the role 'mean' with noise_multiplier, because means of "
-            f"statistics have no noise, got {layout.num_statistics} such numbers; give them the "
-            "role 'rule', 'server' or 'local'"
-        )
-
-
-def _read_model(layout: WireLayout, state: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, bytes]]:
-    """Return the parameters in a checkpoint, and the arrays that are not among them.
-
-    Raises:
-        ValueError: they are not those of a model of this layout, or not finite.
-    """
-    known = ("params", "statistics.", "history", "carried.", "earlier.", "option.", "rule.")
-    unknown = [name for name in state if not name.startswith(known)]
-    params = state.get("params")
-    if params is None or unknown:
-        raise ValueError(f"expected tensors {[*known]}, got {sorted(state)}")
-    if params.shape != (layout.num_params,) or params.dtype != torch.float32:
-        raise ValueError(
-            f"params: expected [{layout.num_params}] float32, got {[*params.shape]} {params.dtype}"
-        )
-    carried = {name: value.numpy().tobytes() for name, value in under("carried.", state).items()}
-    expected = {slot.name for slot in layout.slots if slot.role == "server"}
-    if carried.keys() != expected:
-        raise ValueError(f"carried: expected the arrays {sorted(expected)}, got {sorted(carried)}")
-    statistics = state.get("statistics.values", torch.zeros(0, dtype=torch.float32, device="cpu"))
-    if statistics.shape != (layout.num_statistics,) or statistics.dtype != torch.float32:
-        raise ValueError(
-            f"statistics: expected [{layout.num_statistics}] float32, got "
-            f"{[*statistics.shape]} {statistics.dtype}"
-        )
-    layout.flatten(layout.unflatten(params, statistics, carried))
-    return params, carried

@@ -87,7 +87,7 @@ def state_of(server: AggregationServer) -> dict[str, torch.Tensor]:
     return {
         "params": server.params,
         **server.aggregator.state_dict(),
-        **server._running().state(server.aggregator.max_norm),
+        **server.model.statistics.state(server.aggregator.max_norm),
     }
 
 
@@ -195,7 +195,7 @@ def test_a_bad_answer_changes_nothing(rule: str, case: str) -> None:
     assert [*with_it.rejected] == ["n4"]
     assert re.search(message, with_it.rejected["n4"])
     if case == "far":  # as with max_norm, the limit itself is recorded in place of the distance
-        servers[0]._running()._norms = servers[1]._running()._norms
+        servers[0].model.statistics._norms = servers[1].model.statistics._norms
     assert same(*servers)
 
 
@@ -276,8 +276,8 @@ def test_a_resumed_run_with_another_max_norm_forgets_distances(tmp_path: Path) -
     for max_norm, known in [("adaptive", K), (None, None), (5.0, K), ({"multiple": 3.0}, 0)]:
         again = AggregationServer("fedavg", num_clients=K, roles=ROLES, max_norm=max_norm)
         again.resume(tmp_path / "run")
-        state = again._running().state(again.aggregator.max_norm)
-        assert torch.equal(state["values"], server._running().values)
+        state = again.model.statistics.state(again.aggregator.max_norm)
+        assert torch.equal(state["values"], server.model.statistics.values)
         assert ("norm_count" in state) == (known is not None)
         assert known is None or int(state["norm_count"]) == known
 
