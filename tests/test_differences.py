@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import fastagg
-from fastagg.updates.columns import Columns, DifferenceRow
-from fastagg.updates.differences import Differences
+from fastagg.updates.columns import Columns
+from fastagg.updates.differences import DifferenceRow, Differences
 
 S, D, K = 5, 3_000, 6
 CLIENTS = [4, 0, 3, 1, 5]

@@ -19,9 +19,9 @@ from torch import Tensor
 import fastagg
 from fastagg.ops import memory
 from fastagg.updates import cohort
+from fastagg.updates.any_rows import SMALL_BYTES, each_row
 from fastagg.updates.buffer import UpdateBuffer
 from fastagg.updates.cohort import Cohort, read_cohort
-from fastagg.updates.columns import SMALL_BYTES, each_row
 from fastagg.updates.row_pool import RowPool
 
 K, S, D = 9, 4, 5

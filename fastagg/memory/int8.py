@@ -14,9 +14,10 @@ from fastagg import ops
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import RowStore, SpareRows
 from fastagg.ops.scales import SCALE_BLOCK, num_scales
+from fastagg.updates.any_rows import QuantizedRow, in_memory
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import Columns, QuantizedRow, in_memory
+from fastagg.updates.columns import Columns
 from fastagg.updates.scaled import scaled_when_read
 
 SCALES = "memory_scales"

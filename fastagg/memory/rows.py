@@ -26,9 +26,10 @@ from fastagg.memory.stores import AddressRange, RowStore, SpareRows
 from fastagg.ops.memory import shared_row
 from fastagg.ops.row_lists import RowList
 from fastagg.signals import SignalsDeferred
+from fastagg.updates.any_rows import MIN_PIECE, SCRATCH_BYTES, in_memory
 from fastagg.updates.buffer import RowExchange
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import MIN_PIECE, SCRATCH_BYTES, Columns, in_memory
+from fastagg.updates.columns import Columns
 
 _GROUP = SCRATCH_BYTES // (4 * MIN_PIECE)
 """Rows of another dtype than float32 that can be read together."""

@@ -18,7 +18,8 @@ from fastagg.options import option_defaults, read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
 from fastagg.server_optimizer import optimizer_cost
-from fastagg.updates.columns import MIN_PIECE, segment_columns
+from fastagg.updates.any_rows import MIN_PIECE
+from fastagg.updates.columns import segment_columns
 
 _UNITS = ("", "k", "M", "G", "T", "P")
 _BUCKETS = 1024  # of the sketches that a plan compares with exact similarities

@@ -26,8 +26,9 @@ from fastagg.rules.common_row import find_common_row, with_common_row
 from fastagg.rules.gram_policy import Policy
 from fastagg.staleness import discounted, none_but_constant
 from fastagg.updates.allocation import allocate_vector
+from fastagg.updates.any_rows import AnyRows, alike, each_row, rows_at
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import AROUND_BLOCK, AnyRows, Columns, alike, each_row, rows_at
+from fastagg.updates.columns import AROUND_BLOCK, Columns
 from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:

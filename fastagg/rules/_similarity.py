@@ -11,8 +11,9 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.norm_bound import MaxNorm
 from fastagg.options import FLOAT32_LIMIT, read_count
+from fastagg.updates.any_rows import AnyRows, alike, each_row
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import AnyRows, Columns, alike, each_row
+from fastagg.updates.columns import Columns
 
 _PRECISIONS = {"cosine": ["highest", "high", "tf32"], "distance": ["highest", "high"]}
 _NEAR = 1e-5  # much more than the rounding of squares in float32

@@ -17,8 +17,9 @@ from fastagg.options import read_count
 from fastagg.rules._gram_rule import SQUARES, Compared, GramPlan, GramRule, ReuseOptions
 from fastagg.rules._similarity import read_sketch, round_seed, settle_squares
 from fastagg.rules.gram_policy import Policy
+from fastagg.updates.any_rows import AnyRows
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import MIN_SEGMENT, AnyRows, Columns
+from fastagg.updates.columns import MIN_SEGMENT, Columns
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -15,8 +15,8 @@ from fastagg.costs import Cost, Sizes
 from fastagg.report import Aggregate, Plan, Reading, RowSum
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.updates.allocation import allocate_vector
+from fastagg.updates.any_rows import in_memory
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import in_memory
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -18,7 +18,8 @@ from fastagg.rules._gram_rule import ReuseOptions, used_rows
 from fastagg.rules._sketched_gram_rule import SketchedGramRule
 from fastagg.rules.gram_policy import Policy
 from fastagg.staleness import none_but_constant
-from fastagg.updates.columns import AnyRows, ColumnStatistic
+from fastagg.updates.any_rows import AnyRows
+from fastagg.updates.columns import ColumnStatistic
 from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:

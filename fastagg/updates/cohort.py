@@ -24,11 +24,9 @@ from fastagg.ops.memory import usual_cohort
 from fastagg.ops.row_lists import RowList
 from fastagg.options import MOST
 from fastagg.report import BrokenUpdates
-from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
-from fastagg.updates.columns import (
+from fastagg.updates.any_rows import (
     SMALL_BYTES,
     AnyRows,
-    Columns,
     StreamedRow,
     alike,
     each_row,
@@ -36,6 +34,8 @@ from fastagg.updates.columns import (
     known_in_memory,
     rows_at,
 )
+from fastagg.updates.buffer import Clients, RowExchange, UpdateBuffer
+from fastagg.updates.columns import Columns
 from fastagg.updates.small import ids_tensor
 from fastagg.updates.streams import ColumnSource
 from fastagg.updates.weights import read_weights

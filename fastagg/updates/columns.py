@@ -7,8 +7,8 @@ both kinds.
 This class has all columns in this process. :mod:`fastagg.distributed` has a subclass whose columns
 are spread over ranks. No other code depends on where the columns are.
 
-Rows need not be float32 tensors in memory. A :class:`StreamedRow` is read piece by piece, and a row
-of another dtype is converted piece by piece.
+Rows need not be float32 tensors in memory: others are read or converted piece by piece, see
+:mod:`fastagg.updates.any_rows`.
 
 **Segments.** A segment has 2^20 columns, or more if d is above 2^28, so that there are at most 256.
 The Gram matrix is the sum of the segments' Gram matrices, in float64 and from left to right; each
@@ -19,139 +19,64 @@ sketches, which are added in the same way.
 
 from __future__ import annotations
 
-import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastagg import ops
 from fastagg.ops import Rows
-from fastagg.ops.row_lists import RowList
-from fastagg.ops.scales import SCALE_BLOCK, num_scales
-from fastagg.updates.small import rows_in_order, zeros
+from fastagg.updates.any_rows import (
+    MIN_PIECE,
+    SCRATCH_BYTES,
+    SMALL_BYTES,
+    AnyRow,
+    AnyRows,
+    QuantizedRow,
+    StreamedRow,
+    alike,
+    are_bfloat16,
+    each_row,
+    in_memory,
+    known_in_memory,
+    pieces,
+    row_width,
+    rows_at,
+    scale_blocks,
+)
+from fastagg.updates.differences import DifferenceRow, read_together
+from fastagg.updates.small import zeros
+
+# This module is public as `fastagg.columns`. What it had before rows had modules of their own can
+# be imported from here as well.
+__all__ = [
+    "AROUND_BLOCK",
+    "MAX_SEGMENTS",
+    "MIN_PIECE",
+    "MIN_SEGMENT",
+    "SCRATCH_BYTES",
+    "SMALL_BYTES",
+    "AnyRow",
+    "AnyRows",
+    "ColumnStatistic",
+    "Columns",
+    "DifferenceRow",
+    "QuantizedRow",
+    "StreamedRow",
+    "alike",
+    "each_row",
+    "in_memory",
+    "known_in_memory",
+    "rows_at",
+    "segment_columns",
+]
 
 MIN_SEGMENT = 1 << 20
 MAX_SEGMENTS = 256
-SCRATCH_BYTES = 64 << 20
-"""Budget in bytes for converting rows of another dtype, if no streamed row sets a budget."""
-SMALL_BYTES = 256 << 10
-"""Bytes of a matrix up to which copying it takes less time than views of its rows."""
 AROUND_BLOCK = 1 << 16
 """Columns per block, in scratch memory, when a common row is subtracted from all rows."""
-_SHORT = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of rows that ops of one pass read."""
-MIN_PIECE = 1024
-"""Minimum number of columns per piece; the budget must cover this many columns of every row."""
-
-
-class StreamedRow(ABC):
-    """A row [d] that is not in memory.
-
-    Attributes:
-        num_params: d.
-        budget: maximum number of bytes for one piece of all rows that are read together.
-        device: where pieces are read to.
-    """
-
-    num_params: int
-    budget: int
-    device = torch.device("cpu")
-
-    def problem(self) -> str | None:
-        """Return why the row cannot be read, or None. A step calls this once, before it reads."""
-        return None
-
-    @abstractmethod
-    def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
-        """Return columns [begin, end) as float32: ``scratch`` [end - begin], or another tensor.
-
-        A pass begins at column 0. Each further piece begins where the last one ended.
-
-        Raises:
-            ValueError: the columns cannot be read; the message names the client's source.
-        """
-
-
-class DifferenceRow(StreamedRow):
-    """A row that is a model minus a base; see :class:`fastagg.updates.differences.Differences`.
-
-    Args:
-        model: tensors on the CPU whose elements, in order, are those of the model, [d] in total.
-        base: [d] float32.
-        budget: see :class:`StreamedRow`.
-
-    Raises:
-        TypeError, ValueError: the model does not have d numbers, or is not contiguous.
-
-    Attributes:
-        parts: the tensors of the model, flat.
-        base: the base.
-    """
-
-    def __init__(self, model: Sequence[Tensor], base: Tensor, budget: int) -> None:
-        self.num_params, self.budget = len(base), budget
-        self.parts = [part.view(-1) for part in model]
-        self.base = base
-        count = sum(part.numel() for part in self.parts)
-        if count != len(base):
-            raise ValueError(f"models: expected {len(base)} numbers, as in the base, got {count}")
-        if not all(part.is_floating_point() for part in self.parts):
-            raise TypeError("models: expected floating-point tensors")
-
-    def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
-        start = 0
-        for part in self.parts:
-            first, last = max(start, begin), min(start + part.numel(), end)
-            if first < last:
-                values, place = (
-                    part[first - start : last - start],
-                    slice(first - begin, last - begin),
-                )
-                torch.sub(values, self.base[first:last], out=scratch[place])
-            start += part.numel()
-        return scratch
-
-    def bounds(self) -> list[tuple[int, int]]:
-        """Return the columns [begin, end) of every part."""
-        ends = [0, *itertools.accumulate(part.numel() for part in self.parts)]
-        return list(itertools.pairwise(ends))
-
-    def fits(self, other: DifferenceRow) -> bool:
-        """Return whether both have the same base, and parts of the same lengths and dtypes."""
-        return self.base is other.base and all(
-            one.numel() == two.numel() and one.dtype == two.dtype
-            for one, two in zip(self.parts, other.parts, strict=True)
-        )
-
-
-class QuantizedRow(StreamedRow):
-    """A row of int8 numbers with scales, read as float32; see :func:`fastagg.ops.quantize_`.
-
-    Args:
-        numbers: [d] int8.
-        scales: [ceil(d / 256)] float32.
-    """
-
-    def __init__(self, numbers: Tensor, scales: Tensor) -> None:
-        self.num_params, self.budget = numbers.shape[0], SCRATCH_BYTES
-        self.numbers, self.scales = numbers, scales
-        self.device = numbers.device
-
-    def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
-        """Return columns [begin, end) in ``scratch``; ``begin`` is a multiple of 256."""
-        ops.dequantize_([scratch], [self.numbers[begin:end]], [self.scales[_blocks(begin, end)]])
-        return scratch
-
-
-_IN_MEMORY = (Tensor, RowList)  # a union would be made anew in every call
-
-AnyRow = Tensor | StreamedRow
-AnyRows = Tensor | Sequence[AnyRow]
-"""S rows: [S, d] float32, or S items, each a tensor [d] of any dtype or a streamed row."""
 
 
 @dataclass(frozen=True)
@@ -183,62 +108,6 @@ def segment_columns(num_params: int) -> int:
     while num_params > segment * MAX_SEGMENTS:
         segment *= 2
     return segment
-
-
-def _blocks(begin: int, end: int) -> slice:
-    """Return where the scales of columns [begin, end) are; ``begin`` is a multiple of 256."""
-    return slice(begin // SCALE_BLOCK, num_scales(end))
-
-
-def known_in_memory(rows: AnyRows) -> TypeGuard[Rows]:
-    """Return whether the type of ``rows`` says that all of them are float32 tensors in memory."""
-    return isinstance(rows, _IN_MEMORY)
-
-
-def in_memory(rows: AnyRows) -> TypeGuard[Rows]:
-    """Return whether all rows are float32 tensors, which can be passed to any op."""
-    if known_in_memory(rows):
-        return True
-    for row in rows:  # noqa: SIM110 (all() takes twice as long for some hundred rows)
-        if not isinstance(row, Tensor) or row.dtype != torch.float32:
-            return False
-    return True
-
-
-def _are_bfloat16(rows: AnyRows) -> TypeGuard[Rows]:
-    """Return whether all rows are bfloat16 tensors."""
-    return not known_in_memory(rows) and all(
-        isinstance(row, Tensor) and row.dtype == torch.bfloat16 for row in rows
-    )
-
-
-def each_row(rows: AnyRows) -> Sequence[AnyRow]:
-    """Return the rows one by one; those of a matrix as views."""
-    return rows.unbind(0) if isinstance(rows, Tensor) else rows
-
-
-def alike(rows: AnyRows, some: list[AnyRow]) -> AnyRows:
-    """Return ``some``, as a :class:`RowList` (known to be in memory) if all ``rows`` are."""
-    return RowList(cast("list[Tensor]", some)) if in_memory(rows) else some
-
-
-def rows_at(rows: AnyRows, positions: list[int]) -> AnyRows:
-    """Return the rows at ``positions``, to be read only; those of a small matrix are copied."""
-    if isinstance(rows, Tensor) and rows.nbytes <= SMALL_BYTES:
-        return rows_in_order(rows, positions)
-    listed = each_row(rows)
-    return alike(rows, [listed[i] for i in positions])
-
-
-def _differences(rows: AnyRows) -> Sequence[DifferenceRow]:
-    """Return rows that ``ops.difference_sum_`` can read together; none if there are others."""
-    first = None if isinstance(rows, Tensor) else rows[0]
-    if not isinstance(first, DifferenceRow):
-        return []
-    if any(part.dtype not in _SHORT for part in first.parts):
-        return []
-    found = [row for row in rows if isinstance(row, DifferenceRow) and row.fits(first)]
-    return found if len(found) == len(rows) else []
 
 
 class Columns:
@@ -273,13 +142,13 @@ class Columns:
         }
         if in_memory(rows) and self.whole and _on_gpu(rows):  # all segments at once
             return ops.gram(rows, segment=self.segment, **options)
-        if in_memory(rows) and _width(rows) <= self.segment:
+        if in_memory(rows) and row_width(rows) <= self.segment:
             return self._fold([ops.gram(rows, **options)])
         return self._fold(ops.gram(parts, **options) for _, _, (parts,) in self._pieces([rows]))
 
     def gram_rows(self, rows: AnyRows, changed: Tensor) -> Tensor:
         """:func:`fastagg.ops.gram_rows`, summed over segments: S >= 1 rows, [C] -> [C, S]."""
-        if in_memory(rows) and _width(rows) <= self.segment:
+        if in_memory(rows) and row_width(rows) <= self.segment:
             return self._add([ops.gram_rows(rows, changed)])
         return self._add(ops.gram_rows(parts, changed) for _, _, (parts,) in self._pieces([rows]))
 
@@ -304,7 +173,7 @@ class Columns:
         self, out: Tensor, rows: AnyRows, weights: Tensor, *, precision: str = "highest"
     ) -> Tensor:
         """Return :meth:`gram`, and set ``out = weights @ rows`` [d] in the same pass."""
-        differences = _differences(rows)
+        differences = read_together(rows)
         if differences:  # on the CPU, where there is one precision
             return self._fold(self._difference_grams(out, differences, weights))
         if in_memory(rows) and out.shape[0] <= self.segment:
@@ -385,7 +254,7 @@ class Columns:
     def sum_and_squares_(self, out: Tensor, rows: AnyRows, weights: Tensor) -> Tensor:
         """Set ``out = weights @ rows`` [d], and return :meth:`square_norms`, in one pass."""
 
-        differences = _differences(rows)
+        differences = read_together(rows)
         if differences:
             return self._difference_sum_(out, differences, weights)
 
@@ -523,7 +392,7 @@ class Columns:
             ops.quantize_(numbers, scales, rows)
             return
         for begin, end, (parts,) in self._pieces([rows]):
-            here = _blocks(begin, end)
+            here = scale_blocks(begin, end)
             found = torch.empty_like(scales[:, here], memory_format=torch.contiguous_format)
             ops.quantize_([row[begin:end] for row in numbers], found, parts)
             scales[:, here] = found
@@ -595,7 +464,7 @@ class Columns:
     ) -> Tensor:
         """:func:`fastagg.ops.memory_total_`; ``peaks`` are of the columns in this process."""
         if (in_memory(memory) and in_memory(updates)) or (
-            _are_bfloat16(memory) and (in_memory(updates) or _are_bfloat16(updates))
+            are_bfloat16(memory) and (in_memory(updates) or are_bfloat16(updates))
         ):
             return ops.memory_total_(
                 out,
@@ -673,64 +542,7 @@ class Columns:
         The width of a piece is that of a segment, or the largest power of two for which the rows
         that are read or converted fit into the budget.
         """
-        num_params = _width(operands[0])
-        readers = [_Reader(rows) for rows in operands]
-        piece = min([self.segment, *(reader.widest() for reader in readers)])
-        scratch = [reader.scratch(min(piece, num_params)) for reader in readers]
-        for begin in range(0, num_params, piece):
-            end = min(begin + piece, num_params)
-            yield (
-                begin,
-                end,
-                [r.piece(begin, end, s) for r, s in zip(readers, scratch, strict=True)],
-            )
-
-
-class _Reader:
-    """Read S rows piece by piece; streamed and converted rows are copied into scratch."""
-
-    def __init__(self, rows: AnyRows) -> None:
-        self.rows = rows
-        listed: Sequence[AnyRow] = () if isinstance(rows, Tensor) else rows
-        self.copied = sum(not in_memory([row]) for row in listed)
-        copied = (row.device for row in listed if not in_memory([row]))
-        self.device = next(copied, torch.device("cpu"))
-        budgets = [row.budget for row in listed if isinstance(row, StreamedRow)]
-        self.budget = min(budgets, default=SCRATCH_BYTES)
-
-    def widest(self) -> int:
-        """Return the largest power of two of columns that fits into the budget.
-
-        Raises:
-            ValueError: the budget is too small for a piece of ``MIN_PIECE`` columns.
-        """
-        if not self.copied:
-            return 1 << 62
-        columns = self.budget // (4 * self.copied)
-        if columns < MIN_PIECE:
-            raise ValueError(
-                f"budget: expected at least {4 * self.copied * MIN_PIECE} bytes, for "
-                f"{MIN_PIECE} columns of {self.copied} rows, got {self.budget}"
-            )
-        return 1 << (columns.bit_length() - 1)
-
-    def scratch(self, columns: int) -> Tensor:
-        return torch.empty(self.copied, columns, device=self.device, dtype=torch.float32)
-
-    def piece(self, begin: int, end: int, scratch: Tensor) -> Rows:
-        if isinstance(self.rows, Tensor):
-            return self.rows[:, begin:end]
-        copies = iter(scratch[:, : end - begin])
-        parts = []
-        for row in self.rows:
-            if isinstance(row, StreamedRow):
-                part = row.read(begin, end, next(copies))
-            else:
-                part = row[begin:end]
-                if part.dtype != torch.float32:
-                    part = next(copies).copy_(part)
-            parts.append(part)
-        return parts
+        return pieces(operands, self.segment)
 
 
 def _gram_around(rows: Rows, common: int, scales: Tensor | None) -> Tensor:
@@ -795,10 +607,3 @@ def _gram_and_sum_(out: Tensor, rows: Rows, weights: Tensor, precision: str) -> 
     gram = torch.empty((size, size), dtype=torch.float64, device=out.device)
     ops.gram_and_sum_(out, gram, rows, weights, precision=precision)
     return gram
-
-
-def _width(rows: AnyRows) -> int:
-    if isinstance(rows, Tensor):
-        return rows.shape[1]
-    first = rows[0]
-    return first.num_params if isinstance(first, StreamedRow) else len(first)

@@ -21,7 +21,7 @@ from torch import Tensor
 from fastagg import tensor_file
 from fastagg.options import read_size
 from fastagg.tensor_file import TensorFileError
-from fastagg.updates.columns import StreamedRow
+from fastagg.updates.any_rows import StreamedRow
 from fastagg.updates.layout import FlatLayout
 from fastagg.updates.streams import BUDGET, ColumnSource
 

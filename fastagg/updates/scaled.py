@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from fastagg.updates.allocation import allocate_rows
+from fastagg.updates.any_rows import SCRATCH_BYTES, AnyRow, AnyRows, StreamedRow, alike, each_row
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.columns import (
-    SCRATCH_BYTES,
-    AnyRow,
-    AnyRows,
-    StreamedRow,
-    alike,
-    each_row,
-)
 
 
 class ScaledRow(StreamedRow):

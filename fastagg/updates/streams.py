@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fastagg.options import read_size
-from fastagg.updates.columns import StreamedRow
+from fastagg.updates.any_rows import StreamedRow
 
 BUDGET = 1 << 28
 """Default budget of a source: 256 MiB."""

@@ -16,7 +16,8 @@ import fastagg
 from fastagg import ops
 from fastagg.rules.common_row import CLOSE, find_common_row, with_common_row
 from fastagg.rules.gram_policy import square_distances
-from fastagg.updates.columns import AROUND_BLOCK, AnyRows, Columns
+from fastagg.updates.any_rows import AnyRows
+from fastagg.updates.columns import AROUND_BLOCK, Columns
 from fastagg.updates.streams import TensorRows
 
 E = 1e-7  # bound of the error of ops.gram in its self-check

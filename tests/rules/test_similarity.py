@@ -14,7 +14,8 @@ import fastagg
 from fastagg import ops
 from fastagg.ops import reference
 from fastagg.rules._similarity import Similarity, round_seed
-from fastagg.updates.columns import Columns, StreamedRow
+from fastagg.updates.any_rows import StreamedRow
+from fastagg.updates.columns import Columns
 
 K, S, D = 8, 5, 3000
 CLIENTS = [1, 2, 4, 6, 7]
