@@ -61,7 +61,10 @@ RULES: dict[str, dict[str, Any]] = {
 }
 SIZES = [(10, 610), (100, 610), (10, 62_006), (100, 62_006), (20, 1_000_000)]
 OPS_SIZES = [(10, 610), (20, 62_006), (20, 1_000_000), (512, 10_000)]
-MORE_SIZES = {"sketch_and_sum_": [(100, 1_000_000)]}  # besides OPS_SIZES
+MORE_SIZES = {
+    "sketch_": [(100, 1_000_000), (1000, 100_000)],
+    "sketch_and_sum_": [(100, 1_000_000)],
+}  # besides OPS_SIZES
 FORMS = ("copied", "owned")
 COHORTS = 8  # cohorts of S of 2 S clients, in turn
 

@@ -21,25 +21,19 @@ namespace {
 // Buckets that are handled together: a cache line of floats, and the words of a unit.
 constexpr int64_t kLanes = kUnitWords;
 
-// Rows that are added at the same time if their weighted sum is wanted: their numbers are in
-// registers then. Narrower vectors have too few registers; and one row at a time is faster if
-// nothing but sketches is wanted.
-template <int W>
-constexpr int kTogether = W == 16 ? 2 : 1;
+// Rows of float32 that are added at the same time: they have the same signs, two streams of memory
+// are faster than one, and the numbers are in registers if the rows' weighted sum is wanted, too.
+template <int W, bool kSum>
+constexpr int kTogether = W == 8 || (W == 16 && kSum) ? 2 : 1;
 constexpr int kMostTogether = 2;
 
-// Whether it pays for rows of T and k buckets: their sums must leave a quarter of the L1 cache.
-template <int W, class T>
-FASTAGG_INLINE bool adds_together(int64_t k) {
-  return kTogether<W> > 1 && std::is_same_v<T, float> &&
-         kTogether<W> * k * int64_t{sizeof(double)} <= l1_bytes() / 4 * 3;
-}
-
-// Numbers from the sums of one of R rows to those of the next. They are padded, so that those of
-// two rows are not in the same sets of the L1 cache. We could not measure a difference.
-template <int R>
-constexpr int64_t stride_of(int64_t k) {
-  return R == 1 ? k : k + 2 * kLanes;
+// The same for rows of T and k buckets: one row if the sums of more would not leave a quarter of
+// the L1 cache.
+template <int W, bool kSum, class T>
+FASTAGG_INLINE int rows_together(int64_t k) {
+  constexpr int R = kTogether<W, kSum>;
+  const bool fits = R * k * int64_t{sizeof(double)} <= l1_bytes() / 4 * 3;
+  return std::is_same_v<T, float> && fits ? R : 1;
 }
 
 constexpr int64_t kAheadBytes = 4096;
@@ -137,7 +131,7 @@ class Squares {
   Vec<double, kHalf> sums_[2 * kParts];
 };
 
-// For each of R rows r: sums[r * stride + q] += the number of bucket q, negated if its sign says
+// For each of R rows r: sums[r * k + q] += the number of bucket q, negated if its sign says
 // so, for n buckets from `first` on: from[r][0], ..., from[r][n - 1]. n and `first` are multiples
 // of kLanes.
 template <int W, int R, class Fetch, class Sum>
@@ -158,7 +152,7 @@ FASTAGG_INLINE void add_buckets(double* sums, int64_t k, Squares<W> (&squares)[R
         const int64_t i = (q - first) + p * W;
         Vec<float, W> x[R];
         unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
-          double* const own = sums + r * stride_of<R>(k) + q + p * W;
+          double* const own = sums + r * k + q + p * W;
           x[r] = load<W>(from[r] + i);
           Vec<double, kHalf> low, high;
           widen_halves<W>(bits_of<W>(x[r]) ^ (signs[p] & 0x80000000u), &low, &high);
@@ -235,10 +229,8 @@ int64_t summed_run(int64_t fitting, bool together) {
   return run;
 }
 
-// What a worker needs for k buckets: sums and a block of some rows, and the hashes of the blocks of
-// a run.
+// What a worker needs for k buckets: a block of some rows, and the hashes of the blocks of a run.
 struct Room {
-  double* sums;     // [kMostTogether, stride_of(k)], aligned to cache lines
   float* part;      // [kMostTogether + 1, k]: rows, and their sum
   int64_t* turns;   // [blocks]
   uint32_t* words;  // [blocks, words]
@@ -253,7 +245,6 @@ class Rooms {
       bytes_ += ceil_div(numbers * static_cast<int64_t>(size), 64) * 64;
       return begin;
     };
-    sums_ = take(kMostTogether * stride_of<kMostTogether>(k), sizeof(double));
     part_ = take((kMostTogether + 1) * k, sizeof(float));
     turns_ = take(blocks, sizeof(int64_t));
     words_ = take(blocks * kUnitWords * sketch_units(k), sizeof(uint32_t));
@@ -261,12 +252,12 @@ class Rooms {
   }
   Room of(int worker) const {
     char* const own = memory_->as<char>() + worker * bytes_;
-    return {reinterpret_cast<double*>(own + sums_), reinterpret_cast<float*>(own + part_),
-            reinterpret_cast<int64_t*>(own + turns_), reinterpret_cast<uint32_t*>(own + words_)};
+    return {reinterpret_cast<float*>(own + part_), reinterpret_cast<int64_t*>(own + turns_),
+            reinterpret_cast<uint32_t*>(own + words_)};
   }
 
  private:
-  int64_t bytes_ = 0, sums_ = 0, part_ = 0, turns_ = 0, words_ = 0;
+  int64_t bytes_ = 0, part_ = 0, turns_ = 0, words_ = 0;
   std::optional<Scratch> memory_;
 };
 
@@ -352,44 +343,44 @@ FASTAGG_INLINE void add_rows(double* sketches, double* lanes, const T* const (&r
 // `lanes`. At most a run of columns up to the end of a block.
 //   sketches   // [size, k]
 //   lanes      // [size, kLanes]
-//   weights    // [size]: of the sum; or nullptr: it is not wanted
+//   weights    // [size]: of the sum, if kSum
 //   to         // [n]: the sum, which is written if true is returned
-template <int W, class T>
+template <int W, bool kSum, class T>
 FASTAGG_INLINE bool add_run(double* sketches, double* lanes, const T* const* rows, int64_t size,
                             int64_t column, int64_t n, const Blocks& blocks, Room room,
                             const float* weights, float* to) {
-  constexpr int R = kTogether<W>;
+  constexpr int R = kTogether<W, kSum>;
   const int64_t k = blocks.k;
+  int64_t s = 0;
   // The next run is that of the next rows; after the last ones, the next one of the first ones.
-  const auto next = [&](int64_t s) FASTAGG_INLINE_LAMBDA {
-    return s < size ? rows[s] + column : rows[s - size] + column + n;
+  const auto next = [&](int64_t row) FASTAGG_INLINE_LAMBDA {
+    return row < size ? rows[row] + column : rows[row - size] + column + n;
   };
   if constexpr (R > 1 && std::is_same_v<T, float>) {
-    // In short runs, the copies of sums would take longer than they save.
-    if (weights && n >= 4 * k && size % R == 0 && adds_together<W, T>(k)) {
-      for (int64_t s = 0; s < size; s += R) {
-        const T *from[R], *then[R];
-        unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
-          from[r] = rows[s + r] + column;
-          then[r] = next(s + R + r);
-        });
-        AheadOfRows<R> ahead(from, n, then);
-        double* const own_lanes = lanes + s * kLanes;
-        for (int r = 0; r < R; ++r)
-          std::copy_n(sketches + (s + r) * k, k, room.sums + r * stride_of<R>(k));
-        if (s == 0)
-          add_rows<W, R>(room.sums, own_lanes, from, n, blocks, room.part, ahead,
-                         WeightedSum<false>{weights}, to);
-        else
-          add_rows<W, R>(room.sums, own_lanes, from, n, blocks, room.part, ahead,
-                         WeightedSum<true>{weights + s}, to);
-        for (int r = 0; r < R; ++r)
-          std::copy_n(room.sums + r * stride_of<R>(k), k, sketches + (s + r) * k);
-      }
-      return true;
+    // In short runs, most blocks are parts, whose sums are copied.
+    const bool summed = size % R == 0 && n >= 4 * k;
+    const bool together = rows_together<W, kSum, T>(k) == R && (!kSum || summed);
+    for (; together && s + R <= size; s += R) {
+      const T *from[R], *then[R];
+      unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+        from[r] = rows[s + r] + column;
+        then[r] = next(s + R + r);
+      });
+      AheadOfRows<R> ahead(from, n, then);
+      const auto add = [&](const auto& sum) FASTAGG_INLINE_LAMBDA {
+        add_rows<W, R>(sketches + s * k, lanes + s * kLanes, from, n, blocks, room.part, ahead, sum,
+                       to);
+      };
+      if constexpr (!kSum)
+        add(NoSum());
+      else if (s == 0)
+        add(WeightedSum<false>{weights});
+      else
+        add(WeightedSum<true>{weights + s});
     }
+    if (together && kSum) return true;
   }
-  for (int64_t s = 0; s < size; ++s) {
+  for (; s < size; ++s) {
     const T* const from[1] = {rows[s] + column};
     Ahead ahead(from[0], n, next(s + 1));
     add_rows<W, 1>(sketches + s * k, lanes + s * kLanes, from, n, blocks, room.part, ahead, NoSum(),
@@ -415,10 +406,17 @@ struct SketchRows {
                                  Room room) {
     for_runs(d, std::max(kRun, k), begin, [&](int64_t column, int64_t n) FASTAGG_INLINE_LAMBDA {
       const Blocks blocks = Blocks::hashed<W>(n, k, seed, begin + column, room.turns, room.words);
-      add_run<W>(sketches, lanes, rows, size, column, n, blocks, room, nullptr, room.part);
+      add_run<W, false>(sketches, lanes, rows, size, column, n, blocks, room, nullptr, room.part);
     });
   }
 };
+
+// Rows of a task of S rows, of which `at_once` are added together. They share hashes, but there
+// should be many tasks for each worker.
+int64_t rows_of_task(int64_t S, int workers, int64_t at_once) {
+  const int64_t sharing = std::clamp<int64_t>(S / (12 * workers), 1, kGroup);
+  return S < at_once * workers ? sharing : ceil_div(sharing, at_once) * at_once;
+}
 
 double sum_of(const double* lanes) {
   double sum = 0.0;
@@ -470,7 +468,8 @@ struct SketchGroup {
       const int64_t at = column + done;
       const Blocks blocks = Blocks::hashed<W>(count, k, seed, begin + at, room.turns, room.words);
       float* __restrict const to = sums + done;
-      if (add_run<W>(sketches, lanes, rows, size, at, count, blocks, room, weights, to)) return;
+      if (add_run<W, true>(sketches, lanes, rows, size, at, count, blocks, room, weights, to))
+        return;
       const auto take = [&](int64_t i, float sum) FASTAGG_INLINE_LAMBDA { to[i] = sum; };
       if (size == 8) sum_group<W, 8>(rows, weights, at, count, take);
       if (size == 4) sum_group<W, 4>(rows, weights, at, count, take);
@@ -508,10 +507,11 @@ void sketch(double* out, double* squares, const T* const* rows, int64_t S, int64
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work(S * d * int64_t{sizeof(T)});
   const Rooms rooms(team.workers, k, kRun);
-  // Rows of a task share hashes, but there should be many tasks for each worker.
-  const int64_t together = std::clamp<int64_t>(S / (12 * team.workers), 1, kGroup);
-  team.for_each(ceil_div(S, together), [&](int64_t task, int worker) {
-    const int64_t first = task * together, size = std::min(together, S - first);
+  const auto at_once =
+      with_lanes(isa, [&](auto w) { return rows_together<decltype(w)::value, false, T>(k); });
+  const int64_t task_rows = rows_of_task(S, team.workers, at_once);
+  team.for_each(ceil_div(S, task_rows), [&](int64_t task, int worker) {
+    const int64_t first = task * task_rows, size = std::min(task_rows, S - first);
     double lanes[kGroup * kLanes] = {};
     dispatch<SketchRows>(isa, out + first * k, &lanes[0], rows + first, size, d, k, seed, begin,
                          rooms.of(worker));
@@ -535,9 +535,9 @@ void sketch_and_sum(double* out, double* squares, float* sum, const T* const* ro
   const ScaledWeights scaled(weights, S);
   const int64_t batches = ceil_div(groups, kBatchGroups), together = ceil_div(groups, batches);
   const int64_t fitting = kGroupSumBytes / (together * int64_t{sizeof(float)});
-  const bool two_rows =
-      with_lanes(isa, [&](auto w) { return adds_together<decltype(w)::value, T>(k); });
-  const int64_t run = std::max(summed_run(fitting, two_rows), k);
+  const bool at_once =
+      with_lanes(isa, [&](auto w) { return rows_together<decltype(w)::value, true, T>(k) > 1; });
+  const int64_t run = std::max(summed_run(fitting, at_once), k);
   const int64_t width = std::clamp(fitting / run, int64_t{1}, ceil_div(d, run) + 1) * run;
   const int64_t most = batches == 1 ? 0 : std::max(kBatchColumns / width, int64_t{1}) * width;
   const Rooms rooms(team.workers, k, run);
