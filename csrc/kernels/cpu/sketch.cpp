@@ -40,47 +40,41 @@ constexpr int64_t kAheadBytes = 4096;
 
 // Fetches what will be read kAheadBytes later into the L2 cache, in the order of addresses, so that
 // the hardware's prefetchers follow. Near the end of a run, that is the beginning of the next one.
+template <int R, class T>
 class Ahead {
  public:
-  // A run of n numbers from x on, and the next one, from `then` on. Only addresses are computed:
-  // both may end outside of the rows.
-  template <class T>
-  Ahead(const T* x, int64_t n, const T* then)
-      : next_(reinterpret_cast<uintptr_t>(x) + kAheadBytes),
-        then_(reinterpret_cast<uintptr_t>(then)),
-        step_(kLanes * sizeof(T)),
-        left_(n / kLanes - kAheadBytes / static_cast<int64_t>(step_)) {
-    if (left_ <= 0) next_ = then_;
+  // Runs of n numbers from x[r] on, and the next ones, from then[r] on. Only addresses are
+  // computed: both may end outside of the rows.
+  FASTAGG_INLINE Ahead(const T* const (&x)[R], int64_t n, const T* const (&then)[R]) : n_(n) {
+    unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+      x_[r] = reinterpret_cast<uintptr_t>(x[r]);
+      then_[r] = reinterpret_cast<uintptr_t>(then[r]);
+    });
   }
-  // For the next kLanes numbers.
-  FASTAGG_INLINE void fetch() {
-    prefetch_l2(reinterpret_cast<const float*>(next_));
-    next_ += step_;
-    if (--left_ == 0) next_ = then_;
+  // What follows is a block of k columns, the first of which is number `column` of the run.
+  FASTAGG_INLINE void begin_block(int64_t column, int64_t k) {
+    const int64_t fetched = column + kAheadBytes / kSize;
+    const bool inside = fetched + k <= n_;
+    unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+      block_[r] =
+          inside ? x_[r] + fetched * kSize : then_[r] + std::max<int64_t>(fetched - n_, 0) * kSize;
+    });
+  }
+  // For kLanes columns of the block.
+  FASTAGG_INLINE void fetch(int64_t column) const {
+    unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
+      prefetch_l2(reinterpret_cast<const float*>(block_[r] + column * kSize));
+    });
   }
 
  private:
-  uintptr_t next_, then_, step_;
-  int64_t left_;
+  static constexpr int64_t kSize = sizeof(T);
+  uintptr_t x_[R], then_[R], block_[R];
+  int64_t n_;
 };
 
-// The same for R rows at a time.
-template <int R>
-class AheadOfRows {
- public:
-  // Runs of n numbers from x[r] on, and the next ones, from then[r] on.
-  FASTAGG_INLINE AheadOfRows(const float* const (&x)[R], int64_t n, const float* const (&then)[R])
-      : AheadOfRows(x, n, then, std::make_integer_sequence<int, R>()) {}
-  FASTAGG_INLINE void fetch() {
-    unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA { rows_[r].fetch(); });
-  }
-
- private:
-  template <int... I>
-  FASTAGG_INLINE AheadOfRows(const float* const (&x)[R], int64_t n, const float* const (&then)[R],
-                             std::integer_sequence<int, I...>)
-      : rows_{Ahead(x[I], n, then[I])...} {}
-  Ahead rows_[R];
+struct NoFetch {
+  FASTAGG_INLINE void fetch(int64_t) const {}
 };
 
 // What is done with the numbers of R rows besides: nothing, or their weighted sum is written to
@@ -132,12 +126,13 @@ class Squares {
 };
 
 // For each of R rows r: sums[r * k + q] += the number of bucket q, negated if its sign says
-// so, for n buckets from `first` on: from[r][0], ..., from[r][n - 1]. n and `first` are multiples
-// of kLanes.
+// so, for n buckets from `first` on: x[r][offset], ..., x[r][offset + n - 1]. n and `first` are
+// multiples of kLanes. What `ahead` fetches belongs to the same columns.
 template <int W, int R, class Fetch, class Sum>
 FASTAGG_INLINE void add_buckets(double* sums, int64_t k, Squares<W> (&squares)[R],
-                                const float* const (&from)[R], int64_t first, int64_t n,
-                                const uint32_t* words, Fetch& ahead, const Sum& sum, float* to) {
+                                const float* const (&x)[R], int64_t offset, int64_t first,
+                                int64_t n, const uint32_t* words, const Fetch& ahead,
+                                const Sum& sum, float* to) {
   constexpr int kParts = kLanes / W, kHalf = W / 2;
   for (int64_t q = first; q < first + n;) {
     const int64_t unit_end = std::min((q / kUnitBuckets + 1) * kUnitBuckets, first + n);
@@ -147,34 +142,25 @@ FASTAGG_INLINE void add_buckets(double* sums, int64_t k, Squares<W> (&squares)[R
       signs[p] = load<W>(words + q / kUnitBuckets * kUnitWords + p * W) << shift;
     });
     for (; q < unit_end; q += kLanes) {
-      ahead.fetch();
+      const int64_t column = offset + (q - first);
+      ahead.fetch(column);
       unroll<kParts>([&](auto p) FASTAGG_INLINE_LAMBDA {
-        const int64_t i = (q - first) + p * W;
-        Vec<float, W> x[R];
+        const int64_t i = column + p * W;
+        Vec<float, W> row[R];
         unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
           double* const own = sums + r * k + q + p * W;
-          x[r] = load<W>(from[r] + i);
+          row[r] = load<W>(x[r] + i);
           Vec<double, kHalf> low, high;
-          widen_halves<W>(bits_of<W>(x[r]) ^ (signs[p] & 0x80000000u), &low, &high);
+          widen_halves<W>(bits_of<W>(row[r]) ^ (signs[p] & 0x80000000u), &low, &high);
           store<kHalf>(own, load<kHalf>(own) + low);
           store<kHalf>(own + kHalf, load<kHalf>(own + kHalf) + high);
           squares[r].template add<p()>(low, high);
         });
         signs[p] += signs[p];
-        sum.template take<W>(to + i, x);
+        sum.template take<W>(to + i, row);
       });
     }
   }
-}
-
-// Calls add_buckets with from[r] = x[r] + offset.
-template <int W, int R, class Fetch, class Sum>
-FASTAGG_INLINE void add_from(double* sums, int64_t k, Squares<W> (&squares)[R],
-                             const float* const (&x)[R], int64_t offset, int64_t first, int64_t n,
-                             const uint32_t* words, Fetch& ahead, const Sum& sum, float* to) {
-  const float* from[R];
-  unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA { from[r] = x[r] + offset; });
-  add_buckets<W, R>(sums, k, squares, from, first, n, words, ahead, sum, to + offset);
 }
 
 // Adds a block of R rows, k columns, to k buckets, in the order of columns.
@@ -182,14 +168,15 @@ FASTAGG_INLINE void add_from(double* sums, int64_t k, Squares<W> (&squares)[R],
 //   to   // [k]: the sums of the block
 template <int W, int R, class Fetch, class Sum>
 FASTAGG_INLINE void add_block(double* sums, Squares<W> (&squares)[R], const float* const (&x)[R],
-                              int64_t k, int64_t turn, const uint32_t* words, Fetch& ahead,
+                              int64_t k, int64_t turn, const uint32_t* words, const Fetch& ahead,
                               const Sum& sum, float* to) {
   constexpr bool kSum = !std::is_same_v<Sum, NoSum>;
   // Columns [0, k - turn) go to the buckets from `turn` on, the others to those from 0 on. The
   // lanes around `turn` have both the last columns and the first ones: they are put side by side.
   const int64_t inside = turn % kLanes, around = turn - inside, after = around + kLanes;
-  add_from<W, R>(sums, k, squares, x, after - turn, after, k - after, words, ahead, sum, to);
-  add_from<W, R>(sums, k, squares, x, k - turn, 0, around, words, ahead, sum, to);
+  ahead.fetch(0);
+  add_buckets<W, R>(sums, k, squares, x, after - turn, after, k - after, words, ahead, sum, to);
+  add_buckets<W, R>(sums, k, squares, x, k - turn, 0, around, words, ahead, sum, to);
   constexpr std::size_t kBytes = kLanes * sizeof(float);
   float ends[R][2 * kLanes], sum_of_ends[2 * kLanes];
   const float* first[R];
@@ -202,8 +189,8 @@ FASTAGG_INLINE void add_block(double* sums, Squares<W> (&squares)[R], const floa
     std::memcpy(sum_of_ends, to + (k - kLanes), kBytes);
     std::memcpy(sum_of_ends + kLanes, to, kBytes);
   }
-  add_from<W, R>(sums, k, squares, first, kLanes - inside, around, kLanes, words, ahead, sum,
-                 sum_of_ends);
+  add_buckets<W, R>(sums, k, squares, first, kLanes - inside, around, kLanes, words, NoFetch(), sum,
+                    sum_of_ends);
   if constexpr (kSum) {
     std::memcpy(to + (k - kLanes), sum_of_ends, kBytes);
     std::memcpy(to, sum_of_ends + kLanes, kBytes);
@@ -305,9 +292,9 @@ struct Blocks {
 //   rows       // [R], where the columns begin
 //   to         // [n]: their sum
 //   part       // [R + 1, k]
-template <int W, int R, class T, class Fetch, class Sum>
+template <int W, int R, class T, class Sum>
 FASTAGG_INLINE void add_rows(double* sketches, double* lanes, const T* const (&rows)[R], int64_t n,
-                             const Blocks& blocks, float* part, Fetch& ahead, const Sum& sum,
+                             const Blocks& blocks, float* part, Ahead<R, T>& ahead, const Sum& sum,
                              float* to) {
   constexpr bool kFloats = std::is_same_v<T, float>, kSum = !std::is_same_v<Sum, NoSum>;
   const int64_t k = blocks.k;
@@ -331,6 +318,7 @@ FASTAGG_INLINE void add_rows(double* sketches, double* lanes, const T* const (&r
     });
     float* const whole = count == k ? to + done : part + R * k;
     if (kSum && count < k) std::memcpy(whole + skipped, to + done, count * sizeof(float));
+    ahead.begin_block(done - skipped, k);
     add_block<W, R>(sketches, squares, block, k, blocks.turns[b], blocks.words + b * blocks.width,
                     ahead, sum, whole);
     if (kSum && count < k) std::memcpy(to + done, whole + skipped, count * sizeof(float));
@@ -366,7 +354,7 @@ FASTAGG_INLINE bool add_run(double* sketches, double* lanes, const T* const* row
         from[r] = rows[s + r] + column;
         then[r] = next(s + R + r);
       });
-      AheadOfRows<R> ahead(from, n, then);
+      Ahead<R, T> ahead(from, n, then);
       const auto add = [&](const auto& sum) FASTAGG_INLINE_LAMBDA {
         add_rows<W, R>(sketches + s * k, lanes + s * kLanes, from, n, blocks, room.part, ahead, sum,
                        to);
@@ -382,7 +370,8 @@ FASTAGG_INLINE bool add_run(double* sketches, double* lanes, const T* const* row
   }
   for (; s < size; ++s) {
     const T* const from[1] = {rows[s] + column};
-    Ahead ahead(from[0], n, next(s + 1));
+    const T* const then[1] = {next(s + 1)};
+    Ahead<1, T> ahead(from, n, then);
     add_rows<W, 1>(sketches + s * k, lanes + s * kLanes, from, n, blocks, room.part, ahead, NoSum(),
                    to);
   }
