@@ -33,13 +33,15 @@ SCALAR = {
     "portable": r"(mul|add)s[sd]\b",
     "neon": r"f(n?m(add|sub)|mul|add)\s+[sd]\d+",
 }
+# A conversion of one float to double.
+WIDENING = r"v?cvtss2sd\b|fcvt\s+d\d+, s\d+"
 # Stores of vectors on the stack, and copies between memory.
 SPILL = r"v?mov[au]p[sd]\s+%[xyz]mm\d+,.*\(%r[bs]p|st[rp]\s+q\d+.*\[(sp|x29)"
 # The multiply-adds of one vector of the largest tile: of strips of R rows.
 TILE = {"avx512": 25, "avx2": 9, "portable": 9, "neon": 25}
 # Kernels of the Gram matrix, and of the one-pass operations.
 TILED = ("ChunkKernel", "RowsKernel")
-STREAMS = ("WeightedSum", "MemoryTotal", "RoundedTotal", "MimicMean")
+STREAMS = ("WeightedSum", "MemoryTotal", "RoundedTotal", "QuantizedTotal", "MimicMean")
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,12 @@ def check_streams(
         assert found, kernel
         for function in found:
             # What is left of a step at the end of the columns is computed one number at a time.
-            packed = count(PACKED[isa], list(function.code.values()))
+            code = list(function.code.values())
+            packed = count(PACKED[isa], code)
             assert packed >= least, f"{function.name}: {packed} multiply-adds of whole registers"
+            # So is the widening of these numbers: of a row and a memory row for each multiply-add.
+            single, widened = count(SCALAR[isa], code), count(WIDENING, code)
+            assert widened <= 2 * single, f"{function.name}: {widened} conversions of one number"
 
 
 def extension() -> Path:
