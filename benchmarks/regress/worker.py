@@ -64,6 +64,7 @@ OPS_SIZES = [(10, 610), (20, 62_006), (20, 1_000_000), (512, 10_000)]
 MORE_SIZES = {
     "sketch_": [(100, 1_000_000), (1000, 100_000)],
     "sketch_and_sum_": [(100, 1_000_000)],
+    "quantized_total_": [(100, 1_000_000)],
 }  # besides OPS_SIZES
 FORMS = ("copied", "owned")
 COHORTS = 8  # cohorts of S of 2 S clients, in turn
@@ -115,12 +116,32 @@ def op_call(name: str, S: int, d: int) -> Call:
         if name == "sketch_":
             return lambda: ops.sketch_(sums, squares, rows, 5)
         return lambda: ops.sketch_and_sum_(params, sums, squares, rows, weights, 5)
+    clients = torch.arange(S)
+    if name in ("quantize_", "quantized_total_"):
+        scales = torch.rand(2, S, -(-d // 256)) / 100  # a scale for 256 columns
+        kept, old = torch.randint(-127, 128, (2, S, d), dtype=torch.int8)
+        if name == "quantize_":
+            return lambda: ops.quantize_([*kept], scales[0], rows)
+        out, peaks = torch.zeros_like(total), torch.zeros(S)
+        memory_of = [*old], [*scales[1]]
+        return lambda: ops.quantized_total_(
+            out, peaks, total, *memory_of, rows, clients, weights, [*kept], scales[0]
+        )
     assert name == "memory_update_"
-    memory, clients = torch.randn(S, d), torch.arange(S)
+    memory = torch.randn(S, d)
     return lambda: ops.memory_update_(params, total, memory, rows, clients, weights, 0.1, 1.0)
 
 
-OPS = ("gram", "abs_max", "weighted_sum_", "sketch_", "sketch_and_sum_", "memory_update_")
+OPS = (
+    "gram",
+    "abs_max",
+    "weighted_sum_",
+    "sketch_",
+    "sketch_and_sum_",
+    "memory_update_",
+    "quantize_",
+    "quantized_total_",
+)
 
 
 def cases() -> dict[str, Callable[[], Call]]:

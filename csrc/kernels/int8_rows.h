@@ -28,16 +28,13 @@ FASTAGG_HD Int8Scale int8_scale(float peak) {
   return {peak / 127.0f, 254.0f / peak};
 }
 
-// x in steps, rounded to the nearest integer, halves away from zero. The only operation on floats
-// is one product, so all compilers and instruction sets give the same bits: an addition after it
-// could be fused with it. The limit matters only if x or the scale is not finite.
+// x in steps, rounded to the nearest integer, halves away from zero; 0 if x or the scale is not
+// finite. The only operation on floats is one product, so all compilers and instruction sets give
+// the same bits: an addition after it could be fused with it.
 FASTAGG_HD int32_t int8_number(float x, float halves) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  const float y = float_of_bits(bits & 0x7fffffffu) * halves;
-  const int32_t number = (static_cast<int32_t>(y < 254.0f ? y : 254.0f) + 1) >> 1;
-  const int32_t sign = -static_cast<int32_t>(bits >> 31);  // 0 or -1
-  return (number ^ sign) - sign;
+  const float y = x * halves;
+  const auto number = static_cast<int32_t>(y == y ? y : 0.0f);  // of half steps, towards zero
+  return (number + (number >= 0)) >> 1;
 }
 
 namespace cpu {

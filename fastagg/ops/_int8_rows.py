@@ -40,8 +40,8 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
 
     An element of the rounded row is ``number * scale``. It is off by at most
     ``(1 + 2^-14) * a / 254``. A block with ``a < 2^-119`` (1.5e-36) becomes zero. If an element of
-    a block is NaN or infinite, the scale is not finite. All instruction sets, and
-    GPUs, give the same bits.
+    a block is NaN or infinite, its scale is not finite and its numbers are 0. All instruction sets,
+    and GPUs, give the same bits.
 
     Args:
         numbers: S tensors [d] int8; changed in place to numbers in [-127, 127].

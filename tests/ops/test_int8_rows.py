@@ -115,6 +115,9 @@ def test_a_block_that_is_not_finite_stays_so(isa: str, bad: float) -> None:
     assert found.scales.isfinite().tolist() == [[True] * 3, [True, False, True]]
     values = found.values()
     assert not values[1, 256:512].isfinite().any()
+    assert not found.numbers[1][256:512].any()
+    oracle = quantized(rows, reference)
+    assert all(map(torch.equal, found.numbers, oracle.numbers))
     assert values[0].isfinite().all() and values[1, :256].isfinite().all()
 
 

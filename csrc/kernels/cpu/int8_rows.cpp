@@ -21,9 +21,22 @@ int64_t task_columns(int64_t d, int workers) {
 
 template <int W>
 FASTAGG_INLINE Int8Scale scale_of(const float* x, int64_t n) {
-  Magnitude<W> largest;
-  largest.add(x, n);
-  return int8_scale(float_of_bits(static_cast<uint32_t>(largest.bits())));
+  constexpr int kChains = 4;  // so that no maximum waits for the one before
+  Magnitude<W> largest[kChains];
+  int64_t k = 0;
+  for (; k + kChains * W <= n; k += kChains * W)
+    unroll<kChains>([&](auto c) FASTAGG_INLINE_LAMBDA { largest[c].add(load<W>(x + k + c * W)); });
+  largest[0].add(x + k, n - k);
+  unroll<kChains - 1>([&](auto c) FASTAGG_INLINE_LAMBDA { largest[0].add(largest[c + 1]); });
+  return int8_scale(float_of_bits(static_cast<uint32_t>(largest[0].bits())));
+}
+
+// int8_number of W numbers.
+template <int W>
+FASTAGG_INLINE Vec<int32_t, W> int8_numbers(const Vec<float, W>& x, float halves) {
+  const Vec<float, W> y = x * halves;
+  const auto numbers = __builtin_convertvector(y == y ? y : Vec<float, W>{}, Vec<int32_t, W>);
+  return (numbers - (numbers > -1)) >> 1;  // a comparison that holds is -1
 }
 
 struct Quantize {
@@ -37,8 +50,12 @@ struct Quantize {
       for_steps(count, [&](int64_t first, auto width) FASTAGG_INLINE_LAMBDA {
         const float* x = row + begin + first;
         int8_t* out = numbers + begin + first;
-        for (int64_t k = 0; k < width; ++k)
-          out[k] = static_cast<int8_t>(int8_number(x[k], scale.halves));
+        alignas(64) int32_t rounded[kStep];
+        int64_t k = 0;
+        for (; k + W <= width; k += W)
+          store<W>(rounded + k, int8_numbers<W>(load<W>(x + k), scale.halves));
+        for (; k < width; ++k) rounded[k] = int8_number(x[k], scale.halves);
+        for (k = 0; k < width; ++k) out[k] = static_cast<int8_t>(rounded[k]);
       });
     }
   }
@@ -82,24 +99,48 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
     w[g] = weights[g];
   }
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    float row[G][kStep], old[G][kStep];
+    constexpr int kHalf = W / 2;
+    using Floats = Vec<float, W>;
+    using Doubles = Vec<double, kHalf>;
+    const float* x[G];
+    const int8_t* own[G];
     for (int g = 0; g < G; ++g) {
-      const float* x = updates[g] + column + begin;
-      const int8_t* own = memory[g] + column + begin;
-      int8_t* out = kept[g] + column + begin;
-      for (int64_t k = 0; k < count; ++k) {
-        const int32_t number = int8_number(x[k], scale[g].halves);
-        out[k] = static_cast<int8_t>(number);
-        row[g][k] = static_cast<float>(number) * scale[g].step;
-      }
-      for (int64_t k = 0; k < count; ++k) old[g][k] = static_cast<float>(own[k]) * old_scale[g];
+      x[g] = updates[g] + column + begin;
+      own[g] = memory[g] + column + begin;
     }
+    // The conversions of int8 numbers have loops of their own, which compilers vectorize.
+    alignas(64) int32_t numbers[G][kStep];
+    alignas(64) float old_row[G][kStep];
+    for (int g = 0; g < G; ++g)
+      for (int64_t k = 0; k < count; ++k)
+        old_row[g][k] = static_cast<float>(own[g][k]) * old_scale[g];
     double* here = sums + begin;
-    for (int64_t k = 0; k < count; ++k) {
-      double sum = here[k];
-      for (int g = 0; g < G; ++g)
-        sum += w[g] * (static_cast<double>(row[g][k]) - static_cast<double>(old[g][k]));
-      here[k] = sum;
+    int64_t k = 0;
+    for (; k + W <= count; k += W) {
+      Doubles low = load<kHalf>(here + k), high = load<kHalf>(here + k + kHalf);
+      unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
+        const auto number = int8_numbers<W>(load<W>(x[g] + k), scale[g].halves);
+        store<W>(&numbers[g][k], number);
+        const Floats row = __builtin_convertvector(number, Floats) * scale[g].step;
+        const Floats old = load<W>(&old_row[g][k]);
+        Doubles row_low, row_high, old_low, old_high;
+        widen_halves<W>(bits_of<W>(row), &row_low, &row_high);
+        widen_halves<W>(bits_of<W>(old), &old_low, &old_high);
+        low += w[g] * (row_low - old_low);
+        high += w[g] * (row_high - old_high);
+      });
+      store<kHalf>(here + k, low);
+      store<kHalf>(here + k + kHalf, high);
+    }
+    for (; k < count; ++k)
+      for (int g = 0; g < G; ++g) {
+        numbers[g][k] = int8_number(x[g][k], scale[g].halves);
+        const float row = static_cast<float>(numbers[g][k]) * scale[g].step;
+        here[k] += w[g] * (static_cast<double>(row) - static_cast<double>(old_row[g][k]));
+      }
+    for (int g = 0; g < G; ++g) {
+      int8_t* out = kept[g] + column + begin;
+      for (k = 0; k < count; ++k) out[k] = static_cast<int8_t>(numbers[g][k]);
     }
   });
 }

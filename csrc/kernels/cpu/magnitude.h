@@ -29,6 +29,10 @@ class Magnitude {
     bits &= 0x7fffffff;
     lanes_ = bits > lanes_ ? bits : lanes_;
   }
+  FASTAGG_INLINE void add(const Magnitude& other) {
+    lanes_ = other.lanes_ > lanes_ ? other.lanes_ : lanes_;
+    rest_ = std::max(rest_, other.rest_);
+  }
   FASTAGG_INLINE void add(float x) { rest_ = std::max(rest_, magnitude_bits(x)); }
   FASTAGG_INLINE void add(const float* x, int64_t n) {
     int64_t k = 0;

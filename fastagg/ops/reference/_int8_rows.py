@@ -34,7 +34,9 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
             halves = torch.tensor(254.0, device="cpu") / peak
             if peak < 2.0**-119:  # the scale would be subnormal
                 scales[s, b], halves = 0.0, torch.zeros((), device="cpu")
-            steps = ((block.abs() * halves).floor() + 1.0).div(2.0).floor()
+            if not peak.isfinite():
+                halves.zero_()
+            steps = ((block.abs() * halves).nan_to_num().floor() + 1.0).div(2.0).floor()
             numbers[s][256 * b : 256 * b + len(block)] = steps.copysign(block).to(torch.int8)
     return numbers
 
