@@ -36,7 +36,8 @@ template <int W>
 FASTAGG_INLINE Vec<int32_t, W> int8_numbers(const Vec<float, W>& x, float halves) {
   const Vec<float, W> y = x * halves;
   const auto numbers = __builtin_convertvector(y == y ? y : Vec<float, W>{}, Vec<int32_t, W>);
-  return (numbers - (numbers > -1)) >> 1;  // a comparison that holds is -1
+  const auto least = Vec<int32_t, W>{} - 1;
+  return (numbers - (numbers > least)) >> 1;  // a comparison that holds is -1
 }
 
 struct Quantize {
