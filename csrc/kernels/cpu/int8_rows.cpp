@@ -109,7 +109,8 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
       x[g] = updates[g] + column + begin;
       own[g] = memory[g] + column + begin;
     }
-    // The conversions of int8 numbers have loops of their own, which compilers vectorize.
+    // Conversions of int8 numbers have loops of their own, which GCC vectorizes. It converts
+    // generic vectors of int8 one number at a time.
     alignas(64) int32_t numbers[G][kStep];
     alignas(64) float old_row[G][kStep];
     for (int g = 0; g < G; ++g)

@@ -21,8 +21,10 @@ namespace {
 // Buckets that are handled together: a cache line of floats, and the words of a unit.
 constexpr int64_t kLanes = kUnitWords;
 
-// Rows of float32 that are added at the same time: they have the same signs, two streams of memory
-// are faster than one, and the numbers are in registers if the rows' weighted sum is wanted, too.
+// Rows of float32 that are added at the same time. They have the same signs, and their numbers are
+// in registers if their weighted sum is wanted, too. With AVX2, two streams of memory are faster
+// than one; with AVX-512, one row at a time is faster unless the sum is wanted. Narrower vectors
+// have too few registers.
 template <int W, bool kSum>
 constexpr int kTogether = W == 8 || (W == 16 && kSum) ? 2 : 1;
 constexpr int kMostTogether = 2;
@@ -125,9 +127,9 @@ class Squares {
   Vec<double, kHalf> sums_[2 * kParts];
 };
 
-// For each of R rows r: sums[r * k + q] += the number of bucket q, negated if its sign says
-// so, for n buckets from `first` on: x[r][offset], ..., x[r][offset + n - 1]. n and `first` are
-// multiples of kLanes. What `ahead` fetches belongs to the same columns.
+// For each of R rows r: sums[r * k + q] += the number of bucket q, negated if its sign says so, for
+// n buckets from `first` on: x[r][offset], ..., x[r][offset + n - 1]. n and `first` are multiples
+// of kLanes. `ahead` fetches what will be read in place of these columns.
 template <int W, int R, class Fetch, class Sum>
 FASTAGG_INLINE void add_buckets(double* sums, int64_t k, Squares<W> (&squares)[R],
                                 const float* const (&x)[R], int64_t offset, int64_t first,
@@ -345,7 +347,8 @@ FASTAGG_INLINE bool add_run(double* sketches, double* lanes, const T* const* row
     return row < size ? rows[row] + column : rows[row - size] + column + n;
   };
   if constexpr (R > 1 && std::is_same_v<T, float>) {
-    // In short runs, most blocks are parts, whose sums are copied.
+    // A short run has mostly incomplete blocks. Their weighted sums are copied, which costs more
+    // than two rows at a time save.
     const bool summed = size % R == 0 && n >= 4 * k;
     const bool together = rows_together<W, kSum, T>(k) == R && (!kSum || summed);
     for (; together && s + R <= size; s += R) {

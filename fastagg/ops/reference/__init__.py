@@ -30,7 +30,6 @@ from fastagg.ops.reference._robust import *  # noqa: F403
 from fastagg.ops.reference._row_lists import Rows
 from fastagg.ops.reference._scores import *  # noqa: F403
 from fastagg.ops.reference._sketch import *  # noqa: F403
-from fastagg.ops.reference._sketch import _split_mix as _split_mix
 from fastagg.ops.reference._sorted import *  # noqa: F403
 from fastagg.ops.reference._sums import *  # noqa: F403
 

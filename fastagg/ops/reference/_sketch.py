@@ -22,10 +22,10 @@ def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0)
     columns = begin + np.arange(x.shape[1], dtype=np.int64)
     blocks = columns // k
     first = blocks * (1 + 8 * -(-k // 512))  # the number of a block's first output
-    turns = (_split_mix(seed, first) >> np.uint64(32)).astype(np.int64) * k >> 32
+    turns = (split_mix(seed, first) >> np.uint64(32)).astype(np.int64) * k >> 32
     buckets = (columns % k + turns) % k
     lanes = buckets % 16
-    outputs = _split_mix(seed, first + 1 + buckets // 512 * 8 + lanes // 2)
+    outputs = split_mix(seed, first + 1 + buckets // 512 * 8 + lanes // 2)
     places = lanes % 2 * 32 + 31 - buckets % 512 // 16  # the bit of the sign
     signs = 1.0 - 2.0 * (outputs >> places.astype(np.uint64) & np.uint64(1)).astype(np.float64)
     sums = torch.zeros(len(x), k, dtype=torch.float64, device="cpu")
@@ -48,7 +48,7 @@ def sketch_and_sum_(
     return weighted_sum_(sum, rows, weights, beta=0.0)
 
 
-def _split_mix(seed: int, numbers: np.ndarray) -> np.ndarray:
+def split_mix(seed: int, numbers: np.ndarray) -> np.ndarray:
     """Return the outputs ``numbers`` of the generator SplitMix64: int64 -> uint64."""
     z = np.uint64(seed % 2**64) + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(
         0x9E3779B97F4A7C15
