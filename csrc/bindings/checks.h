@@ -11,7 +11,6 @@
 #include <optional>
 #include <vector>
 
-#include "../kernels/moment_math.h"
 #include "../kernels/pair_state.h"
 #include "../kernels/precision.h"
 
@@ -81,22 +80,31 @@ inline void check_same_device(const at::Tensor& t, const char* name, const at::D
   TORCH_CHECK_VALUE(t.device() == device, name, ": expected device ", device, ", got ", t.device());
 }
 
+// Checks a tensor [n] on the device of the others.
+inline void check_vector(const at::Tensor& t, const char* name, at::ScalarType dtype, int64_t n,
+                         const at::Device& device) {
+  check_tensor(t, name, dtype, {n});
+  check_same_device(t, name, device);
+}
+
+// Checks a tensor of float32 or float64.
+inline void check_floating(const at::Tensor& t, const char* name,
+                           std::initializer_list<int64_t> shape) {
+  TORCH_CHECK_TYPE(t.scalar_type() == at::kDouble || t.scalar_type() == at::kFloat, name,
+                   ": expected dtype Float or Double, got ", t.scalar_type());
+  check_tensor(t, name, t.scalar_type(), shape);
+}
+
 inline at::Device device_of(at::TensorList tensors, const char* name) {
   TORCH_CHECK_VALUE(!tensors.empty(), name, ": expected at least one tensor, got an empty list");
   TORCH_CHECK_TYPE(tensors[0].defined(), name, ": expected tensors, got None");
   return tensors[0].device();
 }
 
-inline void check_weight_shape(const at::Tensor& weights, int64_t S, const char* name = "weights") {
-  TORCH_CHECK_TYPE(weights.scalar_type() == at::kDouble || weights.scalar_type() == at::kFloat,
-                   name, ": expected dtype Float or Double, got ", weights.scalar_type());
-  check_tensor(weights, name, weights.scalar_type(), {S});
-}
-
 // Checks `weights`, float32 or float64 [S] in CPU memory, and returns a copy in float64.
 inline std::vector<double> check_weights(const at::Tensor& weights, int64_t S,
                                          const at::Device& device, const char* name = "weights") {
-  check_weight_shape(weights, S, name);
+  check_floating(weights, name, {S});
   check_same_device(weights, name, device);
   if (weights.scalar_type() == at::kDouble) {
     const auto* w = weights.const_data_ptr<double>();
@@ -188,22 +196,6 @@ inline int64_t check_segment(const std::optional<int64_t>& segment, int64_t d) {
   TORCH_CHECK_VALUE(!segment || *segment >= 1, "segment: expected at least one column, got ",
                     segment.value_or(0));
   return std::max<int64_t>(std::min(segment.value_or(d), d), 1);
-}
-
-// Checks an aggregate, float32 or float64 [d]. Returns whether it is float64.
-inline bool check_aggregate(const at::Tensor& aggregate, int64_t d, const at::Device& device) {
-  const bool wide = aggregate.scalar_type() == at::kDouble;
-  check_tensor(aggregate, "aggregate", wide ? at::kDouble : at::kFloat, {d});
-  check_same_device(aggregate, "aggregate", device);
-  return wide;
-}
-
-inline SecondMoment check_second_moment(c10::string_view kind) {
-  if (kind == "adagrad") return SecondMoment::kAdagrad;
-  if (kind == "adam") return SecondMoment::kAdam;
-  TORCH_CHECK_VALUE(kind == "yogi", "kind: expected \"adagrad\", \"adam\" or \"yogi\", got \"",
-                    kind, "\"");
-  return SecondMoment::kYogi;
 }
 
 // Checks `pairs` of gram in CPU memory: an optional symmetric bool [S, S].

@@ -15,6 +15,7 @@
 #include "../kernels/cuda/kernels.h"
 #include "../kernels/cuda/row_layout.h"
 #include "changed_memory.h"
+#include "check_paired.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -100,87 +101,62 @@ class Width {
   std::uintptr_t floats_ = 0, shorts_ = 0;
 };
 
-// Updates, their memory rows, weights and references, all in ascending order of client ids, on the
-// device.
-//   own_dtype   // of the memory rows; none: the dtype of the updates
-class OrderedRows {
+// Tables of paired rows on the device. A pointer is null if its argument is not given.
+class PairedTables {
  public:
-  OrderedRows(const OnDevice& on, at::TensorList tensors, at::TensorList remembered,
-              const char* name, const at::Tensor& clients, int64_t d,
-              std::optional<at::ScalarType> own_dtype)
-      : d_(d),
-        ids_(clients.to(at::kCPU)),
-        updates_(check_rows(tensors, "updates", d, on.device(), Elements::kAlsoShort)),
-        own_dtype_(own_dtype.value_or(updates_.dtype)),
-        own_(
-            check_client_rows(remembered, name, ids_, updates_.size(), d, own_dtype_, on.device())),
-        order_(order_by_client(own_.ids, updates_.size())) {
-    width_.add(updates_.addresses, updates_.element_bytes());
-    width_.add(own_.addresses, static_cast<int64_t>(c10::elementSize(own_dtype_)));
-    updates_at_ = tables_.add(reorder(updates_.addresses, order_));
-    own_at_ = tables_.add(reorder(own_.addresses, order_));
-    order_at_ = tables_.add(order_);
+  PairedTables(const OnDevice& on, const PairedRows& rows) : S_(rows.size()) {
+    width_.add(rows.updates.addresses, rows.updates.element_bytes());
+    width_.add(rows.own, static_cast<int64_t>(c10::elementSize(rows.own_dtype)));
+    width_.add(rows.references);
+    width_.add(rows.kept);
+    updates_at_ = tables_.add(rows.updates.addresses);
+    own_at_ = tables_.add(rows.own);
+    order_at_ = tables_.add(rows.order);
+    weights_at_ = add(rows.weights);
+    steps_at_ = add(rows.steps);
+    kept_at_ = add(rows.kept);
+    const auto given = [](const float* row) { return row != nullptr; };
+    if (std::any_of(rows.references.begin(), rows.references.end(), given))
+      references_at_ = tables_.add(rows.references);
+    tables_.upload(on);
   }
-  void add_weights(const at::Tensor& weights) {
-    const at::Tensor here = weights.to(at::kCPU);
-    weights_at_ = tables_.add(reorder(check_weights(here, S(), here.device()), order_));
-  }
-  void add_steps(const at::Tensor& steps) {
-    const at::Tensor here = steps.to(at::kCPU);
-    steps_at_ = tables_.add(reorder(check_weights(here, S(), here.device(), "steps"), order_));
-  }
-  void add_references(const c10::List<std::optional<at::Tensor>>& references,
-                      const at::Device& device) {
-    given_references_ = check_references(references, S(), d_, device);
-    width_.add(given_references_);
-    if (!references.empty()) references_at_ = tables_.add(reorder(given_references_, order_));
-  }
-  void add_kept(at::TensorList kept, const at::Device& device) {
-    given_kept_ = check_kept(kept, S(), d_, device);
-    width_.add(given_kept_);
-    if (!kept.empty()) kept_at_ = tables_.add(reorder(given_kept_, order_));
-  }
-  void upload(const OnDevice& on) { tables_.upload(on); }
 
-  int64_t S() const { return updates_.size(); }
-  const Rows& given_updates() const { return updates_; }
-  const std::vector<char*>& given_own() const { return own_.addresses; }
-  const std::vector<const float*>& given_references() const { return given_references_; }
-  const std::vector<char*>& given_kept() const { return given_kept_; }
   Width& width() { return width_; }
   template <class T>
   const T* const* updates() const {
-    return tables_.at<const T*>(updates_at_);
+    return at<const T*>(updates_at_);
   }
   template <class T>
   T* const* own() const {
-    return tables_.at<T*>(own_at_);
+    return at<T*>(own_at_);
   }
-  const float* const* references() const {
-    return references_at_ < 0 ? nullptr : tables_.at<const float*>(references_at_);
-  }
-  float* const* kept() const { return kept_at_ < 0 ? nullptr : tables_.at<float*>(kept_at_); }
-  const double* weights() const { return tables_.at<double>(weights_at_); }
-  const double* steps() const { return tables_.at<double>(steps_at_); }
+  const float* const* references() const { return at<const float*>(references_at_); }
+  float* const* kept() const { return at<float*>(kept_at_); }
+  const double* weights() const { return at<double>(weights_at_); }
+  const double* steps() const { return at<double>(steps_at_); }
 
   // peaks[s] = the peak of row s, from peaks in ascending order of client ids.
   void write_peaks(const at::Tensor& peaks, const at::Tensor& ordered) const {
-    peaks.index_copy_(0, tables_.ids(order_at_, S()), ordered);
+    peaks.index_copy_(0, tables_.ids(order_at_, S_), ordered);
   }
 
  private:
-  int64_t d_;
-  at::Tensor ids_;
-  Rows updates_;
-  at::ScalarType own_dtype_;
-  ClientRows own_;
-  std::vector<int64_t> order_;
-  std::vector<const float*> given_references_;
-  std::vector<char*> given_kept_;
+  static constexpr int64_t kNone = -1;
+
+  template <class T>
+  int64_t add(const std::vector<T>& items) {
+    return items.empty() ? kNone : tables_.add(items);
+  }
+  template <class T>
+  T* at(int64_t begin) const {
+    return begin == kNone ? nullptr : tables_.at<T>(begin);
+  }
+
+  int64_t S_;
   Width width_;
   Tables tables_;
-  int64_t updates_at_ = 0, own_at_ = 0, order_at_ = 0, weights_at_ = 0, references_at_ = -1;
-  int64_t kept_at_ = -1, steps_at_ = 0;
+  int64_t updates_at_, own_at_, order_at_, weights_at_, steps_at_, kept_at_;
+  int64_t references_at_ = kNone;
 };
 
 }  // namespace fastagg

@@ -31,9 +31,11 @@
 #include "check_int8_rows.h"
 #include "check_models.h"
 #include "check_most_similar.h"
+#include "check_paired.h"
 #include "check_rows.h"
 #include "check_sketch.h"
 #include "check_sorted_columns.h"
+#include "check_step.h"
 #include "checks.h"
 
 namespace fastagg {
@@ -109,10 +111,8 @@ void sketch_(const at::Tensor& out, const at::Tensor& squares, at::TensorList te
 
 template <void (*kScores)(const double*, int64_t, double*, const cpu::Parallel&)>
 at::Tensor scores_of(const at::Tensor& gram) {
-  TORCH_CHECK_TYPE(gram.scalar_type() == at::kFloat || gram.scalar_type() == at::kDouble,
-                   "gram: expected dtype Float or Double, got ", gram.scalar_type());
   const int64_t S = gram.dim() == 2 ? gram.size(0) : 0;
-  check_tensor(gram, "gram", gram.scalar_type(), {S, S});
+  check_floating(gram, "gram", {S, S});
   const at::Tensor wide = gram.to(at::kDouble);
   at::Tensor out = at::empty({S, S}, wide.options());
   kScores(wide.const_data_ptr<double>(), S, out.mutable_data_ptr<double>(), threads());
@@ -125,10 +125,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   const int64_t K = check_scores(scores, counts);
   const int64_t S = clients.numel();
   const int64_t* ids = check_clients(clients, S, K);
-  TORCH_CHECK_TYPE(
-      round_scores.scalar_type() == at::kFloat || round_scores.scalar_type() == at::kDouble,
-      "round_scores: expected dtype Float or Double, got ", round_scores.scalar_type());
-  check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
+  check_floating(round_scores, "round_scores", {S, S});
   const uint8_t* flags = check_flags(pairs, "pairs", S, scores.device());
   changed_scores(scores, counts, round_scores, pairs).check(clients, "clients");
   if (called_off(when, scores.device())) return;
@@ -295,57 +292,30 @@ void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at:
 
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,
             const at::Tensor& clients, double lr) {
-  const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  const Rows updates = check_rows(tensors, "updates", d, params.device(), Elements::kAlsoShort);
-  const int64_t S = updates.size();
-  const ClientRows own =
-      check_client_rows(corrections, "corrections", clients, S, d, at::kFloat, params.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add_rows(own.addresses, params.nbytes(), "corrections");
-  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
-  const auto order = order_by_client(own.ids, S);
-  const auto corrected = pointers<float>(reorder(own.addresses, order));
-  with_element(updates.dtype, [&](auto element) {
-    const auto rows = pointers<const decltype(element)>(reorder(updates.addresses, order));
-    cpu::mimic(params.mutable_data_ptr<float>(), rows.data(), corrected.data(), S, d, lr,
-               threads());
+  const PairedRows rows = check_mimic(params, tensors, corrections, clients);
+  with_element(rows.updates.dtype, [&](auto element) {
+    cpu::mimic(params.mutable_data_ptr<float>(),
+               pointers<const decltype(element)>(rows.updates.addresses).data(),
+               pointers<float>(rows.own).data(), rows.size(), rows.d, lr, threads());
   });
 }
 
 void memory_update_(const at::Tensor& params, const at::Tensor& total, at::TensorList memory,
                     at::TensorList tensors, const at::Tensor& clients, const at::Tensor& weights,
                     double lr, double norm, bool models) {
-  const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(total, "total", at::kDouble, {d});
-  check_same_device(total, "total", params.device());
-  const Rows updates = check_rows(tensors, "updates", d, params.device(), Elements::kAlsoShort);
-  const int64_t S = updates.size();
-  const ClientRows own =
-      check_client_rows(memory, "memory", clients, S, d, at::kFloat, params.device());
-  const std::vector<double> w = check_weights(weights, S, params.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add(total, "total");
-  changed.add_rows(own.addresses, params.nbytes(), "memory");
-  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
-  const auto order = order_by_client(own.ids, S);
-  const auto remembered = pointers<float>(reorder(own.addresses, order));
-  const auto ordered_weights = reorder(w, order);
-  with_element(updates.dtype, [&](auto element) {
-    const auto rows = pointers<const decltype(element)>(reorder(updates.addresses, order));
+  const PairedRows rows = check_memory_update(params, total, memory, tensors, clients, weights);
+  with_element(rows.updates.dtype, [&](auto element) {
     cpu::memory_update(params.mutable_data_ptr<float>(), total.mutable_data_ptr<double>(),
-                       rows.data(), remembered.data(), S, d, ordered_weights.data(), lr, norm,
-                       models, threads());
+                       pointers<const decltype(element)>(rows.updates.addresses).data(),
+                       pointers<float>(rows.own).data(), rows.size(), rows.d, rows.weights.data(),
+                       lr, norm, models, threads());
   });
 }
 
-// The rows to write, in ascending order of client ids; none if none are given.
-std::vector<float*> kept_pointers(const std::vector<char*>& addresses,
-                                  const std::vector<int64_t>& order) {
-  return addresses.empty() ? std::vector<float*>() : pointers<float>(reorder(addresses, order));
+// The items, or null if there are none.
+template <class T>
+const T* given(const std::vector<T>& items) {
+  return items.empty() ? nullptr : items.data();
 }
 
 // peaks[s] = the peak of row s; `ordered` are the peaks in ascending order of client ids.
@@ -361,47 +331,18 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
                  const c10::List<std::optional<at::Tensor>>& references, at::TensorList kept,
                  bool copies, const std::optional<at::Tensor>& weights,
                  const std::optional<at::Tensor>& scales) {
-  const int64_t d = out.numel();
-  check_tensor(out, "out", at::kDouble, {d});
-  const at::Device device = out.device();
-  check_tensor(rounded, "rounded", at::kFloat, {d});
-  check_same_device(rounded, "rounded", device);
-  const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);
-  const int64_t S = updates.size();
-  TORCH_CHECK_VALUE(S > 0, "updates: expected at least one row, got none");
-  check_tensor(peaks, "peaks", at::kFloat, {S});
-  check_same_device(peaks, "peaks", device);
-  const ClientRows own =
-      check_client_rows(corrections, "corrections", clients, S, d, updates.dtype, device);
-  const auto bases = check_references(references, S, d, device);
-  const auto written = check_kept(kept, S, d, device);
-  std::vector<double> w;
-  if (weights) w = check_weights(*weights, S, device);
-  const std::vector<float> factors = check_scales(scales, S, device);
-  ChangedMemory changed;
-  changed.add(out, "out");
-  changed.add(rounded, "rounded");
-  changed.add(peaks, "peaks");
-  changed.add_rows(written, rounded.nbytes(), "kept");
-  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
-  changed.check_rows(own.addresses, updates.row_bytes(), "corrections");
-  changed.check_rows(bases, rounded.nbytes(), "references");
-  const auto order = order_by_client(own.ids, S);
-  if (weights) w = reorder(w, order);
-  const auto ordered_factors = scales ? reorder(factors, order) : factors;
-  const auto kept_rows = kept_pointers(written, order);
-  const auto ordered_bases = reorder(bases, order);
-  std::vector<float> largest(S);
-  with_element(updates.dtype, [&](auto element) {
+  const PairedRows rows = check_mimic_mean(out, rounded, peaks, tensors, corrections, clients,
+                                           references, kept, weights, scales);
+  const auto kept_rows = pointers<float>(rows.kept);
+  std::vector<float> largest(rows.size());
+  with_element(rows.updates.dtype, [&](auto element) {
     using T = decltype(element);
-    const auto rows = pointers<const T>(reorder(updates.addresses, order));
-    const auto corrected = pointers<const T>(reorder(own.addresses, order));
     cpu::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
-                    largest.data(), rows.data(), corrected.data(), ordered_bases.data(),
-                    weights ? w.data() : nullptr, kept.empty() ? nullptr : kept_rows.data(), copies,
-                    scales ? ordered_factors.data() : nullptr, S, d, threads());
+                    largest.data(), pointers<const T>(rows.updates.addresses).data(),
+                    pointers<const T>(rows.own).data(), rows.references.data(), given(rows.weights),
+                    given(kept_rows), copies, given(rows.scales), rows.size(), rows.d, threads());
   });
-  write_peaks(peaks, largest, order);
+  write_peaks(peaks, largest, rows.order);
 }
 
 void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Tensor& total,
@@ -410,139 +351,57 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    const c10::List<std::optional<at::Tensor>>& references,
                    const std::optional<at::Tensor>& params, at::TensorList kept,
                    const std::optional<at::Tensor>& scales) {
-  const int64_t d = out.numel();
-  check_tensor(out, "out", at::kDouble, {d});
-  const at::Device device = out.device();
-  check_tensor(total, "total", at::kDouble, {d});
-  check_same_device(total, "total", device);
-  const Rows updates = check_rows(tensors, "updates", d, device, Elements::kAlsoShort);
-  const int64_t S = updates.size();
-  check_tensor(peaks, "peaks", at::kFloat, {S});
-  check_same_device(peaks, "peaks", device);
-  const bool rounds =
-      updates.dtype == at::kFloat && !memory.empty() && memory[0].scalar_type() == at::kBFloat16;
-  const at::ScalarType stored = rounds ? at::kBFloat16 : updates.dtype;
-  const ClientRows own = check_client_rows(memory, "memory", clients, S, d, stored, device);
-  const std::vector<double> w = check_weights(weights, S, device);
-  const std::vector<float> factors = check_scales(scales, S, device);
-  const auto bases = check_references(references, S, d, device);
-  TORCH_CHECK_VALUE(!rounds || references.empty(),
-                    "references: expected none with bfloat16 memory rows of float32 updates");
-  if (params) {
-    TORCH_CHECK_VALUE(!rounds,
-                      "params: expected None with bfloat16 memory rows of float32 updates");
-    check_tensor(*params, "params", at::kFloat, {d});
-    check_same_device(*params, "params", device);
-  }
-  const at::ScalarType written_dtype = rounds ? at::kBFloat16 : at::kFloat;
-  const auto written = check_kept(kept, S, d, device, written_dtype);
-  const auto bytes_of = [&](at::ScalarType dtype) {
-    return d * static_cast<int64_t>(c10::elementSize(dtype));
-  };
-  ChangedMemory changed;
-  changed.add(out, "out");
-  changed.add(peaks, "peaks");
-  changed.add_rows(written, bytes_of(written_dtype), "kept");
-  changed.check(total, "total");
-  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
-  changed.check_rows(own.addresses, bytes_of(stored), "memory");
-  changed.check_rows(bases, d * int64_t{sizeof(float)}, "references");
-  if (params) changed.check(*params, "params");
-  const auto order = order_by_client(own.ids, S);
-  const auto ordered_bases = reorder(bases, order);
-  const auto ordered_weights = reorder(w, order);
-  const auto ordered_factors = scales ? reorder(factors, order) : factors;
-  std::vector<float> largest(S);
-  if (rounds) {
-    const auto rows = pointers<const float>(reorder(updates.addresses, order));
-    const auto remembered = pointers<const Bfloat16>(reorder(own.addresses, order));
-    const auto kept_rows =
-        kept.empty() ? std::vector<Bfloat16*>() : pointers<Bfloat16>(reorder(written, order));
+  const PairedRows rows = check_memory_total(out, peaks, total, memory, tensors, clients, weights,
+                                             references, params, kept, scales, Rounded::kYes);
+  std::vector<float> largest(rows.size());
+  if (rows.rounds()) {
+    const auto kept_rows = pointers<Bfloat16>(rows.kept);
     cpu::rounded_total(out.mutable_data_ptr<double>(), largest.data(),
-                       total.const_data_ptr<double>(), rows.data(), remembered.data(), S, d,
-                       ordered_weights.data(), kept.empty() ? nullptr : kept_rows.data(),
-                       scales ? ordered_factors.data() : nullptr, threads());
-    return write_peaks(peaks, largest, order);
+                       total.const_data_ptr<double>(),
+                       pointers<const float>(rows.updates.addresses).data(),
+                       pointers<const Bfloat16>(rows.own).data(), rows.size(), rows.d,
+                       rows.weights.data(), given(kept_rows), given(rows.scales), threads());
+    return write_peaks(peaks, largest, rows.order);
   }
-  const auto kept_rows = kept_pointers(written, order);
-  const float* base = params ? params->const_data_ptr<float>() : nullptr;
-  with_element(updates.dtype, [&](auto element) {
+  const auto kept_rows = pointers<float>(rows.kept);
+  with_element(rows.updates.dtype, [&](auto element) {
     using T = decltype(element);
-    const auto rows = pointers<const T>(reorder(updates.addresses, order));
-    const auto remembered = pointers<const T>(reorder(own.addresses, order));
-    cpu::memory_total(out.mutable_data_ptr<double>(), largest.data(),
-                      total.const_data_ptr<double>(), rows.data(), remembered.data(),
-                      ordered_bases.data(), S, d, ordered_weights.data(), base,
-                      kept.empty() ? nullptr : kept_rows.data(),
-                      scales ? ordered_factors.data() : nullptr, threads());
+    cpu::memory_total(
+        out.mutable_data_ptr<double>(), largest.data(), total.const_data_ptr<double>(),
+        pointers<const T>(rows.updates.addresses).data(), pointers<const T>(rows.own).data(),
+        rows.references.data(), rows.size(), rows.d, rows.weights.data(),
+        params ? params->const_data_ptr<float>() : nullptr, given(kept_rows), given(rows.scales),
+        threads());
   });
-  write_peaks(peaks, largest, order);
+  write_peaks(peaks, largest, rows.order);
 }
 
 void scaffold_mean_(const at::Tensor& out, const at::Tensor& next, const at::Tensor& peaks,
                     const at::Tensor& mean, at::TensorList tensors, at::TensorList controls,
                     const at::Tensor& clients, const at::Tensor& weights, const at::Tensor& steps,
                     double part, at::TensorList kept) {
-  const int64_t d = out.numel();
-  check_tensor(out, "out", at::kDouble, {d});
-  const at::Device device = out.device();
-  check_tensor(next, "next", at::kFloat, {d});
-  check_same_device(next, "next", device);
-  check_tensor(mean, "mean", at::kFloat, {d});
-  check_same_device(mean, "mean", device);
-  const Rows updates = check_rows(tensors, "updates", d, device);
-  const int64_t S = updates.size();
-  check_tensor(peaks, "peaks", at::kFloat, {S});
-  check_same_device(peaks, "peaks", device);
-  const ClientRows own = check_client_rows(controls, "controls", clients, S, d, at::kFloat, device);
-  const std::vector<double> w = check_weights(weights, S, device);
-  const std::vector<double> t = check_weights(steps, S, device, "steps");
-  const auto written = check_kept(kept, S, d, device);
-  TORCH_CHECK_VALUE(static_cast<int64_t>(written.size()) == S, "kept: expected ", S,
-                    " rows, got none");
-  ChangedMemory changed;
-  changed.add(out, "out");
-  changed.add(next, "next");
-  changed.add(peaks, "peaks");
-  changed.add_rows(written, next.nbytes(), "kept");
-  changed.check(mean, "mean");
-  changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
-  changed.check_rows(own.addresses, updates.row_bytes(), "controls");
-  const auto order = order_by_client(own.ids, S);
-  const auto rows = pointers<const float>(reorder(updates.addresses, order));
-  const auto remembered = pointers<const float>(reorder(own.addresses, order));
-  const auto kept_rows = kept_pointers(written, order);
-  std::vector<float> largest(S);
+  const PairedRows rows =
+      check_scaffold_mean(out, next, peaks, mean, tensors, controls, clients, weights, steps, kept);
+  std::vector<float> largest(rows.size());
   cpu::scaffold_mean(out.mutable_data_ptr<double>(), next.mutable_data_ptr<float>(), largest.data(),
-                     mean.const_data_ptr<float>(), rows.data(), remembered.data(),
-                     reorder(w, order).data(), reorder(t, order).data(), part, kept_rows.data(), S,
-                     d, threads());
-  write_peaks(peaks, largest, order);
+                     mean.const_data_ptr<float>(),
+                     pointers<const float>(rows.updates.addresses).data(),
+                     pointers<const float>(rows.own).data(), rows.weights.data(), rows.steps.data(),
+                     part, pointers<float>(rows.kept).data(), rows.size(), rows.d, threads());
+  write_peaks(peaks, largest, rows.order);
 }
 
 void lerp_total_(const at::Tensor& total, const at::Tensor& end, double weight) {
-  const int64_t d = total.numel();
-  check_tensor(total, "total", at::kDouble, {d});
-  check_tensor(end, "end", at::kDouble, {d});
-  check_same_device(end, "end", total.device());
-  ChangedMemory changed;
-  changed.add(total, "total");
-  changed.check(end, "end");
-  cpu::lerp_total(total.mutable_data_ptr<double>(), end.const_data_ptr<double>(), d, weight,
-                  threads());
+  check_lerp_total(total, end);
+  cpu::lerp_total(total.mutable_data_ptr<double>(), end.const_data_ptr<double>(), total.numel(),
+                  weight, threads());
 }
 
 void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, double norm,
                 bool models) {
-  const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(total, "total", at::kDouble, {d});
-  check_same_device(total, "total", params.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.check(total, "total");
-  cpu::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d, lr, norm,
-                 models, threads());
+  check_add_total(params, total);
+  cpu::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), params.numel(),
+                 lr, norm, models, threads());
 }
 
 // --- rows of int8 numbers ------------------------------------------------------------------------
@@ -575,18 +434,10 @@ void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::
 
 void add_momentum_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& aggregate,
                    double lr, double beta_1, bool nesterov, double norm, bool models) {
-  const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(m, "m", at::kFloat, {d});
-  check_same_device(m, "m", params.device());
-  const bool wide = check_aggregate(aggregate, d, params.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add(m, "m");
-  changed.check(aggregate, "aggregate");
+  const bool wide = check_moments(params, m, std::nullopt, aggregate);
   const auto add = [&](const auto* v) {
-    cpu::add_momentum(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(), v, d, lr,
-                      beta_1, nesterov, norm, models, threads());
+    cpu::add_momentum(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(), v,
+                      params.numel(), lr, beta_1, nesterov, norm, models, threads());
   };
   wide ? add(aggregate.const_data_ptr<double>()) : add(aggregate.const_data_ptr<float>());
 }
@@ -594,23 +445,12 @@ void add_momentum_(const at::Tensor& params, const at::Tensor& m, const at::Tens
 void add_adaptive_(const at::Tensor& params, const at::Tensor& m, const at::Tensor& s,
                    const at::Tensor& aggregate, c10::string_view kind, double lr, double beta_1,
                    double beta_2, double tau, double norm, bool models) {
-  const int64_t d = params.numel();
   const SecondMoment second = check_second_moment(kind);
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(m, "m", at::kFloat, {d});
-  check_tensor(s, "s", at::kFloat, {d});
-  check_same_device(m, "m", params.device());
-  check_same_device(s, "s", params.device());
-  const bool wide = check_aggregate(aggregate, d, params.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add(m, "m");
-  changed.add(s, "s");
-  changed.check(aggregate, "aggregate");
+  const bool wide = check_moments(params, m, s, aggregate);
   const auto add = [&](const auto* v) {
     cpu::add_adaptive(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(),
-                      s.mutable_data_ptr<float>(), v, d, second, lr, beta_1, beta_2, tau, norm,
-                      models, threads());
+                      s.mutable_data_ptr<float>(), v, params.numel(), second, lr, beta_1, beta_2,
+                      tau, norm, models, threads());
   };
   wide ? add(aggregate.const_data_ptr<double>()) : add(aggregate.const_data_ptr<float>());
 }

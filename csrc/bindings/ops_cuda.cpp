@@ -19,8 +19,10 @@
 #include "check_int8_rows.h"
 #include "check_models.h"
 #include "check_most_similar.h"
+#include "check_paired.h"
 #include "check_sketch.h"
 #include "check_sorted_columns.h"
+#include "check_step.h"
 #include "cuda_launch.h"
 #include "robust_on_cuda.h"
 #include "sort_by_torch.h"
@@ -169,10 +171,8 @@ void sketch_(const at::Tensor& out, const at::Tensor& squares, at::TensorList te
 template <cudaError_t (*kScores)(const double*, int64_t, double*, cudaStream_t)>
 at::Tensor scores_of(const at::Tensor& gram) {
   const OnDevice on(gram, "gram");
-  TORCH_CHECK_TYPE(gram.scalar_type() == at::kFloat || gram.scalar_type() == at::kDouble,
-                   "gram: expected dtype Float or Double, got ", gram.scalar_type());
   const int64_t S = gram.dim() == 2 ? gram.size(0) : 0;
-  check_tensor(gram, "gram", gram.scalar_type(), {S, S});
+  check_floating(gram, "gram", {S, S});
   const at::Tensor wide = gram.to(at::kDouble);
   at::Tensor out = on.empty({S, S}, at::kDouble);
   check_launch(
@@ -195,10 +195,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   const OnDevice on(scores, "scores");
   const int64_t K = check_scores(scores, counts);
   const int64_t S = clients.numel();
-  TORCH_CHECK_TYPE(
-      round_scores.scalar_type() == at::kFloat || round_scores.scalar_type() == at::kDouble,
-      "round_scores: expected dtype Float or Double, got ", round_scores.scalar_type());
-  check_tensor(round_scores, "round_scores", round_scores.scalar_type(), {S, S});
+  check_floating(round_scores, "round_scores", {S, S});
   check_same_device(round_scores, "round_scores", on.device());
   const uint8_t* flags = check_flags(pairs, "pairs", S, on.device());
   const ChangedMemory changed = changed_scores(scores, counts, round_scores, pairs);
@@ -321,7 +318,7 @@ void weighted_sum_(const at::Tensor& out, at::TensorList tensors, const at::Tens
   at::Tensor wide;  // weights that are on the device already
   int64_t numbers = 0;
   if (weights.is_cuda()) {
-    check_weight_shape(weights, S);
+    check_floating(weights, "weights", {S});
     check_same_device(weights, "weights", on.device());
     changed.check(weights, "weights");  // float64 weights are read in place
     wide = weights.to(at::kDouble);
@@ -465,7 +462,7 @@ void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at:
   check_dense(weights, "weights");
   const int64_t S = weights.numel(), d = out.numel(), end = begin + d;
   const std::vector<cpu::ModelPart> parts = check_models(out, gram, models, base, S, begin);
-  check_weight_shape(weights, S);
+  check_floating(weights, "weights", {S});
   const at::Tensor rows = on.empty({S, d}, at::kFloat);
   for (const cpu::ModelPart& part : parts) {
     const int64_t first = std::max(begin, part.begin), last = std::min(end, part.begin + part.size);
@@ -494,7 +491,7 @@ void sketch_and_sum_(const at::Tensor& sum, const at::Tensor& out, const at::Ten
                      int64_t begin) {
   const OnDevice on(out, "out");
   const Rows rows = check_sketch_and_sum(sum, out, squares, tensors, begin);
-  check_weight_shape(weights, rows.size());
+  check_floating(weights, "weights", {rows.size()});
   ChangedMemory changed;
   changed.add(sum, "sum");
   changed.add(out, "out");
@@ -508,20 +505,15 @@ void sketch_and_sum_(const at::Tensor& sum, const at::Tensor& out, const at::Ten
 void mimic_(const at::Tensor& params, at::TensorList tensors, at::TensorList corrections,
             const at::Tensor& clients, double lr) {
   const OnDevice on(params, "params");
-  const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  OrderedRows rows(on, tensors, corrections, "corrections", clients, d, at::kFloat);
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add_rows(rows.given_own(), params.nbytes(), "corrections");
-  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
+  const PairedRows given = check_mimic(params, tensors, corrections, clients.to(at::kCPU));
+  const int64_t S = given.size(), d = given.d;
+  PairedTables rows(on, given);
   rows.width().add(params.const_data_ptr());
-  rows.upload(on);
-  with_element(rows.given_updates().dtype, [&](auto element) {
+  with_element(given.updates.dtype, [&](auto element) {
     using T = decltype(element);
     check_launch(cuda::mimic(params.mutable_data_ptr<float>(), rows.updates<T>(), rows.own<float>(),
-                             rows.S(), d, lr, rows.width().value(), on.stream()),
-                 "mimic_", "updates [", rows.S(), ", ", d, "]");
+                             S, d, lr, rows.width().value(), on.stream()),
+                 "mimic_", "updates [", S, ", ", d, "]");
   });
 }
 
@@ -529,42 +521,38 @@ void memory_update_(const at::Tensor& params, const at::Tensor& total, at::Tenso
                     at::TensorList tensors, const at::Tensor& clients, const at::Tensor& weights,
                     double lr, double norm, bool models) {
   const OnDevice on(params, "params");
-  const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(total, "total", at::kDouble, {d});
-  check_same_device(total, "total", on.device());
-  OrderedRows rows(on, tensors, memory, "memory", clients, d, at::kFloat);
-  rows.add_weights(weights);
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add(total, "total");
-  changed.add_rows(rows.given_own(), params.nbytes(), "memory");
-  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
+  const PairedRows given = check_memory_update(params, total, memory, tensors, clients.to(at::kCPU),
+                                               weights.to(at::kCPU));
+  const int64_t S = given.size(), d = given.d;
+  PairedTables rows(on, given);
   rows.width().add(params.const_data_ptr());
-  rows.upload(on);
-  with_element(rows.given_updates().dtype, [&](auto element) {
+  with_element(given.updates.dtype, [&](auto element) {
     using T = decltype(element);
     check_launch(
         cuda::memory_update(params.mutable_data_ptr<float>(), total.mutable_data_ptr<double>(),
-                            rows.updates<T>(), rows.own<float>(), rows.S(), d, rows.weights(), lr,
-                            norm, models, rows.width().value(), on.stream()),
-        "memory_update_", "updates [", rows.S(), ", ", d, "]");
+                            rows.updates<T>(), rows.own<float>(), S, d, rows.weights(), lr, norm,
+                            models, rows.width().value(), on.stream()),
+        "memory_update_", "updates [", S, ", ", d, "]");
   });
 }
 
-// The updates, or copies of float32 ones times `scales`, because the kernels do not scale rows.
-std::vector<at::Tensor> scaled_updates(at::TensorList tensors, int64_t d, const at::Device& device,
-                                       const std::optional<at::Tensor>& scales) {
-  if (!scales) return tensors.vec();
-  const Rows rows = check_rows(tensors, "updates", d, device);
-  const std::vector<float> factors = check_scales_anywhere(scales, rows.size());
-  std::vector<at::Tensor> scaled;
-  for (const at::Tensor& t : tensors) {
-    const int64_t count = t.dim() == 2 ? t.size(0) : 1;
-    for (int64_t s = 0; s < count; ++s)
-      scaled.push_back((t.dim() == 2 ? t.select(0, s) : t).mul(factors[scaled.size()]));
+std::optional<at::Tensor> on_cpu(const std::optional<at::Tensor>& t) {
+  return t ? std::optional<at::Tensor>(t->to(at::kCPU)) : std::nullopt;
+}
+
+// The kernels do not scale rows: if scales are given, `rows` has the addresses of scaled copies
+// from here on. Returns the copies.
+std::vector<at::Tensor> scale_updates(PairedRows& rows, at::TensorList tensors) {
+  std::vector<at::Tensor> copies;
+  if (rows.scales.empty()) return copies;
+  TORCH_CHECK_TYPE(rows.updates.dtype == at::kFloat,
+                   "updates: expected dtype Float with scales, got ", rows.updates.dtype);
+  const std::vector<at::Tensor> given = one_by_one(tensors);
+  for (int64_t s = 0; s < rows.size(); ++s) {
+    copies.push_back(given[rows.order[s]].mul(rows.scales[s]));
+    rows.updates.addresses[s] = static_cast<const char*>(copies[s].const_data_ptr());
   }
-  return scaled;
+  return copies;
 }
 
 void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Tensor& peaks,
@@ -573,37 +561,21 @@ void mimic_mean_(const at::Tensor& out, const at::Tensor& rounded, const at::Ten
                  bool copies, const std::optional<at::Tensor>& weights,
                  const std::optional<at::Tensor>& scales) {
   const OnDevice on(out, "out");
-  const int64_t d = out.numel();
-  check_tensor(out, "out", at::kDouble, {d});
-  check_tensor(rounded, "rounded", at::kFloat, {d});
-  check_same_device(rounded, "rounded", on.device());
-  const std::vector<at::Tensor> updates = scaled_updates(tensors, d, on.device(), scales);
-  OrderedRows rows(on, updates, corrections, "corrections", clients, d, {});
-  TORCH_CHECK_VALUE(rows.S() > 0, "updates: expected at least one row, got none");
-  check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
-  check_same_device(peaks, "peaks", on.device());
-  rows.add_references(references, on.device());
-  rows.add_kept(kept, on.device());
-  if (weights) rows.add_weights(*weights);
-  ChangedMemory changed;
-  changed.add(out, "out");
-  changed.add(rounded, "rounded");
-  changed.add(peaks, "peaks");
-  changed.add_rows(rows.given_kept(), rounded.nbytes(), "kept");
-  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
-  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "corrections");
-  changed.check_rows(rows.given_references(), rounded.nbytes(), "references");
+  PairedRows given =
+      check_mimic_mean(out, rounded, peaks, tensors, corrections, clients.to(at::kCPU), references,
+                       kept, on_cpu(weights), on_cpu(scales));
+  const int64_t S = given.size(), d = given.d;
+  const std::vector<at::Tensor> scaled = scale_updates(given, tensors);
+  PairedTables rows(on, given);
   rows.width().add(rounded.const_data_ptr());
-  rows.upload(on);
-  const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
-  with_element(rows.given_updates().dtype, [&](auto element) {
+  const at::Tensor largest = on.empty({S}, at::kFloat);
+  with_element(given.updates.dtype, [&](auto element) {
     using T = decltype(element);
-    check_launch(
-        cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
-                         largest.mutable_data_ptr<float>(), rows.updates<T>(), rows.own<const T>(),
-                         rows.references(), weights ? rows.weights() : nullptr, rows.kept(), copies,
-                         rows.S(), d, rows.width().value(), on.stream()),
-        "mimic_mean_", "updates [", rows.S(), ", ", d, "]");
+    check_launch(cuda::mimic_mean(out.mutable_data_ptr<double>(), rounded.mutable_data_ptr<float>(),
+                                  largest.mutable_data_ptr<float>(), rows.updates<T>(),
+                                  rows.own<const T>(), rows.references(), rows.weights(),
+                                  rows.kept(), copies, S, d, rows.width().value(), on.stream()),
+                 "mimic_mean_", "updates [", S, ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);
 }
@@ -615,42 +587,23 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    const std::optional<at::Tensor>& params, at::TensorList kept,
                    const std::optional<at::Tensor>& scales) {
   const OnDevice on(out, "out");
-  const int64_t d = out.numel();
-  check_tensor(out, "out", at::kDouble, {d});
-  check_tensor(total, "total", at::kDouble, {d});
-  check_same_device(total, "total", on.device());
-  const std::vector<at::Tensor> updates = scaled_updates(tensors, d, on.device(), scales);
-  OrderedRows rows(on, updates, memory, "memory", clients, d, {});
-  check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
-  check_same_device(peaks, "peaks", on.device());
-  rows.add_weights(weights);
-  rows.add_references(references, on.device());
-  rows.add_kept(kept, on.device());
-  if (params) {
-    check_tensor(*params, "params", at::kFloat, {d});
-    check_same_device(*params, "params", on.device());
-    rows.width().add(params->const_data_ptr());
-  }
-  ChangedMemory changed;
-  changed.add(out, "out");
-  changed.add(peaks, "peaks");
-  changed.add_rows(rows.given_kept(), d * int64_t{sizeof(float)}, "kept");
-  changed.check(total, "total");
-  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
-  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "memory");
-  changed.check_rows(rows.given_references(), d * int64_t{sizeof(float)}, "references");
-  if (params) changed.check(*params, "params");
-  rows.upload(on);
-  const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
-  with_element(rows.given_updates().dtype, [&](auto element) {
+  PairedRows given = check_memory_total(out, peaks, total, memory, tensors, clients.to(at::kCPU),
+                                        weights.to(at::kCPU), references, params, kept,
+                                        on_cpu(scales), Rounded::kNo);
+  const int64_t S = given.size(), d = given.d;
+  const std::vector<at::Tensor> scaled = scale_updates(given, tensors);
+  PairedTables rows(on, given);
+  const float* base = params ? params->const_data_ptr<float>() : nullptr;
+  rows.width().add(base);
+  const at::Tensor largest = on.empty({S}, at::kFloat);
+  with_element(given.updates.dtype, [&](auto element) {
     using T = decltype(element);
     check_launch(
         cuda::memory_total(out.mutable_data_ptr<double>(), largest.mutable_data_ptr<float>(),
                            total.const_data_ptr<double>(), rows.updates<T>(), rows.own<const T>(),
-                           rows.references(), rows.S(), d, rows.weights(),
-                           params ? params->const_data_ptr<float>() : nullptr, rows.kept(),
+                           rows.references(), S, d, rows.weights(), base, rows.kept(),
                            rows.width().value(), on.stream()),
-        "memory_total_", "updates [", rows.S(), ", ", d, "]");
+        "memory_total_", "updates [", S, ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);
 }
@@ -660,52 +613,27 @@ void scaffold_mean_(const at::Tensor& out, const at::Tensor& next, const at::Ten
                     const at::Tensor& clients, const at::Tensor& weights, const at::Tensor& steps,
                     double part, at::TensorList kept) {
   const OnDevice on(out, "out");
-  const int64_t d = out.numel();
-  check_tensor(out, "out", at::kDouble, {d});
-  check_tensor(next, "next", at::kFloat, {d});
-  check_same_device(next, "next", on.device());
-  check_tensor(mean, "mean", at::kFloat, {d});
-  check_same_device(mean, "mean", on.device());
-  OrderedRows rows(on, tensors, controls, "controls", clients, d, at::kFloat);
-  TORCH_CHECK_TYPE(rows.given_updates().dtype == at::kFloat, "updates: expected dtype Float, got ",
-                   rows.given_updates().dtype);
-  check_tensor(peaks, "peaks", at::kFloat, {rows.S()});
-  check_same_device(peaks, "peaks", on.device());
-  rows.add_weights(weights);
-  rows.add_steps(steps);
-  rows.add_kept(kept, on.device());
-  TORCH_CHECK_VALUE(static_cast<int64_t>(rows.given_kept().size()) == rows.S(), "kept: expected ",
-                    rows.S(), " rows, got none");
-  ChangedMemory changed;
-  changed.add(out, "out");
-  changed.add(next, "next");
-  changed.add(peaks, "peaks");
-  changed.add_rows(rows.given_kept(), next.nbytes(), "kept");
-  changed.check(mean, "mean");
-  changed.check_rows(rows.given_updates().addresses, rows.given_updates().row_bytes(), "updates");
-  changed.check_rows(rows.given_own(), rows.given_updates().row_bytes(), "controls");
+  const PairedRows given =
+      check_scaffold_mean(out, next, peaks, mean, tensors, controls, clients.to(at::kCPU),
+                          weights.to(at::kCPU), steps.to(at::kCPU), kept);
+  const int64_t S = given.size(), d = given.d;
+  PairedTables rows(on, given);
   rows.width().add(next.const_data_ptr());
   rows.width().add(mean.const_data_ptr());
-  rows.upload(on);
-  const at::Tensor largest = on.empty({rows.S()}, at::kFloat);
-  check_launch(cuda::scaffold_mean(out.mutable_data_ptr<double>(), next.mutable_data_ptr<float>(),
-                                   largest.mutable_data_ptr<float>(), mean.const_data_ptr<float>(),
-                                   rows.updates<float>(), rows.own<const float>(), rows.weights(),
-                                   rows.steps(), part, rows.kept(), rows.S(), d,
-                                   rows.width().value(), on.stream()),
-               "scaffold_mean_", "updates [", rows.S(), ", ", d, "]");
+  const at::Tensor largest = on.empty({S}, at::kFloat);
+  check_launch(
+      cuda::scaffold_mean(out.mutable_data_ptr<double>(), next.mutable_data_ptr<float>(),
+                          largest.mutable_data_ptr<float>(), mean.const_data_ptr<float>(),
+                          rows.updates<float>(), rows.own<const float>(), rows.weights(),
+                          rows.steps(), part, rows.kept(), S, d, rows.width().value(), on.stream()),
+      "scaffold_mean_", "updates [", S, ", ", d, "]");
   rows.write_peaks(peaks, largest);
 }
 
 void lerp_total_(const at::Tensor& total, const at::Tensor& end, double weight) {
   const OnDevice on(total, "total");
   const int64_t d = total.numel();
-  check_tensor(total, "total", at::kDouble, {d});
-  check_tensor(end, "end", at::kDouble, {d});
-  check_same_device(end, "end", total.device());
-  ChangedMemory changed;
-  changed.add(total, "total");
-  changed.check(end, "end");
+  check_lerp_total(total, end);
   check_launch(cuda::lerp_total(total.mutable_data_ptr<double>(), end.const_data_ptr<double>(), d,
                                 weight, on.stream()),
                "lerp_total_", "total [", d, "]");
@@ -715,12 +643,7 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
                 bool models) {
   const OnDevice on(params, "params");
   const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(total, "total", at::kDouble, {d});
-  check_same_device(total, "total", on.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.check(total, "total");
+  check_add_total(params, total);
   check_launch(cuda::add_total(params.mutable_data_ptr<float>(), total.const_data_ptr<double>(), d,
                                lr, norm, models, on.stream()),
                "add_total_", "params [", d, "]");
@@ -788,14 +711,7 @@ void add_momentum_(const at::Tensor& params, const at::Tensor& m, const at::Tens
                    double lr, double beta_1, bool nesterov, double norm, bool models) {
   const OnDevice on(params, "params");
   const int64_t d = params.numel();
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(m, "m", at::kFloat, {d});
-  check_same_device(m, "m", on.device());
-  const bool wide = check_aggregate(aggregate, d, on.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add(m, "m");
-  changed.check(aggregate, "aggregate");
+  const bool wide = check_moments(params, m, std::nullopt, aggregate);
   const auto add = [&](const auto* v) {
     check_launch(cuda::add_momentum(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(),
                                     v, d, lr, beta_1, nesterov, norm, models, on.stream()),
@@ -810,17 +726,7 @@ void add_adaptive_(const at::Tensor& params, const at::Tensor& m, const at::Tens
   const OnDevice on(params, "params");
   const int64_t d = params.numel();
   const SecondMoment second = check_second_moment(kind);
-  check_tensor(params, "params", at::kFloat, {d});
-  check_tensor(m, "m", at::kFloat, {d});
-  check_tensor(s, "s", at::kFloat, {d});
-  check_same_device(m, "m", on.device());
-  check_same_device(s, "s", on.device());
-  const bool wide = check_aggregate(aggregate, d, on.device());
-  ChangedMemory changed;
-  changed.add(params, "params");
-  changed.add(m, "m");
-  changed.add(s, "s");
-  changed.check(aggregate, "aggregate");
+  const bool wide = check_moments(params, m, s, aggregate);
   const auto add = [&](const auto* v) {
     check_launch(cuda::add_adaptive(params.mutable_data_ptr<float>(), m.mutable_data_ptr<float>(),
                                     s.mutable_data_ptr<float>(), v, d, second, lr, beta_1, beta_2,
