@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import attacks
-from benchmarks.attacks import Result
+from benchmarks.attacks import claims, runs, setting, tables
+from benchmarks.attacks.setting import Result
+from fastagg_sim.seeds import generator
+from fastagg_sim.verdicts import judge
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,7 +24,7 @@ def test_attackers_send_what_the_page_says() -> None:
 
     def sent(attack: str, t: int = 0) -> torch.Tensor:
         before = rows.clone()
-        found = attacks.lies(attack, rows, [1, 3], t, 10, change)
+        found = runs.lies(attack, rows, [1, 3], t, 10, change)
         assert torch.equal(rows, before)
         assert torch.equal(found[:, [0, 2, 4]], honest)
         return found[:, [1, 3]]
@@ -46,72 +48,70 @@ def test_attackers_send_what_the_page_says() -> None:
 def test_attackers_choose_when_they_are_active() -> None:
     for attack, rounds in (("poison once", [0]), ("silent", [0, 10, 20])):
         for t in range(25):
-            clients = attacks.active_clients(attack, [3, 7], t, 1, 10)
+            clients = runs.active_clients(attack, [3, 7], t, 1, 10)
             assert len(clients) == 10 and clients == sorted(set(clients))
             present = {3, 7}.intersection(clients)
             assert present == ({3, 7} if t in rounds else set())
-    assert attacks.active_clients("scaled", [3], 4, 1, 10) == attacks.active_clients(
-        "none", [], 4, 1, 10
-    )
+    assert runs.active_clients("scaled", [3], 4, 1, 10) == runs.active_clients("none", [], 4, 1, 10)
 
 
 def test_training_is_gradient_descent_on_the_cross_entropy() -> None:
-    task = object.__new__(attacks.Task)
+    task = object.__new__(runs.Task)
     task.seed = 0
-    x = torch.randn(30, attacks.INPUTS)
+    x = torch.randn(30, setting.INPUTS)
     y = torch.randint(10, (30,))
     task.samples = [(x, y)] * 2
-    starts, drift = 0.1 * torch.randn(3, 2, attacks.D), 0.01 * torch.randn(3, 2, attacks.D)
+    starts, drift = 0.1 * torch.randn(3, 2, setting.D), 0.01 * torch.randn(3, 2, setting.D)
     updates = task.train(starts, [1, 0], 4, drift)
     for r in range(3):
         for s, k in enumerate([1, 0]):
-            rng = attacks.generator(0, "attacks", "batches", 4, k)
-            order = torch.randint(30, (attacks.STEPS, attacks.BATCH), generator=rng)
-            model = starts[r, s].reshape(attacks.INPUTS, 10).clone().requires_grad_()
+            rng = generator(0, "attacks", "batches", 4, k)
+            order = torch.randint(30, (setting.STEPS, setting.BATCH), generator=rng)
+            model = starts[r, s].reshape(setting.INPUTS, 10).clone().requires_grad_()
             for i in order:
                 loss = torch.nn.functional.cross_entropy(x[i] @ model, y[i])
                 (slope,) = torch.autograd.grad(loss, model)
                 step = slope + drift[r, s].reshape(slope.shape)
-                model = (model - attacks.RATE * step).detach().requires_grad_()
+                model = (model - setting.RATE * step).detach().requires_grad_()
             torch.testing.assert_close(
                 updates[r, s], model.detach().flatten() - starts[r, s], rtol=1e-3, atol=1e-5
             )
 
 
 def test_poison_of_one_round() -> None:
-    errors = {row.rule: row.value for row in attacks.poison_results(0, rounds=40)}
-    assert errors["mifa"] == pytest.approx(40 / attacks.K, rel=1e-4)
-    assert errors["mifa, max_age"] == pytest.approx((1 + attacks.AGE) / attacks.K, rel=1e-4)
+    errors = {row.rule: row.value for row in runs.poison_results(0, rounds=40)}
+    assert errors["mifa"] == pytest.approx(40 / setting.K, rel=1e-4)
+    assert errors["mifa, max_age"] == pytest.approx((1 + setting.AGE) / setting.K, rel=1e-4)
     assert errors["mimic"] > 1.5
 
 
 def test_claims_are_judged_from_pairs_of_runs() -> None:
     rows = []
     for seed, (plain, capped) in enumerate([(0.80, 0.81), (0.70, 0.712), (0.75, 0.761)]):
-        for task in attacks.TASKS:
+        for task in setting.TASKS:
             for rule, value in (("fdms", plain), ("fdms, max_share", capped)):
                 for name in (rule, rule.replace("fdms", "fdms-soft")):
                     row = Result("accuracy", task, "none", 0.0, name, seed, "accuracy", value)
                     rows.append(row)
-    found = {claim.text: claim for claim in attacks.claims(attacks.Results(rows))}
+    found = {claim.text: claim for claim in claims.claims(claims.Results(rows))}
     cost = found["max_share costs less than 0.01 of accuracy without attackers"]
-    assert cost.known and attacks.judge(cost.statements) == "holds"
+    assert cost.known and judge(cost.statements) == "holds"
     assert cost.statements[0].estimate.value == pytest.approx(0.011)
     assert not found["ALIE by 20 %: geometric-median loses less than 0.05"].known
-    rows.append(Result("accuracy", attacks.TASKS[0], "late", 0.2, "fdms", 0, "accuracy", 0.5))
-    text = attacks.markdown(rows, 5)
+    rows.append(Result("accuracy", setting.TASKS[0], "late", 0.2, "fdms", 0, "accuracy", 0.5))
+    text = tables.markdown(rows, 5)
     assert "| fdms, max_share | 0.761 |" in text and "| not run | not run |" in text
 
 
 def test_results_survive_a_file(tmp_path: Path) -> None:
     rows = [Result("hijack", "t", "none", 0.05, "fdms, max_share", 1, "mean weight", math.pi)]
-    assert attacks.read(tmp_path / "attacks.csv") == []
-    attacks.write(tmp_path, rows, 3)
-    assert attacks.read(tmp_path / "attacks.csv") == rows
+    assert tables.read(tmp_path / "attacks.csv") == []
+    tables.write(tmp_path, rows, 3)
+    assert tables.read(tmp_path / "attacks.csv") == rows
 
 
 def test_the_page_shows_the_committed_results() -> None:
     text = (ROOT / "docs/security.md").read_text("utf-8")
-    rows = attacks.read(ROOT / "benchmarks/results/attacks.csv")
-    for table in attacks.page(rows).split("\n\n"):
+    rows = tables.read(ROOT / "benchmarks/results/attacks.csv")
+    for table in tables.page(rows).split("\n\n"):
         assert table in text

@@ -20,7 +20,6 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import (
     accuracy,
-    attacks,
     busy,
     clients,
     columns,
@@ -41,6 +40,7 @@ from benchmarks import (
     small,
     steps,
 )
+from benchmarks.attacks.setting import Result as AttackResult
 from benchmarks.ceilings import kind
 from benchmarks.harness import (
     Comparison,
@@ -276,7 +276,7 @@ def test_committed_results_have_the_current_columns(path: Path) -> None:
     }
     # What the first two show depends on no machine's speed; cuda.md names the GPU.
     without_machine = {
-        "attacks.csv": attacks.Result,
+        "attacks.csv": AttackResult,
         "long_runs.csv": long.Run,
         "cuda.csv": cuda.Row,
     }
