@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -88,6 +89,9 @@ State = Mapping[str, Tensor | RowMemory]
 
 Confirm = Callable[[Mapping[int, str]], object]
 """A function of the clients whose rows a step leaves out, and the reasons."""
+
+Accept = Callable[[Tensor], object]
+"""A function of the parameters [d] that a step leads to."""
 
 P = TypeVar("P", bound=Plan)
 R = TypeVar("R", bound=Reading)
@@ -198,6 +202,8 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
     """Whether ``_receive`` reads streamed rows into S scratch rows (for :func:`fastagg.plan`)."""
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
     """Names of constructor arguments that :meth:`options` leaves out."""
+    state_options: ClassVar[frozenset[str]] = frozenset()
+    """Options without which the state means nothing: :func:`fastagg.load` does not change them."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options of other rules that this one cannot have, with the reasons."""
     refused_staleness: Mapping[str, str] = {}
@@ -292,6 +298,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         ages: Ages | None = None,
         weights: Any = None,
         confirm: Confirm | None = None,
+        accept: Accept | None = None,
     ) -> StepReport:
         """Apply one round of updates to ``params``, in place.
 
@@ -328,6 +335,11 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 the reasons. If it raises an exception, the step has no effect and raises it, too.
                 It may be called several times, the last time with those of the report. It must not
                 call this aggregator.
+            accept: is called after ``confirm`` with the parameters that the step leads to, [d], in
+                a tensor of its own; not if the round is skipped. If it raises an exception, the
+                step has no effect and raises it, too. It must not call this aggregator. The step
+                then computes the parameters, and the moments of a server optimizer, twice, the
+                first time in copies.
 
         Returns:
             The report of the step.
@@ -345,7 +357,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         with self._alone("step"), plain_modes(), NoGradients():
             try:
                 reserve(_RESERVE)
-                return self._step(params, updates, clients, ages, weights, confirm)
+                return self._step(params, updates, clients, ages, weights, confirm, accept)
             except MemoryError as error:
                 raise MemoryError(
                     f"step: not enough memory ({error or 'allocation failed'}); parameters "
@@ -360,13 +372,14 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         ages: Ages | None,
         weights: object,
         confirm: Confirm | None,
+        accept: Accept | None,
         *,
         at_once: bool = True,
     ) -> StepReport:
         """Run one step.
 
         Args:
-            params, updates, clients, ages, weights, confirm: as for :meth:`step`.
+            params, updates, clients, ages, weights, confirm, accept: as for :meth:`step`.
             at_once: whether the aggregate may be a :class:`fastagg.report.RowSum`.
         """
         if weights is not None and self.refuses_weights:
@@ -400,9 +413,10 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 reasons |= dict.fromkeys(cohort.ids, reason)
                 cohort = cohort.without(cohort.ids)
             if len(cohort) == 0 and not self.moves_without_clients:
+                self._params_peak(params)  # raises for parameters that are not finite
                 if confirm is not None:
                     confirm(reasons)
-                return self._skip_round(params, cohort, reasons, reason)
+                return self._skip_round(cohort, reasons, reason)
             try:
                 if cohort.streamed and not checked:
                     check_readable(cohort, self.columns)
@@ -418,7 +432,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 noise = self._noise(received, plan)
                 if factors is not None and self.sums_rows_by_plan:
                     plan.weights = plan.weights * factors
-                plan.at_once = at_once and noise is None
+                plan.at_once = at_once and noise is None and accept is None
                 reading = self._read(params, received, plan)
                 break
             except RefusedUpdates as found:
@@ -447,15 +461,17 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         if confirm is not None:
             confirm(reasons)
+        if accept is not None:
+            accept(self._moved(params, reading.aggregate))
         reserve(_RESERVE + _RESERVE_ROW * len(received))
         with SignalsDeferred():
-            if self._move(params, reading.aggregate):
+            if self._move(params, reading.aggregate, self._moments):
                 self._commit(received, plan, reading)
                 self._note_commit(report)
                 return report
         # Nothing has changed. Without a RowSum, the step finds out why: it leaves rows out or
         # raises.
-        return self._step(params, updates, clients, ages, weights, confirm, at_once=False)
+        return self._step(params, updates, clients, ages, weights, confirm, accept, at_once=False)
 
     def _without_late(self, cohort: Cohort) -> tuple[Cohort, dict[int, str]]:
         """Return the cohort without rows that are too late, and why, by client id.
@@ -470,8 +486,13 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         reasons = {cohort.ids[position]: found[position] for position in sorted(found)}
         return cohort.without_rows(found) if found else cohort, reasons
 
-    def _move(self, params: Tensor, aggregate: Aggregate) -> bool:
+    def _move(self, params: Tensor, aggregate: Aggregate, moments: Moments | None) -> bool:
         """Move the parameters along the aggregate. Cannot fail after :meth:`_check_range`.
+
+        Args:
+            params: [d], changed in place.
+            aggregate: the aggregate.
+            moments: of the server optimizer, changed in place; None without.
 
         Returns:
             Whether they have moved; False only for a :class:`fastagg.report.RowSum`.
@@ -490,13 +511,19 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
                 FLOAT32_LIMIT,
             )
             return bool(applied)
-        if self._moments is not None:
-            self._moments.move_(params, aggregate, self.server_lr)
+        if moments is not None:
+            moments.move_(params, aggregate, self.server_lr)
         elif vector.dtype == torch.float32:
             ops.weighted_sum_(params, [vector], self._rate)
         else:
             ops.add_total_(params, vector, self.server_lr, aggregate.norm, aggregate.models)
         return True
+
+    def _moved(self, params: Tensor, aggregate: Aggregate) -> Tensor:
+        """Return where :meth:`_move` takes the parameters, with the same bits; nothing changes."""
+        moved = params.clone()
+        self._move(moved, aggregate, copy.deepcopy(self._moments))
+        return moved
 
     def _note_commit(self, report: StepReport) -> None:
         """Count the step, within its commit, so that an interrupted caller sees that it counts."""
@@ -668,10 +695,7 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         names = [name for name in option_names(type(self)) if name not in self.not_saved]
         return {name: to_saved(name, getattr(self, name)) for name in names}
 
-    def _skip_round(
-        self, params: Tensor, cohort: Cohort, reasons: Mapping[int, str], reason: str
-    ) -> StepReport:
-        self._params_peak(params)
+    def _skip_round(self, cohort: Cohort, reasons: Mapping[int, str], reason: str) -> StepReport:
         reserve(_RESERVE)
         with SignalsDeferred():
             report = StepReport(

@@ -14,7 +14,7 @@ from torch import Tensor
 from fastagg.checkpoint import invariants
 from fastagg.noise import Noise, RandomBytes, standard_normal
 from fastagg.norm_bound import MaxNorm
-from fastagg.options import from_saved, read_factor, read_part, read_positive
+from fastagg.options import from_saved, read_factor, read_part, read_positive, replace_fields
 
 _LEAST, _MOST = 1e-30, 1e30  # of an adaptive bound
 
@@ -46,9 +46,13 @@ class AdaptiveClip:
         initial = read_positive("clip_norm: initial", self.initial)
         if not _LEAST <= initial <= _MOST:
             raise ValueError(f"clip_norm: initial: expected {_LEAST} to {_MOST}, got {initial}")
-        read_part("clip_norm: quantile", self.quantile)
-        read_factor("clip_norm: rate", self.rate)
-        read_factor("clip_norm: count_noise", self.count_noise)
+        replace_fields(
+            self,
+            initial=initial,
+            quantile=read_part("clip_norm: quantile", self.quantile),
+            rate=read_factor("clip_norm: rate", self.rate),
+            count_noise=read_factor("clip_norm: count_noise", self.count_noise),
+        )
 
 
 ClipNorm = float | AdaptiveClip | None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastagg.checkpoint import invariants
-from fastagg.options import from_saved, read_count, read_positive
+from fastagg.options import from_saved, read_count, read_positive, replace_fields
 
 ADAPTIVE = "adaptive"
 _FEWEST = 3
@@ -47,7 +47,8 @@ class AdaptiveNorm:
         if multiple <= 1.0:
             raise ValueError(f"max_norm: multiple: expected a number > 1, got {multiple}")
         window = read_count("max_norm: window", self.window, least=_FEWEST, most=_MOST)
-        read_count("max_norm: warmup", self.warmup, least=0, most=window)
+        warmup = read_count("max_norm: warmup", self.warmup, least=0, most=window)
+        replace_fields(self, multiple=multiple, window=window, warmup=warmup)
 
 
 MaxNorm = float | AdaptiveNorm | None

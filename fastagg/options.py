@@ -168,6 +168,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
+def replace_fields(frozen: object, **values: object) -> None:
+    """Give fields of a frozen dataclass the values that were read from them.
+
+    For ``__post_init__``: checkpoints hold plain numbers, and not those of NumPy.
+    """
+    for name, value in values.items():
+        object.__setattr__(frozen, name, value)
+
+
 def to_saved(name: str, value: Any) -> Any:
     """Return an option as checkpoints hold it: a tensor, or a value that JSON holds exactly.
 
@@ -178,7 +187,8 @@ def to_saved(name: str, value: Any) -> Any:
         return str(value)
     if isinstance(value, float) and math.isinf(value):
         return "inf"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    ours = type(value).__module__.startswith("fastagg.")
+    if ours and dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"kind": type(value).__name__} | dataclasses.asdict(value)
     if callable(value):
         raise ValueError(

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NewType, NoReturn, TypeVar
 
+import torch
 from torch import Tensor
 
 from fastagg import checkpoint
@@ -123,6 +124,9 @@ def load(
             refused.
         **options: options to change, for example ``memory_folder``, ``nonfinite`` or ``device``.
             On another device the state is the same, but further steps may differ in the last bits.
+            Options on which the state depends cannot change: ``client_weights`` of rules with a
+            total, ``similarity`` of ``fdms``, ``seed`` of ``fdms-means``. For the first of them,
+            see ``Aggregator.grow``.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -162,7 +166,9 @@ def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregat
             saved.path, f"params: expected shape [{size}], got {[*saved.params.shape]}"
         )
     try:
-        return rule(**{"max_norm": None, **saved.options, **options})
+        aggregator = rule(**{"max_norm": None, **saved.options, **options})
+        check_state_options(aggregator, saved.options, options)
+        return aggregator
     except (MemoryError, OSError):
         raise
     except Exception as error:
@@ -253,6 +259,26 @@ def check_saved(
             f"{num_params}, for which {name!r} needs {needed}",
         )
     return rule
+
+
+def check_state_options(
+    aggregator: Aggregator, saved: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Raise ValueError if an option is changed on which the state of a checkpoint depends.
+
+    Args:
+        aggregator: made with these options.
+        saved: the options in the checkpoint.
+        options: those that the caller changes.
+    """
+    for name in sorted(aggregator.state_options & options.keys() & saved.keys()):
+        before, now = saved[name], getattr(aggregator, name)
+        same = torch.equal(before, now) if isinstance(before, Tensor) else before == now
+        if not same:
+            raise ValueError(
+                f"{name}: expected that of the checkpoint, on which the state of "
+                f"{aggregator.name!r} depends; load it without this option"
+            )
 
 
 def raise_for(

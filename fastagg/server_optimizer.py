@@ -19,7 +19,14 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost
-from fastagg.options import FLOAT32_LIMIT, LARGEST_ROW, from_saved, read_choice, read_factor
+from fastagg.options import (
+    FLOAT32_LIMIT,
+    LARGEST_ROW,
+    from_saved,
+    read_choice,
+    read_factor,
+    replace_fields,
+)
 from fastagg.report import Aggregate
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.columns import Columns
@@ -108,7 +115,7 @@ class ServerOptimizer:
                 )
             if name in defaults:
                 value = _read_argument(name, defaults[name] if value is None else value)
-            object.__setattr__(self, name, value)
+            replace_fields(self, **{name: value})
 
     @property
     def is_adaptive(self) -> bool:

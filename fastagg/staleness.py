@@ -11,7 +11,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fastagg.options import MOST, from_saved, read_choice, read_count, read_factor
+from fastagg.options import (
+    MOST,
+    from_saved,
+    read_choice,
+    read_count,
+    read_factor,
+    replace_fields,
+)
 from fastagg.updates.cohort import Cohort
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -63,11 +70,11 @@ class Staleness:
                         f"such argument, got {value!r}"
                     )
             elif value is None:
-                object.__setattr__(self, argument, defaults[argument])
+                replace_fields(self, **{argument: defaults[argument]})
         if self.a is not None:
-            object.__setattr__(self, "a", read_factor("staleness: a", self.a))
+            replace_fields(self, a=read_factor("staleness: a", self.a))
         if self.b is not None:
-            read_count("staleness: b", self.b, least=0, most=MOST)
+            replace_fields(self, b=read_count("staleness: b", self.b, least=0, most=MOST))
 
     def factors(self, ages: Tensor) -> Tensor:
         """Return s of each age: [S] int64, >= 0 -> [S] float64, in [1e-100, 1]."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import math
@@ -11,7 +12,9 @@ import resource
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import torch
@@ -85,6 +88,88 @@ def test_a_custom_threshold_cannot_be_saved(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     twin = FDMS(num_clients=4, num_params=3, elimination=lambda t: 1.0 / t)
     twin.load_state_dict(agg.state_dict())
+
+
+@dataclasses.dataclass(frozen=True)
+class Inverse:
+    """A user's threshold, a dataclass as those of the library are."""
+
+    c: float = 1.0
+
+    def __call__(self, t: int) -> float:
+        return self.c / t
+
+
+def test_a_custom_dataclass_cannot_be_saved(tmp_path: Path) -> None:
+    agg = FDMS(num_clients=4, num_params=3, elimination=Inverse())
+    with pytest.raises(ValueError, match="elimination: a custom callable"):
+        agg.save(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_norm": fastagg.AdaptiveNorm(np.float32(5), np.int64(64), np.int64(3))},
+        {"max_norm": {"window": np.int64(64)}},
+        {"clip_norm": fastagg.AdaptiveClip(np.float32(1), np.float64(0.5), np.float32(0.1))},
+        {"staleness": fastagg.Staleness("hinge", a=np.float32(2), b=np.int64(2))},
+        {
+            "elimination": Theorem2Threshold(
+                np.int64(4), rounds=np.int64(9), beta=np.float32(0.5), p=np.float32(0.125),
+                b_max=np.int64(2), delta_f=np.float32(0.5), factor=np.float32(0.5),
+            )
+        },
+        {"elimination": fastagg.ReleasedThreshold(np.float32(0.5))},
+        {"server_optimizer": fastagg.ServerOptimizer("adam", beta_1=np.float32(0.5))},
+    ],
+)  # fmt: skip
+def test_numbers_of_numpy_come_back(options: dict[str, Any], tmp_path: Path) -> None:
+    agg = FDMS(num_clients=4, num_params=3, **options)
+    agg.save(tmp_path / "a")
+    loaded = fastagg.load(tmp_path / "a").options()
+    for name, value in options.items():
+        expected = agg.options()[name]
+        assert loaded[name] == expected and isinstance(loaded[name], type(expected)), value
+
+
+@pytest.mark.parametrize(
+    ("rule", "option", "value", "other"),
+    [
+        *(
+            (rule, "client_weights", [1.0, 3.0], [3.0, 1.0])
+            for rule in ("mifa", "stale", "stale-models", "fedvarp", "fedstale", "mifa-client")
+        ),
+        ("fdms", "similarity", "cosine", "distance"),
+        ("fdms-soft", "similarity", "distance", "cosine"),
+        ("fdms-means", "seed", 1, 2),
+    ],
+)
+def test_options_of_the_state_cannot_change(
+    rule: str, option: str, value: Any, other: Any, tmp_path: Path
+) -> None:
+    name = fastagg.RuleName(rule)
+    agg = fastagg.make(name, num_clients=2, num_params=1, **{option: value})
+    agg.step(torch.zeros(1), torch.tensor([[4.0], [-1.0]]), [0, 1])
+    agg.save(tmp_path / "a")
+    with pytest.raises(ValueError, match=f"{option}: expected that of the checkpoint"):
+        fastagg.load(tmp_path / "a", **{option: other})
+    loaded = fastagg.load(tmp_path / "a", **{option: value})
+    params = torch.zeros(2, 1)
+    for row, one in zip(params, (agg, loaded), strict=True):
+        one.step(row, torch.tensor([[2.0]]), [1])
+    assert torch.equal(*params)
+
+
+def test_weights_of_remembered_rows_change_by_growing(tmp_path: Path) -> None:
+    agg = MIFA(num_clients=2, num_params=1)
+    agg.step(torch.zeros(1), torch.tensor([[4.0], [0.0]]), [0, 1])
+    agg.save(tmp_path / "a")
+    loaded = fastagg.load(tmp_path / "a")
+    loaded.grow(2, client_weights=[3.0, 1.0])
+    params = torch.zeros(1)
+    loaded.step(params, torch.zeros(2, 1), [0, 1])
+    assert params.tolist() == [0.0]
 
 
 def test_a_rule_without_state_can_be_saved(tmp_path: Path) -> None:

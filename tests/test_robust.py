@@ -422,6 +422,22 @@ def test_clipping_continues_from_its_last_result() -> None:
         given_start(np.zeros((3, 9)))
 
 
+def test_a_starting_point_can_be_assigned() -> None:
+    vectors = torch.randn(5, 4, 2)
+    start = torch.full((4, 2), 3.0)
+    made, assigned = robust.CenteredClipping(start, tau=1.0), robust.CenteredClipping(tau=1.0)
+    first = made(vectors)
+    for value in (start, start.numpy(), start.double()):
+        assigned(vectors)
+        assigned.m = value  # type: ignore[assignment]
+        assert torch.equal(assigned(vectors), first)
+    assert torch.equal(start, torch.full((4, 2), 3.0))
+    with pytest.raises(TypeError, match="floating-point"):
+        assigned.m = torch.ones(8, dtype=torch.int64)
+    assigned.m = None
+    assert torch.equal(assigned(vectors), robust.CenteredClipping(tau=1.0)(vectors))
+
+
 def test_zero_vectors() -> None:
     zeros = np.zeros((5, 4))
     for name, make in RULES.items():

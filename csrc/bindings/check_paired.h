@@ -140,8 +140,9 @@ inline PairedRows check_memory_total(const at::Tensor& out, const at::Tensor& pe
   const at::Device device = out.device();
   check_vector(total, "total", at::kDouble, d, device);
   std::optional<at::ScalarType> own_dtype;
-  if (allowed == Rounded::kYes && !memory.empty() && !tensors.empty() &&
-      memory[0].scalar_type() == at::kBFloat16 && tensors[0].scalar_type() == at::kFloat)
+  const bool floats = tensors.empty() || tensors[0].scalar_type() == at::kFloat;
+  if (allowed == Rounded::kYes && floats && !memory.empty() &&
+      memory[0].scalar_type() == at::kBFloat16)
     own_dtype = at::kBFloat16;
   PairedRows rows = check_paired(tensors, memory, "memory", clients, d, device, own_dtype);
   const int64_t S = rows.size();

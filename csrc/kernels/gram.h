@@ -48,8 +48,9 @@ void gram_and_sum(const float* const* rows, int64_t S, int64_t d, const double* 
 void gram_and_sum(const RowSource& rows, int64_t S, int64_t d, const double* weights, double* out,
                   float* sum, const Parallel& parallel);
 
-// Bytes of scratch memory that `gram` of all pairs and `gram_and_sum` use, on the instruction set
-// in use. `gram` of some pairs needs at most 18 S^2 bytes more.
+// Bytes of scratch memory that `gram` of all pairs and `gram_and_sum` use for rows in memory, on
+// the instruction set in use. `gram` of some pairs needs at most 18 S^2 bytes more; rows that are
+// computed need the memory of their blocks beside it.
 int64_t gram_scratch(int64_t S, int64_t d, int threads);
 
 }  // namespace fastagg::cpu

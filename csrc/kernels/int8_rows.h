@@ -17,15 +17,18 @@ constexpr int64_t kScaleBlock = 256;  // columns that share a scale
 
 // How a block whose largest magnitude is `peak` is rounded to int8.
 struct Int8Scale {
-  float step;    // the scale: peak / 127
+  float step;    // the scale: peak / 127, rounded
   float halves;  // 254 / peak, the factor that makes an element a number of half steps
 };
 
 // A block whose scale would be a subnormal number becomes zero: below 2^-119 = 1.5e-36. If a number
-// of the block is NaN or infinite, so is the scale.
+// of the block is NaN or infinite, so is the scale. Otherwise 127 steps are finite.
 FASTAGG_HD Int8Scale int8_scale(float peak) {
+  constexpr float kMostFinite = 0x1.fffffep+127f, kLargestStep = 0x1.020406p+121f;
   if (peak < 0x1p-119f) return {0.0f, 0.0f};
-  return {peak / 127.0f, 254.0f / peak};
+  const float step = peak / 127.0f;
+  const bool beyond = step > kLargestStep && peak <= kMostFinite;
+  return {beyond ? kLargestStep : step, 254.0f / peak};
 }
 
 // x in steps, rounded to the nearest integer, halves away from zero; 0 if x or the scale is not

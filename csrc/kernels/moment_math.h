@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arithmetic of server optimizers on one column. CPU and CUDA kernels share it.
 //
-// All of it is float32: float64 arithmetic took longer than reading the memory. Each sum with a
-// product is a fused multiply-add, rounded once, and no product is left for a compiler to fuse.
-// Results therefore do not depend on the instruction set; one without such an instruction calls a
-// function.
+// All but the aggregate is float32: float64 arithmetic took longer than reading the memory. Each
+// sum with a product is a fused multiply-add, rounded once, and no product is left for a compiler
+// to fuse. Results therefore do not depend on the instruction set; one without such an instruction
+// calls a function.
 //
 // Magnitudes below 2^-126, the smallest normal float32, become 0. Otherwise the moments of a column
 // that has stopped changing would stay denormal for ever, and such numbers slow a CPU down.
@@ -40,10 +40,11 @@ FASTAGG_HD float settled(float x) {
   return x;
 }
 
-// The aggregate v of a column: norm * value, or norm * value - param if `models`.
+// The aggregate v of a column: norm * value, or norm * value - param if `models`, rounded once to
+// float64 and then to float32.
 FASTAGG_HD float aggregate_at(double value, double norm, float param, bool models) {
   const double from = models ? static_cast<double>(param) : 0.0;
-  return static_cast<float>(norm * value - from);
+  return static_cast<float>(std::fma(norm, value, -from));
 }
 
 // params + lr * step.

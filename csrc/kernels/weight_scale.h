@@ -13,12 +13,13 @@ namespace fastagg {
 // The factor of weights, from the magnitudes of those that are not zero. It is the smallest one, if
 // the others are not much larger, times a power of two. The magnitudes of all quotients add up to 1
 // at most, or to no more than those of the weights. So a sum with convex weights stays in the range
-// of its rows.
+// of its rows. The inverse of the factor is finite: the sum with smaller weights is zero in
+// float32.
 FASTAGG_HD double common_factor(double smallest, double largest, double total) {
   if (!(largest > 0.0 && total <= 0x1p960)) return 1.0;  // all zero; or NaN, or too large
   double factor = largest <= smallest * 0x1p20 ? smallest : largest;
   while (factor < total && factor < 1.0) factor *= 2.0;
-  return factor;
+  return factor < 0x1p-1021 ? 1.0 : factor;
 }
 
 // The quotient of weights 1, of which there are S: a power of two, at most 1 / S.

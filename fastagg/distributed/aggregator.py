@@ -24,7 +24,7 @@ from fastagg.making import make
 from fastagg.modes import plain_modes
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
-from fastagg.registry import RuleName, check_saved, raise_for
+from fastagg.registry import RuleName, check_saved, check_state_options, raise_for
 from fastagg.report import StepReport
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.buffer import Clients
@@ -372,6 +372,7 @@ class ShardedAggregator:
         first = Path(folder) / manifest.file(0)  # it holds the options
         try:
             agg = cls(manifest.rule, group=group, segment=manifest.segment, **{**saved, **options})
+            check_state_options(agg.local, saved, options)
         except (TypeError, ValueError) as failure:
             raise_for(first, failure, options)
         state: Mapping[str, Tensor] = {}

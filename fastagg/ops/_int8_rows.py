@@ -35,7 +35,7 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
     ::
 
         a = max |x| of a block
-        scale = a / 127
+        scale = a / 127  # rounded so that 127 * scale is finite
         number = x / scale, rounded to the nearest integer, halves away from zero
 
     An element of the rounded row is ``number * scale``. It is off by at most

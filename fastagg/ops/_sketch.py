@@ -49,7 +49,7 @@ def sketch_(out: Tensor, squares: Tensor, rows: Rows, seed: int, begin: int = 0)
         rounded once. A row's bits depend on that row alone. On a CPU they are the same for any
         instruction set and thread count, and, in float64, if neighbouring ranges of columns are
         added by several calls, in ascending order. The squares of such calls differ in their last
-        bits. A GPU sums parts of 2^16 columns, or more, and adds them in order.
+        bits. A GPU sums parts of 2^15 columns, or more, and adds them in order.
     """
     compiled.sketch_(out, squares, row_list(rows, "rows"), seed, begin)
     mark_changed(out, squares)

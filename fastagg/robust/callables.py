@@ -258,7 +258,8 @@ class CenteredClipping(_Callable):
         self, m: Array | None = None, L: int = 1, tau: float = 100.0, *, nonfinite: str = "raise"
     ) -> None:
         super().__init__(nonfinite=nonfinite)
-        self.m = None if m is None else Vectors.read([m]).rows[0].clone()
+        self._m: Tensor | None = None
+        self.m = m
         self.L = read_count("L", L, least=0)
         self.tau = read_positive("tau", tau, infinite=True)
 
@@ -266,7 +267,7 @@ class CenteredClipping(_Callable):
         """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
         size = len(given.rows)
-        start = torch.zeros_like(given.rows[0]) if self.m is None else self.m.to(given.rows[0])
+        start = torch.zeros_like(given.rows[0]) if self._m is None else self._m.to(given.rows[0])
         if start.shape != given.rows[0].shape:
             raise ValueError(
                 f"vectors: expected {start.numel()} numbers each, as in m, the starting point, "
@@ -275,8 +276,17 @@ class CenteredClipping(_Callable):
         rows = [*given.rows, start]
         equal = torch.full((size,), 1.0 / size, dtype=torch.float64, device="cpu")
         gram = Products(rows, size).translated
-        self.m = combine(rows, ops.clip_towards(gram, equal, self.tau, self.L)[None])[0]
-        return given.pack(self.m[None].clone())[0]
+        self._m = combine(rows, ops.clip_towards(gram, equal, self.tau, self.L)[None])[0]
+        return given.pack(self._m[None].clone())[0]
+
+    @property
+    def m(self) -> Tensor | None:
+        """[d] the starting point of the next call; None: zero."""
+        return self._m
+
+    @m.setter
+    def m(self, value: Array | None) -> None:
+        self._m = None if value is None else Vectors.read([value]).rows[0].clone()
 
 
 # --- one coordinate at a time ---------------------------------------------------------------

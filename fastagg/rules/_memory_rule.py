@@ -121,6 +121,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     """
 
     column_state = frozenset({"memory", SCALES, "total"})
+    state_options = frozenset({"client_weights"})  # those of the rows in the total
     refused_staleness = none_but_constant(
         "the remembered row of an absent client counts in full, however old it is, and so does a "
         "late one; max_age leaves old rows out"

@@ -68,22 +68,7 @@ class EnqueuedFDMS:
             )
         if type(aggregator.columns) is not Columns:
             raise ValueError("aggregator: expected all columns in this process, got a shard")
-        if isinstance(aggregator.max_norm, AdaptiveNorm):
-            raise ValueError(
-                "aggregator: expected a number or None as max_norm, because an adaptive one needs "
-                "norms that the CPU does not know"
-            )
-        if aggregator.server_optimizer.name != "sgd" or aggregator.min_active > 1:
-            raise ValueError(
-                "aggregator: expected server_optimizer='sgd' and min_active=1, because only the "
-                "GPU knows whether an enqueued round takes effect, got "
-                f"{aggregator.server_optimizer.name!r} and {aggregator.min_active}"
-            )
-        if aggregator.clip_norm is not None:
-            raise ValueError(
-                "aggregator: expected clip_norm=None, because clipping needs norms that the CPU "
-                f"does not know, got {aggregator.clip_norm}"
-            )
+        _check_changeable(aggregator)
         device = aggregator.device
         expected = (torch.float32, (aggregator.num_params,), device.type)
         got = (params.dtype, tuple(params.shape), params.device.type)
@@ -121,7 +106,8 @@ class EnqueuedFDMS:
             [] bool on the device, whether the round takes effect. Reading it waits for the GPU.
 
         Raises:
-            TypeError, ValueError: a shape, dtype or device is wrong. Nothing has changed.
+            TypeError, ValueError: a shape, dtype or device is wrong, or an option of the aggregator
+                was set to a value with which no EnqueuedFDMS can be made. Nothing has changed.
         """
         agg = self.aggregator
         if agg.num_clients != len(self._active):
@@ -129,6 +115,7 @@ class EnqueuedFDMS:
                 f"aggregator: expected {len(self._active)} clients as before, got "
                 f"{agg.num_clients}; make another EnqueuedFDMS after it has grown"
             )
+        _check_changeable(agg)
         if clients.dtype != torch.int64 or clients.ndim != 1:
             raise TypeError(
                 f"clients: expected int64 [S], got {clients.dtype} {list(clients.shape)}"
@@ -243,3 +230,27 @@ class EnqueuedFDMS:
             room = torch.where(whole < room, room - whole, 0.0)
             rest = rest.index_add(0, order, taken.sum(dim=0), alpha=-1.0)
         return weights + even_parts(room, rest.clamp(min=0.0).sum())
+
+
+def _check_changeable(aggregator: FDMS) -> None:
+    """Check the options that may change between rounds.
+
+    Raises:
+        ValueError: one of them needs something that the CPU does not know.
+    """
+    if isinstance(aggregator.max_norm, AdaptiveNorm):
+        raise ValueError(
+            "aggregator: expected a number or None as max_norm, because an adaptive one needs "
+            "norms that the CPU does not know"
+        )
+    if aggregator.server_optimizer.name != "sgd" or aggregator.min_active > 1:
+        raise ValueError(
+            "aggregator: expected server_optimizer='sgd' and min_active=1, because only the "
+            "GPU knows whether an enqueued round takes effect, got "
+            f"{aggregator.server_optimizer.name!r} and {aggregator.min_active}"
+        )
+    if aggregator.clip_norm is not None:
+        raise ValueError(
+            "aggregator: expected clip_norm=None, because clipping needs norms that the CPU "
+            f"does not know, got {aggregator.clip_norm}"
+        )

@@ -99,6 +99,8 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         }
     )
 
+    state_options = frozenset({"seed"})  # of the sketches of which means are remembered
+
     def __init__(
         self,
         *,

@@ -20,6 +20,7 @@ from fastagg.registry import register
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.signals import SignalsDeferred
+from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Cohort, read_ids
@@ -71,6 +72,10 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
     """
 
     column_state = frozenset({"total"})
+    state_options = frozenset({"client_weights"})  # those of the rows in the total
+    refused_staleness = none_but_constant(
+        "the total must hold the whole difference of a client, however late it is"
+    )
     collects_streams = False
 
     def __init__(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastagg.options import read_factor, read_size
+from fastagg.options import read_factor, read_size, replace_fields
 
 Threshold = Callable[[int], float]
 
@@ -45,9 +45,9 @@ class Theorem2Threshold:
 
     def __post_init__(self) -> None:
         for name in ("num_clients", "rounds", "b_max"):
-            read_size(name, getattr(self, name))
+            replace_fields(self, **{name: read_size(name, getattr(self, name))})
         for name in ("beta", "p", "delta_f", "factor"):
-            read_factor(name, getattr(self, name))
+            replace_fields(self, **{name: read_factor(name, getattr(self, name))})
         ranges = {
             "num_clients": (self.num_clients >= 1, "at least 1"),
             "rounds": (self.rounds >= 1, "at least 1"),
@@ -85,7 +85,7 @@ class ReleasedThreshold:
     factor: float
 
     def __post_init__(self) -> None:
-        read_factor("factor", self.factor)
+        replace_fields(self, factor=read_factor("factor", self.factor))
 
     def __call__(self, t: int) -> float:
         return self.factor * math.sqrt(37.2 / (2 * 0.5 * t)) + 0.01

@@ -107,6 +107,17 @@ def test_subnormal_scales_become_zero(isa: str) -> None:
     assert [row.tolist() for row in found.numbers] == [[127, 0], [0, 0], [0, 0]]
 
 
+def test_the_largest_floats_stay_finite(isa: str) -> None:
+    largest = torch.finfo(torch.float32).max
+    rows = torch.tensor([[largest, -largest, 1e38], [-largest * (1 - 2.0**-23), 0.0, 1.0]])
+    found = quantized(rows)
+    assert same(found, quantized(rows, reference))
+    values = found.values()
+    assert values.isfinite().all()
+    error = (values.double() - rows.double()).abs()
+    assert error.max() <= (1 + 2.0**-14) * largest / 254
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_block_that_is_not_finite_stays_so(isa: str, bad: float) -> None:
     rows = torch.randn(2, 700)

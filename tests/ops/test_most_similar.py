@@ -79,6 +79,13 @@ def test_tiles_of_groups(isa: str) -> None:
         check(queries, rows, factors(90) - 0.5, query_ids, row_ids, splits)
 
 
+def test_products_beyond_float32(isa: str) -> None:
+    rows = torch.full((3, 4), 127, dtype=torch.int8)
+    queries = torch.cat([-rows[:1], rows[:1]])
+    best, similarity = ops.most_similar(queries, rows, torch.full((3,), 3e38))
+    assert best.tolist() == [0, 0] and similarity.tolist() == [-math.inf, math.inf]
+
+
 def test_nothing_to_compare_with(isa: str) -> None:
     empty = torch.empty(0, 64, dtype=torch.int8)
     best, similarity = ops.most_similar(numbers(3, 64, 0), empty, torch.empty(0))

@@ -158,6 +158,15 @@ def test_a_bad_row_shows_in_its_peak_and_in_the_sum(cpu: str, bad: float) -> Non
     assert out.isfinite().tolist() == [k != 777 for k in range(1_000)]
 
 
+def test_no_updates(cpu: str) -> None:
+    total, out = torch.randn(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+    memory, nobody = torch.zeros(3, 5, dtype=BF16), torch.empty(0, dtype=torch.int64)
+    for updates in ([], torch.empty(0, 5)):
+        peaks, weights = torch.empty(0), torch.empty(0, dtype=torch.float64)
+        ops.memory_total_(out.zero_(), peaks, total, memory, updates, nobody, weights, [], None, [])
+        assert torch.equal(out, total)
+
+
 def test_a_matrix_of_memory_rows_and_nothing_kept(cpu: str) -> None:
     round_ = Round(4, 500)
     expected, peaks = round_.run()

@@ -140,6 +140,21 @@ def test_a_round_with_wrong_ids_is_cancelled_and_settle_says_so(
     assert rounds.settle() == 0
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("clip_norm", 1.0), ("min_active", 2), ("max_norm", "adaptive")]
+)
+def test_options_that_are_set_later_are_checked(option: str, value: Any) -> None:
+    agg, params = server(), torch.zeros(D)
+    rounds, before = EnqueuedFDMS(agg, params), getattr(agg, option)
+    setattr(agg, option, value)
+    with pytest.raises(ValueError, match=f"aggregator: expected .*{option}"):
+        rounds.enqueue(torch.randn(S, D), torch.arange(S))
+    assert not params.any() and rounds.settle() == 0
+    setattr(agg, option, before)
+    rounds.enqueue(torch.randn(S, D), torch.arange(S))
+    assert rounds.settle() == 1
+
+
 def test_more_ids_than_clients_are_refused() -> None:
     rounds = EnqueuedFDMS(server(), torch.zeros(D))
     with pytest.raises(ValueError, match="clients: expected at most 9 distinct ids, got 10"):

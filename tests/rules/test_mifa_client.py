@@ -243,6 +243,16 @@ def test_a_checkpoint_does_not_depend_on_how_equal_weights_were_given(
     assert params.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("staleness", ["polynomial", "hinge"])
+def test_late_differences_count_in_full(staleness: str) -> None:
+    with pytest.raises(ValueError, match=r"staleness.*the whole difference"):
+        fastagg.make("mifa-client", num_clients=1, num_params=1, staleness=staleness)
+    agg = fastagg.make("mifa-client", num_clients=1, num_params=1, staleness="constant")
+    params = torch.zeros(1)
+    agg.step(params, torch.tensor([[8.0]]), [0], ages=[3])
+    assert params.tolist() == [8.0]
+
+
 def test_steps_that_leave_the_range_are_refused(same_state: Callable[..., None]) -> None:
     agg, params = MIFADifferences(num_clients=1, num_params=1), torch.zeros(1)
     agg.step(params, torch.tensor([[2e38]]), [0])

@@ -164,6 +164,50 @@ def test_a_step_that_is_not_confirmed_changes_nothing(
     same_bits(params, vector)
 
 
+@every_rule
+def test_parameters_that_are_not_accepted_change_nothing(
+    name: str,
+    options: dict[str, Any],
+    random_rounds: Rounds,
+    same_state: Check,
+    same_bits: Check,
+) -> None:
+    check_accept(name, options, random_rounds, same_state, same_bits)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "nesterov", "adam", "yogi", "adagrad"])
+@pytest.mark.parametrize("name", ["fedavg", "mifa"])
+def test_moments_do_not_change_either(
+    name: str, optimizer: str, random_rounds: Rounds, same_state: Check, same_bits: Check
+) -> None:
+    check_accept(name, {"server_optimizer": optimizer}, random_rounds, same_state, same_bits)
+
+
+def check_accept(
+    name: str, options: dict[str, Any], rounds: Rounds, same_state: Check, same_bits: Check
+) -> None:
+    """``accept`` gets the parameters of the step, and refuses it without a trace."""
+    (agg, params), (twin, vector) = (trained(name, options, rounds, 23) for _ in range(2))
+    count = rows_of(options, K)
+    updates = torch.randn(count, 23, generator=torch.Generator().manual_seed(5))
+    seen: list[Tensor] = []
+
+    def refuse_params(moved: Tensor) -> None:
+        seen.append(moved.clone())
+        moved.fill_(torch.nan)  # it is a copy
+        raise Unwanted
+
+    with pytest.raises(Unwanted):
+        agg.step(params, updates, range(count), accept=refuse_params)
+    same_bits(params, vector)
+    same_state(agg, twin)
+    agg.step(params, updates, range(count), accept=seen.append)
+    twin.step(vector, updates, range(count))
+    for moved in (params, *seen):
+        same_bits(moved, vector)
+    same_state(agg, twin)
+
+
 def test_wrong_arguments_change_nothing(random_rounds: Rounds, same_state: Check) -> None:
     agg, _ = trained("mifa", {}, random_rounds, 23)
     before, attributes = agg.state_dict(), copy.copy(vars(agg))

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kColumns = 8192;
 constexpr int64_t kMaxChunks = 512;  // of blocks; each has S partial sums of squares
 
-constexpr int kLanes = 16;  // on every instruction set, so that all have the same bits
+constexpr int kLanes = 16;  // on every instruction set; only fused multiply-adds differ
 
 // The sum of the squares of kStep numbers.
 FASTAGG_INLINE float sum_of_squares(const float* x) {

@@ -138,6 +138,7 @@ struct MostSimilar {
           position = where;
         }
       }
+      if (position < 0 && first < last) position = first;  // all products are -infinity
       best[begin + i] = position;
       similarity[begin + i] = largest;
     }

@@ -31,6 +31,8 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
         for b, block in enumerate(row.split(256)):
             peak = block.abs().max()
             scales[s, b] = peak / torch.tensor(127.0, device="cpu")
+            if peak.isfinite() and not (127.0 * scales[s, b]).isfinite():
+                scales[s, b] = torch.nextafter(scales[s, b], torch.zeros((), device="cpu"))
             halves = torch.tensor(254.0, device="cpu") / peak
             if peak < 2.0**-119:  # the scale would be subnormal
                 scales[s, b], halves = 0.0, torch.zeros((), device="cpu")
