@@ -157,21 +157,27 @@ def answers(folder: str, *methods: str) -> float:
     return mean([v[-1] for m in methods for v in column(folder, m, of="uploads").values()])
 
 
-def end(values: np.ndarray) -> float:
+def end(values: np.ndarray, rounds: np.ndarray | None = None) -> float:
     return mean(values[-10:])
 
 
-def area(values: np.ndarray) -> float:
+def area(values: np.ndarray, rounds: np.ndarray | None = None) -> float:
     return mean(values)
 
 
-def wobble(values: np.ndarray) -> float:
-    """Mean absolute change between evaluations in the second half: after round n / 2 of n."""
-    return mean(np.abs(np.diff(values))[(len(values) - 1) // 2 :])
+def wobble(values: np.ndarray, rounds: np.ndarray) -> float:
+    """Mean absolute change to an evaluation in the second half from the evaluation before.
+
+    The second half are the evaluations after n / 2 or more of n rounds; `rounds` count from 0.
+    """
+    done = rounds + 1.0
+    return mean(np.abs(np.diff(values))[done[1:] >= 0.5 * done[-1]])
 
 
 def change(folder: str, method: str, dropout: str | None = None) -> float:
-    return mean([wobble(values) for values in column(folder, method, dropout).values()])
+    rounds = column(folder, method, dropout, "round")
+    runs = column(folder, method, dropout).items()
+    return mean([wobble(values, rounds[seed]) for seed, values in runs])
 
 
 def final(folder: str, method: str, dropout: str | None = None) -> float:
@@ -322,8 +328,8 @@ def seed_after(rounds_: int, count: int = 1) -> list[float]:
 
 def of_seed(seed: int) -> tuple[float, float]:
     """Full on Fashion-MNIST: accuracy after 300 rounds, mean absolute change in the second half."""
-    values = column(FASHION, "Full")[seed]
-    return float(values[299]), mean(np.abs(np.diff(values[150:])))
+    values, rounds = column(FASHION, "Full")[seed], column(FASHION, "Full", of="round")[seed]
+    return float(values[299]), wobble(values, rounds)
 
 
 def wrong(part: str, dropout: str) -> list[float]:
@@ -394,11 +400,19 @@ def over_seeds(values: list[float]) -> tuple[float, float]:
 
 @functools.cache
 def versus(
-    folder: str, statistic: Callable[[np.ndarray], float], method: str, other: str, dropout: str
+    folder: str,
+    statistic: Callable[[np.ndarray, np.ndarray], float],
+    method: str,
+    other: str,
+    dropout: str,
 ) -> tuple[float, float, float]:
     """The difference of two methods, paired over seeds, and the ends of its 95 % interval."""
     one, two = column(folder, method, dropout), column(folder, other, dropout)
-    differences = [statistic(one[seed]) - statistic(two[seed]) for seed in sorted(one)]
+    rounds = column(folder, method, dropout, "round")
+    differences = [
+        statistic(one[seed], rounds[seed]) - statistic(two[seed], rounds[seed])
+        for seed in sorted(one)
+    ]
     return mean(differences), *over_seeds(differences)
 
 
