@@ -16,6 +16,7 @@ import fcntl
 import os
 import re
 import warnings
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class StoredAnswer:
 class AnswerFiles:
     """The files of one inbox, in a folder that no other process may use at the same time.
 
+    The folder is free again after :meth:`close`, or when this object is gone.
+
     Args:
         folder: created if it does not exist.
 
@@ -73,11 +76,13 @@ class AnswerFiles:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
-        self._descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        self._release = weakref.finalize(self, os.close, descriptor)
+        self._release.atexit = False  # threads may still write when the interpreter exits
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._descriptor)
+            self.close()
             raise ValueError(f"folder: another inbox uses {self.folder}; close it first") from None
         except OSError as error:  # a file system without locks
             warnings.warn(
@@ -87,8 +92,8 @@ class AnswerFiles:
             )
 
     def close(self) -> None:
-        """Let other inboxes use the folder. The files stay."""
-        os.close(self._descriptor)
+        """Let other inboxes use the folder. The files stay. A second call does nothing."""
+        self._release()
 
     def load(
         self, num_clients: int | None, num_params: int, rounds: int, run: str = ""
@@ -203,6 +208,8 @@ class AnswerFiles:
         for answer in answers:
             with suppress(OSError):
                 os.rename(self._used(answer.serial, rounds), self.path(answer.serial))
+        with suppress(OSError):  # before a checkpoint, after which marked files are deleted
+            sync_folder(self.folder)
 
     def settle(self, rounds: int) -> None:
         """Delete the answers that were used in rounds before ``rounds``.

@@ -18,7 +18,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -88,13 +88,19 @@ class Answers:
         finally:
             self.finish(used=aggregator.committed != before)
 
-    def finish(self, *, used: bool) -> None:
+    def finish(self, *, used: bool | Sequence[bool]) -> None:
         """End the step, if a caller makes it itself; a second call does nothing.
 
         Args:
-            used: whether the answers are used up; otherwise they wait again.
+            used: whether the answers are used up, or whether each of them is; others wait again.
+
+        Raises:
+            ValueError: there are not as many flags as answers.
         """
-        self._inbox._finish(self._taken, self._round, used=used)
+        each = list(used) if isinstance(used, Sequence) else [used] * len(self)
+        if len(each) != len(self):
+            raise ValueError(f"used: expected {len(self)} flags, one per answer, got {len(each)}")
+        self._inbox._finish(self._taken, self._round, each)
 
     def __enter__(self) -> tuple[list[Tensor], list[Any], list[int]]:
         return self.updates, self.clients, self.ages
@@ -375,17 +381,18 @@ class Inbox:
     def _until(self, rounds: int) -> list[StoredAnswer]:
         return [answer for answer in self._waiting.values() if answer.round <= rounds]
 
-    def _finish(self, taken: list[StoredAnswer], rounds: int, *, used: bool) -> None:
+    def _finish(self, taken: list[StoredAnswer], rounds: int, used: Sequence[bool]) -> None:
         """End the step of answers; those that were not used wait again. A second call does nothing.
 
         If a newer answer has come meanwhile, it replaces one that would wait again.
         """
         with self._changed:
+            again = [answer for answer, gone in zip(taken, used, strict=False) if not gone]
             self._out -= len(taken)
-            if not used:
+            if again:
                 if self._files is not None:
-                    self._files.unmark(taken, rounds)
-                for answer in taken:
+                    self._files.unmark(again, rounds)
+                for answer in again:
                     self._put_back(answer)
                 self._waiting = dict(sorted(self._waiting.items()))
                 self._changed.notify_all()

@@ -147,7 +147,7 @@ def read_header(descriptor: int, limit: int) -> Header:
     return _checked_header(size, limit, lambda count, offset: _read(descriptor, count, offset))
 
 
-def header_of(data: bytes, limit: int) -> Header:
+def header_of(data: bytes | memoryview, limit: int) -> Header:
     """Check the header of a file that is in memory, as :func:`read_header` does.
 
     Args:
@@ -157,7 +157,9 @@ def header_of(data: bytes, limit: int) -> Header:
     Raises:
         TensorFileError: as for :func:`read_header`.
     """
-    return _checked_header(len(data), limit, lambda count, offset: data[offset : offset + count])
+    return _checked_header(
+        len(data), limit, lambda count, offset: bytes(data[offset : offset + count])
+    )
 
 
 def load(path: str | os.PathLike[str], *, limit: int) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import signal
@@ -541,6 +542,35 @@ def test_answers_of_a_step_that_the_caller_makes() -> None:
         answers.finish(used=used)
         answers.finish(used=not used)  # nothing
         assert len(inbox) == (not used)
+
+
+def test_some_answers_of_a_step_wait_again(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path / "answers")
+    for client in range(3):
+        inbox.put(client, torch.zeros(D), round=client)
+    answers = inbox.take(round=4)
+    assert answers is not None
+    with pytest.raises(ValueError, match="used: expected 3 flags, one per answer, got 2"):
+        answers.finish(used=[True, False])
+    answers.finish(used=[False, True, False])
+    answers.finish(used=[False, False, False])
+    assert inbox.waiting() == [(0, 0), (2, 2)]
+    inbox.settle(5)
+    inbox.close()
+    inbox = make(folder=tmp_path / "answers", round=5)
+    assert inbox.waiting() == [(0, 0), (2, 2)]
+    inbox.close()
+
+
+def test_a_folder_of_an_inbox_that_is_gone_is_free(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path / "answers")
+    inbox.put(1, torch.zeros(D), round=0)
+    del inbox
+    gc.collect()
+    inbox = make(folder=tmp_path / "answers")
+    assert inbox.waiting() == [(1, 0)]
+    inbox.close()
+    inbox.close()
 
 
 def test_a_folder_with_more_than_the_capacity(tmp_path: Path) -> None:

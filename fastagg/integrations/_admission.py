@@ -10,7 +10,7 @@ again, without the answers that the step has rejected.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastagg.integrations._ids import ClientIds, Resolved
 from fastagg.integrations._late_answers import NEWER
@@ -128,9 +128,16 @@ class Admission:
 
     def _resolved(self, without: Collection[str]) -> Admitted:
         """Assign ids to the answers of senders that are not ``out``, nor in ``without``."""
+        out = {*self.out, *without}
+        in_time = {a.sender: a for a in self._in_time if a.sender not in out}
+        late, refused = self._usable_late(self._claimed(in_time), out)
+        admitted = self._with_ids(in_time | late)
+        return replace(admitted, refused=refused | admitted.refused)
+
+    def _with_ids(self, present: dict[str, Answer]) -> Admitted:
+        """Assign ids to answers, given by sender, until nobody else is refused."""
         refused: dict[str, str] = {}
         contested: dict[str, int] = {}
-        present = self._present({*self.out, *without}, refused)
         while True:
             reported = {sender: answer.partition for sender, answer in present.items()}
             found = self._ids.resolve(reported, self._most)
@@ -140,14 +147,30 @@ class Admission:
             contested |= found.contested
             present = {s: answer for s, answer in present.items() if s not in found.refused}
 
-    def _present(self, out: Collection[str], refused: dict[str, str]) -> dict[str, Answer]:
-        """Return the answers that may get ids; ``refused`` gets reasons of late ones that do not.
+    def _claimed(self, in_time: dict[str, Answer]) -> set[int]:
+        """Return the ids that answers in time report and get.
+
+        A claim that is refused must not cost the client that has the id its late answer.
+        """
+        if not self._late or self._ids.source == "node":
+            return set()
+        alone = self._with_ids(in_time)
+        ids, answers = alone.found.ids, alone.answers
+        return {client for s, client in ids.items() if answers[s].partition is not None}
+
+    def _usable_late(
+        self, claimed: Collection[int], out: Collection[str]
+    ) -> tuple[dict[str, Answer], dict[str, str]]:
+        """Return the late answers that may get ids, by sender, and why others do not, by label.
 
         After a restart, a client may have a new name, and the answer of its old one may wait.
+
+        Args:
+            claimed: ids of answers in time.
+            out: senders that do not count.
         """
-        in_time = {a.sender: a for a in self._in_time if a.sender not in out}
-        claimed = {a.partition for a in in_time.values() if isinstance(a.partition, int)}
-        late = {}
+        late: dict[str, Answer] = {}
+        refused: dict[str, str] = {}
         for answer in self._late:
             own = self._ids.known.get(answer.sender, answer.partition)
             problem = self._weighing.problem(answer)
@@ -157,4 +180,4 @@ class Admission:
                 refused[answer.label] = problem
             elif answer.sender not in out:
                 late[answer.sender] = answer
-        return in_time | late
+        return late, refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -47,6 +47,12 @@ class Counted:
         found = self.admitted.found.ids
         return {sender: client for sender, client in found.items() if sender not in self.rejected}
 
+    @property
+    def late(self) -> list[str]:
+        """The senders in ``ids`` whose answers are late ones."""
+        answers = self.admitted.answers
+        return [sender for sender in self.ids if answers[sender].round is not None]
+
 
 class ClosingRound:
     """The answers of one round.
@@ -59,6 +65,7 @@ class ClosingRound:
         weighing: whether answers count by their weights.
         min_answers: with fewer answers that count, there is no step.
         pool: rows for rules that need them; None: updates are not written.
+        returns_updates: whether the framework gets the difference from the model, not the new one.
     """
 
     def __init__(
@@ -70,8 +77,10 @@ class ClosingRound:
         weighing: Weighing,
         min_answers: int,
         pool: RowPool | None,
+        returns_updates: bool = False,
     ) -> None:
         self._rule, self._params, self._layout = rule, params, layout
+        self._base = params if returns_updates else None
         self._statistics, self._weighing = statistics, weighing
         self._min_answers, self._pool = min_answers, pool
         self._received = ReceivedModels(layout, params)
@@ -108,8 +117,9 @@ class ClosingRound:
         ages: Mapping[str, int],
         most: int | None,
     ) -> Counted:
-        """Run the step; run it again if others have other ids because of what it rejects.
+        """Run the step; without late answers if there is none with them.
 
+        Otherwise one of them could prevent the steps of all later rounds, because it waits on.
         Unless a step takes effect, the rule is as before. Ids and K are to be updated by the
         caller.
 
@@ -120,6 +130,27 @@ class ClosingRound:
             ages: of these, by sender.
             most: the number of clients up to which the rule may grow; None: it does not.
         """
+        counted = self._count(ids, in_time, late, ages, most)
+        if counted.step is not None or not counted.late:
+            return counted
+        self._min_answers = max(1, self._min_answers)  # a step without any would be a skipped one
+        alone = self._count(ids, in_time, (), ages, most)
+        if alone.step is None:
+            return counted
+        names = {name for answer in late for name in (answer.sender, answer.label)}
+        found = {name: why for name, why in counted.rejected.items() if name in names}
+        found |= dict.fromkeys(counted.late, f"no step with late answers: {counted.error}")
+        return replace(alone, rejected=found | alone.rejected)
+
+    def _count(
+        self,
+        ids: ClientIds,
+        in_time: Sequence[Answer],
+        late: Sequence[Answer],
+        ages: Mapping[str, int],
+        most: int | None,
+    ) -> Counted:
+        """Run the step; run it again if others have other ids because of what it rejects."""
         forgets = self._rule.remembers_clients
         admission = Admission(
             ids, self._weighing, in_time, late, most, forgets, self._surely_rejected
@@ -227,14 +258,25 @@ class ClosingRound:
                 rows = self._pool
             elif clients:
                 rows = self._received.streams([*senders.values()])
+            accept = self._check_range if self._layout.is_narrow else None
             return self._rule.step(
-                self._params, rows, clients, ages=late, weights=counts, confirm=confirm
+                self._params,
+                rows,
+                clients,
+                ages=late,
+                weights=counts,
+                confirm=confirm,
+                accept=accept,
             )
         except ValueError as error:  # parameters and state are as before
             raise _NoStep(str(error)) from error
         finally:
             if self._pool is not None:
                 self._pool.release()
+
+    def _check_range(self, params: Tensor) -> None:
+        """Raise WireError if the model could not be sent after the step."""
+        self._layout.check_range(params, self._base)
 
     def _surely_rejected(self, clients: Mapping[str, int], contested: bool) -> dict[str, str]:
         """Return senders whose updates every step would reject, with the reasons.

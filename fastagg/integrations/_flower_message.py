@@ -359,6 +359,7 @@ class FastAggStrategy(FedAvg):
         finally:
             self._runs = False
             self.server.guard.uninstall()
+            self.server.close()
         _LOG.info("Strategy execution finished in %.2fs", time.monotonic() - started)
         _LOG.info("Final results:")
         for line in str(result).splitlines():

@@ -214,8 +214,10 @@ class ClientIds:
     def needed(self, reported: Mapping[str, object | None], most: int) -> int:
         """Return the number of clients, at most ``most``, with which all of ``reported`` get ids.
 
-        Senders whose reported number is ``most`` or more do not count: they are refused anyway.
+        It is never less than the present one, which may be above ``most``. Senders whose reported
+        number is ``most`` or more do not count: they are refused anyway.
         """
+        most = max(most, self.num_clients)
         claimed = {n for n in reported.values() if isinstance(n, int) and _ints([n], most)}
         claimed = {n for n in claimed if n >= self.num_clients and self.source != "node"}
         number = max([self.num_clients, *(n + 1 for n in claimed)])

@@ -41,11 +41,17 @@ class Taken:
     _answers: Answers | None
     _settled: Callable[[], None]
 
-    def finish(self, *, used: bool) -> None:
-        """End the round: answers are used up, or wait again if it has not happened."""
+    def finish(self, *, happened: bool, again: Collection[str] = ()) -> None:
+        """End the round.
+
+        Args:
+            happened: whether it has happened: answers are used up then, or wait again otherwise.
+            again: senders whose answers wait again also if it has.
+        """
         if self._answers is not None:
-            self._answers.finish(used=used)
-        if used:
+            senders, waiting = self._answers.clients, set(again)
+            self._answers.finish(used=[happened and sender not in waiting for sender in senders])
+        if happened:
             self._settled()
 
 
@@ -86,29 +92,17 @@ class LateAnswers:
             run: its name; empty: it gets a new one.
         """
         with self._lock:
-            if self._inbox is not None:
-                self._inbox.close()
-            self._inbox, self._rejected = None, {}
+            self.close()
+            self._rejected = {}
             self.earlier, self.steps = earlier, steps
             if self.folder is not None:
                 self.run = run or secrets.token_hex(8)
 
-    def open_round(
-        self,
-        rounds: int,
-        senders: Collection[str],
-        params: torch.Tensor,
-        key: str,
-        layout: WireLayout,
-        room: int,
-    ) -> None:
-        """Begin a round after ``rounds`` others; the first time, open the folder.
+    def open(self, rounds: int, layout: WireLayout, room: int) -> None:
+        """Make the inbox, or open its folder, if that is not done yet.
 
         Args:
             rounds: number of finished rounds.
-            senders: those that are asked.
-            params: [d], the model that they get.
-            key: by which answers name the round.
             layout: of the model.
             room: largest number of answers that can count in one round.
 
@@ -130,12 +124,34 @@ class LateAnswers:
                     round=rounds,
                     run=self.run,
                 )
-                # The checkpoint is older than these: their models will be others, if they come.
-                for sender, number in inbox.discard(lambda _, number: number > rounds):
-                    self._rejected[sender, number + 1] = "its round is after that of the checkpoint"
+                # The next round asks its clients anew, and the models of later ones will be others.
+                for sender, number in inbox.discard(lambda _, number: number >= rounds):
+                    again = "its round is begun again, after a restart"
+                    after = "its round is after that of the checkpoint"
+                    self._rejected[sender, number + 1] = again if number == rounds else after
                 self._damaged = {f"file {name}": why for name, why in inbox.damaged.items()}
                 self._inbox = inbox
             self._inbox.capacity = max(self._inbox.capacity, capacity)
+
+    def close(self) -> None:
+        """Let other servers use the folder. No answer waits then; those in memory are gone."""
+        with self._lock:
+            if self._inbox is not None:
+                self._inbox.close()
+            self._inbox = None
+
+    def open_round(
+        self, rounds: int, senders: Collection[str], params: torch.Tensor, key: str
+    ) -> None:
+        """Begin a round after ``rounds`` others.
+
+        Args:
+            rounds: number of finished rounds.
+            senders: those that are asked.
+            params: [d], the model that they get.
+            key: by which answers name the round.
+        """
+        with self._lock:
             self.earlier.begin(rounds + 1, senders, params, self.steps, key)
 
     def put(self, answer: Answer, problem: str | None) -> str | None:
@@ -154,10 +170,11 @@ class LateAnswers:
             reason = self.earlier.problem(number, sender)
             if reason is None:
                 inbox, layout = self._inbox, self._layout
-                assert inbox is not None and layout is not None  # a round was opened
                 base, steps = self.earlier.model(number), self.earlier.steps(number)
                 reason, final = problem, True
-                if reason is None:
+                if inbox is None or layout is None:
+                    reason, final = "inbox: it is closed, or its folder cannot be used", False
+                elif reason is None:
                     try:
                         row = _row(layout, answer, base)
                         reason = self._keep(inbox, answer, row, {"steps": steps})

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,11 +95,12 @@ class ReceivedModels:
 def _tensor(values: Values) -> Tensor:
     """Return the numbers of an array, flat, as a tensor that must not be written; copies nothing.
 
-    Only arrays in Fortran's order, at odd addresses, or of another byte order are copied.
+    Only arrays with strides, in Fortran's order, at odd addresses, or of another byte order are
+    copied.
     """
     if isinstance(values, Tensor):
         return values.view(-1)
-    flat = values.reshape(-1)
+    flat = np.ascontiguousarray(values).reshape(-1)
     if not (flat.flags.aligned and flat.dtype.isnative):
         flat = flat.astype(flat.dtype.newbyteorder("="))
     return tensor_of(flat, writable=False)

@@ -19,7 +19,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ class AggregationServer:
         weighted: whether answers count by their weights; see
             :class:`fastagg.integrations._weighing.Weighing`.
         sends_updates: whether all answers are updates; late ones need no models of their rounds.
+        returns_updates: whether the framework gets the difference of the new model from that of the
+            round. A float16 model must then have room for it, too.
         saves_earlier: whether a checkpoint has the rounds to which late answers can still count,
             with their models: 4 d bytes for each of up to ``max_staleness``.
         inbox_path: folder for late answers that wait for a round, which survive the process; made
@@ -117,6 +119,7 @@ class AggregationServer:
         roles: Roles = "auto",
         weighted: bool | None = False,
         sends_updates: bool = False,
+        returns_updates: bool = False,
         saves_earlier: bool = False,
         inbox_path: str | os.PathLike[str] | None = None,
         **options: Any,
@@ -153,9 +156,11 @@ class AggregationServer:
         self.guard = SignalGuard(self.save_if_due)
         self._saved_rounds: int | None = None
         self._overdue = False  # whether the last checkpoint could not be written
+        self._clients_changed = False  # whether a `forget` or `grow` is in no checkpoint yet
         self._settled = True  # whether the model is that which is sent next
         self._sent: set[str] = set()
         self._sends_updates, self._saves_earlier = sends_updates, saves_earlier
+        self._returns_updates = returns_updates
         self._late = LateAnswers(inbox_path)
         self._trains = True
         self._model: GlobalModel | None = None
@@ -330,6 +335,9 @@ class AggregationServer:
     def grow(self, num_clients: int, **options: Any) -> None:
         """Go on with more clients, between two rounds; clients keep their ids.
 
+        A checkpoint is due after the next round. ``max_clients`` may be less: then K does not grow
+        further by itself.
+
         Args:
             num_clients: the new K.
             **options: of the rule, see :meth:`fastagg.Aggregator.grow`.
@@ -349,6 +357,7 @@ class AggregationServer:
             else:
                 self._aggregator.grow(num_clients, **options)
             self._resize(num_clients)
+            self._clients_changed = self.has_model
 
     def _resize(self, num_clients: int) -> None:
         self.num_clients = self.ids.num_clients = num_clients
@@ -357,7 +366,8 @@ class AggregationServer:
     def forget(self, clients: Sequence[int], senders: Iterable[str] = ()) -> None:
         """Free the ids of clients that have left for good, and forget what the rule remembers.
 
-        Their late answers do not count any more.
+        Their late answers do not count any more. A checkpoint is written at once: after a restart
+        from an older one, the clients would be back.
 
         Args:
             clients: ids.
@@ -366,6 +376,8 @@ class AggregationServer:
         Raises:
             TypeError, ValueError, IndexError: as for :meth:`fastagg.Aggregator.forget`. Nothing has
                 changed.
+            OSError: the checkpoint could not be written. The clients are forgotten in this process,
+                and the next round tries again.
         """
         with self.held():
             rule = self._aggregator or self._make(num_params=1)  # to check the ids
@@ -374,6 +386,10 @@ class AggregationServer:
             names = {sender for sender, client in self.ids.known.items() if client in left}
             self._late.forget(names.union(senders))
             self.ids.forget(left)
+            self._clients_changed |= self.has_model and bool(left)
+            problem = self._try_to_save() if self._clients_changed else None
+        if problem is not None:
+            raise OSError(f"forget: the clients are forgotten, but in no checkpoint: {problem}")
 
     def open_round(
         self,
@@ -395,13 +411,20 @@ class AggregationServer:
         """
         asked = set(senders or ())
         if self.takes_late_answers:
-            room = max(self.num_clients, self.max_clients or 0)
-            self._late.open_round(self.rounds, asked, self.params, key, self.layout, room)
+            self._open_inbox()
+            self._late.open_round(self.rounds, asked, self.params, key)
         self._trains, self._sent = senders is not None, asked
         present = None if connected is None else set(connected)
         self.ids.open_round(self.rounds + 1, present)
         lasting = None if present is None else present | self.ids.known.keys()
         self.selection.note(self.rounds + 1, self._sent, lasting)
+
+    def _open_inbox(self) -> None:
+        self._late.open(self.rounds, self.layout, max(self.num_clients, self.max_clients or 0))
+
+    def close(self) -> None:
+        """Let other servers use ``inbox_path``, after the last round of this one."""
+        self._late.close()
 
     def put_late(self, answer: Answer) -> str | None:
         """Keep a late answer until a round closes; may be called from any thread.
@@ -429,7 +452,8 @@ class AggregationServer:
         Answers that cannot be used are reported. Ids, the rule and the model are as if they had not
         come; only an adaptive limit of norms takes what it rejects into account. If the rule
         refuses the step (too few rows for a robust rule, numbers beyond the range of float32), or
-        there are fewer than ``min_answers``, nothing changes and the report has the reason.
+        there are fewer than ``min_answers``, nothing changes and the report has the reason; late
+        answers that were not rejected wait for the next round.
 
         Args:
             answers: of the clients that were asked, and perhaps of others. Late ones have been put
@@ -454,18 +478,20 @@ class AggregationServer:
                 self.weighing,
                 self.min_answers,
                 self._row_pool(),
+                self._returns_updates,
             )
             in_time = closing.read(self._asked_once(answers, rejected), rejected)
             taken, reasons = self._late.take(self.rounds, {a.sender for a in in_time})
             rejected |= reasons
             done = False
+            again: list[str] = []
             try:
                 late = closing.read(taken.usable, rejected)
                 counted = closing.count(self.ids, in_time, late, taken.ages, self.max_clients)
                 report = self._finish(answers, counted, taken.ages, rejected)
-                done = True
+                done, again = True, counted.late if counted.step is None else []
             finally:  # a step that has taken effect has used them up, whatever comes after it
-                taken.finish(used=done or rule.committed != before)
+                taken.finish(happened=done or rule.committed != before, again=again)
                 if rule.num_clients != self.num_clients:
                     self._resize(rule.num_clients)
             asked, self._sent = len(self._sent), set()
@@ -492,7 +518,7 @@ class AggregationServer:
         """
         step, ids, found = counted.step, counted.ids, counted.admitted.found
         usable = counted.admitted.answers
-        late = {sender: usable[sender] for sender in ids if usable[sender].round is not None}
+        late = {} if step is None else {sender: usable[sender] for sender in counted.late}
         found = Resolved() if step is None else replace(found, ids=ids)
         if step is not None:
             if found.num_clients != self.num_clients:
@@ -532,7 +558,7 @@ class AggregationServer:
             return self._end_round()
 
     def _end_round(self) -> str | None:
-        due = self._overdue or self.rounds % self.checkpoint_every == 0
+        due = self._overdue or self._clients_changed or self.rounds % self.checkpoint_every == 0
         return self._try_to_save() if due else None
 
     def check_not_empty(self, since: int) -> None:
@@ -565,24 +591,29 @@ class AggregationServer:
         )
 
     def save_if_due(self) -> None:
-        """Write a checkpoint if rounds were finished since the last one, and the last is settled.
+        """Write a checkpoint if the last one is missing something, and the last round is settled.
+
+        That is a finished round, or a :meth:`forget` or :meth:`grow`.
 
         Raises:
             OSError: it could not be written.
+            ValueError: its header is larger than a reader accepts: there are too many clients.
         """
-        if self.checkpoint_path is None or not self.has_model or self._saved_rounds == self.rounds:
+        if self.checkpoint_path is None or not self.has_model:
+            return
+        if self._saved_rounds == self.rounds and not self._clients_changed:
             return
         if not self._settled:  # a model without the noise, say, must never be sent
             return
         self.save(self.checkpoint_path)
         self._late.settle(self.rounds)
-        self._saved_rounds = self.rounds
+        self._saved_rounds, self._clients_changed = self.rounds, False
 
     def _try_to_save(self) -> str | None:
-        """Write a checkpoint if rounds were finished; return why it could not be written."""
+        """Do what :meth:`save_if_due` does; return why the checkpoint could not be written."""
         try:
             self.save_if_due()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._overdue = True
             return str(error)
         self._overdue = False
@@ -592,7 +623,8 @@ class AggregationServer:
         """Write everything that later rounds depend on to one file, atomically, without pickle.
 
         Raises:
-            ValueError: an option of the rule cannot be stored.
+            ValueError: an option of the rule cannot be stored, or the header is larger than a
+                reader accepts. An older file is unchanged.
             OSError: the folder does not exist or is not writable. An older file is unchanged.
         """
         run = Run(
@@ -642,6 +674,10 @@ class AggregationServer:
         self._late.restart(run.earlier, run.steps, run.name)
         self._resize(run.rule.num_clients)
         self.rounds = self._saved_rounds = run.rounds
+        self._clients_changed = False
+        if self.takes_late_answers:  # they may come before the next round opens
+            with suppress(OSError, ValueError):  # open_round tries again, and raises it
+                self._open_inbox()
         return changed
 
     def _rule_for(self, num_params: int, num_clients: int) -> Aggregator:

@@ -50,8 +50,10 @@ def _dense(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors on the CPU, without gradients.
 
     Raises:
-        WireError: a value is no dense tensor.
+        WireError: they have no names, or a value is no dense tensor.
     """
+    if not isinstance(tensors, Mapping):
+        raise WireError(f"expected a dict from names to tensors, got {type(tensors).__name__}")
     found = {}
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -86,22 +88,22 @@ def to_safetensors(tensors: Mapping[str, Tensor], layout: WireLayout) -> bytes:
     return tensor_file.dump(tensors, {}, limit=header_limit(layout))
 
 
-def from_safetensors(data: bytes, layout: WireLayout) -> dict[str, bytes | Values]:
+def from_safetensors(data: object, layout: WireLayout) -> dict[str, bytes | Values]:
     """Return the tensors in a safetensors file as arrays on the wire, like :func:`pack_answer`.
 
     Sizes are compared with those of the model before anything is parsed or copied.
 
     Args:
-        data: the bytes of the file, from anybody.
+        data: the bytes of the file, from anybody: bytes or another object with a buffer.
         layout: the model of which the tensors are said to be.
 
     Raises:
         TensorFileError, WireError: the file is not valid, or larger than any answer.
     """
-    if len(data) > answer_limit(layout):
-        raise WireError(f"expected at most {answer_limit(layout)} bytes, got {len(data)}")
-    header = tensor_file.header_of(data, header_limit(layout))
-    view = memoryview(data)
+    view = _view(data)
+    if len(view) > answer_limit(layout):
+        raise WireError(f"expected at most {answer_limit(layout)} bytes, got {len(view)}")
+    header = tensor_file.header_of(view, header_limit(layout))
     arrays: dict[str, bytes | Values] = {}
     for name, entry in header.entries.items():
         values = view[entry.offset : entry.offset + entry.nbytes]
@@ -114,6 +116,21 @@ def from_safetensors(data: bytes, layout: WireLayout) -> dict[str, bytes | Value
                 (npy_header(_numpy_name(name, entry.dtype), entry.shape), values)
             )
     return arrays
+
+
+def _view(data: object) -> memoryview:
+    """Return the bytes of an object, not copied.
+
+    Raises:
+        WireError: it has no buffer, or a strided one.
+    """
+    try:
+        view = memoryview(data)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # ValueError: it was released
+        raise WireError(f"expected bytes, got {type(data).__name__}") from None
+    if not view.c_contiguous:
+        raise WireError(f"expected contiguous bytes, got a strided {type(data).__name__}")
+    return view.cast("B") if view.nbytes else memoryview(b"")  # cast refuses shapes with a 0
 
 
 def header_limit(layout: WireLayout) -> int:

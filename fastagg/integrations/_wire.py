@@ -262,16 +262,34 @@ class WireLayout:
             if slot.start is None:
                 arrays[slot.name] = carried[slot.name]
                 continue
-            part = vectors[slot.role][slot.start : slot.start + slot.size]
-            with np.errstate(over="ignore"):
-                values = part.astype(slot.dtype, copy=False)
-            if slot.dtype == "float16" and not np.isfinite(values).all():
-                raise WireError(
-                    f"array {slot.name!r}: expected values in the range of float16, got larger "
-                    "ones; use a float32 model"
-                )
+            values = _converted(slot, vectors[slot.role])
             arrays[slot.name] = npy_header(slot.dtype, slot.shape) + values.tobytes()
         return arrays
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether parameters may be too large for their arrays, see :meth:`check_range`."""
+        return any(slot.dtype == "float16" for slot in self._vectors["rule"])
+
+    def check_range(self, params: Tensor, base: Tensor | None = None) -> None:
+        """Check that parameters can be sent with the dtypes of this layout.
+
+        Args:
+            params: [d] float32, contiguous, finite.
+            base: [d] float32, contiguous, like ``params`` those of a model that can be sent: the
+                difference from it is checked, too. None: it is not sent.
+
+        Raises:
+            WireError: a value is too large for float16.
+        """
+        after, before = params.numpy(), None if base is None else base.numpy()
+        for slot in self._vectors["rule"]:
+            if slot.dtype != "float16":
+                continue
+            values = _converted(slot, after)
+            if before is not None:
+                with np.errstate(over="ignore"):
+                    _check_finite(slot, values - _converted(slot, before))
 
     def to_json(self) -> list[list[Any]]:
         """Return the layout as values that JSON represents, for :meth:`from_json`."""
@@ -357,6 +375,28 @@ def _placed(arrays: Sequence[tuple[str, tuple[int, ...], str, str]]) -> list[Wir
         if role in ends:
             ends[role] += slots[-1].size
     return slots
+
+
+def _converted(slot: WireSlot, vector: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the values of an array, flat, with its dtype, from the float32 vector of its role.
+
+    Raises:
+        WireError: a value is too large for float16.
+    """
+    assert slot.start is not None  # the slot is in a vector
+    part = vector[slot.start : slot.start + slot.size]
+    with np.errstate(over="ignore"):
+        values = part.astype(slot.dtype, copy=False)
+    _check_finite(slot, values)
+    return values
+
+
+def _check_finite(slot: WireSlot, values: np.ndarray[Any, Any]) -> None:
+    if slot.dtype == "float16" and not np.isfinite(values).all():
+        raise WireError(
+            f"array {slot.name!r}: expected values in the range of float16, got larger ones; use "
+            "a float32 model"
+        )
 
 
 def _read_header(name: str, data: object) -> NpyHeader:

@@ -12,6 +12,7 @@ are in the event that NVFlare fires when a client fetches its task.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import os
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from nvflare.recipe.spec import Recipe
 
 _KINDS = (DataKind.WEIGHTS.value, DataKind.WEIGHT_DIFF.value)
+_NOT_OF_THE_RULE = {"num_params", *inspect.signature(AggregationServer).parameters} - {"rule"}
 _PARAMS_TYPES = {_KINDS[0]: ParamsType.FULL, _KINDS[1]: ParamsType.DIFF}
 
 
@@ -86,7 +88,8 @@ class FastAggAggregator(ModelAggregator):
         rule: the name of a rule. Not "scaffold", "mifa-client", nor "mimic" with
             ``mode="client"``: their clients exchange more than models with the server.
         num_clients: K, the number of all clients of the run; may be left out with ``clients``.
-        rule_options: options of the rule.
+        rule_options: options of the rule. Not ``staleness`` and ``max_staleness``, because late
+            answers never count here.
         clients: names of all clients; the id of a client is its place in this list, and others are
             rejected. None: a client is assigned an id at its first answer, and more than K names
             are rejected.
@@ -158,6 +161,7 @@ class FastAggAggregator(ModelAggregator):
             ids="node" if self._places is None else "trusted",
             release_after=None,
             roles=roles,
+            returns_updates=self.expected_data_kind == DataKind.WEIGHT_DIFF.value,
             **_read_options(rule_options),
         )
         self._lock = threading.Lock()  # answers come in several threads; guards what follows
@@ -634,9 +638,14 @@ def _read_options(value: object) -> dict[str, Any]:
         return {}
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise TypeError(f"rule_options: expected a dict of options by name, got {value!r}")
-    taken = sorted({"num_clients", "num_params"} & value.keys())
+    taken = sorted(_NOT_OF_THE_RULE & value.keys())
     if taken:
         raise ValueError(f"rule_options: expected options of the rule, got {taken}")
+    late = sorted({"staleness", "max_staleness"} & value.keys())
+    if late:
+        raise ValueError(
+            f"rule_options: expected no options for late answers, because none counts, got {late}"
+        )
     return value
 
 

@@ -109,7 +109,8 @@ class Server:
             from the model of the round. Running statistics are sent as they are in both cases.
         ids: "number": clients are ints in [0, K). "name": clients are strings; each is assigned an
             id at its first answer, which it keeps. More than K names (or ``max_clients``) are
-            refused.
+            refused. Rules that do not tell clients apart (``fedavg``, ``krum``) assign ids anew in
+            each round: any names may answer, at most K in a round.
         max_clients: with ``ids="name"``, K grows up to this number when more names answer. None: it
             does not grow by itself.
         checkpoint_path: file for checkpoints; its folder must exist. None writes none. See
@@ -266,6 +267,10 @@ class Server:
     def grow(self, num_clients: int, **options: Any) -> None:
         """Go on with more clients, between two rounds; see :meth:`fastagg.Aggregator.grow`.
 
+        The new K may be above ``max_clients``; then it does not grow further by itself. The next
+        round writes a checkpoint, and so does :meth:`close`. :meth:`resume` from it needs a server
+        with the new ``num_clients``.
+
         Raises:
             TypeError, ValueError, MemoryError, OSError: as for the rule. The server is unchanged.
             RuntimeError: a round is open, or the server is closed.
@@ -277,10 +282,13 @@ class Server:
     def forget(self, clients: Iterable[Client]) -> None:
         """Forget clients that have left for good; their ids are free for others.
 
-        Their late answers do not count any more.
+        Their late answers do not count any more. A checkpoint is written at once: after a restart
+        from an older one, the clients would be back.
 
         Raises:
             TypeError, ValueError, IndexError: they are not clients. Nothing has changed.
+            OSError: the checkpoint could not be written. The clients are forgotten in this process,
+                and the next round tries again.
             RuntimeError: a round is open, or the server is closed.
         """
         senders = [self._sender(client) for client in clients]
@@ -374,7 +382,7 @@ class Server:
     def submit_bytes(
         self,
         client: Client,
-        data: bytes,
+        data: bytes | bytearray | memoryview,
         key: str | None = None,
         *,
         weight: float | None = None,
@@ -450,14 +458,20 @@ class Server:
     def close(self) -> None:
         """Abort the open round, take no more answers, and write a checkpoint if one is missing.
 
+        Another server may use ``inbox_path`` then.
+
         Raises:
             OSError: the checkpoint could not be written.
+            ValueError: its header is larger than a reader accepts: there are too many clients.
         """
         with self._changed:
             self._closed = True
         self.abort_round()
         with self._turn:
-            self._core.save_if_due()
+            try:
+                self._core.save_if_due()
+            finally:
+                self._core.close()
 
     def __enter__(self) -> Server:
         return self

@@ -109,12 +109,12 @@ class LateGrid(Grid):
     run = property(send_and_receive)
 
 
-def run_message(folder: Path) -> dict[str, Any]:
+def run_message(folder: Path, rounds: int = ROUNDS) -> dict[str, Any]:
     used = FastAggStrategy("mifa", min_available_nodes=1, **options(folder), **RULE)
     reports = _reports(used)
     first = ArrayRecord({"w": Array(np.zeros(D, np.float32))})
     resumed = folder / "run" if (folder / "run").exists() else None
-    result = used.start(LateGrid(), first, num_rounds=ROUNDS, timeout=0.01, resume_from=resumed)
+    result = used.start(LateGrid(), first, num_rounds=rounds, timeout=0.01, resume_from=resumed)
     metrics = {n: dict(record) for n, record in result.train_metrics_clientapp.items()}
     return {"params": used.server.params, "reports": reports, "metrics": metrics}
 

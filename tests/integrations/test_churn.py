@@ -212,6 +212,64 @@ class TestServerWithoutAFramework:
         with pytest.raises(ValueError, match="expected clients that have answered"):
             server.forget(["y"])
 
+    @pytest.mark.parametrize("rule", ["mifa", "fedavg"])
+    def test_growing_beyond_max_clients(self, rule: str) -> None:
+        options: dict[str, Any] = {"num_clients": 2, "max_clients": 3, "ids": "name"}
+        server = fastagg.Server(rule, {"w": torch.zeros(D)}, **options)
+        self.answer(server, "a", "b")
+        server.grow(5)
+        for names in ("abc", "abcde", "ab"):
+            report = self.answer(server, *names)
+            assert report.rejected == {} and len(report.active) == len(names)
+        report = self.answer(server, *"abcdef")
+        assert "all 5 are taken" in report.rejected["f"]
+        assert server.num_clients == 5
+
+    def test_a_forgotten_client_stays_forgotten(
+        self, tmp_path: Path, same: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        """After a restart without ``close``, too, and when no checkpoint is due."""
+        options = {"num_clients": 2, "ids": "name", "checkpoint_path": tmp_path / "run"}
+        server = self.server(checkpoint_every=10, **options)
+        self.answer(server, "ann", "bob")
+        server.forget(["bob"])
+        again = self.server(**options)
+        again.resume(tmp_path / "run")
+        assert again.rounds == 1
+        for one in (server, again):
+            assert self.answer(one, "ann", "eve").ids == {"ann": 0, "eve": 1}
+            same(one.model()["w"], server.model()["w"])
+
+    def test_a_client_is_forgotten_though_that_cannot_be_saved(self, tmp_path: Path) -> None:
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        server = self.server(num_clients=2, checkpoint_path=folder / "run")
+        self.answer(server, 0, 1)
+        (folder / "run").unlink()
+        folder.rmdir()
+        with pytest.raises(OSError, match="the clients are forgotten, but in no checkpoint"):
+            server.forget([1])
+        assert not server._core.aggregator.state_dict()["memory"][1].any()
+        folder.mkdir()
+        server.close()
+        again = self.server(num_clients=2)
+        again.resume(folder / "run")
+        assert not again._core.aggregator.state_dict()["memory"][1].any()
+
+    @pytest.mark.parametrize("then", ["close", "a round"])
+    def test_growth_survives_a_restart(self, then: str, tmp_path: Path) -> None:
+        path = tmp_path / "run"
+        server = self.server(num_clients=2, checkpoint_path=path, checkpoint_every=3)
+        for _ in range(3):
+            self.answer(server, 0, 1)
+        server.grow(4)
+        server.close() if then == "close" else self.answer(server, 3)
+        again = self.server(num_clients=4)
+        again.resume(path)
+        assert again.rounds == server.rounds
+        with pytest.raises(ValueError, match="num_clients"):
+            self.server(num_clients=2).resume(path)
+
     def test_a_name_of_many_digits(self) -> None:
         server = self.server(num_clients=3, ids="name")
         assert self.answer(server, "9" * 5000, "x", "10").active == (0, 1, 2)

@@ -16,7 +16,7 @@ from tests.scripts import HANG, ROOT
 
 pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
 
-from tests.integrations.late_federation import KILLED, POINTS, ROUNDS, RUNS
+from tests.integrations.late_federation import KILLED, POINTS, ROUNDS, RUNS, run_message
 
 pytestmark = [
     pytest.mark.flower,
@@ -63,3 +63,8 @@ def test_a_killed_server_loses_no_late_reply(
         assert metrics == expected["metrics"][number]
     # A late answer that is there comes to the last round, after its end.
     assert found["metrics"] and "used" not in files(folder)
+
+
+def test_the_next_run_in_the_process_uses_the_folder(tmp_path: Path) -> None:
+    run_message(tmp_path, rounds=2)
+    assert [*run_message(tmp_path)["reports"]] == [*range(3, ROUNDS + 1)]

@@ -176,6 +176,90 @@ def test_without_max_staleness_late_answers_do_not_count(
         assert report.rejected == {"n1 (of round 1)": "late: round 1 has ended"}
 
 
+CLAIMS: dict[str, list[tuple[str, int, float]]] = {  # sender, partition, what the model is off by
+    "a known client": [("n1", 3, 1.0)],
+    "two new nodes": [("x", 3, 1.0), ("y", 3, 1.0)],
+    "a new node with NaN": [("x", 3, math.nan)],
+}
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+def test_a_claim_that_is_rejected_costs_nobody_a_late_answer(
+    served: Callable[..., AggregationServer], case: str
+) -> None:
+    """Client 3 has disconnected when its answer arrives, and others claim to be client 3."""
+    ends = []
+    for claims in (CLAIMS[case], []):
+        server = served("mifa", max_norm=None)
+        for number in (1, 2):
+            sent = open_round(server)
+            answering = range(K) if number == 1 else range(K - 1)
+            close(server, [answer(sent, k, number, late=False) for k in answering])
+        asked = ["n0", "n1", "x", "y"]
+        server.open_round(asked, asked)
+        now = server.params.clone()
+        liars = [Answer(s, {"w": (now + off).numpy()}, k) for s, k, off in claims]
+        report = close(
+            server, [answer(sent, 3, 2, late=True), answer(now, 0, 3, late=False), *liars]
+        )
+        assert report.ids == {"n0": 0, "n3": 3} and report.late == {"n3": 1}
+        assert report.rejected.keys() == {s for s, *_ in claims}
+        ends.append((server.params, server.aggregator.state_dict()["memory"], server.ids.known))
+    assert torch.equal(ends[0][0], ends[1][0]) and torch.equal(ends[0][1], ends[1][1])
+    assert ends[0][2] == ends[1][2]
+
+
+def test_ids_by_node_ignore_what_others_report(served: Callable[..., AggregationServer]) -> None:
+    server = served("mifa", ids="node")
+    sent = open_round(server)
+    close(server, [answer(sent, k, 1, late=False) for k in range(K)])
+    sent = open_round(server)
+    close(server, [answer(sent, 0, 2, late=False)])
+    asked = ["n0", "n1"]
+    server.open_round(asked, asked)
+    liar = Answer("n1", {"w": server.params.numpy()}, 3)
+    report = close(server, [answer(sent, 3, 2, late=True), liar])
+    assert report.ids == {"n1": 1, "n3": 3} and not report.rejected
+
+
+def test_late_answers_wait_until_the_rule_takes_a_step(
+    served: Callable[..., AggregationServer],
+) -> None:
+    """Krum with f = 1 needs three rows."""
+    server = served("krum", num_byzantine=1)
+    first = open_round(server)
+    close(server, [answer(first, k, 1, late=False) for k in (0, 1, 2)])
+    second = open_round(server)
+    report = close(server, [answer(first, 3, 1, late=True), answer(second, 0, 2, late=False)])
+    assert "more than 2 rows" in str(report.error)
+    assert report.late == report.ids == report.rejected == {}
+    third = open_round(server)
+    assert torch.equal(second, third)
+    report = close(server, [answer(third, k, 3, late=False) for k in (0, 1)])
+    assert report.active == (0, 1, 3) and report.late == {"n3": 1}
+
+
+def test_a_late_answer_that_allows_no_step_delays_no_other(npy: Npy) -> None:
+    """Without room for the model in float16 there is no step; the late answer does not wait on."""
+    server = AggregationServer(
+        "fedavg", num_clients=K, staleness="constant", max_staleness=9, max_norm=None, server_lr=4.0
+    )
+    server.set_model({"w": npy(np.zeros(D), np.float16)})
+    first = open_round(server)
+    huge = Answer("n3", {"w": npy(np.full(D, 60000.0), np.float16)}, 3, round=1)
+    close(server, [])
+    for number in (2, 3):  # nobody else answers in round 2: there is no step in any case
+        sent = open_round(server)
+        assert torch.equal(sent, first)
+        fine = Answer("n0", {"w": npy(np.ones(D), np.float16)}, 0)
+        report = close(server, [huge] if number == 2 else [fine])
+        assert report.active == (() if number == 2 else (0,))
+    assert report.rejected["n3"].startswith("no step with late answers: ")
+    assert server.params.tolist() == [4.0] * D
+    open_round(server)
+    assert close(server, []).rejected == {}
+
+
 def test_after_a_restart_older_rounds_are_closed(
     served: Callable[..., AggregationServer], tmp_path: Path
 ) -> None:

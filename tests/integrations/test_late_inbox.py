@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastagg import CheckpointError, Inbox, Server, checkpoint
+from fastagg import CheckpointError, Server, checkpoint
 from fastagg.answer_files import AnswerFiles, StoredAnswer
 from fastagg.integrations._late_answers import _packed, _unpacked
 from fastagg.integrations._report import Answer, RoundReport
@@ -47,9 +48,7 @@ class Run:
 
     def restart(self, path: str = "run") -> AggregationServer:
         """Kill the server, of which nothing but files is left, and make another one."""
-        inbox = self.server._late._inbox
-        if inbox is not None:
-            inbox.close()  # its lock would end with the process
+        self.server.close()  # the lock of the folder would end with the process
         self.server = self.make()
         self.server.resume(self.folder / path)
         return self.server
@@ -185,6 +184,51 @@ def test_a_round_that_is_done_again_has_its_answers(made: Callable[..., Run]) ->
     assert report.rejected == {"n1 (of round 4)": "its round is after that of the checkpoint"}
 
 
+def test_a_round_that_is_begun_again_asks_its_clients_anew(made: Callable[..., Run]) -> None:
+    """What came after its deadline is dropped, so no client counts in time and late for it."""
+    run = made()
+    run.round(0, 1)
+    run.begin()
+    assert run.late(1, 2) is None
+    assert run.files() == ["answer"]
+    run.restart()
+    report = run.round(0, 1)
+    assert report.active == (0, 1)
+    assert report.rejected == {"n1 (of round 2)": "its round is begun again, after a restart"}
+    report = run.round(0)
+    assert report.active == (0,) and report.late == report.rejected == {}
+
+
+def test_a_round_without_a_step_keeps_late_answers(made: Callable[..., Run]) -> None:
+    """They wait for a step, also in a folder across a restart; rejected ones do not."""
+    run = made("mifa", min_answers=3)
+    run.round(0, 1, 2)
+    run.begin()
+    run.close(0)
+    assert run.late(1, 2) is None and run.late(2, 2) is None
+    report = run.round(1)
+    assert report.step is None and report.late == report.ids == {}
+    assert report.rejected == {"n1 (of round 2)": "a newer answer of this client counts"}
+    assert report.absent == {"n0": 0, "n2": 2}
+    assert run.files() == ["answer"]
+    run.restart()
+    report = run.round(0, 1)
+    assert report.active == (0, 1, 2) and report.late == {"n2": 0} and not report.rejected
+    assert run.files() == [] and run.round(0, 1, 2).late == {}
+
+
+def test_a_round_without_a_step_is_done_again(made: Callable[..., Run]) -> None:
+    """The checkpoint is from before it: what it rejected may count now."""
+    run = made(min_answers=2, checkpoint_every=9)
+    run.round(0, 1)
+    run.server.save(run.folder / "run")
+    assert run.late(2, 1) is None
+    assert run.round(2).step is None
+    assert run.files() == ["used"]
+    run.restart()
+    assert run.round(0).late == {"n2": 1}
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_note_that_no_file_may_have_is_rejected(made: Callable[..., Run], nested: bool) -> None:
     value = 10**5000
@@ -202,9 +246,7 @@ def test_a_new_run_refuses_the_answers_of_another_one(made: Callable[..., Run]) 
     assert run.late(1, 1) is None
     with pytest.raises(ValueError, match="another inbox uses"):
         made().begin()
-    inbox = run.server._late._inbox
-    assert inbox is not None
-    inbox.close()
+    run.server.close()
     other = made()
     before = other.server.params.clone()
     with pytest.raises(ValueError, match="folder: expected answers of the run"):
@@ -426,9 +468,7 @@ def test_the_server_without_a_framework(tmp_path: Path) -> None:
     first = loop.begin_round()
     loop.finish_round()
     assert loop.submit(1, {"w": torch.ones(D)}, first.key) is None
-    inbox = loop._core._late._inbox
-    assert isinstance(inbox, Inbox)
-    inbox.close()  # killed
+    loop._core.close()  # killed
     loop = make()
     loop.resume(tmp_path / "run")
     loop.begin_round()
@@ -436,6 +476,50 @@ def test_the_server_without_a_framework(tmp_path: Path) -> None:
     assert loop.submit(2, {"w": torch.ones(D)}, first.key) is None
     report = loop.finish_round()
     assert report.late == {"1": 1, "2": 1} and not any((tmp_path / "inbox").iterdir())
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_another_server_in_the_process_uses_the_folder(tmp_path: Path, closed: bool) -> None:
+    """The one before was closed, or is gone."""
+
+    def make() -> Server:
+        return Server(
+            "mifa",
+            {"w": torch.zeros(D)},
+            num_clients=K,
+            staleness="constant",
+            max_staleness=2,
+            checkpoint_path=tmp_path / "run",
+            inbox_path=tmp_path / "inbox",
+            round_seconds=0.001,
+        )
+
+    loop = make()
+    first = loop.begin_round()
+    loop.finish_round()
+    assert loop.submit(1, {"w": torch.ones(D)}, first.key) is None
+    if closed:
+        loop.close()
+        reason = loop.submit(2, {"w": torch.ones(D)}, first.key)
+        assert reason == "the server is closed"
+    else:
+        del loop
+        gc.collect()
+    again = make()
+    again.resume(tmp_path / "run")
+    again.begin_round()
+    assert again.finish_round().late == {"1": 1}
+
+
+def test_a_late_answer_after_the_end_may_come_again(made: Callable[..., Run]) -> None:
+    """Threads of a framework may end later than its rounds."""
+    run = made(saves_earlier=True)
+    run.round(0)
+    run.server.close()
+    assert run.late(1, 1) == "inbox: it is closed, or its folder cannot be used"
+    run.restart()
+    assert run.late(1, 1) is None
+    assert run.round(0).late == {"n1": 1}
 
 
 @pytest.mark.parametrize(

@@ -320,6 +320,27 @@ def test_rounds_without_enough_answers_keep_the_model() -> None:
     assert same(run_round(FastAggAggregator("fedavg", K), double, 0, []), double)
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "sent"),
+    [
+        ("WEIGHTS", 40_000, 60_000),
+        ("WEIGHT_DIFF", 40_000, 20_000),
+        ("WEIGHT_DIFF", -40_000, 40_000),  # the model would be in the range, not the difference
+    ],
+)
+def test_a_round_beyond_float16_keeps_the_model(kind: str, before: int, sent: int) -> None:
+    options = {"server_lr": 2.0, "max_norm": None}
+    aggregator = Aggregator("fedavg", K, rule_options=options, expected_data_kind=kind)
+    model = {"w": np.full(2, before, np.float16)}
+    fl_ctx = context(model)
+    message = answer("site-0", {"w": np.full(2, sent, np.float16)}, 0, kind)
+    assert aggregator.accept(message, fl_ctx)
+    result = aggregator.aggregate(fl_ctx)
+    found = FullModelShareableGenerator().shareable_to_learnable(result, fl_ctx)["weights"]
+    assert same(found, model)
+    assert "the model stays as it was: array 'w'" in aggregator.logged[-1]
+
+
 @pytest.mark.parametrize("model", [{}, None, {"w": np.full(2, np.nan, np.float32)}, {"w": "x"}])
 def test_without_a_usable_global_model_the_job_ends(model: object) -> None:
     aggregator, fl_ctx = Aggregator("fedavg", K), context(model)
@@ -410,6 +431,12 @@ def test_a_checkpoint_that_cannot_be_written_is_reported(tmp_path: Path) -> None
         ({"rule_options": {"num_params": 3}}, ValueError, "num_params"),
         ({"rule_options": {"nonfinite": "raise"}}, ValueError, "nonfinite"),
         ({"rule_options": [1]}, TypeError, "rule_options"),
+        ({"rule_options": {"weighted": True}}, ValueError, r"rule_options.*\['weighted'\]"),
+        ({"rule_options": {"max_clients": 9}}, ValueError, "rule_options.*max_clients"),
+        ({"rule_options": {"selection": "random"}}, ValueError, "rule_options.*selection"),
+        ({"rule_options": {"checkpoint_path": "/a"}}, ValueError, "rule_options.*checkpoint"),
+        ({"rule_options": {"staleness": "constant"}}, ValueError, "rule_options.*late answers"),
+        ({"rule_options": {"max_staleness": 5}}, ValueError, "rule_options.*late answers"),
         ({"num_clients": None}, TypeError, "num_clients"),
         ({"num_clients": 0}, ValueError, "num_clients"),
         ({"clients": ["a", "b"]}, ValueError, "num_clients: expected 2"),

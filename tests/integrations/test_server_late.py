@@ -385,6 +385,38 @@ def test_late_answers_count_after_a_restart(
     assert sum(map(len, ends[0][1])) == 4
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_late_answer_before_the_first_round_after_a_restart(folder: bool, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_path": tmp_path / "run"}
+    options |= {"inbox_path": tmp_path / "late"} if folder else {}
+    run = Run(server(**options))
+    run.round([(0, 1)])
+    assert run.answer(1, 1) is None
+    run.loop.close()
+    run.loop = server(**options)
+    run.loop.resume(tmp_path / "run")
+    assert run.answer(2, 1) is None
+    if folder:
+        assert run.answer(1, 1) == "has answered in round 1 already"
+    assert run.round([(0, 2)]).late == {"1": 1, "2": 1} if folder else {"2": 1}
+
+
+def test_a_restart_while_another_server_uses_the_folder(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_path": tmp_path / "run", "inbox_path": tmp_path / "late"}
+    run = Run(server(**options))
+    run.round([(0, 1)])
+    old, run.loop = run.loop, server(**options)
+    run.loop.resume(tmp_path / "run")
+    assert run.answer(1, 1) == "inbox: it is closed, or its folder cannot be used"
+    with pytest.raises(ValueError, match="another inbox uses"):
+        run.begin()
+    old.close()
+    assert run.answer(1, 1) == "inbox: it is closed, or its folder cannot be used"
+    run.begin()
+    assert run.answer(1, 1) is None
+    assert expire(run.loop).late == {"1": 1}
+
+
 def test_a_second_restart_and_an_older_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run"
     run = Run(server("mimic", checkpoint_path=path, checkpoint_every=2))

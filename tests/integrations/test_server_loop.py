@@ -173,7 +173,7 @@ def test_a_model_that_cannot_be_used_is_refused() -> None:
         server(round_seconds=0.0)
 
 
-def bad_tensors() -> dict[str, tuple[State, str]]:
+def bad_tensors() -> dict[str, tuple[Any, str]]:
     good = model()
     return {
         "shape": (good | {"w": torch.ones(5, 4)}, "expected shape [4, 5], got [5, 4]"),
@@ -183,6 +183,8 @@ def bad_tensors() -> dict[str, tuple[State, str]]:
         "unknown": (good | {"c": torch.ones(1)}, "unknown ['c']"),
         "meta": (good | {"b": torch.ones(4, device="meta")}, "a dense tensor with values"),
         "no tensor": (good | {"b": [1.0] * 4}, "expected a tensor, got list"),
+        "None": (None, "expected a dict from names to tensors, got NoneType"),
+        "a list": ([good["w"], good["b"]], "expected a dict from names to tensors, got list"),
     }
 
 
@@ -242,6 +244,21 @@ def test_a_broken_answer_has_no_effect(case: str) -> None:
     assert ends[0] == ends[1]
 
 
+def test_any_object_with_bytes_is_an_answer() -> None:
+    loop = server()
+    task = loop.begin_round()
+    file = tensor_file.dump(trained(model(), 1, 1), {}, limit=1 << 20)
+    kinds: list[Any] = [file, bytearray(file), memoryview(file), memoryview(file)[::2]]
+    reasons = [loop.submit_bytes(k, sent, task.key) for k, sent in enumerate(kinds)]
+    assert reasons == [None] * 3 + ["expected contiguous bytes, got a strided memoryview"]
+    assert expire(loop).active == (0, 1, 2)
+    torch.testing.assert_close(loop.model(), trained(model(), 1, 1))
+    task = loop.begin_round()
+    empty: Any = np.zeros((0, 3))
+    assert loop.submit_bytes(0, empty, task.key) == "the file is truncated: it has 0 bytes"
+    assert loop.submit_bytes(1, "text", task.key) == "expected bytes, got str"  # type: ignore[arg-type]
+
+
 def test_values_are_checked_when_the_round_ends() -> None:
     loop = server("mifa")
     loop.begin_round()
@@ -289,6 +306,25 @@ def test_a_client_that_is_no_client_is_an_error() -> None:
         named.submit(0, model())
     with pytest.raises(ValueError, match="expected names"):
         named.begin_round()
+
+
+def test_a_checkpoint_with_too_large_a_header_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.safetensors"
+    loop = server(ids="name", checkpoint_path=path)
+    monkeypatch.setattr(fastagg.checkpoint, "LISTS_LIMIT", 1 << 11)
+    for number, limit in enumerate((1 << 11, 1 << 26), 1):
+        monkeypatch.setattr(fastagg.checkpoint, "LISTS_LIMIT", limit)
+        name = "long" * 1000
+        loop.begin_round([name])
+        assert loop.submit(name, trained(loop.model(), number, 1)) is None
+        report = loop.finish_round()
+        assert report.moved and report == loop.last_report
+        assert ("header" in str(report.checkpoint_error)) == (number == 1)
+    again = server(ids="name")
+    again.resume(path)
+    assert again.rounds == 2
 
 
 def test_names_keep_their_ids(tmp_path: Path) -> None:

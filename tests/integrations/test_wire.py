@@ -13,6 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastagg.integrations._report import Answer
+from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._wire import WireError, WireLayout
 
 Npy = Callable[..., bytes]
@@ -59,6 +61,18 @@ def test_arrays_in_memory_are_read_in_place(model: dict[str, bytes]) -> None:
         layout.values({**arrays, "scale": np.zeros(2, np.float32)})
     with pytest.raises(WireError, match="'scale': expected dtype float32, got object"):
         layout.values({**arrays, "scale": np.array(None)})
+
+
+@pytest.mark.parametrize("rule", ["fedavg", "median", "mifa"])
+def test_strided_arrays_in_memory_count(rule: str, npy: Npy) -> None:
+    server = AggregationServer(rule, num_clients=2)
+    server.set_model({"w": npy(np.zeros((3, 4)), np.float32)})
+    strided = np.repeat(np.arange(12, dtype=np.float32), 2)[::2].reshape(3, 4)
+    assert not strided.flags.c_contiguous
+    server.open_round(["a", "b"])
+    report = server.close_round([Answer(s, {"w": strided}, k) for k, s in enumerate("ab")])
+    assert report.error is None and report.active == (0, 1)
+    np.testing.assert_array_equal(server.params.numpy(), np.arange(12))
 
 
 def test_a_round_trip_keeps_names_dtypes_and_shapes(model: dict[str, bytes]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``newcomers`` and ``confirm``: without a step, growing and forgetting leave no trace."""
+"""``newcomers``, ``confirm``, ``accept``: without a step, growing and forgetting leave no trace."""
 
 from __future__ import annotations
 
