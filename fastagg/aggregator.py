@@ -4,31 +4,27 @@
 from __future__ import annotations
 
 import copy
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
-from fastagg import checkpoint, ops
+from fastagg import ops
 from fastagg.calls import CallLock
-from fastagg.checkpoint import invariants
 from fastagg.churn import ChangingClients
 from fastagg.clipped_steps import ClippedSteps
-from fastagg.clipping import AdaptiveClip, Clipping, check_clipping, check_noise, read_clip_norm
+from fastagg.clipping import AdaptiveClip, Clipping, check_noise, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.description import describe
-from fastagg.memory.rows import RowMemory, check_apart, sink_of
+from fastagg.memory.rows import check_apart
 from fastagg.modes import MadeInPlainModes, NoGradients, plain_modes, writable
 from fastagg.norm_bound import (
     AdaptiveNorm,
     MaxNorm,
     RecentNorms,
-    check_norms,
     read_max_norm,
     resolve_max_norm,
 )
@@ -36,12 +32,10 @@ from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
-    option_names,
     read_count,
     read_device,
     read_factor,
     read_size,
-    to_saved,
 )
 from fastagg.report import (
     TOO_FEW,
@@ -53,10 +47,11 @@ from fastagg.report import (
     RowSum,
     StepReport,
 )
+from fastagg.saved_state import SavedState
+from fastagg.saved_state import State as State
 from fastagg.server_optimizer import (
     Moments,
     ServerOptimizer,
-    check_moments,
     read_server_optimizer,
 )
 from fastagg.signals import SignalsDeferred
@@ -68,7 +63,6 @@ from fastagg.updates.cohort import (
     Cohort,
     Updates,
     check_readable,
-    check_vector,
     read_cohort,
 )
 from fastagg.updates.columns import Columns, segment_columns
@@ -82,9 +76,6 @@ _RESERVE = 1 << 17
 _RESERVE_ROW = 1 << 10
 """Heap that must be free before a commit, in bytes: a fixed part, and a part for each active
 client. A commit allocates less."""
-
-State = Mapping[str, Tensor | RowMemory]
-"""The state of a rule: tensors and row memories by name, not copied."""
 
 
 Confirm = Callable[[Mapping[int, str]], object]
@@ -114,7 +105,9 @@ class CommonOptions(TypedDict, total=False):
     noise_multiplier: float
 
 
-class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInPlainModes):
+class Aggregator(
+    ClippedSteps, SavedState, ChangingClients, Generic[P, R], metaclass=MadeInPlainModes
+):
     """Base class of all rules: a server-side aggregation rule with its state.
 
     A step has three phases. Each is one method of the rule:
@@ -200,10 +193,6 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
     """Whether a round without active clients moves the parameters; otherwise it is skipped."""
     collects_streams: ClassVar[bool] = True
     """Whether ``_receive`` reads streamed rows into S scratch rows (for :func:`fastagg.plan`)."""
-    not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
-    """Names of constructor arguments that :meth:`options` leaves out."""
-    state_options: ClassVar[frozenset[str]] = frozenset()
-    """Options without which the state means nothing: :func:`fastagg.load` does not change them."""
     refused: ClassVar[Mapping[str, str]] = {}
     """Options of other rules that this one cannot have, with the reasons."""
     refused_staleness: Mapping[str, str] = {}
@@ -626,53 +615,6 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
         """Update the state for a round without active clients; return ``StepReport.friends``."""
         return None
 
-    def _check_state(self, state: State) -> None:
-        """Check the values of a state before the rule takes it (:mod:`..checkpoint.invariants`).
-
-        Names, shapes and dtypes are right, and all numbers are finite. A rule declares here what
-        else holds after any sequence of steps: ranges, symmetry, relations between tensors. No
-        state that passes may let a step fail half way or make parameters infinite.
-
-        Args:
-            state: the new state; a row memory is a tensor [K, d] or a memory without references.
-
-        Raises:
-            ValueError: no steps lead to this state.
-        """
-        if "rounds" in state:
-            rounds = state["rounds"]
-            assert isinstance(rounds, Tensor)
-            invariants.check_rounds("rounds", rounds)
-        if self._norms is not None:
-            check_norms(state)
-        check_clipping(state)
-        if self._moments is not None:
-            check_moments(state)
-
-    def _state_loaded(self) -> None:
-        """Recompute attributes that are derived from the state, after the state was replaced.
-
-        If it raises, no attribute has changed.
-        """
-
-    @abstractmethod
-    def _state(self) -> State:
-        """Return the state of the rule that a checkpoint must hold, not copied."""
-
-    def _whole_state(self) -> State:
-        """Return all state that a checkpoint must hold, not copied."""
-        state = self._state()
-        if self._norms is not None:
-            state = {**state, **self._norms.state()}
-        if self._clipping is not None:
-            state = {**state, **self._clipping.state()}
-        return state if self._moments is None else {**state, **self._moments.state()}
-
-    @property
-    def whole_column_state(self) -> frozenset[str]:
-        """Names of all state whose last dimension is d: of the rule and of the optimizer."""
-        return self.column_state | Moments.column_state
-
     @classmethod
     @abstractmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
@@ -682,18 +624,6 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
             sizes: K, S, d, and whether the rule may take ownership of rows.
             options: the arguments of the constructor; those with a default may be missing.
         """
-
-    def options(self) -> dict[str, Any]:
-        """Return the constructor's arguments: ``make(name, **options)`` makes an equal aggregator.
-
-        Names are those of the constructor's signature, less ``not_saved``. A rule keeps each
-        argument as an attribute of the same name. Values are tensors or JSON values.
-
-        Raises:
-            ValueError: an option cannot be saved (a custom threshold function).
-        """
-        names = [name for name in option_names(type(self)) if name not in self.not_saved]
-        return {name: to_saved(name, getattr(self, name)) for name in names}
 
     def _skip_round(self, cohort: Cohort, reasons: Mapping[int, str], reason: str) -> StepReport:
         reserve(_RESERVE)
@@ -709,147 +639,6 @@ class Aggregator(ClippedSteps, ChangingClients, Generic[P, R], metaclass=MadeInP
             )
             self._note_commit(report)
         return report
-
-    @property
-    def memory_bytes(self) -> int:
-        """Size of the state in bytes."""
-        return sum(value.nbytes for value in self._whole_state().values())
-
-    def live_state(self) -> dict[str, Tensor | RowMemory]:
-        """Return the state that a checkpoint holds, not copied."""
-        return dict(self._whole_state())
-
-    @torch.no_grad()
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return a copy of the state; later steps do not change it."""
-        with self._lock.checked("state_dict"), plain_modes():
-            return {name: value.clone() for name, value in self._whole_state().items()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Replace the state by a copy of ``state``, the ``state_dict`` of an equal aggregator.
-
-        Memory rows are copied into newly allocated rows, and then exchanged.
-
-        Raises:
-            TypeError, ValueError: a name, shape or dtype is wrong, a value is not finite, or no
-                steps lead to this state. The message names the tensor.
-            MemoryError, OSError: there is no room for the copy.
-
-        After an exception the state has not changed.
-        """
-        with self._alone("load_state_dict"), plain_modes():
-            self._load_state_dict(state)
-
-    def _load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        own, given = self._whole_state(), dict(state)
-        invariants.check_names(own, given)
-        for name, value in own.items():
-            given[name] = invariants.check_form(name, given[name], value)
-        for name in own:
-            invariants.check_finite(name, given[name])
-        self._check_state(given)
-        undo: list[Callable[[], object]] = []
-        with SignalsDeferred():
-            try:
-                for name, value in own.items():
-                    if isinstance(value, RowMemory):
-                        undo.append(value.replace(given[name]))
-                    else:
-                        undo.append(partial(value.copy_, value.clone()))
-                        value.copy_(given[name])
-                self._derive()
-            except BaseException:
-                for back in reversed(undo):
-                    back()
-                raise
-
-    def _derive(self) -> None:
-        """Recompute what is derived from the state, after the state was replaced."""
-        if self._moments is not None:
-            self._moments.state_loaded()
-        self._state_loaded()
-
-    @torch.no_grad()
-    def load_saved(self, saved: checkpoint.Saved, params: Tensor | None = None) -> None:
-        """Read the state of a new aggregator from an open checkpoint; see :func:`fastagg.load`.
-
-        Memory rows are read where they are kept, without a copy. If this raises, the aggregator
-        must not be used, but ``params`` have not changed.
-
-        Raises:
-            TypeError, ValueError: ``params`` or something in the file is not as expected.
-        """
-        with self._alone("load_saved"), plain_modes():
-            self._load_saved(saved, params)
-
-    def _load_saved(self, saved: checkpoint.Saved, params: Tensor | None) -> None:
-        own = self._whole_state()
-        invariants.check_names(own, saved.entries)
-        for name, value in own.items():
-            entry = saved.entries[name]
-            if saved.dtype(name) != value.dtype or entry.shape != tuple(value.shape):
-                raise ValueError(
-                    f"state[{name!r}]: expected {value.dtype} {list(value.shape)}, got "
-                    f"{saved.dtype(name)} {list(entry.shape)}"
-                )
-        vector = None
-        if params is not None:
-            saved.check_params(self.num_params)
-            vector = torch.empty(self.num_params, device="cpu", dtype=torch.float32)
-        sinks = {name: sink_of(value) for name, value in own.items()}
-        saved.read(sinks, None if vector is None else [vector])
-        for name, value in own.items():
-            invariants.check_finite(name, value)
-        self._check_state(own)
-        self._derive()
-        if vector is not None and params is not None:
-            if not bool(torch.isfinite(vector).all()):
-                raise ValueError("params: expected finite values, got NaN or Inf")
-            writable(params).copy_(vector)
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        params: Tensor | None = None,
-        key: bytes | None = None,
-        keep: int = 1,
-    ) -> None:
-        """Write options and state to one file, and replace an existing file atomically.
-
-        The file holds a digest of all its bytes, which :func:`fastagg.load` verifies. Only the
-        owner may read it. A symbolic link is followed.
-
-        Args:
-            path: the file; its folder must exist.
-            params: [d] float32, finite, the parameters of the model: they are written to the same
-                file, so that model and rule are always of the same round. None: they are not.
-            key: secret of at least 16 bytes. With it the digest is an HMAC-SHA256, which only
-                holders of the key can compute; give the same key to :func:`fastagg.load`. None: the
-                digest is a SHA-256, which shows damage but not a forgery.
-            keep: number of files to keep, >= 1: ``path``, and the files that it replaced in
-                ``path.1``, ``path.2``, ..., the newest first.
-
-        Raises:
-            TypeError, ValueError: an argument is not as described, or an option cannot be saved (a
-                custom threshold function).
-            OSError: the file cannot be written, for example because its folder is missing. An
-                existing file is then intact.
-        """
-        with self._lock.checked("save"), plain_modes():
-            if params is not None:
-                check_vector("params", params, self.num_params, self.device)
-                self._params_peak(params)
-            checkpoint.write(
-                path,
-                self.name,
-                self.options(),
-                self._whole_state(),
-                params=params,
-                key=key,
-                keep=keep,
-            )
 
     def __repr__(self) -> str:
         return describe(self)

@@ -31,6 +31,7 @@ LAYERS = [
         *("fastagg.memory", "fastagg.checkpoint", "fastagg.norm_bound", "fastagg.row_checks"),
         *("fastagg.server_optimizer", "fastagg.clipping", "fastagg.clipped_steps"),
         *("fastagg.staleness", "fastagg.description", "fastagg.churn"),
+        "fastagg.saved_state",
     },
     {"fastagg.aggregator"},
     {"fastagg.registry"},
