@@ -40,6 +40,7 @@ PAGE = ROOT / "docs" / "choosing.md"
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
 ROUNDS = "mimic-table4-fmnist-rounds"
 SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
+SHADOW = "adversarial-fig1-shadow"
 LATE = "late-fig1"
 FIG7, DTYPES = "mimic-fig7", "memory-dtypes"
 MEANS, MEANS_CIFAR = "friends-from-means/mnist", "friends-from-means-cifar/cifar10"
@@ -57,6 +58,7 @@ DATA = {
     FIG7: "Fashion-MNIST, active with probability 0.1",
     ROUNDS: "Fashion-MNIST, 10 % active, time-varying",
     SU[1]: "CIFAR-10, 2 of 100 active",
+    SHADOW: "CIFAR-10, ε = 0.8",
     SU[9]: "Synthetic(1, 1), ε = 0.9",
     SU[11]: "Synthetic(1, 1), ε = 0.7",
     LATE: "MNIST, 1200 simulated seconds",
@@ -222,6 +224,12 @@ SECTIONS = {
             for n in (9, 11)
             for m in ("FedAvg variant", "MIFA", "cclip", "GM")
         ),
+        *(
+            Comparison(SHADOW, "", END, m, "FedAvg")
+            for m in ("FedAvg variant", "MIFA", "FedProx", "GM")
+        ),
+        Comparison(SHADOW, "", END, "FedProx variant", "FedProx"),
+        Comparison(SHADOW, "", END, "MIFA", "FedProx variant"),
     ),
     "late": (
         *(Comparison(LATE, FULL, LAST_FIFTH, method, "FedAvg") for method in late_fig1.REMEDIES),

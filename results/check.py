@@ -49,6 +49,7 @@ SERVER, TRAINING = "aggregation", "training"
 TWO, TEN = "quick/mimic-table5/classes-2", "quick/mimic-table5/classes-10"
 SU1, SU9, SU11 = (f"adversarial-fig{n}/baselines" for n in (1, 9, 11))
 SU1R, SU9R, SU11R = (f"adversarial-fig{n}/byzantine" for n in (1, 9, 11))
+SHADOW, SHADOWR = (f"adversarial-fig1-shadow/{part}" for part in ("baselines", "byzantine"))
 SU5, SU5R = "quick/adversarial-fig5/baselines", "quick/adversarial-fig5/byzantine"
 
 # --- the CSV files ------------------------------------------------------------------------------
@@ -219,10 +220,15 @@ def same_evaluations(folder: str) -> float:
     return float(len(one)) if np.array_equal(one, two) else math.nan
 
 
+def mean_active(folder: str) -> float:
+    """Active clients of a round under an adversary, mean over rounds and seeds."""
+    return mean([float(row["active"]) for row in table(f"{folder}/epsilon.csv")])
+
+
 def parted(folder: str) -> float:
     """The first round after which clipping with and without buckets have different losses."""
     one, two = (column(folder, m, None, "train_loss")[0] for m in ("cclip", "bucketing cclip"))
-    return float(np.flatnonzero(one != two)[0] + 1)
+    return column(folder, "cclip", None, "round")[0][np.flatnonzero(one != two)[0]] + 1.0
 
 
 def pairs(method: str) -> float:
