@@ -41,7 +41,7 @@ class SavedState:
     not_saved: ClassVar[frozenset[str]] = frozenset({"memory_folder"})
     """Names of constructor arguments that :meth:`options` leaves out."""
     state_options: ClassVar[frozenset[str]] = frozenset()
-    """Options without which the state means nothing: :func:`fastagg.load` does not change them."""
+    """Options that give the state its meaning: :func:`fastagg.load` does not change them."""
     _lock: CallLock
     _norms: RecentNorms | None
     _clipping: Clipping | None

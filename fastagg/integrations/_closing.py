@@ -117,9 +117,9 @@ class ClosingRound:
         ages: Mapping[str, int],
         most: int | None,
     ) -> Counted:
-        """Run the step; without late answers if there is none with them.
+        """Run the step. If the rule takes none with the late answers, run it without them.
 
-        Otherwise one of them could prevent the steps of all later rounds, because it waits on.
+        Otherwise a late answer, which goes on waiting, could prevent the steps of all later rounds.
         Unless a step takes effect, the rule is as before. Ids and K are to be updated by the
         caller.
 
@@ -130,11 +130,11 @@ class ClosingRound:
             ages: of these, by sender.
             most: the number of clients up to which the rule may grow; None: it does not.
         """
-        counted = self._count(ids, in_time, late, ages, most)
+        counted = self._count(ids, in_time, late, ages, most, self._min_answers)
         if counted.step is not None or not counted.late:
             return counted
-        self._min_answers = max(1, self._min_answers)  # a step without any would be a skipped one
-        alone = self._count(ids, in_time, (), ages, most)
+        least = max(1, self._min_answers)  # a step without any answer would be a skipped one
+        alone = self._count(ids, in_time, (), ages, most, least)
         if alone.step is None:
             return counted
         names = {name for answer in late for name in (answer.sender, answer.label)}
@@ -149,8 +149,12 @@ class ClosingRound:
         late: Sequence[Answer],
         ages: Mapping[str, int],
         most: int | None,
+        least: int,
     ) -> Counted:
-        """Run the step; run it again if others have other ids because of what it rejects."""
+        """Run the step with at least ``least`` answers.
+
+        It is run again if others have other ids because of what it rejects.
+        """
         forgets = self._rule.remembers_clients
         admission = Admission(
             ids, self._weighing, in_time, late, most, forgets, self._surely_rejected
@@ -160,7 +164,7 @@ class ClosingRound:
             admitted = admission.admit()
             spare = admission.spare(admitted, again or ())
             try:
-                counted = self._try(admission, admitted, spare, ages)
+                counted = self._try(admission, admitted, spare, ages, least)
             except Unsettled as found:
                 admission.out |= found.rejected
                 again = [*found.rejected] if again is None else []
@@ -173,6 +177,7 @@ class ClosingRound:
         admitted: Admitted,
         spare: Mapping[str, int],
         ages: Mapping[str, int],
+        least: int,
     ) -> Counted:
         """Run the step for answers with ids; nothing changes if it raises an exception.
 
@@ -181,6 +186,7 @@ class ClosingRound:
             admitted: those that have ids.
             spare: ids of senders whose answers the step must reject.
             ages: of late ones, by sender.
+            least: with fewer answers that count, there is no step.
 
         Raises:
             Unsettled: without answers that are rejected, others would have other ids, or the rule
@@ -204,7 +210,7 @@ class ClosingRound:
             for bad in ({s: why for s, why in rejected.items() if s not in few}, rejected):
                 if left or not admission.is_settled(admitted, bad):
                     raise Unsettled(bad)
-            self._check_enough(len(found.ids) - len(rejected))
+            _check_enough(len(found.ids) - len(rejected), least)
 
         own = {sender: far[sender] for sender in found.ids if sender in far}
         if not admission.is_settled(admitted, own):
@@ -214,7 +220,7 @@ class ClosingRound:
         late = {k: ages[s] for k, s in clients.items() if self._answers[s].round is not None}
         step, error = None, None
         try:
-            self._check_enough(len(found.ids) - len(own))
+            _check_enough(len(found.ids) - len(own), least)
             with newcomers(rule, found.num_clients, sorted(found.fresh)):
                 step = self._step(clients, late, weights, confirm)
         except _NoStep as problem:
@@ -224,10 +230,6 @@ class ClosingRound:
             shares = self._weighing.merged(rule, weights)
             self._statistics.average(step.active.tolist(), shares, step.reasons)
         return Counted(admitted, admitted.refused | admission.out | rejected, step, error)
-
-    def _check_enough(self, count: int) -> None:
-        if count < self._min_answers:
-            raise _NoStep(f"min_answers: expected at least {self._min_answers}, got {count}")
 
     def _step(
         self,
@@ -306,3 +308,8 @@ class _NoStep(Exception):
 
 def _client(item: tuple[str, int]) -> int:
     return item[1]
+
+
+def _check_enough(count: int, least: int) -> None:
+    if count < least:
+        raise _NoStep(f"min_answers: expected at least {least}, got {count}")

@@ -448,28 +448,30 @@ def test_a_checkpoint_without_an_inbox_resumes_with_one(made: Callable[..., Run]
     assert run.round(0).late == {"n1": 1}
 
 
+def server(folder: Path) -> Server:
+    """Return a server without a framework, whose checkpoint and late answers are in the folder."""
+    return Server(
+        "mifa",
+        {"w": torch.zeros(D)},
+        num_clients=K,
+        staleness="constant",
+        max_staleness=2,
+        checkpoint_path=folder / "run",
+        inbox_path=folder / "inbox",
+        round_seconds=0.001,
+        max_empty_rounds=9,
+    )
+
+
 def test_the_server_without_a_framework(tmp_path: Path) -> None:
     """The checkpoint has the earlier rounds, the folder the answers that have come."""
 
-    def make() -> Server:
-        return Server(
-            "mifa",
-            {"w": torch.zeros(D)},
-            num_clients=K,
-            staleness="constant",
-            max_staleness=2,
-            checkpoint_path=tmp_path / "run",
-            inbox_path=tmp_path / "inbox",
-            round_seconds=0.001,
-            max_empty_rounds=9,
-        )
-
-    loop = make()
+    loop = server(tmp_path)
     first = loop.begin_round()
     loop.finish_round()
     assert loop.submit(1, {"w": torch.ones(D)}, first.key) is None
     loop._core.close()  # killed
-    loop = make()
+    loop = server(tmp_path)
     loop.resume(tmp_path / "run")
     loop.begin_round()
     assert loop.submit(1, {"w": torch.ones(D)}, first.key) == "has answered in round 1 already"
@@ -482,19 +484,7 @@ def test_the_server_without_a_framework(tmp_path: Path) -> None:
 def test_another_server_in_the_process_uses_the_folder(tmp_path: Path, closed: bool) -> None:
     """The one before was closed, or is gone."""
 
-    def make() -> Server:
-        return Server(
-            "mifa",
-            {"w": torch.zeros(D)},
-            num_clients=K,
-            staleness="constant",
-            max_staleness=2,
-            checkpoint_path=tmp_path / "run",
-            inbox_path=tmp_path / "inbox",
-            round_seconds=0.001,
-        )
-
-    loop = make()
+    loop = server(tmp_path)
     first = loop.begin_round()
     loop.finish_round()
     assert loop.submit(1, {"w": torch.ones(D)}, first.key) is None
@@ -505,7 +495,7 @@ def test_another_server_in_the_process_uses_the_folder(tmp_path: Path, closed: b
     else:
         del loop
         gc.collect()
-    again = make()
+    again = server(tmp_path)
     again.resume(tmp_path / "run")
     again.begin_round()
     assert again.finish_round().late == {"1": 1}
