@@ -4,10 +4,11 @@
 // this file includes no kernel.
 //
 // Tensors of rows, [d], [S, S] and [K, K] are on one GPU. Client ids, weights, steps and scales of
-// rows may be on the CPU or on that GPU. Ids are checked, and rows are tabulated with what belongs to
-// them, on the CPU. So if these are on a GPU, they are fetched first, and that waits for them; only
-// weighted_sum_, and the ops that call it, read weights in place. Nothing else here waits. Memory comes
-// from torch's caching allocator, which makes no system call after the first call with these sizes.
+// rows may be on the CPU or on that GPU. Ids are checked, and rows are tabulated with what belongs
+// to them, on the CPU. So if these are on a GPU, they are fetched first, and that waits for them;
+// only weighted_sum_, and the ops that call it, read weights in place. Nothing else here waits.
+// Memory comes from torch's caching allocator, which makes no system call after the first call with
+// these sizes.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
