@@ -38,10 +38,16 @@ FASTAGG_INLINE int rows_together(int64_t k) {
   return std::is_same_v<T, float> && fits ? R : 1;
 }
 
-constexpr int64_t kAheadBytes = 4096;
+// The hardware's prefetchers begin anew on every page.
+constexpr int64_t kPageBytes = 4096, kAheadBytes = kPageBytes;
 
-// Fetches what will be read kAheadBytes later into the L2 cache, in the order of addresses, so that
-// the hardware's prefetchers follow. Near the end of a run, that is the beginning of the next one.
+// Bytes at the beginning of a page that are fetched. The hardware then goes on with one row. Two
+// rows at a time are read faster if all of them is fetched.
+template <int R>
+constexpr uintptr_t kFetchedBytes = R > 1 ? kPageBytes : 512;
+
+// Fetches what will be read kAheadBytes later into the L2 cache, in the order of addresses. Near
+// the end of a run, that is the beginning of the next one.
 template <int R, class T>
 class Ahead {
  public:
@@ -65,7 +71,9 @@ class Ahead {
   // For kLanes columns of the block.
   FASTAGG_INLINE void fetch(int64_t column) const {
     unroll<R>([&](auto r) FASTAGG_INLINE_LAMBDA {
-      prefetch_l2(reinterpret_cast<const float*>(block_[r] + column * kSize));
+      const uintptr_t address = block_[r] + column * kSize;
+      if (address % kPageBytes < kFetchedBytes<R>)
+        prefetch_l2(reinterpret_cast<const float*>(address));
     });
   }
 
