@@ -66,6 +66,7 @@ MORE_SIZES = {
     "sketch_and_sum_": [(100, 1_000_000)],
     "quantized_total_": [(100, 1_000_000)],
 }  # besides OPS_SIZES
+SEARCHES = [(50, 30, 256), (20_000, 200, 256), (2_000, 10_000, 256)]  # queries, rows, k
 FORMS = ("copied", "owned")
 COHORTS = 8  # cohorts of S of 2 S clients, in turn
 
@@ -132,6 +133,13 @@ def op_call(name: str, S: int, d: int) -> Call:
     return lambda: ops.memory_update_(params, total, memory, rows, clients, weights, 0.1, 1.0)
 
 
+def search_call(queries: int, rows: int, k: int) -> Call:
+    torch.manual_seed(0)
+    asked, among = (torch.randint(-127, 128, (n, k), dtype=torch.int8) for n in (queries, rows))
+    factors = 1.0 / among.float().norm(dim=1)
+    return lambda: ops.most_similar(asked, among, factors)
+
+
 OPS = (
     "gram",
     "abs_max",
@@ -150,6 +158,9 @@ def cases() -> dict[str, Callable[[], Call]]:
     for name in OPS:
         for S, d in (*OPS_SIZES, *MORE_SIZES.get(name, [])):
             found[f"op {name} S={S} d={d}"] = partial(op_call, name, S, d)
+    for queries, rows, k in SEARCHES:
+        name = f"op most_similar Q={queries} R={rows} k={k}"
+        found[name] = partial(search_call, queries, rows, k)
     for rule in RULES:
         for S, d in SIZES:
             for form in FORMS:
