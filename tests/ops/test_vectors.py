@@ -36,9 +36,12 @@ SCALAR = {
 # A conversion of one float to double.
 WIDENING = r"v?cvtss2sd\b|fcvt\s+d\d+, s\d+"
 # Stores of vectors on the stack, and copies between memory.
-SPILL = r"v?mov[au]p[sd]\s+%[xyz]mm\d+,.*\(%r[bs]p|st[rp]\s+q\d+.*\[(sp|x29)"
+SPILL = r"v?mov([au]p[sd]|dq[au]\d*)\s+%[xyz]mm\d+,.*\(%r[bs]p|st[rp]\s+q\d+.*\[(sp|x29)"
 # The multiply-adds of one vector of the largest tile: of strips of R rows.
 TILE = {"avx512": 25, "avx2": 9, "portable": 9, "neon": 25}
+# The same for products of int8 numbers, which some instruction sets multiply as whole numbers.
+PRODUCTS = PACKED | {"avx512": r"vpdpbusd\b.*%zmm", "avx2": r"vpmaddwd\b.*%ymm"}
+SIMILAR_TILE = {"avx512": 24, "avx2": 12, "portable": 12, "neon": 24}
 # Kernels of the Gram matrix, and of the one-pass operations.
 TILED = ("ChunkKernel", "RowsKernel")
 STREAMS = ("WeightedSum", "MemoryTotal", "RoundedTotal", "QuantizedTotal", "MimicMean")
@@ -150,6 +153,15 @@ def test_passes_over_rows_use_whole_registers(isa: str) -> None:
     check_streams(extension(), isa, ("SketchRows", "SketchGroup"), least=6)
     if isa != "portable":  # which calls a function for each multiply-add
         check_streams(extension(), isa, ("AddMomentum", "AddAdaptive"))
+
+
+@pytest.mark.parametrize("isa", built())
+def test_products_of_int8_use_whole_registers(isa: str) -> None:
+    (function,) = functions(extension(), isa, "MostSimilar")
+    tiles = [f for f in function.loops() if count(PRODUCTS[isa], f) >= SIMILAR_TILE[isa]]
+    assert tiles, f"{function.name}: no loop with the products of a whole tile"
+    for loop in tiles if isa != "portable" else ():
+        assert count(SPILL, loop) == 0, "\n".join((function.name, *loop))
 
 
 def test_a_function_without_its_vectors_is_found() -> None:
