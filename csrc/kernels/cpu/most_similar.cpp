@@ -29,22 +29,23 @@ int64_t task_queries(int64_t k) {
 // The memory of one worker, for vectors of at most k words.
 struct Panels {
   uint32_t* queries;  // [tiles, words, queries of a tile]
-  int32_t* begin;     // [queries]: what their sums begin with
   uint32_t* rows;     // [words, 2 W]: one panel
   float* best;        // [queries, 2 W], the largest numbers so far
   int32_t* found;     // [queries, 2 W], the panels where they are
+  int32_t* begin;     // [queries]: what their sums begin with
 
   static int64_t bytes(int64_t k) {
     const int64_t n = task_queries(k);
-    return 4 * (n * k + n + k * kMostLanes + 2 * n * kMostLanes);
+    const int64_t words = n * k + k * kMostLanes + 2 * n * kMostLanes + n;
+    return ceil_div(words, 16) * 64;  // whole cache lines
   }
   Panels(char* memory, int64_t k) {
     const int64_t n = task_queries(k);
     queries = reinterpret_cast<uint32_t*>(memory);
-    begin = reinterpret_cast<int32_t*>(queries + n * k);
-    rows = reinterpret_cast<uint32_t*>(begin + n);
+    rows = queries + n * k;
     best = reinterpret_cast<float*>(rows + k * kMostLanes);
     found = reinterpret_cast<int32_t*>(best + n * kMostLanes);
+    begin = found + n * kMostLanes;
   }
 };
 
