@@ -35,7 +35,7 @@ CIFAR, MNIST, FASHION = "fdms-fig1-cifar", "fdms-fig1-mnist", "fdms-fig9"
 CIFAR3 = "fdms-fig1-cifar-seeds"
 MEANT = {CIFAR: "0.5", "fdms-fig2": "0.5"}
 FIG2, SAMPLES = "fdms-fig2", "fdms-fig2-samples"
-LOW, MEDIUM, HIGH = (f"quick/fdms-fig5/{level}" for level in ("low", "medium", "high"))
+LOW, MEDIUM, HIGH = (f"fdms-fig5/{level}" for level in ("low", "medium", "high"))
 EPOCH, MANY, MANY_CIFAR = "quick/fdms-fig6/cifar10-1", "fdms-fig7/mnist-40", "fdms-fig7/cifar10-40"
 PROX = "fdms-fig8/fedprox"
 TABLE4R = "mimic-table4-fmnist-rounds"
@@ -336,6 +336,14 @@ def of_seed(seed: int) -> tuple[float, float]:
     """Full on Fashion-MNIST: accuracy after 300 rounds, mean absolute change in the second half."""
     values, rounds = column(FASHION, "Full")[seed], column(FASHION, "Full", of="round")[seed]
     return float(values[299]), wobble(values, rounds)
+
+
+def points(folder: str, verdict: str) -> int:
+    """How many points of the published curves of one panel have this verdict."""
+    experiment, part = folder.split("/")
+    content = json.loads((HERE / experiment / "claims.json").read_text(encoding="utf-8"))
+    panels = [c for c in content["claims"] if f", {part}: " in c["text"].lower()]
+    return sum(c["verdict"] == verdict for c in panels if "of published" in c["text"])
 
 
 def wrong(part: str, dropout: str) -> list[float]:
