@@ -166,7 +166,7 @@ def sketched(S: int, d: int) -> Comparison:
 
     contenders = [
         Contender("fastagg", lambda: step(0), "ours"),
-        Contender("fastagg, exact", lambda: step(1), "variant", repeats=9),
+        Contender("fastagg, exact", lambda: step(1), "variant"),
         Contender("careful eager", lambda: state.careful_step(updates, clients), repeats=9),
     ]
     return Comparison("step fdms, sketch", S, d, contenders, (updates,), K)
