@@ -14,9 +14,10 @@
 
 namespace fastagg::cpu {
 
-// Numbers of a word: four int8 where an instruction adds their products to a sum (VNNI), two int16
-// where one multiplies and adds two, or one float32. Compilers make neither instruction of generic
-// vectors, and Clang takes no assembly with vectors in a function that is inlined into kernels.
+// Numbers of a word: four int8 with AVX-512, where VNNI (vector neural network instructions) adds
+// their products to a sum; two int16 with AVX2, where one instruction adds up two products; else
+// one float32. Compilers make neither instruction of generic vectors. They are assembly, which
+// Clang refuses in functions that are not compiled for the instruction set themselves.
 #if defined(FASTAGG_X86) && !defined(__clang__)
 template <int W>
 constexpr int kWordNumbers = W >= 8 ? W / 4 : 1;

@@ -41,8 +41,8 @@ FASTAGG_INLINE int rows_together(int64_t k) {
 // The hardware's prefetchers begin anew on every page.
 constexpr int64_t kPageBytes = 4096, kAheadBytes = kPageBytes;
 
-// Bytes at the beginning of a page that are fetched. The hardware then goes on with one row. Two
-// rows at a time are read faster if all of them is fetched.
+// Bytes at the beginning of a page that are fetched by software. If rows are read one at a time,
+// the hardware does the rest; two at a time are read faster if every line is fetched.
 template <int R>
 constexpr uintptr_t kFetchedBytes = R > 1 ? kPageBytes : 512;
 
