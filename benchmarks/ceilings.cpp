@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ceilings of the machine: the fastest plain read, update in place and multiply-add that we can
-// write with the instruction set of the kernels. Each function returns the seconds from the moment
-// when all of its threads are ready until the last one has finished; creating the threads does not
-// count. Built and called by ceilings.py.
+// The ceilings of the machine: the fastest plain read, update (in place, or into other rows) and
+// multiply-add that we can write with the instruction set of the kernels. Each function returns the
+// seconds from the moment when all of its threads are ready until the last one has finished;
+// creating the threads does not count. Built and called by ceilings.py.
 #ifdef __linux__
 #include <sched.h>
 #endif
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../csrc/kernels/cpu/simd.h"
+#include "../csrc/kernels/cpu/streaming.h"
 
 using namespace fastagg::cpu;
 
@@ -122,6 +123,30 @@ struct Update {  // c = u - c, which stays bounded if repeated
   }
 };
 
+template <bool kStreamed>
+struct UpdateBeside {  // to = u - c
+  template <int W>
+  FASTAGG_INLINE static void run(float* to, const float* c, const float* u, int64_t n,
+                                 int64_t ahead) {
+    for (int64_t k = 0; k + kUnroll * W <= n; k += kUnroll * W) {
+      if (ahead)
+        for (int64_t line = 0; line < kUnroll * W; line += 16) {
+          prefetch(c + k + ahead + line);
+          prefetch(u + k + ahead + line);
+        }
+      for (int i = 0; i < kUnroll; ++i) {
+        const int64_t at = k + i * W;
+        const Vec<float, W> difference = load<W>(u + at) - load<W>(c + at);
+        if constexpr (kStreamed)
+          stream<W>(to + at, difference);
+        else
+          store<W>(to + at, difference);
+      }
+    }
+    if constexpr (kStreamed) finish_streams();
+  }
+};
+
 constexpr int kChains = 12;  // independent sums: more than latency * units, fewer than registers
 
 struct Fma {
@@ -174,6 +199,24 @@ double ceiling_update(float* c, const float* u, int64_t n, int64_t ahead, int pa
     const Part part(n, threads, thread);
     for (int pass = 0; pass < passes; ++pass)
       dispatch<Update>(static_cast<Isa>(isa), c + part.begin, u + part.begin, part.size, ahead);
+  });
+}
+
+// Writes n floats to = u - c, `passes` times; past the caches if `streamed`. `to` must begin at a
+// cache line.
+double ceiling_update_beside(float* to, const float* c, const float* u, int64_t n, int64_t ahead,
+                             int streamed, int passes, int isa, int threads) {
+  return timed(threads, [&](int thread) {
+    const Part part(n, threads, thread);
+    const auto run = [&](auto update) {
+      for (int pass = 0; pass < passes; ++pass)
+        dispatch<decltype(update)>(static_cast<Isa>(isa), to + part.begin, c + part.begin,
+                                   u + part.begin, part.size, ahead);
+    };
+    if (streamed)
+      run(UpdateBeside<true>());
+    else
+      run(UpdateBeside<false>());
   });
 }
 

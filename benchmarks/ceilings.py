@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,11 +68,13 @@ def library() -> ctypes.CDLL:
     pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     found.ceiling_read.argtypes = [pointer, size, size, number, number, number]
     found.ceiling_update.argtypes = [pointer, pointer, size, size, number, number, number]
+    found.ceiling_update_beside.argtypes = [pointer] * 3 + [size] * 2 + [number] * 4
     found.ceiling_fma.argtypes = [size, number, number, pointer]
     found.ceiling_cycles.argtypes = [size]
     for function in (
         found.ceiling_read,
         found.ceiling_update,
+        found.ceiling_update_beside,
         found.ceiling_fma,
         found.ceiling_cycles,
     ):
@@ -87,7 +90,7 @@ def read_probe(x: Tensor, isa: str) -> Probe:
         threads = torch.get_num_threads()
         return library().ceiling_read(x.data_ptr(), n, ahead, passes, level, threads) / passes
 
-    ahead = _fastest(seconds)
+    (ahead,) = _fastest(seconds)
     return Probe("read", lambda: x.nbytes / seconds(ahead))
 
 
@@ -106,8 +109,34 @@ def update_probe(c: Tensor, u: Tensor, isa: str) -> Probe:
         threads, target, source = torch.get_num_threads(), c.data_ptr(), u.data_ptr()
         return library().ceiling_update(target, source, n, ahead, passes, level, threads) / passes
 
-    ahead = _fastest(seconds)
+    (ahead,) = _fastest(seconds)
     return Probe("update", lambda: 3 * c.nbytes / seconds(ahead))
+
+
+def update_beside_probe(to: Tensor, c: Tensor, u: Tensor, isa: str) -> Probe:
+    """Return the probe of ``to = u - c``, in bytes/s at 12 bytes per element.
+
+    What is written is not read before, if the processor has stores past the caches and they are
+    faster; else every line of ``to`` is moved twice.
+
+    to, c, u: contiguous float32 of the same shape, aligned to cache lines; measuring changes to.
+    """
+    if any(t.shape != to.shape or not t.is_contiguous() or t.data_ptr() % 64 for t in (to, c, u)):
+        raise ValueError(
+            "to, c, u: expected contiguous tensors of the same shape that begin at cache lines, "
+            f"got {to.shape}, {c.shape} and {u.shape}"
+        )
+    level, n, passes = ISAS.index(isa), c.numel(), _passes(3 * c.nbytes)
+
+    def seconds(ahead: int, streamed: int) -> float:
+        threads, pointers = torch.get_num_threads(), [t.data_ptr() for t in (to, c, u)]
+        taken = library().ceiling_update_beside(
+            *pointers, n, ahead, streamed, passes, level, threads
+        )
+        return taken / passes
+
+    fastest = _fastest(seconds, (0, 1))
+    return Probe("update beside", lambda: 3 * c.nbytes / seconds(*fastest))
 
 
 def fma_probe(isa: str) -> Probe:
@@ -162,6 +191,10 @@ def _passes(num_bytes: int) -> int:
     return 1 if num_bytes >= _PASS_BYTES else 2 * (_PASS_BYTES // (2 * max(num_bytes, 1)) + 1)
 
 
-def _fastest(seconds: Callable[[int], float]) -> int:
-    """Return the prefetch distance with the shortest time, of three runs each."""
-    return min(_PREFETCH, key=lambda ahead: min(seconds(ahead) for _ in range(3)))
+def _fastest(seconds: Callable[..., float], *choices: Sequence[int]) -> tuple[int, ...]:
+    """Return the arguments with the shortest time, of three runs each.
+
+    The first one is a prefetch distance; ``choices`` has the values of each of the others.
+    """
+    options = itertools.product(_PREFETCH, *choices)
+    return min(options, key=lambda option: min(seconds(*option) for _ in range(3)))

@@ -33,7 +33,13 @@ import torch
 from torch import Tensor
 
 import fastagg
-from benchmarks.ceilings import Probe, fma_probe, read_probe, update_probe
+from benchmarks.ceilings import (
+    Probe,
+    fma_probe,
+    read_probe,
+    update_beside_probe,
+    update_probe,
+)
 from benchmarks.intervals import interval
 from benchmarks.machine import Watch, home_of, peak_bytes, threads_apart
 from benchmarks.work import WORK, Work
@@ -85,8 +91,9 @@ class Contender:
 class Comparison:
     """Contenders that compute the same, and the operands on which the ceilings are measured.
 
-    ``operands`` is (x,) for ops that read, and (c, u) for ops that update c in place. All are
-    contiguous float32. Measuring the ceilings changes c, but not its magnitude.
+    ``operands`` is (x,) for ops that read, (c, u) for ops that update c in place, and (to, c, u)
+    for steps that write what becomes of c into other rows. All are contiguous float32. Measuring
+    the ceilings changes c or to, but not its magnitude.
     """
 
     op: str
@@ -118,7 +125,7 @@ class Row:
     us_q3: float
     gbytes_per_s: float  # by the formulas of work.py
     gflops: float
-    bound: str  # the ceiling that determines the floor: "read", "update" or "fma"
+    bound: str  # the ceiling that determines the floor: "fma", or the name of the other probe
     percent_of_ceiling: float  # floor / us; this and the next two are medians over the turns
     baseline: str  # the fastest careful contender
     times_baseline: float  # us of the baseline / us
@@ -126,7 +133,7 @@ class Row:
     peak_mb: float  # additional memory that the call used at its peak
     home: str  # where the operands are between calls: "cache" or "DRAM"
     read_gbytes_per_s: float  # the ceilings, measured in turn with the contenders
-    update_gbytes_per_s: float
+    update_gbytes_per_s: float  # in place or beside
     fma_gflops: float
     repeats: int
     other_cores: float  # cores used by other processes during the comparison
@@ -172,12 +179,7 @@ def compare(
     """
     best = str(fastagg.build_info()["isa"])
     isas = {best, *(c.isa for c in comparison.contenders if c.isa)}
-    probes = [fma_probe(isa) for isa in sorted(isas)]
-    if comparison.work.pattern == "update":
-        c, u = comparison.operands
-        probes.append(update_probe(c, u, best))
-    else:
-        probes.append(read_probe(comparison.operands[0], best))
+    probes = [_bandwidth_probe(comparison, best), *(fma_probe(isa) for isa in sorted(isas))]
     start = time.perf_counter()
     samples: Samples | None = None
     for attempt in range(attempts):
@@ -189,6 +191,16 @@ def compare(
         if undisturbed(rows) or time.perf_counter() - start > _PATIENCE:
             break
     return rows
+
+
+def _bandwidth_probe(comparison: Comparison, isa: str) -> Probe:
+    operands = comparison.operands
+    if comparison.work.pattern == "read":
+        return read_probe(operands[0], isa)
+    if len(operands) == 2:
+        return update_probe(*operands, isa)
+    to, c, u = operands
+    return update_beside_probe(to, c, u, isa)
 
 
 def slowed(comparisons: Sequence[Sequence[Row]]) -> list[bool]:
@@ -296,6 +308,7 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
     median = {name: statistics.median(times) for name, times in measured.items()}
     quartiles = {name: statistics.quantiles(t, n=4) for name, t in measured.items()}
     rate = {name: statistics.median(rates) for name, rates in samples.rates.items()}
+    bandwidth = next(name for name in rate if not name.startswith("fma "))
     ours = next(c.name for c in comparison.contenders if c.role == "ours")
     careful = [c.name for c in comparison.contenders if c.role == "careful"]
     baseline = min(careful, key=median.__getitem__, default="")
@@ -309,9 +322,9 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
     for contender in comparison.contenders:
         name = contender.name
         isa = contender.isa or best_isa
-        floor = work.floor(rate[work.pattern], rate[f"fma {isa}"])
+        floor = work.floor(rate[bandwidth], rate[f"fma {isa}"])
         fma_bound = work.flops / rate[f"fma {isa}"] >= floor
-        turns = zip(samples.rates[work.pattern], samples.rates[f"fma {isa}"], strict=True)
+        turns = zip(samples.rates[bandwidth], samples.rates[f"fma {isa}"], strict=True)
         share = paired([work.floor(*found) for found in turns], samples.seconds[name])
         rows.append(
             Row(
@@ -328,7 +341,7 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
                 us_q3=quartiles[name][2] * 1e6,
                 gbytes_per_s=work.num_bytes / median[name] * 1e-9,
                 gflops=work.flops / median[name] * 1e-9,
-                bound="fma" if fma_bound else work.pattern,
+                bound="fma" if fma_bound else bandwidth,
                 percent_of_ceiling=math.nan if samples.busy else 100 * share,
                 baseline=baseline,
                 times_baseline=ratio(baseline, name),
@@ -336,7 +349,7 @@ def rows_of(comparison: Comparison, samples: Samples, best_isa: str) -> list[Row
                 peak_mb=samples.peaks[name] * 1e-6,
                 home=home_of(sum(t.nbytes for t in comparison.operands)),
                 read_gbytes_per_s=rate.get("read", math.nan) * 1e-9,
-                update_gbytes_per_s=rate.get("update", math.nan) * 1e-9,
+                update_gbytes_per_s=math.nan if bandwidth == "read" else rate[bandwidth] * 1e-9,
                 fma_gflops=rate[f"fma {isa}"] * 1e-9,
                 repeats=len(measured[name]),
                 other_cores=samples.other_cores,

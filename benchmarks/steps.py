@@ -245,7 +245,11 @@ def fedvarp(S: int, d: int) -> Comparison:
 
 
 def _with_step(rule: str, op: Comparison) -> Comparison:
-    """Compare the eager contenders of an op with the whole step of the rule that uses the op."""
+    """Compare the eager contenders of an op with the whole step of the rule that uses the op.
+
+    The eager contenders change the memory in place. A step writes the new rows beside the old ones,
+    because it must leave them as they are if a value is not finite. Its ceiling is one of that.
+    """
     S, d, K = op.S, op.d, 2 * op.S
     name = fastagg.RuleName(rule)
     agg = fastagg.make(name, num_clients=K, num_params=d, server_lr=1e-3)
@@ -273,4 +277,4 @@ def _with_step(rule: str, op: Comparison) -> Comparison:
         Contender("fastagg, takes ownership", taking_ownership, "variant"),
         *others,
     ]
-    return Comparison(f"step {rule}", S, d, contenders, op.operands, K)
+    return Comparison(f"step {rule}", S, d, contenders, (zeros(S, d), *op.operands), K)

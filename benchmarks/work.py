@@ -39,8 +39,9 @@ clients, and reads their float64 scores of the round.
 
 8 d bytes are the parameters (read and written), 24 d bytes the parameters and a float64 total. The
 aggregate of fedvarp is not its total, so the total is read and written once more. The
-pattern is the bandwidth that bounds the op: that of reading, or that of updating in place (two
-values read and one written, 12 bytes).
+pattern is the bandwidth that bounds the op: that of reading, or that of updating (two values read
+and one written, 12 bytes). Ops update in place; steps that may not change old rows before all is
+checked write the new ones beside them.
 """
 
 from __future__ import annotations

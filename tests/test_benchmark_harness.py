@@ -20,6 +20,8 @@ from benchmarks import (
     columns,
     harness,
     machine,
+    memory_ops,
+    operands,
     ops,
     report,
     steps,
@@ -279,9 +281,30 @@ def test_ceilings_leave_what_they_read_and_bound_what_they_update() -> None:
     c, u = torch.randn(33, 1001), torch.randn(33, 1001)
     assert ceilings.update_probe(c, u, isa).rate() > 1e8
     assert c.abs().max() < 20  # c = u - c an even number of times
+    to, c, u = operands.zeros(32, 1024), operands.normal(32, 1024), operands.normal(32, 1024)
+    before = c.clone()
+    assert ceilings.update_beside_probe(to, c, u, isa).rate() > 1e8
+    assert torch.equal(to, u - c)
+    assert torch.equal(c, before)
+    with pytest.raises(ValueError, match="same shape"):
+        ceilings.update_beside_probe(to, c, u[:2], isa)
+    with pytest.raises(ValueError, match="cache lines"):
+        ceilings.update_beside_probe(to[:1], c[:1], u.view(-1)[1:1025].view(1, 1024), isa)
     assert ceilings.fma_probe(isa).rate() > 1e8
     with pytest.raises(ValueError, match="same shape"):
         ceilings.update_probe(c, u[:2], isa)
+
+
+def test_steps_that_write_new_rows_have_a_ceiling_of_their_own() -> None:
+    of_op, step = memory_ops.memory_update(3, 1000), steps.mifa(3, 1000)
+    assert [len(found.operands) for found in (of_op, step)] == [2, 3]
+    times = {contender.name: [1e-6] * 3 for contender in step.contenders}
+    rates = {"update beside": [24e9] * 3, "fma avx2": [1e15] * 3}
+    found = Samples(times, rates, dict.fromkeys(times, 0.0), 0.0, False)
+    ours = rows_of(step, found, "avx2")[0]
+    # 12 S d + 24 d bytes are 60,000: 2.5 us at 24 GB/s
+    assert (ours.bound, ours.percent_of_ceiling) == ("update beside", pytest.approx(250.0))
+    assert ours.update_gbytes_per_s == pytest.approx(24.0)
 
 
 def waits_for_a_spinning_thread() -> bool:
