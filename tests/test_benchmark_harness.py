@@ -354,6 +354,26 @@ def test_a_run_of_some_comparisons_keeps_the_others(tmp_path: Path) -> None:
     assert "gram, scaffold_mean_: cpu" in text
 
 
+@pytest.mark.parametrize(
+    ("products", "expected"),
+    [
+        ([16e9], 16.0),
+        ([8e9, 11e9, 15.8e9], 15.8),  # others on the core for two rounds
+        ([8e9], 8.0),  # and all the time
+    ],
+)
+def test_multiply_adds_are_counted_again_while_others_use_the_core(
+    products: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[float] = []
+    given = iter([*(rate for rate in products for _ in range(40)), *[products[-1]] * 4000])
+    monkeypatch.setattr(ceilings, "_products_per_second", lambda isa: next(given))
+    monkeypatch.setattr(ceilings, "_cycles_per_second", lambda: 1e9)
+    monkeypatch.setattr(ceilings.time, "sleep", rounds.append)
+    assert ceilings.fma_per_cycle.__wrapped__("avx512") == pytest.approx(expected)
+    assert len(rounds) == (len(products) - 1 if expected > 8 else ceilings._ATTEMPTS - 1)
+
+
 @pytest.mark.usefixtures("compiler")
 def test_the_kind_of_processor() -> None:
     isa, _, number = ceilings.kind().partition("-")
