@@ -45,6 +45,7 @@ from benchmarks import (
     sharded,
     simulation,
     small,
+    spinning,
     steps,
 )
 from benchmarks.ceilings import kind
@@ -61,6 +62,7 @@ SUBCOMMANDS = {
     "sharded": "measure weak scaling in d, with columns distributed over processes",
     "busy": "time steps on small models, idle and with a busy process on each core",
     "pauses": "time calls after pauses, in which all threads sleep",
+    "spinning": "time steps right after an operation of PyTorch, whose threads spin for a while",
     "small": "time steps on small models with one thread: ops, Python, and eager code",
     "abi": "time an op through interfaces that would serve every version of PyTorch",
     "highway": "compare two kernels with the same ones written with Google Highway",
@@ -78,6 +80,22 @@ _TITLES = {
     "steps": "Server steps",
     "columns": "Statistics of columns",
     "scaling": "Scaling",
+}
+# Modules with add_options(parser) and run(namespace, console), by subcommand.
+_MODULES = {
+    "abi": abi,
+    "attacks": attacks,
+    "busy": busy,
+    "clients": clients,
+    "flower": flower_cost,
+    "friends": friends,
+    "highway": highway,
+    "pauses": pauses,
+    "regress": regress,
+    "sharded": sharded,
+    "simulation": simulation,
+    "small": small,
+    "spinning": spinning,
 }
 _CASES = {
     "ops": ops.cases,
@@ -98,24 +116,8 @@ def parser() -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         if name in (*_CASES, "main"):
             options.add(sub)
-        elif name == "sharded":
-            sharded.add(sub)
-        elif name == "busy":
-            busy.add_options(sub)
-        elif name == "pauses":
-            pauses.add_options(sub)
-        elif name == "small":
-            small.add_options(sub)
-        elif name == "abi":
-            abi.add_options(sub)
-        elif name == "highway":
-            highway.add_options(sub)
-        elif name == "flower":
-            flower_cost.add_options(sub)
-        elif name == "friends":
-            friends.add_options(sub)
-        elif name == "regress":
-            regress.add_options(sub)
+        elif module := _MODULES.get(name):
+            module.add_options(sub)
         elif name == "accuracy":
             sub.add_argument(
                 "--threads",
@@ -130,12 +132,6 @@ def parser() -> argparse.ArgumentParser:
                 "--max-d", type=int, default=10**8, help="largest d; d = 1e8 needs 8 GB of memory"
             )
             options.add_outputs(sub)
-        elif name == "simulation":
-            simulation.add_options(sub)
-        elif name == "clients":
-            clients.add_options(sub)
-        elif name == "attacks":
-            attacks.add_options(sub)
         else:
             sub.add_argument(
                 "--out",
@@ -153,32 +149,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if namespace.command == "pictures":
         for folder in (namespace.out, *sorted(namespace.out.glob("*/"))):
             _draw(folder, console)
-    elif namespace.command == "sharded":
-        sharded.run(namespace, console)
-    elif namespace.command == "busy":
-        busy.run(namespace, console)
-    elif namespace.command == "pauses":
-        pauses.run(namespace, console)
-    elif namespace.command == "small":
-        small.run(namespace, console)
-    elif namespace.command == "abi":
-        abi.run(namespace, console)
-    elif namespace.command == "highway":
-        highway.run(namespace, console)
-    elif namespace.command == "flower":
-        flower_cost.run(namespace, console)
-    elif namespace.command == "friends":
-        friends.run(namespace, console)
-    elif namespace.command == "regress":
-        sys.exit(regress.run(namespace, console))
     elif namespace.command == "accuracy":
         _accuracy(namespace, console)
-    elif namespace.command == "attacks":
-        attacks.run(namespace, console)
-    elif namespace.command == "simulation":
-        simulation.run(namespace, console)
-    elif namespace.command == "clients":
-        clients.run(namespace, console)
+    elif namespace.command == "regress":
+        sys.exit(regress.run(namespace, console))
+    elif module := _MODULES.get(namespace.command):
+        module.run(namespace, console)
     elif namespace.command == "main":
         namespace.out = namespace.out or RESULTS
         rows = [row for name in ("ops", "steps") for row in _time(name, namespace, console)]

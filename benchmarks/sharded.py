@@ -65,7 +65,7 @@ class Line:
     other_cores: float  # cores used by other processes
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of processes to measure"

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -24,12 +26,28 @@ def main() -> int:
         ("torch", f"{torch.__version__} (extension built against {info['torch']})"),
         ("compiler", f"{info['compiler']}, C++ {info['cxx']}"),
         ("instructions", isa),
-        ("threads", torch.get_num_threads()),
+        ("threads", _threads()),
         ("CUDA kernels", info["cuda_archs"] or "none: CPU-only build"),
         ("rules", ", ".join(fastagg.available())),
     ]:
         print(f"{name:<13} {value}")
     return 0 if all([_check(device) for device in ops.devices()]) else 1
+
+
+def _threads(maps: Path = Path("/proc/self/maps")) -> str:
+    """Return the number of threads, with advice if PyTorch's own ones spin after its operations.
+
+    Args:
+        maps: names the loaded libraries; there is no such file on other systems than Linux.
+    """
+    count = torch.get_num_threads()
+    spins = count > 1 and maps.exists() and "libgomp" in maps.read_text(encoding="utf-8")
+    if not spins or os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        return str(count)
+    return (
+        f"{count}; PyTorch's own threads spin for some milliseconds after its operations, on the "
+        "cores that a step needs: set GOMP_SPINCOUNT=1000 (docs/threads.md)"
+    )
 
 
 def _check(device: str) -> bool:

@@ -38,6 +38,7 @@ from benchmarks import (
     sharded,
     simulation,
     small,
+    spinning,
     steps,
 )
 from benchmarks.attacks.setting import Result as AttackResult
@@ -141,6 +142,26 @@ def test_abi_times_every_interface(tmp_path: Path) -> None:
     assert ["C++" in table[0], "stable" in table[1], "C function" in table[3]] == [True] * 3
     for line in table:
         assert all(float(cell) > 0.0 for cell in line.strip("| ").split("|")[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_spinning_times_each_setting_in_its_own_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spinning, "_S", 3)
+    monkeypatch.setattr(spinning, "_D", 5000)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")  # of the caller: not in "no variable"
+    command.main(["spinning", "--turns", "2", "--out", str(tmp_path)])
+    lines = (tmp_path / kind() / "spinning.md").read_text(encoding="utf-8").splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[6:]]
+    assert [row[0] for row in table] == [name for name in spinning.SETTINGS for _ in range(3)]
+    for _, operation, rule, alone, after, ratio in table:
+        assert rule.strip("`") in spinning.RULES
+        assert min(map(float, (operation, alone, after))) >= 0.0
+        assert float(ratio.split()[0]) > 0.0
+    with pytest.raises(SystemExit, match="--turns: expected a number >= 1, got 0"):
+        command.main(["spinning", "--turns", "0"])
 
 
 @pytest.mark.usefixtures("compiler")

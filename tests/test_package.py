@@ -14,6 +14,7 @@ import torch
 
 import fastagg
 from fastagg import _C
+from fastagg import __main__ as description
 from fastagg.ops import selfcheck
 from fastagg.ops._dispatch import TABLE
 from fastagg.ops._examples import ExampleData
@@ -72,6 +73,38 @@ def test_main_describes_the_build_and_checks_it() -> None:
         assert word in result.stdout
     count = len(TABLE)
     assert f"{count} of {count} ops agree" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("threads", "library", "variable", "advised"),
+    [
+        (2, "libgomp-98b21ff3.so.1", None, True),
+        (2, "libgomp-98b21ff3.so.1", "GOMP_SPINCOUNT", False),
+        (2, "libgomp-98b21ff3.so.1", "OMP_WAIT_POLICY", False),
+        (2, "libomp.so", None, False),
+        (1, "libgomp-98b21ff3.so.1", None, False),
+        (2, None, None, False),  # no such file
+    ],
+)
+def test_main_advises_against_threads_that_spin(
+    threads: int,
+    library: str | None,
+    variable: str | None,
+    advised: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    maps = tmp_path / "maps"
+    if library:
+        maps.write_text(f"7f00-7f01 r-xp 00000000 00:00 0 /lib/{library}\n", encoding="utf-8")
+    text = description._threads(maps)
+    assert text.startswith(str(threads))
+    assert ("GOMP_SPINCOUNT=1000" in text) == advised
 
 
 def test_selfcheck_notices_a_wrong_op(monkeypatch: pytest.MonkeyPatch) -> None:
