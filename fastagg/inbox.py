@@ -73,9 +73,7 @@ class Answers:
         """Run ``aggregator.step`` with these answers.
 
         They are used up if the step has taken effect, also if a signal handler raised an exception
-        after it; otherwise they wait again. So do those of a round that was skipped because fewer
-        than ``min_active`` were usable, if the rule takes late rows. No other thread may step the
-        aggregator meanwhile.
+        after it; otherwise they wait again. No other thread may step the aggregator meanwhile.
 
         Args:
             aggregator: a rule with ``staleness``, unless all ages are 0.
@@ -88,11 +86,7 @@ class Answers:
         try:
             return aggregator.step(params, self.updates, self.clients, ages=self.ages)
         finally:
-            report = None if aggregator.committed == before else aggregator.last_report
-            few: set[int] = set()
-            if report is not None and aggregator.staleness is not None:
-                few = report.too_few
-            self.finish(used=[report is not None and client not in few for client in self.clients])
+            self.finish(used=aggregator.committed != before)
 
     def finish(self, *, used: bool | Sequence[bool]) -> None:
         """End the step, if a caller makes it itself; a second call does nothing.

@@ -56,11 +56,6 @@ class StepReport:
     clipped: Tensor | None = None
     noise: Noise | None = None
 
-    @property
-    def too_few(self) -> set[int]:
-        """The ids of the clients whose rows were usable, but fewer than ``min_active``."""
-        return {client for client, why in self.reasons.items() if why.startswith(TOO_FEW)}
-
 
 @dataclass
 class Plan:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import math
 import os
 import random
 import signal
@@ -146,32 +145,6 @@ def test_a_step_that_took_effect_uses_the_answers_up() -> None:
     with pytest.raises(KeyboardInterrupt):
         answers.step(agg, params)
     assert params.tolist() == [1.0] * D and len(inbox) == 0
-
-
-@pytest.mark.parametrize("staleness", ["constant", None])
-def test_answers_wait_again_if_they_are_too_few(staleness: str | None) -> None:
-    inbox = make()
-    agg = fastagg.make(
-        "fedavg", num_clients=K, num_params=D, nonfinite="drop", min_active=3, staleness=staleness
-    )
-    params = torch.zeros(D)
-    for client, value in ((3, 1.0), (1, math.nan), (2, 5.0)):
-        inbox.put(client, row(value), round=0)
-    answers = inbox.take(round=0)
-    assert answers is not None
-    report = answers.step(agg, params)
-    assert report.skipped and report.too_few == {2, 3} and agg.committed == 1
-    assert report.reasons[1] == "NaN or Inf"
-    if staleness is None:  # the rule would refuse them in the next round
-        assert len(inbox) == 0
-        return
-    assert inbox.waiting() == [(3, 0), (2, 0)]
-    inbox.put(0, row(6.0), round=1)
-    answers = inbox.take(round=1)
-    assert answers is not None and answers.ages == [1, 1, 0]
-    report = answers.step(agg, params)
-    assert report.active.tolist() == [0, 2, 3] and report.too_few == set()
-    assert params.tolist() == [4.0] * D and len(inbox) == 0
 
 
 def test_take_waits_for_others() -> None:

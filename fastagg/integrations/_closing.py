@@ -53,18 +53,6 @@ class Counted:
         answers = self.admitted.answers
         return [sender for sender in self.ids if answers[sender].round is not None]
 
-    @property
-    def waiting(self) -> list[str]:
-        """The senders whose late answers wait for another round.
-
-        There was no step, or one that was skipped because fewer than ``min_active`` were usable.
-        """
-        if self.step is None:
-            return self.late
-        answers, few = self.admitted.answers, self.step.too_few
-        ids = self.admitted.found.ids.items()
-        return [s for s, client in ids if client in few and answers[s].round is not None]
-
 
 class ClosingRound:
     """The answers of one round.

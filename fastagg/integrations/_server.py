@@ -453,8 +453,7 @@ class AggregationServer:
         come; only an adaptive limit of norms takes what it rejects into account. If the rule
         refuses the step (too few rows for a robust rule, numbers beyond the range of float32), or
         there are fewer than ``min_answers``, nothing changes and the report has the reason; late
-        answers that were not rejected wait for the next round. So do late answers if the rule skips
-        the round, because fewer than ``min_active`` were usable.
+        answers that were not rejected wait for the next round.
 
         Args:
             answers: of the clients that were asked, and perhaps of others. Late ones have been put
@@ -490,7 +489,7 @@ class AggregationServer:
                 late = closing.read(taken.usable, rejected)
                 counted = closing.count(self.ids, in_time, late, taken.ages, self.max_clients)
                 report = self._finish(answers, counted, taken.ages, rejected)
-                done, again = True, counted.waiting
+                done, again = True, counted.late if counted.step is None else []
             finally:  # a step that has taken effect has used them up, whatever comes after it
                 taken.finish(happened=done or rule.committed != before, again=again)
                 if rule.num_clients != self.num_clients:

@@ -118,25 +118,6 @@ def test_ages_count_steps_of_the_rule(served: Callable[..., AggregationServer]) 
     torch.testing.assert_close(server.params, expected, rtol=1e-5, atol=1e-5)  # of float32
 
 
-def test_late_answers_wait_if_a_round_has_too_few(
-    served: Callable[..., AggregationServer],
-) -> None:
-    server = served("fedavg", min_active=3)
-    first = open_round(server)
-    assert close(server, [answer(first, k, 1, late=False) for k in range(3)]).moved
-    second = open_round(server)
-    before = server.params.clone()
-    report = close(server, [answer(second, 0, 2, late=False), answer(first, 3, 1, late=True)])
-    assert not report.moved and report.late == {} and torch.equal(server.params, before)
-    assert report.step is not None and report.step.too_few == {0, 3}
-    open_round(server)
-    # client 3 waits; the answer of client 0 was to the round that was skipped
-    report = close(server, [answer(server.params, k, 3, late=False) for k in (1, 2)])
-    assert report.moved and report.active == (1, 2, 3) and report.late == {"n3": 2}
-    rows = noise(3, 1) + noise(1, 3) + noise(2, 3)
-    torch.testing.assert_close(server.params, before + rows / 3, rtol=1e-5, atol=1e-5)  # of float32
-
-
 def test_what_cannot_count_is_rejected(served: Callable[..., AggregationServer]) -> None:
     server = served("fedavg")
     sent = {}
