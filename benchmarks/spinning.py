@@ -81,14 +81,21 @@ def serve(S: int, d: int) -> None:
         print(json.dumps(turn), flush=True)
 
 
+def environment(setting: str) -> dict[str, str]:
+    """Return the environment of a process: that of this one, with what the setting says alone."""
+    usual = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_WAIT"))}
+    return usual | SETTINGS[setting]
+
+
 @contextmanager
 def _servers(S: int, d: int) -> Iterator[list[subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "benchmarks.spinning", str(S), str(d)]
-    usual = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_WAIT"))}
     pipe = subprocess.PIPE
     started = [
-        subprocess.Popen(command, env=usual | more, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-        for more in SETTINGS.values()
+        subprocess.Popen(
+            command, env=environment(name), cwd=ROOT, stdin=pipe, stdout=pipe, text=True
+        )
+        for name in SETTINGS
     ]
     try:
         yield started

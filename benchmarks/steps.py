@@ -228,7 +228,7 @@ def mifa_of_int8(S: int, d: int) -> Comparison:
         Contender("fastagg, float32", step("float32"), "variant"),
         *(c for c in op.contenders if c.role != "ours"),
     ]
-    return Comparison("step mifa, int8", S, d, contenders, op.operands, K)
+    return Comparison("step mifa, int8", S, d, contenders, (zeros(S, d), *op.operands), K)
 
 
 def mimic_aged(S: int, d: int) -> Comparison:

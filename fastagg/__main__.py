@@ -41,8 +41,9 @@ def _threads(maps: Path = Path("/proc/self/maps")) -> str:
         maps: names the loaded libraries; there is no such file on other systems than Linux.
     """
     count = torch.get_num_threads()
-    spins = count > 1 and maps.exists() and "libgomp" in maps.read_text(encoding="utf-8")
-    if not spins or os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+    gnu = maps.exists() and "libgomp" in maps.read_text(encoding="utf-8", errors="replace")
+    passive = os.environ.get("OMP_WAIT_POLICY", "").strip().lower() == "passive"
+    if count == 1 or not gnu or passive or os.environ.get("GOMP_SPINCOUNT", "").strip().isdigit():
         return str(count)
     return (
         f"{count}; PyTorch's own threads spin for some milliseconds after its operations, on the "

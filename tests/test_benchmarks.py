@@ -150,18 +150,29 @@ def test_spinning_times_each_setting_in_its_own_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spinning, "_S", 3)
-    monkeypatch.setattr(spinning, "_D", 5000)
-    monkeypatch.setenv("GOMP_SPINCOUNT", "7")  # of the caller: not in "no variable"
+    monkeypatch.setattr(spinning, "_D", 50_000)
     command.main(["spinning", "--turns", "2", "--out", str(tmp_path)])
     lines = (tmp_path / kind() / "spinning.md").read_text(encoding="utf-8").splitlines()
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[6:]]
     assert [row[0] for row in table] == [name for name in spinning.SETTINGS for _ in range(3)]
     for _, operation, rule, alone, after, ratio in table:
         assert rule.strip("`") in spinning.RULES
-        assert min(map(float, (operation, alone, after))) >= 0.0
-        assert float(ratio.split()[0]) > 0.0
+        assert min(map(float, (alone, after, ratio.split()[0]))) > 0.0
+        assert float(operation) < 1000.0
     with pytest.raises(SystemExit, match="--turns: expected a number >= 1, got 0"):
         command.main(["spinning", "--turns", "0"])
+
+
+def test_each_setting_of_spinning_has_its_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "SOME_OTHER"):
+        monkeypatch.setenv(name, "7")
+    found = {name: spinning.environment(name) for name in spinning.SETTINGS}
+    assert {env["SOME_OTHER"] for env in found.values()} == {"7"}
+    assert [(e.get("GOMP_SPINCOUNT"), e.get("OMP_WAIT_POLICY")) for e in found.values()] == [
+        (None, None),
+        ("1000", None),
+        (None, "passive"),
+    ]
 
 
 @pytest.mark.usefixtures("compiler")

@@ -78,8 +78,10 @@ def test_main_describes_the_build_and_checks_it() -> None:
     ("threads", "library", "variable", "advised"),
     [
         (2, "libgomp-98b21ff3.so.1", None, True),
-        (2, "libgomp-98b21ff3.so.1", "GOMP_SPINCOUNT", False),
-        (2, "libgomp-98b21ff3.so.1", "OMP_WAIT_POLICY", False),
+        (2, "libgomp-98b21ff3.so.1", "GOMP_SPINCOUNT=1000", False),
+        (2, "libgomp-98b21ff3.so.1", "GOMP_SPINCOUNT=infinite", True),
+        (2, "libgomp-98b21ff3.so.1", "OMP_WAIT_POLICY=PASSIVE", False),
+        (2, "libgomp-98b21ff3.so.1", "OMP_WAIT_POLICY=active", True),
         (2, "libomp.so", None, False),
         (1, "libgomp-98b21ff3.so.1", None, False),
         (2, None, None, False),  # no such file
@@ -97,10 +99,10 @@ def test_main_advises_against_threads_that_spin(
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
     if variable:
-        monkeypatch.setenv(variable, "1")
+        monkeypatch.setenv(*variable.split("="))
     maps = tmp_path / "maps"
     if library:
-        maps.write_text(f"7f00-7f01 r-xp 00000000 00:00 0 /lib/{library}\n", encoding="utf-8")
+        maps.write_bytes(b"7f00-7f01 r-xp 00000000 00:00 0 /b\xfcro/" + library.encode())
     # Not imported: tests of the pages run the module as a user does.
     text = runpy.run_module("fastagg.__main__", run_name="not main")["_threads"](maps)
     assert text.startswith(str(threads))
