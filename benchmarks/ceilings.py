@@ -15,8 +15,8 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -181,10 +181,10 @@ def fma_per_cycle(isa: str) -> float:
         if plausible and (done >= _ROUNDS or found > 1.9 * vector):
             return found
         time.sleep(_PAUSE)
-    warnings.warn(
+    print(
         f"{found:.1f} multiply-adds per cycle: others use this core, or its kind is unknown; the "
         "kind of processor in the results may be wrong",
-        stacklevel=2,
+        file=sys.stderr,
     )
     return found
 
