@@ -106,25 +106,8 @@ struct Read {
   }
 };
 
-struct Update {  // c = u - c, which stays bounded if repeated
-  template <int W>
-  FASTAGG_INLINE static void run(float* c, const float* u, int64_t n, int64_t ahead) {
-    for (int64_t k = 0; k + kUnroll * W <= n; k += kUnroll * W) {
-      if (ahead)
-        for (int64_t line = 0; line < kUnroll * W; line += 16) {
-          prefetch(c + k + ahead + line);
-          prefetch(u + k + ahead + line);
-        }
-      for (int i = 0; i < kUnroll; ++i) {
-        const int64_t at = k + i * W;
-        store<W>(c + at, load<W>(u + at) - load<W>(c + at));
-      }
-    }
-  }
-};
-
 template <bool kStreamed>
-struct UpdateBeside {  // to = u - c
+struct Update {  // to = u - c, which stays bounded if it is repeated with to = c
   template <int W>
   FASTAGG_INLINE static void run(float* to, const float* c, const float* u, int64_t n,
                                  int64_t ahead) {
@@ -192,20 +175,10 @@ double ceiling_read(const float* x, int64_t n, int64_t ahead, int passes, int is
   });
 }
 
-// Updates n floats c = u - c in place, `passes` times.
-double ceiling_update(float* c, const float* u, int64_t n, int64_t ahead, int passes, int isa,
-                      int threads) {
-  return timed(threads, [&](int thread) {
-    const Part part(n, threads, thread);
-    for (int pass = 0; pass < passes; ++pass)
-      dispatch<Update>(static_cast<Isa>(isa), c + part.begin, u + part.begin, part.size, ahead);
-  });
-}
-
-// Writes n floats to = u - c, `passes` times; past the caches if `streamed`. `to` must begin at a
-// cache line.
-double ceiling_update_beside(float* to, const float* c, const float* u, int64_t n, int64_t ahead,
-                             int streamed, int passes, int isa, int threads) {
+// Writes n floats to = u - c, `passes` times. `to` may be c. With `streamed`, it is written past
+// the caches, and must begin at a cache line.
+double ceiling_update(float* to, const float* c, const float* u, int64_t n, int64_t ahead,
+                      int streamed, int passes, int isa, int threads) {
   return timed(threads, [&](int thread) {
     const Part part(n, threads, thread);
     const auto run = [&](auto update) {
@@ -214,9 +187,9 @@ double ceiling_update_beside(float* to, const float* c, const float* u, int64_t 
                                    u + part.begin, part.size, ahead);
     };
     if (streamed)
-      run(UpdateBeside<true>());
+      run(Update<true>());
     else
-      run(UpdateBeside<false>());
+      run(Update<false>());
   });
 }
 

@@ -73,14 +73,12 @@ def library() -> ctypes.CDLL:
     found = ctypes.CDLL(str(target))
     pointer, size, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     found.ceiling_read.argtypes = [pointer, size, size, number, number, number]
-    found.ceiling_update.argtypes = [pointer, pointer, size, size, number, number, number]
-    found.ceiling_update_beside.argtypes = [pointer] * 3 + [size] * 2 + [number] * 4
+    found.ceiling_update.argtypes = [pointer] * 3 + [size] * 2 + [number] * 4
     found.ceiling_fma.argtypes = [size, number, number, pointer]
     found.ceiling_cycles.argtypes = [size]
     for function in (
         found.ceiling_read,
         found.ceiling_update,
-        found.ceiling_update_beside,
         found.ceiling_fma,
         found.ceiling_cycles,
     ):
@@ -109,14 +107,7 @@ def update_probe(c: Tensor, u: Tensor, isa: str) -> Probe:
         raise ValueError(
             f"c, u: expected contiguous tensors of the same shape, got {c.shape} and {u.shape}"
         )
-    level, n, passes = ISAS.index(isa), c.numel(), _passes(2 * c.nbytes)
-
-    def seconds(ahead: int) -> float:
-        threads, target, source = torch.get_num_threads(), c.data_ptr(), u.data_ptr()
-        return library().ceiling_update(target, source, n, ahead, passes, level, threads) / passes
-
-    (ahead,) = _fastest(seconds)
-    return Probe("update", lambda: 3 * c.nbytes / seconds(ahead))
+    return _update_probe("update", c, c, u, isa, streamed=(0,))
 
 
 def update_beside_probe(to: Tensor, c: Tensor, u: Tensor, isa: str) -> Probe:
@@ -132,17 +123,22 @@ def update_beside_probe(to: Tensor, c: Tensor, u: Tensor, isa: str) -> Probe:
             "to, c, u: expected contiguous tensors of the same shape that begin at cache lines, "
             f"got {to.shape}, {c.shape} and {u.shape}"
         )
-    level, n, passes = ISAS.index(isa), c.numel(), _passes(3 * c.nbytes)
+    return _update_probe("update beside", to, c, u, isa, streamed=(0, 1))
 
-    def seconds(ahead: int, streamed: int) -> float:
+
+def _update_probe(
+    name: str, to: Tensor, c: Tensor, u: Tensor, isa: str, streamed: Sequence[int]
+) -> Probe:
+    """Return the probe of ``to = u - c``, which is streamed or not, whatever is faster."""
+    level, n, passes = ISAS.index(isa), c.numel(), _passes(2 * c.nbytes)
+
+    def seconds(ahead: int, stream: int) -> float:
         threads, pointers = torch.get_num_threads(), [t.data_ptr() for t in (to, c, u)]
-        taken = library().ceiling_update_beside(
-            *pointers, n, ahead, streamed, passes, level, threads
-        )
-        return taken / passes
+        taken = library().ceiling_update(*pointers, n, ahead, stream, passes, level, threads)
+        return float(taken / passes)
 
-    fastest = _fastest(seconds, (0, 1))
-    return Probe("update beside", lambda: 3 * c.nbytes / seconds(*fastest))
+    fastest = _fastest(seconds, streamed)
+    return Probe(name, lambda: 3 * c.nbytes / seconds(*fastest))
 
 
 def fma_probe(isa: str) -> Probe:
