@@ -248,7 +248,7 @@ def _with_step(rule: str, op: Comparison) -> Comparison:
     """Compare the eager contenders of an op with the whole step of the rule that uses the op.
 
     The eager contenders change the memory in place. A step writes the new rows beside the old ones,
-    because it must leave them as they are if a value is not finite. Its ceiling is one of that.
+    because these must stay as they are if a value is not finite. Its ceiling writes beside, too.
     """
     S, d, K = op.S, op.d, 2 * op.S
     name = fastagg.RuleName(rule)
