@@ -293,7 +293,7 @@ def write_markdown(path: Path, measured: Sequence[Measured], title: str, command
     ]
     if lines := targets.verdicts(rows):
         about_them = f"What is asked ([targets.py](../../targets.py)): {targets.summary(lines)}."
-        parts += ["## Targets", about_them, markdown(targets.HEADINGS, lines)]
+        parts += ["## Targets", f"{about_them} {targets.LEGEND}", markdown(targets.HEADINGS, lines)]
     parts += ["## All figures", markdown(HEADINGS, map(cells, rows))]
     refused = left_out(rows)
     parts += ["## Left out", f"{len(refused)} of {len(rows)} measurements have no ratios."]

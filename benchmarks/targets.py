@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from benchmarks.harness import Row
 
-HEADINGS = ("op", "S", "d", "by", "against", "asked", "measured", "verdict")
+HEADINGS = ("op", "S", "d", "by", "against", "asked", "at most", "measured", "verdict")
+LEGEND = "At most: the ratio that fastagg would have at the ceiling."
 _AT_MOST = ("seconds", "S x d")
 
 
@@ -121,8 +122,8 @@ def verdicts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
         lines.append(
             (
                 target.op, str(own.S), f"{own.d:,}", target.by, _whom(target, own),
-                _figure(target, target.asked), _figure(target, measured),
-                _verdict(target, own, measured),
+                _figure(target, target.asked), _figure(target, _at_most(target, own, found)),
+                _figure(target, measured), _verdict(target, own, measured),
             )
         )  # fmt: skip
     return lines
@@ -148,6 +149,16 @@ def _measure(target: Target, own: Row, found: Sequence[Row]) -> float | None:
         return own.times_baseline
     ratios = [other.times_ours / own.times_ours for other in _others(target, found)]
     return min(ratios, default=None)
+
+
+def _at_most(target: Target, own: Row, found: Sequence[Row]) -> float | None:
+    """Return the ratio that a contender at the ceiling would have; None if no ratio is asked."""
+    if target.against in ("ceiling", "seconds", "S x d"):
+        return None
+    others = _others(target, found)
+    if target.against == "careful":
+        others = [row for row in found if row.contender == own.baseline]
+    return min((100.0 / row.percent_of_ceiling for row in others), default=None)
 
 
 def _whom(target: Target, own: Row) -> str:
