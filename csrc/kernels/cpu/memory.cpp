@@ -68,8 +68,9 @@ FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool
                                Count count) {
   alignas(64) Bfloat16 room[kStep];
   Bfloat16* const out = kept && !streamed ? kept : room;
+  const int64_t n = count;
   FASTAGG_INDEPENDENT
-  for (int64_t k = 0; k < count; ++k) {
+  for (int64_t k = 0; k < n; ++k) {
     const uint32_t bits = bfloat16_bits(row[k]);
     to[k] = float_of_bits(bits);
     out[k].bits = static_cast<uint16_t>(bits >> 16);
@@ -88,7 +89,8 @@ FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
-// remember_step for n columns from `column`. If `peaks` is given, raises each of them to the
+// remember_step for n columns from `column`; numbers `from` and `memory_from` on of the rows of
+// updates and memory belong to them. If `peaks` is given, raises each of them to the
 // largest magnitude of its update. If `streamed`, rows are kept past the caches. Rows that are kept
 // as Bfloat16 are rounded before they are used.
 //   params       // [d]: remember models; nullptr: remember updates
@@ -96,70 +98,75 @@ constexpr float kZeros[kRowColumns] = {};
 //   kept         // [G] or nullptr: nothing is kept
 //   peaks        // [G] or nullptr
 //   scales       // [G] or nullptr
-template <int W, int G, class T, class Memory, class Kept>
-FASTAGG_INLINE void remember(double* sums, const float* params, const T* const* updates,
-                             const Memory* const* memory, const float* const* references,
-                             Kept* const* kept, bool streamed, const double* weights,
-                             const float* scales, int32_t* peaks, int64_t column, int64_t n) {
-  const T* u[G];
-  const Memory* m[G];
-  const float* r[G];
-  Kept* out[G];
-  double w[G];
-  bool referring = false;
-  Magnitude<W> largest[G];
-  for (int g = 0; g < G; ++g) {
-    u[g] = updates[g] + column;
-    m[g] = memory[g] + column;
-    r[g] = references && references[g] ? references[g] + column : kZeros;
-    out[g] = kept ? kept[g] + column : nullptr;
-    w[g] = weights[g];
-    referring = referring || r[g] != kZeros;
-  }
-  const float* p = params ? params + column : nullptr;
-  constexpr bool kRounds = std::is_same_v<Kept, Bfloat16>;
-  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    const float* update[G];
-    const float* own[G];
-    const float* reference[G];
-    float* target[G] = {};
-    float update_room[G][kStep], own_room[G][kStep];
-    widen_step(update, u, begin, count, update_room, scales);
-    widen_step(own, m, begin, count, own_room);
+template <int G>
+struct Remember {
+  template <int W, class Kept>
+  FASTAGG_INLINE static void run(double* sums, const float* params, const float* const* updates,
+                                 int64_t from, const float* const* memory, int64_t memory_from,
+                                 const float* const* references, Kept* const* kept, bool streamed,
+                                 const double* weights, const float* scales, int32_t* peaks,
+                                 int64_t column, int64_t n) {
+    const float* u[G];
+    const float* m[G];
+    const float* r[G];
+    Kept* out[G];
+    double w[G];
+    bool referring = false;
+    Magnitude<W> largest[G];
     for (int g = 0; g < G; ++g) {
-      reference[g] = r[g] + begin;
-      if constexpr (kRounds) {
-        round_step<W>(update[g], update_room[g], kept ? out[g] + begin : nullptr, streamed, count);
-        update[g] = update_room[g];
-      } else {
-        target[g] = kept ? out[g] + begin : nullptr;
-      }
+      u[g] = updates[g] + from;
+      m[g] = memory[g] + memory_from;
+      r[g] = references && references[g] ? references[g] + column : kZeros;
+      out[g] = kept ? kept[g] + column : nullptr;
+      w[g] = weights[g];
+      referring = referring || r[g] != kZeros;
     }
-    double* sum = sums + begin;
-    const float* base = p ? p + begin : nullptr;
-    const auto step = [&](auto models, auto refers) FASTAGG_INLINE_LAMBDA {
-      constexpr bool kModels = decltype(models)::value, kReference = decltype(refers)::value;
-      const auto run = [&](auto keep) FASTAGG_INLINE_LAMBDA {
-        remember_step<W, G, kModels, kReference, keep()>(sum, base, update, own, reference, target,
-                                                         w, largest, count);
+    const float* p = params ? params + column : nullptr;
+    constexpr bool kRounds = std::is_same_v<Kept, Bfloat16>;
+    for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      const float* update[G];
+      const float* own[G];
+      const float* reference[G];
+      float* target[G] = {};
+      float update_room[G][kStep];
+      widen_step(update, u, begin, count, update_room, scales);
+      for (int g = 0; g < G; ++g) {
+        own[g] = m[g] + begin;
+        reference[g] = r[g] + begin;
+        if constexpr (kRounds) {
+          round_step<W>(update[g], update_room[g], kept ? out[g] + begin : nullptr, streamed,
+                        count);
+          update[g] = update_room[g];
+        } else {
+          target[g] = kept ? out[g] + begin : nullptr;
+        }
+      }
+      double* sum = sums + begin;
+      const float* base = p ? p + begin : nullptr;
+      const auto step = [&](auto models, auto refers) FASTAGG_INLINE_LAMBDA {
+        constexpr bool kModels = decltype(models)::value, kReference = decltype(refers)::value;
+        const auto run = [&](auto keep) FASTAGG_INLINE_LAMBDA {
+          remember_step<W, G, kModels, kReference, keep()>(sum, base, update, own, reference,
+                                                           target, w, largest, count);
+        };
+        if (kRounds || !kept) return run(std::integral_constant<Keep, Keep::kNothing>());
+        if constexpr (!kReference)  // with references, rows are seldom copied
+          if (streamed) return run(std::integral_constant<Keep, Keep::kStream>());
+        run(std::integral_constant<Keep, Keep::kStore>());
       };
-      if (kRounds || !kept) return run(std::integral_constant<Keep, Keep::kNothing>());
-      if constexpr (!kReference)  // with references, rows are seldom copied
-        if (streamed) return run(std::integral_constant<Keep, Keep::kStream>());
-      run(std::integral_constant<Keep, Keep::kStore>());
-    };
-    if (p && referring)
-      step(std::true_type(), std::true_type());
-    else if (p)
-      step(std::true_type(), std::false_type());
-    else if (referring)
-      step(std::false_type(), std::true_type());
-    else
-      step(std::false_type(), std::false_type());
-  });
-  if (peaks)
-    for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
-}
+      if (p && referring)
+        step(std::true_type(), std::true_type());
+      else if (p)
+        step(std::true_type(), std::false_type());
+      else if (referring)
+        step(std::false_type(), std::true_type());
+      else
+        step(std::false_type(), std::false_type());
+    });
+    if (peaks)
+      for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
+  }
+};
 
 template <int W, class T, class Memory, class Kept>
 FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* const* updates,
@@ -168,13 +175,24 @@ FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* con
                                  const float* scales, int32_t* peaks, int64_t S, int64_t column,
                                  int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
+  const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
+    constexpr int G = decltype(rows)::value;
+    const auto take_updates = [&](const float* const* u, int64_t u_from, int64_t u_begin,
+                                  int64_t u_count) FASTAGG_INLINE_LAMBDA {
+      const auto take_memory = [&](const float* const* m, int64_t m_from, int64_t m_begin,
+                                   int64_t count) FASTAGG_INLINE_LAMBDA {
+        const int64_t begin = u_begin + m_begin;
+        call<W, Remember<G>>(sums + begin, params, u, u_from + m_begin, m, m_from,
+                             from(references, s), from(kept, s), streamed, weights + s,
+                             from(scales, s), from(peaks, s), column + begin, count);
+      };
+      for_widened<W, G>(memory + s, column + u_begin, u_count, take_memory);
+    };
+    for_widened<W, G>(updates + s, column, n, take_updates);
+  };
   int64_t s = 0;
-  for (; s + kRows <= S; s += kRows)
-    remember<W, kRows>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
-                       streamed, weights + s, from(scales, s), from(peaks, s), column, n);
-  for (; s < S; ++s)
-    remember<W, 1>(sums, params, updates + s, memory + s, from(references, s), from(kept, s),
-                   streamed, weights + s, from(scales, s), from(peaks, s), column, n);
+  for (; s + kRows <= S; s += kRows) take(std::integral_constant<int, kRows>(), s);
+  for (; s < S; ++s) take(std::integral_constant<int, 1>(), s);
   if (streamed) finish_streams();
 }
 

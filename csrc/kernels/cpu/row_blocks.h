@@ -59,6 +59,26 @@ FASTAGG_INLINE void for_steps(int64_t n, const Body& body) {
   body(begin, n - begin);
 }
 
+// for_steps for bodies to which it does not matter where a step ends. The remainder is taken in
+// vectors and then number by number, so that every count is a constant: code for a variable one is
+// the larger part of what a compiler would have to do.
+template <int W, class Body>
+FASTAGG_INLINE void for_even_steps(int64_t n, const Body& body) {
+  int64_t begin = 0;
+  for (; begin + kStep <= n; begin += kStep) {
+    body(begin, std::integral_constant<int64_t, kStep>());
+    asm volatile("");  // see for_steps
+  }
+  for (; begin + W <= n; begin += W) {
+    body(begin, std::integral_constant<int64_t, W>());
+    asm volatile("");
+  }
+  for (; begin < n; ++begin) {
+    body(begin, std::integral_constant<int64_t, 1>());
+    asm volatile("");  // otherwise this would be vectorized, as a loop over columns
+  }
+}
+
 // The float elements of a row of T: rows of float are used in place, const or not.
 template <class T>
 using Widened = std::conditional_t<std::is_same_v<T, float>, float, const float>;
@@ -73,6 +93,33 @@ FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t
     } else {
       for (int64_t k = 0; k < count; ++k) room[g][k] = widened(rows[g][begin + k]);
       x[g] = room[g];
+    }
+  }
+}
+
+struct Widen {
+  template <int W, class T>
+  FASTAGG_INLINE static void run(float* to, const T* from, int64_t n) {
+    for (int64_t k = 0; k < n; ++k) to[k] = widened(from[k]);
+  }
+};
+
+// Calls take(rows, column, begin, count) with G rows of float for parts of n columns from `column`:
+// rows[g][column + k] is the number `begin + k` of row g, for k in [0, count). Rows of float are
+// one part. Others are converted part by part, so that the code of `take` is compiled once.
+template <int W, int G, class T, class Take>
+FASTAGG_INLINE void for_widened(const T* const* rows, int64_t column, int64_t n, const Take& take) {
+  if constexpr (std::is_same_v<T, float>) {
+    take(rows, column, 0, n);
+  } else {
+    constexpr int64_t kPart = 256;  // 8 KB of eight rows, which stay in L1
+    alignas(64) float room[G][kPart];
+    const float* x[G];
+    for (int g = 0; g < G; ++g) x[g] = room[g];
+    for (int64_t begin = 0; begin < n; begin += kPart) {
+      const int64_t count = std::min(kPart, n - begin);
+      for (int g = 0; g < G; ++g) call<W, Widen>(&room[g][0], rows[g] + column + begin, count);
+      take(&x[0], 0, begin, count);
     }
   }
 }

@@ -181,17 +181,18 @@ FASTAGG_INLINE void prefetch_l2(const float* p, int64_t offset) {
   prefetch_l2(far_from(p, offset));
 }
 
+// They are not inlined, because tests find their machine code by name, and so that code that
+// several kernels call is compiled once.
 #ifdef FASTAGG_X86
 template <class Kernel, class... Args>
-FASTAGG_TARGET_AVX512 void run_avx512(Args... args) {
+FASTAGG_TARGET_AVX512 __attribute__((noinline)) void run_avx512(Args... args) {
   Kernel::template run<16>(args...);
 }
 template <class Kernel, class... Args>
-FASTAGG_TARGET_AVX2 void run_avx2(Args... args) {
+FASTAGG_TARGET_AVX2 __attribute__((noinline)) void run_avx2(Args... args) {
   Kernel::template run<8>(args...);
 }
 #endif
-// Not inlined, because tests find their machine code by name.
 #ifdef __aarch64__
 template <class Kernel, class... Args>
 __attribute__((noinline)) void run_neon(Args... args) {
@@ -203,6 +204,20 @@ __attribute__((noinline)) void run_portable(Args... args) {
   Kernel::template run<4>(args...);
 }
 #endif
+
+// Calls Kernel::run<W>(args...) from code that is compiled for W lanes, as a function of its own.
+template <int W, class Kernel, class... Args>
+FASTAGG_INLINE void call(Args... args) {
+#ifdef FASTAGG_X86
+  if constexpr (W == 16) return run_avx512<Kernel>(args...);
+  if constexpr (W == 8) return run_avx2<Kernel>(args...);
+#endif
+#ifdef __aarch64__
+  if constexpr (W == 4) run_neon<Kernel>(args...);
+#else
+  if constexpr (W == 4) run_portable<Kernel>(args...);
+#endif
+}
 
 // Calls Kernel::run<W>(args...), compiled for the instruction set `isa`. Kernel::run and everything
 // that it calls must be FASTAGG_INLINE: code that is not inlined is compiled for the baseline.

@@ -18,34 +18,32 @@ namespace {
 // Adds a group of A rows and, unless B is 0, one of B rows to float64 sums, in one pass. The first
 // pass sets `sums`, and the last one goes straight to `out`. So few rows, which are one or two
 // passes, cost little more than their own reading. Calls then(begin, count) after each step of
-// columns, as for_steps does.
-//   out    // [n], or with kReused [kStep]: the results of a step
+// columns, as for_even_steps does.
+//   out    // [n]
+//   step   // [kStep] or nullptr: the results of a step, instead of `out`. It is a parameter of its
+//          // own, because `then` reads it: an array that is __restrict must not be read elsewhere
 //   sums   // [n]; not used if the pass is the first and the last
-template <int W, int A, int B, bool kFirst, bool kLast, bool kBeta, bool kReused = false, class T,
-          class Then>
-FASTAGG_INLINE void add_groups(float* __restrict out, const T* const* rows, const float* weights,
-                               double factor, double beta, int64_t column, int64_t n,
-                               double* __restrict sums, const Then& then) {
+template <int W, int A, int B, bool kFirst, bool kLast, bool kBeta, bool kReused, class Then>
+FASTAGG_INLINE void add_groups(float* __restrict out, float* step, const float* const* rows,
+                               const float* weights, double factor, double beta, int64_t column,
+                               int64_t n, double* __restrict sums, const Then& then) {
   constexpr int G = A + B;
-  const T* row[G];
+  const float* row[G];
   float w[G];
   for (int g = 0; g < G; ++g) {
     row[g] = rows[g] + column;
     w[g] = weights[g];
   }
-  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    const float* x[G];
-    float room[G][kStep];
-    widen_step(x, row, begin, count, room);
-    float* const to = kReused ? out : out + begin;
+  for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    float* const to = kReused ? step : out + begin;
     FASTAGG_WHOLE_VECTORS
     for (int64_t k = 0; k < count; ++k) {
-      float group = w[0] * x[0][k];
-      for (int g = 1; g < A; ++g) group += w[g] * x[g][k];
+      float group = w[0] * row[0][begin + k];
+      for (int g = 1; g < A; ++g) group += w[g] * row[g][begin + k];
       double sum = (kFirst ? 0.0 : sums[begin + k]) + static_cast<double>(group);
       if constexpr (B > 0) {
-        float second = w[A] * x[A][k];
-        for (int g = A + 1; g < G; ++g) second += w[g] * x[g][k];
+        float second = w[A] * row[A][begin + k];
+        for (int g = A + 1; g < G; ++g) second += w[g] * row[g][begin + k];
         sum += static_cast<double>(second);
       }
       if constexpr (!kLast)
@@ -59,7 +57,17 @@ FASTAGG_INLINE void add_groups(float* __restrict out, const T* const* rows, cons
   });
 }
 
-constexpr auto kNothing = [](int64_t, auto) FASTAGG_INLINE_LAMBDA {};
+template <int A, int B, bool kFirst, bool kLast, bool kBeta>
+struct SumGroups {
+  template <int W>
+  FASTAGG_INLINE static void run(float* out, const float* const* rows, const float* weights,
+                                 double factor, double beta, int64_t column, int64_t n,
+                                 double* sums) {
+    add_groups<W, A, B, kFirst, kLast, kBeta, false>(out, nullptr, rows, weights, factor, beta,
+                                                     column, n, sums,
+                                                     [](int64_t, auto) FASTAGG_INLINE_LAMBDA {});
+  }
+};
 
 // Calls body(A, B, s, first, last) with constants for each pass over S >= 1 rows: over the groups
 // of rows s to s + A - 1 and, if B is not 0, of the next B rows. first, last: whether it is the
@@ -114,17 +122,18 @@ struct WeightedSum {
     for_passes<T>(S, [&](auto a, auto b, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
       constexpr int A = decltype(a)::value, B = decltype(b)::value;
       constexpr bool kFirst = decltype(first)::value, kLast = decltype(last)::value;
-      const auto add = [&](auto has_beta) FASTAGG_INLINE_LAMBDA {
-        add_groups<W, A, B, kFirst, kLast, decltype(has_beta)::value>(
-            to, rows + s, weights + s, factor, beta, column, n, memory, kNothing);
-      };
-      if constexpr (kLast) {
-        if (beta != 0.0) {
-          add(std::true_type());
-          return;
+      const auto take = [&](const float* const* x, int64_t from, int64_t begin,
+                            int64_t count) FASTAGG_INLINE_LAMBDA {
+        const auto add = [&](auto has_beta) FASTAGG_INLINE_LAMBDA {
+          call<W, SumGroups<A, B, kFirst, kLast, decltype(has_beta)::value>>(
+              to + begin, x, weights + s, factor, beta, from, count, memory + begin);
+        };
+        if constexpr (kLast) {
+          if (beta != 0.0) return add(std::true_type());
         }
-      }
-      add(std::false_type());
+        add(std::false_type());
+      };
+      for_widened<W, A + B>(rows + s, column, n, take);
     });
   }
 };
@@ -187,9 +196,35 @@ FASTAGG_INLINE void keep_params(const float* params, const float* sum, float* be
   }
 }
 
+// The last pass of MoveAlong. Parameters are read and written in each step of columns: as streams
+// of their own, even over parts of 4 KB, they would wait for memory.
+template <int A, int B, bool kFirst>
+struct MoveGroups {
+  template <int W>
+  FASTAGG_INLINE static void run(float* params, float* before, const float* const* rows,
+                                 const float* weights, double factor, float rate,
+                                 double rate_factor, double once, int64_t column, int64_t n,
+                                 int32_t* peaks, double* sums) {
+    alignas(64) float sum[kStep];
+    MovePeaks<W> found;
+    add_groups<W, A, B, kFirst, true, false, true>(
+        nullptr, sum, rows, weights, factor, 0.0, column, n, sums,
+        [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+          keep_params<W>(params + begin, sum, before + begin, count, &found);
+          float* const to = params + begin;
+          FASTAGG_WHOLE_VECTORS
+          for (int64_t k = 0; k < count; ++k) {  // SumGroups of one row, with beta = once
+            const float group = rate * sum[k];
+            to[k] =
+                static_cast<float>(once * to[k] + rate_factor * (0.0 + static_cast<double>(group)));
+          }
+        });
+    found.raise(peaks);
+  }
+};
+
 // params = once * params + the product of a rate and of the weighted sum of S rows, for n
-// columns from `column` on. Parameters are read and written in each step of the last pass over
-// rows: as streams of their own, even over parts of 4 KB, they would wait for memory.
+// columns from `column` on.
 //   before   // [n], changed: the old parameters
 //   peaks    // [2] magnitude bits, raised: of the old parameters, of the sum
 //   memory   // [n] scratch
@@ -201,11 +236,11 @@ struct MoveAlong {
                                  double* memory) {
     const float* const w = weights->quotients.data();
     const float quotient = rate->quotients[0];
-    const double rate_factor = rate->factor;
+    const double factor = weights->factor, rate_factor = rate->factor;
     if (S == 0) {
       const float zeros[kStep] = {};
       MovePeaks<W> found;
-      for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
         keep_params<W>(params + begin, zeros, before + begin, count, &found);
       });
       found.raise(peaks);
@@ -214,22 +249,17 @@ struct MoveAlong {
     for_passes<T>(S, [&](auto a, auto b, int64_t s, auto first, auto last) FASTAGG_INLINE_LAMBDA {
       constexpr int A = decltype(a)::value, B = decltype(b)::value;
       constexpr bool kFirst = decltype(first)::value;
-      if constexpr (!decltype(last)::value) {
-        add_groups<W, A, B, kFirst, false, false>(nullptr, rows + s, w + s, 0.0, 0.0, column, n,
-                                                  memory, kNothing);
-      } else {
-        alignas(64) float sum[kStep];
-        const float* const one = sum;
-        MovePeaks<W> found;
-        add_groups<W, A, B, kFirst, true, false, true>(
-            sum, rows + s, w + s, weights->factor, 0.0, column, n, memory,
-            [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-              keep_params<W>(params + begin, sum, before + begin, count, &found);
-              add_groups<W, 1, 0, true, true, true>(params + begin, &one, &quotient, rate_factor,
-                                                    once, 0, count, nullptr, kNothing);
-            });
-        found.raise(peaks);
-      }
+      const auto take = [&](const float* const* x, int64_t from, int64_t begin,
+                            int64_t count) FASTAGG_INLINE_LAMBDA {
+        if constexpr (decltype(last)::value)
+          call<W, MoveGroups<A, B, kFirst>>(params + begin, before + begin, x, w + s, factor,
+                                            quotient, rate_factor, once, from, count, peaks,
+                                            memory + begin);
+        else
+          call<W, SumGroups<A, B, kFirst, false, false>>(static_cast<float*>(nullptr), x, w + s,
+                                                         0.0, 0.0, from, count, memory + begin);
+      };
+      for_widened<W, A + B>(rows + s, column, n, take);
     });
   }
 };
