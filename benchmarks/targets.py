@@ -122,7 +122,7 @@ def verdicts(rows: Iterable[Row]) -> list[tuple[str, ...]]:
         lines.append(
             (
                 target.op, str(own.S), f"{own.d:,}", target.by, _whom(target, own),
-                _figure(target, target.asked), _figure(target, _at_most(target, own, found)),
+                _figure(target, target.asked), _figure(target, _at_ceiling(target, own, found)),
                 _figure(target, measured), _verdict(target, own, measured),
             )
         )  # fmt: skip
@@ -151,9 +151,9 @@ def _measure(target: Target, own: Row, found: Sequence[Row]) -> float | None:
     return min(ratios, default=None)
 
 
-def _at_most(target: Target, own: Row, found: Sequence[Row]) -> float | None:
-    """Return the ratio that a contender at the ceiling would have; None if no ratio is asked."""
-    if target.against in ("ceiling", "seconds", "S x d"):
+def _at_ceiling(target: Target, own: Row, found: Sequence[Row]) -> float | None:
+    """Return the ratio that fastagg would have at the ceiling; None if no ratio is asked."""
+    if target.against in ("ceiling", *_AT_MOST):
         return None
     others = _others(target, found)
     if target.against == "careful":

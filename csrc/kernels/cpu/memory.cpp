@@ -89,9 +89,9 @@ FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
-// remember_step for n columns from `column`; numbers `from` and `memory_from` on of the rows of
-// updates and memory belong to them. If `peaks` is given, raises each of them to the
-// largest magnitude of its update. If `streamed`, rows are kept past the caches. Rows that are kept
+// remember_step for n columns. They begin at `from` in rows of updates, at `memory_from` in rows of
+// memory, and at `column` in all others. If `peaks` is given, raises each of them to the largest
+// magnitude of its update. If `streamed`, rows are kept past the caches. Rows that are kept
 // as Bfloat16 are rounded before they are used.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr

@@ -59,9 +59,9 @@ FASTAGG_INLINE void for_steps(int64_t n, const Body& body) {
   body(begin, n - begin);
 }
 
-// for_steps for bodies to which it does not matter where a step ends. The remainder is taken in
-// vectors and then number by number, so that every count is a constant: code for a variable one is
-// the larger part of what a compiler would have to do.
+// for_steps, for a body whose result does not depend on where steps end. After the steps of kStep
+// columns come steps of one vector, and then of one column. So every count is a constant. A body
+// with a variable count took the compiler longer than one with a constant count.
 template <int W, class Body>
 FASTAGG_INLINE void for_even_steps(int64_t n, const Body& body) {
   int64_t begin = 0;
@@ -97,6 +97,7 @@ FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t
   }
 }
 
+// to = n elements as floats.
 struct Widen {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* to, const T* from, int64_t n) {
@@ -104,9 +105,10 @@ struct Widen {
   }
 };
 
-// Calls take(rows, column, begin, count) with G rows of float for parts of n columns from `column`:
-// rows[g][column + k] is the number `begin + k` of row g, for k in [0, count). Rows of float are
-// one part. Others are converted part by part, so that the code of `take` is compiled once.
+// Calls take(x, from, begin, count) for parts [begin, begin + count) of n columns, which begin at
+// `column` of the rows: x[g][from + k] is column begin + k of them, in row g, as float. Rows of
+// float are one part, and x is `rows`. Others are converted part by part, so that the code that
+// `take` calls is compiled for float only.
 template <int W, int G, class T, class Take>
 FASTAGG_INLINE void for_widened(const T* const* rows, int64_t column, int64_t n, const Take& take) {
   if constexpr (std::is_same_v<T, float>) {

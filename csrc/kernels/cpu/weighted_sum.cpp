@@ -20,8 +20,8 @@ namespace {
 // passes, cost little more than their own reading. Calls then(begin, count) after each step of
 // columns, as for_even_steps does.
 //   out    // [n]
-//   step   // [kStep] or nullptr: the results of a step, instead of `out`. It is a parameter of its
-//          // own, because `then` reads it: an array that is __restrict must not be read elsewhere
+//   step   // [kStep], used with kReused: the results of one step, instead of `out`. `then` reads
+//          // them, so it is not __restrict
 //   sums   // [n]; not used if the pass is the first and the last
 template <int W, int A, int B, bool kFirst, bool kLast, bool kBeta, bool kReused, class Then>
 FASTAGG_INLINE void add_groups(float* __restrict out, float* step, const float* const* rows,
