@@ -94,8 +94,8 @@ def compile_flags() -> list[str]:
         flags = ["-Og", "-g1", "-fno-omit-frame-pointer", *sanitize_flags()]
         if os.environ.get("FASTAGG_WITHOUT_AVX512") == "1":  # the tests run on this machine only
             flags.append("-DFASTAGG_WITHOUT_AVX512")
-    # -Wno-unused-parameter: torch's headers
-    flags += ["-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+    # -Wno-unused-parameter: torch's headers; -Wno-psabi: see csrc/kernels/cpu/simd.h
+    flags += ["-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-psabi"]
     return [*flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]  # torch passes on CFLAGS only
 
 

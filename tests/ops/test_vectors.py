@@ -46,8 +46,8 @@ SIMILAR_TILE = {"avx512": 24, "avx2": 12, "portable": 12, "neon": 24}
 TILED = ("ChunkKernel", "RowsKernel")
 # Of the latter, those of the largest groups of rows.
 STREAMS = (
-    *("SumGroups<8", "MoveGroups<8", "Remember<4"),
-    *("QuantizedTotal", "MimicMean", "ScaffoldMean"),
+    *("SumGroups<8", "MoveGroups<8", "Remember<4", "AddRows<8", "AddCorrections<8"),
+    *("QuantizedTotal", "ScaffoldMean"),
 )
 # A function with fewer instructions passes its arguments on to another one.
 WHOLE = 32

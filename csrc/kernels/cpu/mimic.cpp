@@ -32,56 +32,89 @@ FASTAGG_INLINE void keep_row(float* to, const float* from, int64_t n) {
   for (; k < n; ++k) to[k] = from[k];
 }
 
-// sums += sum_g weights[g] * rows[g] for n columns of G rows, in float32. If kStream, also
-// peaks = the largest magnitudes of rows, and kept = rows, past the caches.
+// N floats at p: a vector, or a float if N is 1.
+template <int N>
+FASTAGG_INLINE auto floats_at(const float* p) {
+  if constexpr (N == 1)
+    return *p;
+  else
+    return load<N>(p);
+}
+
+// to += x for N floats.
+template <int N, class T>
+FASTAGG_INLINE void add_widened(double* to, const T& x) {
+  if constexpr (N == 1) {
+    *to += static_cast<double>(x);
+  } else {
+    constexpr int kHalf = N / 2;
+    Vec<double, kHalf> low, high;
+    widen_halves<N>(bits_of<N>(x), &low, &high);
+    store<kHalf>(to, load<kHalf>(to) + low);
+    store<kHalf>(to + kHalf, load<kHalf>(to + kHalf) + high);
+  }
+}
+
+// to = x for N floats, past the caches.
+template <int N, class T>
+FASTAGG_INLINE void keep_far(float* to, const T& x) {
+  if constexpr (N == 1)
+    *to = x;
+  else
+    stream<N>(to, x);
+}
+
+// Adds one of the products of a sum in float32: of the rows in the order of row_in_order.
+//
+// The first one is rounded. So it is known which products are fused with additions: of the first
+// two, a compiler could fuse either one, and GCC did not choose the same one for vectors and for
+// single columns. (That of row 1 is the first, because GCC fused that of row 0 wherever results
+// were recorded before this was written down.)
+template <class T>
+FASTAGG_INLINE void add_product(T* sum, bool first, float weight, const T& x) {
+  if (first)
+    *sum = rounded(weight * x);
+  else
+    *sum += weight * x;
+}
+template <int G>
+constexpr int row_in_order(int i) {
+  return G > 1 && i < 2 ? 1 - i : i;
+}
+
+// sums += sum_g weights[g] * element(g, k) for G rows in float32, and for the columns of a step of
+// for_even_steps. If kStream, also peaks = the largest magnitudes of rows, and kept = rows, past
+// the caches.
+//   element   // (g, k, lanes) -> the floats of row g at column k, as of floats_at<lanes()>
 //
 // It takes one or more cache lines of a row before the next row. So streamed stores fill whole
 // lines one after the other; half lines of eight rows in turn took twice as long with AVX2. With 16
 // registers, it takes more, because the peaks of eight rows are not in registers all the time.
-template <int W, int G, bool kStream>
-FASTAGG_INLINE void add_step(double* sums, const float* const (&rows)[G], const float* weights,
-                             Magnitude<W> (&peaks)[G], float* const (&kept)[G], int64_t n) {
-  constexpr int kHalf = W / 2;
-  int64_t k = 0;
-  const auto take = [&](auto vectors) FASTAGG_INLINE_LAMBDA {
-    Vec<float, W> sum[vectors()];
-    unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
-      Magnitude<W> peak = peaks[g];
-      unroll<vectors()>([&](auto v) FASTAGG_INLINE_LAMBDA {
-        const Vec<float, W> row = load<W>(rows[g] + k + v * W);
-        if constexpr (g == 0)
-          sum[v] = weights[g] * row;
-        else
-          sum[v] += weights[g] * row;
+template <int W, int G, bool kStream, class Element, class Count>
+FASTAGG_INLINE void add_step(double* sums, const Element& element, const float* weights,
+                             Magnitude<W>* peaks, float* const* kept, Count) {
+  constexpr int kLanes = Count() % W == 0 ? W : 1;
+  constexpr int kVectors = std::min<int>(Count() / kLanes, kRegisters<W> == 32 ? 16 / W : 8);
+  constexpr std::integral_constant<int, kLanes> lanes;
+  for (int64_t k = 0; k < Count(); k += kVectors * kLanes) {
+    decltype(element(0, k, lanes)) sum[kVectors];
+    unroll<G>([&](auto i) FASTAGG_INLINE_LAMBDA {
+      constexpr int g = row_in_order<G>(i());
+      Magnitude<W> peak;
+      if constexpr (kStream) peak = peaks[g];
+      unroll<kVectors>([&](auto v) FASTAGG_INLINE_LAMBDA {
+        const int64_t at = k + v * kLanes;
+        const auto row = element(g, at, lanes);
+        add_product(&sum[v], i == 0, weights[g], row);
         if constexpr (kStream) {
           peak.add(row);
-          stream<W>(kept[g] + k + v * W, row);
+          keep_far<kLanes>(kept[g] + at, row);
         }
       });
-      peaks[g] = peak;
+      if constexpr (kStream) peaks[g] = peak;
     });
-    unroll<vectors()>([&](auto v) FASTAGG_INLINE_LAMBDA {
-      Vec<double, kHalf> low, high;
-      widen_halves<W>(bits_of<W>(sum[v]), &low, &high);
-      double* to = sums + k + v * W;
-      store<kHalf>(to, load<kHalf>(to) + low);
-      store<kHalf>(to + kHalf, load<kHalf>(to + kHalf) + high);
-    });
-    k += vectors() * W;
-  };
-  constexpr std::integral_constant<int, kRegisters<W> == 32 ? 16 / W : 8> several;
-  constexpr std::integral_constant<int, 1> one;
-  while (k + several() * W <= n) take(several);
-  if constexpr (several() > 1)
-    while (k + W <= n) take(one);
-  for (; k < n; ++k) {
-    float sum = weights[0] * rows[0][k];
-    for (int g = 1; g < G; ++g) sum += weights[g] * rows[g][k];
-    sums[k] += static_cast<double>(sum);
-    for (int g = 0; kStream && g < G; ++g) {
-      peaks[g].add(rows[g][k]);
-      kept[g][k] = rows[g][k];
-    }
+    unroll<kVectors>(
+        [&](auto v) FASTAGG_INLINE_LAMBDA { add_widened<kLanes>(sums + k + v * kLanes, sum[v]); });
   }
 }
 
@@ -101,77 +134,82 @@ struct Extras {
   }
 };
 
-// sums[k] += sum_g weights[g] * rows[g][column + k] for n columns of G rows, in float32.
-template <int W, int G, class T>
-FASTAGG_INLINE void add_rows(double* sums, const T* const* rows, const float* weights,
-                             const Extras& extras, int64_t column, int64_t n) {
-  const T* row[G];
-  float* out[G];
-  float weight[G];
-  Magnitude<W> largest[G];
-  for (int g = 0; g < G; ++g) {
-    row[g] = rows[g] + column;
-    out[g] = extras.kept ? extras.kept[g] + column : nullptr;
-    weight[g] = weights[g];
+// sums[k] += sum_g weights[g] * rows[g][from + k] for n columns of G rows, in float32.
+//   column   // of extras.kept
+template <int G>
+struct AddRows {
+  template <int W>
+  FASTAGG_INLINE static void run(double* sums, const float* const* rows, int64_t from,
+                                 const float* weights, Extras extras, int64_t column, int64_t n) {
+    const float* row[G];
+    float* out[G];
+    float weight[G];
+    Magnitude<W> largest[G];
+    for (int g = 0; g < G; ++g) {
+      row[g] = rows[g] + from;
+      out[g] = extras.kept ? extras.kept[g] + column : nullptr;
+      weight[g] = weights[g];
+    }
+    for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      const float* x[G];
+      float* target[G];
+      float room[G][kStep];
+      widen_step(x, row, begin, count, room, extras.scales);
+      for (int g = 0; g < G; ++g) target[g] = extras.kept ? out[g] + begin : nullptr;
+      const auto element = [&](int g, int64_t k, auto lanes)
+                               FASTAGG_INLINE_LAMBDA { return floats_at<lanes()>(x[g] + k); };
+      if (extras.streamed)
+        return add_step<W, G, true>(sums + begin, element, weight, largest, target, count);
+      add_step<W, G, false>(sums + begin, element, weight, largest, target, count);
+      for (int g = 0; extras.peaks && g < G; ++g) largest[g].add(x[g], count);
+      for (int g = 0; extras.kept && g < G; ++g) keep_row<W>(target[g], x[g], count);
+    });
+    for (int g = 0; extras.peaks && g < G; ++g)
+      extras.peaks[g] = std::max(extras.peaks[g], largest[g].bits());
   }
-  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    const float* x[G];
-    float* target[G];
-    float room[G][kStep];
-    widen_step(x, row, begin, count, room, extras.scales);
-    for (int g = 0; g < G; ++g) target[g] = extras.kept ? out[g] + begin : nullptr;
-    if (extras.streamed)
-      return add_step<W, G, true>(sums + begin, x, weight, largest, target, count);
-    add_step<W, G, false>(sums + begin, x, weight, largest, target, count);
-    for (int g = 0; extras.peaks && g < G; ++g) largest[g].add(x[g], count);
-    for (int g = 0; extras.kept && g < G; ++g) keep_row<W>(target[g], x[g], count);
-  });
-  for (int g = 0; extras.peaks && g < G; ++g)
-    extras.peaks[g] = std::max(extras.peaks[g], largest[g].bits());
-}
+};
 
 // The same for corrections, which are references[g] - rows[g] where references[g] is given.
 //   references   // [G], each may be nullptr, or nullptr
-template <int W, int G, class T>
-FASTAGG_INLINE void add_corrections(double* __restrict sums, const T* const* rows,
-                                    const float* const* references, const float* weights,
-                                    int64_t column, int64_t n) {
-  const T* row[G];
-  float weight[G];
-  const float* reference[G];
-  bool stored = true, referring = true;  // no row has a reference; every row has one
-  for (int g = 0; g < G; ++g) {
-    row[g] = rows[g] + column;
-    weight[g] = weights[g];
-    reference[g] = references && references[g] ? references[g] + column : nullptr;
-    stored = stored && !reference[g];
-    referring = referring && reference[g];
+//   column       // of references
+template <int G>
+struct AddCorrections {
+  template <int W>
+  FASTAGG_INLINE static void run(double* __restrict sums, const float* const* rows, int64_t from,
+                                 const float* const* references, const float* weights,
+                                 int64_t column, int64_t n) {
+    const float* row[G];
+    float weight[G];
+    const float* reference[G];
+    bool stored = true, referring = true;  // no row has a reference; every row has one
+    for (int g = 0; g < G; ++g) {
+      row[g] = rows[g] + from;
+      weight[g] = weights[g];
+      reference[g] = references && references[g] ? references[g] + column : nullptr;
+      stored = stored && !reference[g];
+      referring = referring && reference[g];
+    }
+    if (stored) return call<W, AddRows<G>>(sums, rows, from, weights, Extras(), column, n);
+    for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      const auto add = [&](const auto& element) FASTAGG_INLINE_LAMBDA {
+        add_step<W, G, false>(sums + begin, element, weight, nullptr, nullptr, count);
+      };
+      if (referring)
+        return add([&](int g, int64_t k, auto lanes) FASTAGG_INLINE_LAMBDA {
+          const int64_t at = begin + k;
+          return floats_at<lanes()>(reference[g] + at) - floats_at<lanes()>(row[g] + at);
+        });
+      float corrections[G][kStep];
+      for (int g = 0; g < G; ++g)
+        if (const float* r = reference[g])
+          for (int64_t k = 0; k < count; ++k) corrections[g][k] = r[begin + k] - row[g][begin + k];
+        else
+          for (int64_t k = 0; k < count; ++k) corrections[g][k] = row[g][begin + k];
+      add([&](int g, int64_t k, auto lanes)
+              FASTAGG_INLINE_LAMBDA { return floats_at<lanes()>(corrections[g] + k); });
+    });
   }
-  if (stored) return add_rows<W, G>(sums, rows, weights, {}, column, n);
-  for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    const auto add = [&](const auto& element) FASTAGG_INLINE_LAMBDA {
-      FASTAGG_WHOLE_VECTORS
-      for (int64_t k = 0; k < count; ++k) {
-        float sum = weight[0] * element(0, k);
-        for (int g = 1; g < G; ++g) sum += weight[g] * element(g, k);
-        sums[begin + k] += static_cast<double>(sum);
-      }
-    };
-    const float* x[G];
-    float room[G][kStep];
-    widen_step(x, row, begin, count, room);
-    if (referring)
-      return add([&](int g, int64_t k)
-                     FASTAGG_INLINE_LAMBDA { return reference[g][begin + k] - x[g][k]; });
-    float corrections[G][kStep];
-    for (int g = 0; g < G; ++g)
-      if (const float* r = reference[g])
-        for (int64_t k = 0; k < count; ++k) corrections[g][k] = r[begin + k] - x[g][k];
-      else
-        for (int64_t k = 0; k < count; ++k) corrections[g][k] = x[g][k];
-    add([&](int g, int64_t k) FASTAGG_INLINE_LAMBDA { return corrections[g][k]; });
-  });
-}
+};
 
 // Calls add(G, s) with a constant G for each group of rows [s, s + G): at most kGroup of S rows,
 // which are added in float32. Groups are added in float64.
@@ -200,13 +238,24 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, const T* const* update
   float equal[kGroup];
   std::fill_n(equal, kGroup, quotient);
   std::fill_n(v, n, 0.0);
+  const float* const same = equal;
   const std::remove_const_t<Own>* const* own = corrections;
   for_groups(S, [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
-    add_corrections<W, group()>(v, own + s, references ? references + s : nullptr,
-                                weights ? weights + s : equal, column, n);
+    const float* const* theirs = references ? references + s : nullptr;
+    const float* const factors = weights ? weights + s : same;
+    const auto add = [&](const float* const* x, int64_t from, int64_t begin,
+                         int64_t count) FASTAGG_INLINE_LAMBDA {
+      call<W, AddCorrections<group()>>(v + begin, x, from, theirs, factors, column + begin, count);
+    };
+    for_widened<W, group()>(own + s, column, n, add);
   });
   for_groups(S, [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
-    add_rows<W, group()>(v, updates + s, equal, extras.from(s), column, n);
+    const Extras these = extras.from(s);
+    const auto add = [&](const float* const* x, int64_t from, int64_t begin,
+                         int64_t count) FASTAGG_INLINE_LAMBDA {
+      call<W, AddRows<group()>>(v + begin, x, from, same, these, column + begin, count);
+    };
+    for_widened<W, group()>(updates + s, column, n, add);
   });
   if (extras.streamed) finish_streams();
   for (int64_t k = 0; k < n; ++k) {
@@ -223,7 +272,7 @@ FASTAGG_INLINE void write_corrections(float* const* corrections, const float* ro
   for (int64_t s = S - 1; s >= 0; --s) {  // the row read last is in the nearest cache
     const T* u[1] = {updates[s] + column};
     float* c = corrections[s] + column;
-    for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
       const float* x[1];
       float room[1][kStep];
       widen_step(x, u, begin, count, room, scales ? scales + s : nullptr);

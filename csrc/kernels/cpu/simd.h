@@ -114,6 +114,20 @@ FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
 
+// A product of vectors or numbers, rounded: the compiler does not fuse it with an addition.
+template <class T>
+FASTAGG_INLINE T rounded(const T& product) {
+  T x = product;
+#if defined(FASTAGG_X86)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#else
+  asm("" : "+m"(x));
+#endif
+  return x;
+}
+
 // The bits of floats.
 template <int W>
 FASTAGG_INLINE Vec<uint32_t, W> bits_of(const Vec<float, W>& x) {
