@@ -105,9 +105,12 @@ def sanitize_flags() -> list[str]:
     return [
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=undefined",
-        # These checks take a third of the time of the build. AddressSanitizer finds accesses
+        # These checks take two thirds of the time of the build. AddressSanitizer finds accesses
         # through bad pointers; pointers that are only computed, and never used, are not found.
-        "-fno-sanitize=null,object-size,pointer-overflow,vptr",
+        # Processors that these builds run on read numbers at any address.
+        "-fno-sanitize=alignment,null,object-size,pointer-overflow,vptr",
+        # Accesses are checked by calls, which compile in half of the time.
+        "--param=asan-instrumentation-with-call-threshold=0",
     ]
 
 
