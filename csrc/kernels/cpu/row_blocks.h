@@ -127,7 +127,8 @@ FASTAGG_INLINE void for_widened(const T* const* rows, int64_t column, int64_t n,
 }
 
 // widen_step, and multiplies rows by `scales` [G] in `room`, if they are given. Rows with scale 1
-// are not copied.
+// are not copied. The products are rounded: the empty assembly keeps the compiler from fusing one
+// with what the caller subtracts from it.
 template <int G, class T, class Count>
 FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t begin, Count count,
                                float (&room)[G][kStep], const float* scales) {
@@ -136,6 +137,7 @@ FASTAGG_INLINE void widen_step(Widened<T>* (&x)[G], T* const (&rows)[G], int64_t
   for (int g = 0; g < G; ++g) {
     if (scales[g] == 1.0f) continue;
     for (int64_t k = 0; k < count; ++k) room[g][k] = x[g][k] * scales[g];
+    asm("" : "+m"(room[g]));
     x[g] = room[g];
   }
 }
