@@ -12,7 +12,7 @@
 namespace fastagg::cpu {
 namespace {
 
-constexpr int kRows = 4;  // updates taken together, each with its memory row
+constexpr int kRows = 4;  // updates taken together, each with its memory row; 1, 2, 8 were slower
 
 // What remember_step does with the new rows. Streamed rows go past the caches.
 enum class Keep { kNothing, kStore, kStream };
