@@ -64,12 +64,11 @@ FASTAGG_INLINE void keep_far(float* to, const T& x) {
     stream<N>(to, x);
 }
 
-// Adds one of the products of a sum in float32: of the rows in the order of row_in_order.
+// Adds one of the products of a sum in float32.
 //
-// The first one is rounded. So it is known which products are fused with additions: of the first
-// two, a compiler could fuse either one, and GCC did not choose the same one for vectors and for
-// single columns. (That of row 1 is the first, because GCC fused that of row 0 wherever results
-// were recorded before this was written down.)
+// The first product is rounded, and all others may be fused with their additions. Left to itself, a
+// compiler fuses either one of the first two products. GCC chose differently for vectors and for
+// single columns.
 template <class T>
 FASTAGG_INLINE void add_product(T* sum, bool first, float weight, const T& x) {
   if (first)
@@ -77,6 +76,9 @@ FASTAGG_INLINE void add_product(T* sum, bool first, float weight, const T& x) {
   else
     *sum += weight * x;
 }
+
+// The row whose product is added as number i. Row 1 comes first, because recorded results depend on
+// it: GCC rounded its product, before the order was written down.
 template <int G>
 constexpr int row_in_order(int i) {
   return G > 1 && i < 2 ? 1 - i : i;
