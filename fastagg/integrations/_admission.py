@@ -143,9 +143,12 @@ class Admission:
             found = self._ids.resolve(reported, self._most)
             if not found.refused:
                 return Admitted(present, found, refused, contested)
-            refused |= found.refused
             contested |= found.contested
-            present = {s: answer for s, answer in present.items() if s not in found.refused}
+            # Without those whose claims are refused, there may be ids for the others.
+            claims = {s: why for s, why in found.refused.items() if s not in found.unplaced}
+            gone = claims or found.refused
+            refused |= gone
+            present = {s: answer for s, answer in present.items() if s not in gone}
 
     def _claimed(self, in_time: dict[str, Answer]) -> set[int]:
         """Return the ids that answers in time report and get.

@@ -29,7 +29,7 @@ class Resolved:
         ids: dict from senders to distinct ids.
         refused: dict from the other senders to the reason why they have no id.
         reassigned: dict from ids that go to another sender to the old and the new one.
-        unplaced: number of senders that got no id because all are taken.
+        unplaced: the senders in ``refused`` that got no id because all are taken.
         contested: dict from senders to the id that each claims, as others do. They are refused.
         num_clients: K, with which all of them have ids.
         fresh: ids that go to a sender which is another client than those before. What a rule
@@ -39,7 +39,7 @@ class Resolved:
     ids: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     reassigned: dict[int, tuple[str, str]] = field(default_factory=dict)
-    unplaced: int = 0
+    unplaced: list[str] = field(default_factory=list)
     contested: dict[str, int] = field(default_factory=dict)
     num_clients: int = 0
     fresh: set[int] = field(default_factory=set)
@@ -200,7 +200,7 @@ class ClientIds:
                     f"id: all {found.num_clients} are taken; num_clients must be the number of all "
                     "clients of the run"
                 )
-                found.unplaced += 1
+                found.unplaced.append(sender)
                 continue
             found.ids[sender] = client
             if client in self.used:
@@ -222,7 +222,7 @@ class ClientIds:
         claimed = {n for n in claimed if n >= self.num_clients and self.source != "node"}
         number = max([self.num_clients, *(n + 1 for n in claimed)])
         unclaimed = number - self.num_clients - len(claimed)
-        return min(number + max(0, self.resolve(reported).unplaced - unclaimed), most)
+        return min(number + max(0, len(self.resolve(reported).unplaced) - unclaimed), most)
 
     def forget(self, clients: Collection[int]) -> None:
         """Free the ids of clients that have left for good."""

@@ -168,6 +168,15 @@ def test_the_rule_does_not_forget_an_absent_client_for_a_bad_answer(bad: str) ->
     assert with_it.ids.known == {"a": 0, "b": 1}
 
 
+def test_a_wrong_claim_does_not_keep_an_id_from_another_sender() -> None:
+    """fedavg's ids are for one round; e, who is client 1, claims to be client 0."""
+    server = made("fedavg", 2)
+    senders = {"a": Sender(None, None), "b": Sender(None, None), "e": Sender(1, None)}
+    assert play(server, senders, (), True).ids == {"a": 0, "e": 1}
+    report = play(server, senders | {"e": Sender(0, "NaN")}, (), True)
+    assert report.ids == {"a": 0, "b": 1} and list(report.rejected) == ["e"]
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_answer_does_not_take_the_last_id(bad: str) -> None:
     """Names are ordered, and that of the bad one comes first."""
