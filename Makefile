@@ -45,7 +45,7 @@ PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
 BENCHMARKS := $(wildcard tests/test_benchmark*.py) tests/cuda/test_gpu_benchmark.py
 FAULTS := tests/fuzz tests/sim/test_killed_runs.py tests/integrations/test_http_example.py
-test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (4 minutes)
+test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (5 to 7 minutes on two cores)
 	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS) $(FAULTS)) $(ARGS)
 
 # Tests of the library, with the best instruction set only, and of the simulation's options, in one process.

@@ -94,7 +94,8 @@ def compile_flags() -> list[str]:
         flags = ["-Og", "-g1", "-fno-omit-frame-pointer", *sanitize_flags()]
         if os.environ.get("FASTAGG_WITHOUT_AVX512") == "1":  # the tests run on this machine only
             flags.append("-DFASTAGG_WITHOUT_AVX512")
-    # -Wno-unused-parameter: torch's headers; -Wno-psabi: see csrc/kernels/cpu/simd.h
+    # -Wno-unused-parameter: torch's headers. -Wno-psabi: see csrc/kernels/cpu/simd.h; GCC prints
+    # its note about vectors in spite of the pragma there.
     flags += ["-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-psabi"]
     return [*flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]  # torch passes on CFLAGS only
 
@@ -105,9 +106,9 @@ def sanitize_flags() -> list[str]:
     return [
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=undefined",
-        # These checks take two thirds of the time of the build. AddressSanitizer finds accesses
+        # These checks take more than half of the time of the build. AddressSanitizer finds accesses
         # through bad pointers; pointers that are only computed, and never used, are not found.
-        # Processors that these builds run on read numbers at any address.
+        # x86-64 and ARM64 read numbers at any address, so alignment is not checked, either.
         "-fno-sanitize=alignment,null,object-size,pointer-overflow,vptr",
         # Accesses are checked by calls, which compile in half of the time.
         "--param=asan-instrumentation-with-call-threshold=0",

@@ -37,9 +37,7 @@ MEANT = {CIFAR: "0.5", "fdms-fig2": "0.5"}
 FIG2, SAMPLES = "fdms-fig2", "fdms-fig2-samples"
 LOW, MEDIUM, HIGH = (f"fdms-fig5/{level}" for level in ("low", "medium", "high"))
 MANY, MANY_CIFAR = "fdms-fig7/mnist-40", "fdms-fig7/cifar10-40"
-MNIST_1, MNIST_5, CIFAR_1, CIFAR_5 = (
-    f"fdms-fig6/{part}" for part in ("mnist-1", "mnist-5", "cifar10-1", "cifar10-5")
-)
+CIFAR_1, CIFAR_5 = "fdms-fig6/cifar10-1", "fdms-fig6/cifar10-5"
 PROX = "fdms-fig8/fedprox"
 TABLE4R = "mimic-table4-fmnist-rounds"
 TABLE3, TABLE4, TABLE4C = "mimic-table3", "mimic-table4-fmnist", "quick/mimic-table4-cifar"
@@ -342,11 +340,15 @@ def of_seed(seed: int) -> tuple[float, float]:
 
 
 def points(folder: str, verdict: str) -> int:
-    """How many points of the published curves of one panel, by its name, have this verdict."""
+    """How many points of the published curves of a panel have this verdict.
+
+    folder: the experiment, and how the panel's name ends, in lower case.
+    """
     experiment, part = folder.split("/")
     content = json.loads((HERE / experiment / "claims.json").read_text(encoding="utf-8"))
-    panels = [c for c in content["claims"] if f"{part}: " in c["text"].lower()]
-    return sum(c["verdict"] == verdict for c in panels if "of published" in c["text"])
+    points_of = [c for c in content["claims"] if "of published" in c["text"]]
+    panel = [c for c in points_of if c["text"].lower().split(": ")[0].endswith(part)]
+    return sum(c["verdict"] == verdict for c in panel)
 
 
 def wrong(part: str, dropout: str) -> list[float]:

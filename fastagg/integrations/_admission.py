@@ -144,9 +144,9 @@ class Admission:
             if not found.refused:
                 return Admitted(present, found, refused, contested)
             contested |= found.contested
-            # Without those whose claims are refused, there may be ids for the others.
-            claims = {s: why for s, why in found.refused.items() if s not in found.unplaced}
-            gone = claims or found.refused
+            # Senders with refused claims leave first: then there may be ids for the others.
+            claimants = {s: why for s, why in found.refused.items() if s not in found.unplaced}
+            gone = claimants or found.refused
             refused |= gone
             present = {s: answer for s, answer in present.items() if s not in gone}
 
