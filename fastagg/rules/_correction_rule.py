@@ -222,11 +222,10 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             self._peaks[client] = peak
         self._count(cohort, reading.rounded)
 
-    def _correction_ages(self, cohort: Cohort) -> Tensor:
-        """Return the ages of the clients' corrections [S] int64, in the rounds of their rows."""
+    def _correction_ages(self, cohort: Cohort) -> NDArray[np.int64]:
+        """Return the ages of the clients' corrections [S], in the rounds of their rows."""
         assert self.ages is not None
-        known = self.ages.rounds - self.ages.last.index_select(0, cohort.clients)
-        return known if cohort.ages is None else known - cohort.ages
+        return self.ages.of(cohort.clients, cohort.ages)
 
     def _count(self, cohort: Cohort | None = None, aggregate: Tensor | None = None) -> None:
         """Count the round, with the active clients and the aggregate [d], unless it is skipped."""
@@ -236,7 +235,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             self.recent.add(int(self.ages.rounds), aggregate)
         if cohort is not None:
             self.ages.renew(cohort.clients, ages=cohort.ages)
-        self.ages.rounds += 1
+        self.ages.rounds.numpy()[()] += 1
 
     def _skip(self) -> None:
         self._count()

@@ -98,10 +98,9 @@ class MimiC(CorrectionRule):
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
         if self.ages is not None and self.max_age is not None:
-            known = self.ages.last.index_select(0, cohort.clients) >= 0
-            old = known & (self._correction_ages(cohort) > self.max_age)
-            if bool(old.any()):
-                plan.fading = (~old).to(torch.float64)
+            old = self._correction_ages(cohort) > self.max_age  # without one, too
+            if old.any():
+                plan.fading = factors_tensor((~old).tolist())
         return plan
 
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:

@@ -16,6 +16,7 @@ from fastagg.registry import register
 from fastagg.rules._ages import RowAges
 from fastagg.rules._correction_rule import CorrectionOptions, CorrectionPlan, CorrectionRule
 from fastagg.updates.cohort import Cohort
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -62,10 +63,13 @@ class MimiCAged(CorrectionRule):
 
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
-        ages = self._correction_ages(cohort).to(torch.float64)
-        plan.fading = self.fading ** (ages - 1.0)  # [S]; 0^0 is 1
+        ages: list[int] = self._correction_ages(cohort).tolist()
+        # Powers of Python have the same bits on every processor. 0^0 is 1.
+        factors = [self.fading ** (age - 1) for age in ages]
         if self.max_age is not None:
-            plan.fading = plan.fading.masked_fill(ages > self.max_age, 0.0)
+            both = zip(factors, ages, strict=True)
+            factors = [0.0 if age > self.max_age else factor for factor, age in both]
+        plan.fading = factors_tensor(factors)  # [S]
         return plan
 
     @classmethod

@@ -17,14 +17,15 @@ constexpr int kRows = 4;  // updates taken together, each with its memory row; 1
 // What remember_step does with the new rows. Streamed rows go past the caches.
 enum class Keep { kNothing, kStore, kStream };
 
-// sums += weight * (row - old) for n columns of G rows, in ascending order of rows; kept = row; and
-// peaks = the largest magnitudes of updates. A row or old row that is computed here
+// sums = from + weight * (row - old) for n columns of G rows, in ascending order of rows; kept =
+// row; and peaks = the largest magnitudes of updates. A row or old row that is computed here
 // (params + update, reference + memory) is rounded to float32 before it is used, so `sums` stay the
-// sums of what memory holds. `kept` may be `memory`; otherwise no two arguments overlap.
+// sums of what memory holds. `kept` may be `memory`, and `from` may be `sums`; otherwise no two
+// arguments overlap.
 //
 // It is one loop, so that the loads of the next columns overlap the stores of these.
 template <int W, int G, bool kModels, bool kReference, Keep kKeep>
-FASTAGG_INLINE void remember_step(double* sums, const float* params,
+FASTAGG_INLINE void remember_step(double* sums, const double* from, const float* params,
                                   const float* const (&update)[G], const float* const (&memory)[G],
                                   const float* const (&reference)[G], float* const (&kept)[G],
                                   const double* weights, Magnitude<W> (&peaks)[G], int64_t n) {
@@ -33,7 +34,7 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
   using Doubles = Vec<double, kHalf>;
   int64_t k = 0;
   for (; k + W <= n; k += W) {
-    Doubles low = load<kHalf>(sums + k), high = load<kHalf>(sums + k + kHalf);
+    Doubles low = load<kHalf>(from + k), high = load<kHalf>(from + k + kHalf);
     unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
       const Floats given = load<W>(update[g] + k);
       Floats row = given, old = load<W>(memory[g] + k);
@@ -51,14 +52,17 @@ FASTAGG_INLINE void remember_step(double* sums, const float* params,
     store<kHalf>(sums + k, low);
     store<kHalf>(sums + k + kHalf, high);
   }
-  for (; k < n; ++k)
+  for (; k < n; ++k) {
+    double sum = from[k];
     for (int g = 0; g < G; ++g) {
       const float row = kModels ? params[k] + update[g][k] : update[g][k];
       const float old = kReference ? reference[g][k] + memory[g][k] : memory[g][k];
-      sums[k] += weights[g] * (static_cast<double>(row) - static_cast<double>(old));
+      sum += weights[g] * (static_cast<double>(row) - static_cast<double>(old));
       peaks[g].add(update[g][k]);
       if constexpr (kKeep != Keep::kNothing) kept[g][k] = row;
     }
+    sums[k] = sum;
+  }
 }
 
 // to = row rounded to Bfloat16, as floats, and kept = to, past the caches if `streamed`. kept may
@@ -89,9 +93,9 @@ FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
-// remember_step for n columns. They begin at `from` in rows of updates, at `memory_from` in rows of
-// memory, and at `column` in all others. If `peaks` is given, raises each of them to the largest
-// magnitude of its update. If `streamed`, rows are kept past the caches. Rows that are kept
+// remember_step for n columns. They begin at `update_from` in rows of updates, at `memory_from` in
+// rows of memory, and at `column` in all others. If `peaks` is given, raises each of them to the
+// largest magnitude of its update. If `streamed`, rows are kept past the caches. Rows that are kept
 // as Bfloat16 are rounded before they are used.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
@@ -101,8 +105,9 @@ constexpr float kZeros[kRowColumns] = {};
 template <int G>
 struct Remember {
   template <int W, class Kept>
-  FASTAGG_INLINE static void run(double* sums, const float* params, const float* const* updates,
-                                 int64_t from, const float* const* memory, int64_t memory_from,
+  FASTAGG_INLINE static void run(double* sums, const double* from, const float* params,
+                                 const float* const* updates, int64_t update_from,
+                                 const float* const* memory, int64_t memory_from,
                                  const float* const* references, Kept* const* kept, bool streamed,
                                  const double* weights, const float* scales, int32_t* peaks,
                                  int64_t column, int64_t n) {
@@ -114,7 +119,7 @@ struct Remember {
     bool referring = false;
     Magnitude<W> largest[G];
     for (int g = 0; g < G; ++g) {
-      u[g] = updates[g] + from;
+      u[g] = updates[g] + update_from;
       m[g] = memory[g] + memory_from;
       r[g] = references && references[g] ? references[g] + column : kZeros;
       out[g] = kept ? kept[g] + column : nullptr;
@@ -142,12 +147,13 @@ struct Remember {
         }
       }
       double* sum = sums + begin;
+      const double* earlier = from + begin;
       const float* base = p ? p + begin : nullptr;
       const auto step = [&](auto models, auto refers) FASTAGG_INLINE_LAMBDA {
         constexpr bool kModels = decltype(models)::value, kReference = decltype(refers)::value;
         const auto run = [&](auto keep) FASTAGG_INLINE_LAMBDA {
-          remember_step<W, G, kModels, kReference, keep()>(sum, base, update, own, reference,
-                                                           target, w, largest, count);
+          remember_step<W, G, kModels, kReference, keep()>(sum, earlier, base, update, own,
+                                                           reference, target, w, largest, count);
         };
         if (kRounds || !kept) return run(std::integral_constant<Keep, Keep::kNothing>());
         if constexpr (!kReference)  // with references, rows are seldom copied
@@ -168,12 +174,14 @@ struct Remember {
   }
 };
 
+// Remember for n columns of S rows.
+//   sums, earlier   // [n], sums = earlier + ...
 template <int W, class T, class Memory, class Kept>
-FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* const* updates,
-                                 const Memory* const* memory, const float* const* references,
-                                 Kept* const* kept, bool streamed, const double* weights,
-                                 const float* scales, int32_t* peaks, int64_t S, int64_t column,
-                                 int64_t n) {
+FASTAGG_INLINE void remember_all(double* sums, const double* earlier, const float* params,
+                                 const T* const* updates, const Memory* const* memory,
+                                 const float* const* references, Kept* const* kept, bool streamed,
+                                 const double* weights, const float* scales, int32_t* peaks,
+                                 int64_t S, int64_t column, int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
     constexpr int G = decltype(rows)::value;
@@ -182,16 +190,19 @@ FASTAGG_INLINE void remember_all(double* sums, const float* params, const T* con
       const auto take_memory = [&](const float* const* m, int64_t m_from, int64_t m_begin,
                                    int64_t count) FASTAGG_INLINE_LAMBDA {
         const int64_t begin = u_begin + m_begin;
-        call<W, Remember<G>>(sums + begin, params, u, u_from + m_begin, m, m_from,
+        call<W, Remember<G>>(sums + begin, earlier + begin, params, u, u_from + m_begin, m, m_from,
                              from(references, s), from(kept, s), streamed, weights + s,
                              from(scales, s), from(peaks, s), column + begin, count);
       };
       for_widened<W, G>(memory + s, column + u_begin, u_count, take_memory);
     };
     for_widened<W, G>(updates + s, column, n, take_updates);
+    earlier = sums;
   };
+  if (S == 0 && earlier != sums) std::copy_n(earlier, n, sums);
   int64_t s = 0;
   for (; s + kRows <= S; s += kRows) take(std::integral_constant<int, kRows>(), s);
+  for (; s + 2 <= S; s += 2) take(std::integral_constant<int, 2>(), s);
   for (; s < S; ++s) take(std::integral_constant<int, 1>(), s);
   if (streamed) finish_streams();
 }
@@ -202,7 +213,8 @@ struct MemoryUpdate {
                                  float* const* memory, const double* weights, int64_t S, double lr,
                                  double norm, bool models, int64_t column, int64_t n) {
     const float* const* old = memory;
-    remember_all<W>(total + column, models ? params : nullptr, updates, old, nullptr, memory, false,
+    double* const sums = total + column;
+    remember_all<W>(sums, sums, models ? params : nullptr, updates, old, nullptr, memory, false,
                     weights, nullptr, nullptr, S, column, n);
     apply_total(params + column, total + column, n, lr, norm, models);
   }
@@ -215,9 +227,8 @@ struct MemoryTotal {
                                  const float* const* references, const double* weights, int64_t S,
                                  const float* params, float* const* kept, bool streamed,
                                  const float* scales, int64_t column, int64_t n) {
-    std::copy_n(total + column, n, out + column);
-    remember_all<W>(out + column, params, updates, memory, references, kept, streamed, weights,
-                    scales, peaks, S, column, n);
+    remember_all<W>(out + column, total + column, params, updates, memory, references, kept,
+                    streamed, weights, scales, peaks, S, column, n);
   }
 };
 
@@ -227,9 +238,8 @@ struct RoundedTotal {
                                  const float* const* updates, const Bfloat16* const* memory,
                                  const double* weights, int64_t S, Bfloat16* const* kept,
                                  bool streamed, const float* scales, int64_t column, int64_t n) {
-    std::copy_n(total + column, n, out + column);
-    remember_all<W>(out + column, nullptr, updates, memory, nullptr, kept, streamed, weights,
-                    scales, peaks, S, column, n);
+    remember_all<W>(out + column, total + column, nullptr, updates, memory, nullptr, kept, streamed,
+                    weights, scales, peaks, S, column, n);
   }
 };
 

@@ -41,19 +41,53 @@ FASTAGG_INLINE auto floats_at(const float* p) {
     return load<N>(p);
 }
 
-// to += x for N floats.
-template <int N, class T>
-FASTAGG_INLINE void add_widened(double* to, const T& x) {
-  if constexpr (N == 1) {
-    *to += static_cast<double>(x);
-  } else {
-    constexpr int kHalf = N / 2;
-    Vec<double, kHalf> low, high;
-    widen_halves<N>(bits_of<N>(x), &low, &high);
-    store<kHalf>(to, load<kHalf>(to) + low);
-    store<kHalf>(to + kHalf, load<kHalf>(to + kHalf) + high);
+// The float64 sums of n columns, over all groups of rows.
+//   first     // whether the next group of rows is the first one, before which there are no values
+//   rounded   // [n] or nullptr; given for the last group: values are multiplied by `factor`, and
+//             // rounded is set to them as floats
+struct Sums {
+  double* values;
+  bool first = false;
+  float* rounded = nullptr;
+  double factor = 1.0;
+
+  FASTAGG_INLINE Sums from(int64_t k) const {
+    return {values + k, first, rounded ? rounded + k : nullptr, factor};
   }
-}
+
+  // Adds N floats at column k.
+  template <int N, class T>
+  FASTAGG_INLINE void add(int64_t k, const T& x) const {
+    double* const to = values + k;
+    if constexpr (N == 1) {
+      double sum = (first ? 0.0 : *to) + static_cast<double>(x);
+      if (rounded) {
+        sum *= factor;
+        rounded[k] = static_cast<float>(sum);
+      }
+      *to = sum;
+    } else {
+      constexpr int kHalf = N / 2;
+      Vec<double, kHalf> low, high;
+      widen_halves<N>(bits_of<N>(x), &low, &high);
+      if (first) {
+        low += 0.0;  // -0 becomes 0, as in a sum that begins with 0
+        high += 0.0;
+      } else {
+        low += load<kHalf>(to);
+        high += load<kHalf>(to + kHalf);
+      }
+      if (rounded) {
+        low *= factor;
+        high *= factor;
+        store<kHalf>(rounded + k, __builtin_convertvector(low, Vec<float, kHalf>));
+        store<kHalf>(rounded + k + kHalf, __builtin_convertvector(high, Vec<float, kHalf>));
+      }
+      store<kHalf>(to, low);
+      store<kHalf>(to + kHalf, high);
+    }
+  }
+};
 
 // to = x for N floats, past the caches.
 template <int N, class T>
@@ -68,11 +102,14 @@ FASTAGG_INLINE void keep_far(float* to, const T& x) {
 //
 // The first product is rounded, and all others may be fused with their additions. Left to itself, a
 // compiler fuses either one of the first two products. GCC chose differently for vectors and for
-// single columns.
-template <class T>
+// single columns, and where it computed two products of single columns as one vector, it fused
+// none.
+template <int W, class T>
 FASTAGG_INLINE void add_product(T* sum, bool first, float weight, const T& x) {
   if (first)
     *sum = rounded(weight * x);
+  else if constexpr (std::is_same_v<T, float> && kFuses<W>)
+    *sum = __builtin_fmaf(weight, x, *sum);
   else
     *sum += weight * x;
 }
@@ -93,7 +130,7 @@ constexpr int row_in_order(int i) {
 // lines one after the other; half lines of eight rows in turn took twice as long with AVX2. With 16
 // registers, it takes more, because the peaks of eight rows are not in registers all the time.
 template <int W, int G, bool kStream, class Element, class Count>
-FASTAGG_INLINE void add_step(double* sums, const Element& element, const float* weights,
+FASTAGG_INLINE void add_step(const Sums& sums, const Element& element, const float* weights,
                              Magnitude<W>* peaks, float* const* kept, Count) {
   constexpr int kLanes = Count() % W == 0 ? W : 1;
   constexpr int kVectors = std::min<int>(Count() / kLanes, kRegisters<W> == 32 ? 16 / W : 8);
@@ -107,7 +144,7 @@ FASTAGG_INLINE void add_step(double* sums, const Element& element, const float* 
       unroll<kVectors>([&](auto v) FASTAGG_INLINE_LAMBDA {
         const int64_t at = k + v * kLanes;
         const auto row = element(g, at, lanes);
-        add_product(&sum[v], i == 0, weights[g], row);
+        add_product<W>(&sum[v], i == 0, weights[g], row);
         if constexpr (kStream) {
           peak.add(row);
           keep_far<kLanes>(kept[g] + at, row);
@@ -115,8 +152,10 @@ FASTAGG_INLINE void add_step(double* sums, const Element& element, const float* 
       });
       if constexpr (kStream) peaks[g] = peak;
     });
+    // Each sum ends here: a compiler that moves the last product into a branch of `add` does not
+    // fuse it.
     unroll<kVectors>(
-        [&](auto v) FASTAGG_INLINE_LAMBDA { add_widened<kLanes>(sums + k + v * kLanes, sum[v]); });
+        [&](auto v) FASTAGG_INLINE_LAMBDA { sums.add<kLanes>(k + v * kLanes, rounded(sum[v])); });
   }
 }
 
@@ -141,7 +180,7 @@ struct Extras {
 template <int G>
 struct AddRows {
   template <int W>
-  FASTAGG_INLINE static void run(double* sums, const float* const* rows, int64_t from,
+  FASTAGG_INLINE static void run(Sums sums, const float* const* rows, int64_t from,
                                  const float* weights, Extras extras, int64_t column, int64_t n) {
     const float* row[G];
     float* out[G];
@@ -161,8 +200,8 @@ struct AddRows {
       const auto element = [&](int g, int64_t k, auto lanes)
                                FASTAGG_INLINE_LAMBDA { return floats_at<lanes()>(x[g] + k); };
       if (extras.streamed)
-        return add_step<W, G, true>(sums + begin, element, weight, largest, target, count);
-      add_step<W, G, false>(sums + begin, element, weight, largest, target, count);
+        return add_step<W, G, true>(sums.from(begin), element, weight, largest, target, count);
+      add_step<W, G, false>(sums.from(begin), element, weight, largest, target, count);
       for (int g = 0; extras.peaks && g < G; ++g) largest[g].add(x[g], count);
       for (int g = 0; extras.kept && g < G; ++g) keep_row<W>(target[g], x[g], count);
     });
@@ -177,7 +216,7 @@ struct AddRows {
 template <int G>
 struct AddCorrections {
   template <int W>
-  FASTAGG_INLINE static void run(double* __restrict sums, const float* const* rows, int64_t from,
+  FASTAGG_INLINE static void run(Sums sums, const float* const* rows, int64_t from,
                                  const float* const* references, const float* weights,
                                  int64_t column, int64_t n) {
     const float* row[G];
@@ -194,7 +233,7 @@ struct AddCorrections {
     if (stored) return call<W, AddRows<G>>(sums, rows, from, weights, Extras(), column, n);
     for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
       const auto add = [&](const auto& element) FASTAGG_INLINE_LAMBDA {
-        add_step<W, G, false>(sums + begin, element, weight, nullptr, nullptr, count);
+        add_step<W, G, false>(sums.from(begin), element, weight, nullptr, nullptr, count);
       };
       if (referring)
         return add([&](int g, int64_t k, auto lanes) FASTAGG_INLINE_LAMBDA {
@@ -239,7 +278,6 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, const T* const* update
   const double factor = 1.0 / (static_cast<double>(S) * quotient);
   float equal[kGroup];
   std::fill_n(equal, kGroup, quotient);
-  std::fill_n(v, n, 0.0);
   const float* const same = equal;
   const std::remove_const_t<Own>* const* own = corrections;
   for_groups(S, [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
@@ -247,23 +285,22 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, const T* const* update
     const float* const factors = weights ? weights + s : same;
     const auto add = [&](const float* const* x, int64_t from, int64_t begin,
                          int64_t count) FASTAGG_INLINE_LAMBDA {
-      call<W, AddCorrections<group()>>(v + begin, x, from, theirs, factors, column + begin, count);
+      const Sums sums = {v + begin, s == 0};
+      call<W, AddCorrections<group()>>(sums, x, from, theirs, factors, column + begin, count);
     };
     for_widened<W, group()>(own + s, column, n, add);
   });
   for_groups(S, [&](auto group, int64_t s) FASTAGG_INLINE_LAMBDA {
     const Extras these = extras.from(s);
+    float* const last = s + group() == S ? rounded : nullptr;
     const auto add = [&](const float* const* x, int64_t from, int64_t begin,
                          int64_t count) FASTAGG_INLINE_LAMBDA {
-      call<W, AddRows<group()>>(v + begin, x, from, same, these, column + begin, count);
+      const Sums sums = Sums{v, false, last, factor}.from(begin);
+      call<W, AddRows<group()>>(sums, x, from, same, these, column + begin, count);
     };
     for_widened<W, group()>(updates + s, column, n, add);
   });
   if (extras.streamed) finish_streams();
-  for (int64_t k = 0; k < n; ++k) {
-    v[k] *= factor;
-    rounded[k] = static_cast<float>(v[k]);
-  }
 }
 
 // corrections[s] = v - updates[s] for n columns. `rounded` is v of these columns in float32.

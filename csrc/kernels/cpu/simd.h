@@ -86,6 +86,15 @@ template <int W>
 constexpr int kRegisters = W == 16 ? 32 : 16;
 #endif
 
+// Whether the instruction set with W float lanes has a fused multiply-add.
+#if defined(__aarch64__)
+template <int W>
+constexpr bool kFuses = true;
+#else
+template <int W>
+constexpr bool kFuses = W > 4;
+#endif
+
 // clang-format off
 template <class T, int N> struct VecType {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
