@@ -138,11 +138,13 @@ def compare(case: str, own: Worker, other: Worker, rounds: int) -> Compared:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Compare all chosen cases; return the exit status: 1 if some case is slower."""
     own = Worker(ROOT, options.threads)
-    other = Worker(build(options.base, console), options.threads)
-    words = options.only.split()
-    chosen = [case for case in own.ask("list") if all(word in case for word in words)]
+    words, known = options.only.split(), own.ask("list")
+    chosen = [case for case in known if all(word in case for word in words)]
     if not chosen:
-        raise SystemExit(f"--only: no case contains {options.only!r}")
+        own.close()
+        names = sorted({case.split(" S=")[0].split(" Q=")[0] for case in known})
+        raise SystemExit(f"--only: no case contains {options.only!r}; there are {', '.join(names)}")
+    other = Worker(build(options.base, console), options.threads)
     results, missing = [], []
     for case in track(chosen, "comparing", console=console, transient=True):
         for worker, which in ((other, options.base), (own, "this tree")):
