@@ -125,12 +125,14 @@ def most_similar(
     best = torch.full((len(query_ids),), -1, device="cpu")
     similarity = torch.full((len(query_ids),), -torch.inf, device="cpu")
     for begin, end in itertools.pairwise(splits.tolist()):
+        chosen = row_ids[begin[1] : end[1]]
+        if len(chosen) == 0:
+            continue
         for i in range(begin[0], end[0]):
-            for j in range(begin[1], end[1]):
-                product = (queries[query_ids[i]].double() @ rows[row_ids[j]].double()).float()
-                value = product * factors[row_ids[j]]
-                if best[i] < 0 or value > similarity[i]:
-                    best[i], similarity[i] = j, value
+            products = rows[chosen].double() @ queries[query_ids[i]].double()  # exact
+            values = products.float() * factors[chosen]
+            first = int(values.argmax())  # of equals
+            best[i], similarity[i] = begin[1] + first, values[first]
     return best, similarity
 
 
@@ -154,20 +156,16 @@ def select_friends(
         the highest score in row k, the lowest id on ties; -1 if there is none.
     """
     num_clients = len(active)
-    allowed = torch.ones(num_clients, num_clients, dtype=torch.bool, device="cpu")
+    allowed = active[None, :] & (counts != 0)
     if candidates is not None:
-        allowed = _flags(candidates)
-    friends = torch.full((num_clients,), -1, dtype=torch.int64, device="cpu")
+        allowed &= _flags(candidates)
+    friends = []
     for k in range(num_clients):
-        if active[k]:
-            friends[k] = k
-            continue
-        for i in range(num_clients):
-            if not active[i] or counts[k, i] == 0 or not allowed[k, i]:
-                continue
-            if friends[k] < 0 or scores[k, i] > scores[k, friends[k]]:
-                friends[k] = i
-    return friends
+        row: list[float] = scores[k].tolist()
+        chosen = [i for i, flag in enumerate(allowed[k].tolist()) if flag]
+        best = max(chosen, key=row.__getitem__, default=-1)  # the first of equals
+        friends.append(k if active[k] else best)
+    return torch.tensor(friends, dtype=torch.int64, device="cpu")
 
 
 def _flags(pairs: Tensor) -> Tensor:
@@ -204,13 +202,12 @@ def eliminate_(
     flags = _flags(candidates)
     num_clients = len(flags)
     for k in range(num_clients):
-        rivals = [
-            i for i in range(num_clients) if i != k and bool(flags[k, i]) and counts[k, i] > 0
-        ]
+        known: list[bool] = (flags[k] & (counts[k] > 0)).tolist()
+        rivals = [i for i in range(num_clients) if i != k and known[i]]
         if not rivals:
             continue
-        row = scores[k].to(torch.float64).tolist()
-        best = max(rivals, key=lambda i: row[i])  # the first of equals
+        row: list[float] = scores[k].tolist()
+        best = max(rivals, key=row.__getitem__)  # the first of equals
         for i in rivals:
             if i != best and row[best] - row[i] >= threshold:
                 flags[k, i] = False
