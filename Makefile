@@ -109,11 +109,17 @@ ARM_TREE := build/arm/tree
 ARM_PYTHON = PYTHONPATH=$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
 # Tests that start processes must find the package for ARM64 in them, too, and not that of the checkout.
 ARM_TESTS = PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(ARM_TREE)):$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
-# Left out: gram of so many rows and columns takes 1 to 10 minutes there, and goes the same way with few columns or other numbers; the
-# last one observes the scheduler, which is that of the machine that emulates.
+# Left out: gram of so many rows and columns takes 10 s to 10 minutes there, and goes the same way with fewer or other numbers; and what
+# processes of their own, which take 20 s to start, observe of threads, signals and the scheduler: they are those of the machine that
+# emulates.
 ARM_LEFT_OUT := "test_gram.py::test_many_rows[1000-600]" "test_gram.py::test_many_rows[2045-600]" \
   "test_gram.py::test_many_rows[4096-600]" test_gram.py::test_many_rows_on_many_threads \
   "test_gram.py::test_against_oracle[neon-positive-41-40000]" "test_gram.py::test_against_oracle[neon-correlated-41-40000]" \
+  "test_scratch.py::test_gram_needs_as_much_as_gram_scratch_returns[neon-400-4099-1]" \
+  "test_scratch.py::test_gram_needs_as_much_as_gram_scratch_returns[neon-400-4099-3]" \
+  test_threads.py::test_a_forked_process_starts_its_own_threads \
+  test_threads.py::test_a_fork_during_calls_of_other_threads_locks_nothing \
+  test_threads.py::test_small_calls_start_no_thread_and_helpers_block_signals \
   test_threads.py::test_a_helper_wakes_on_another_core_than_that_of_the_caller
 test-arm: build-dev $(ARM)/.stamp  ## cross-compile for ARM64 and run the op tests in an emulator (qemu-user)
 	CXX=aarch64-linux-gnu-g++ CC=aarch64-linux-gnu-gcc CPLUS_INCLUDE_PATH=$(ARM)/debian/usr/include \
