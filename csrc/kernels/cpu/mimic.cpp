@@ -104,12 +104,12 @@ FASTAGG_INLINE void keep_far(float* to, const T& x) {
 // compiler fuses either one of the first two products. GCC chose differently for vectors and for
 // single columns, and where it computed two products of single columns as one vector, it fused
 // none.
-template <int W, class T>
+template <class T>
 FASTAGG_INLINE void add_product(T* sum, bool first, float weight, const T& x) {
   if (first)
-    *sum = rounded(weight * x);
-  else if constexpr (std::is_same_v<T, float> && kFuses<W>)
-    *sum = __builtin_fmaf(weight, x, *sum);
+    *sum = opaque(weight * x);
+  else if constexpr (std::is_same_v<T, float>)
+    *sum += weight * opaque(x);
   else
     *sum += weight * x;
 }
@@ -144,7 +144,7 @@ FASTAGG_INLINE void add_step(const Sums& sums, const Element& element, const flo
       unroll<kVectors>([&](auto v) FASTAGG_INLINE_LAMBDA {
         const int64_t at = k + v * kLanes;
         const auto row = element(g, at, lanes);
-        add_product<W>(&sum[v], i == 0, weights[g], row);
+        add_product(&sum[v], i == 0, weights[g], row);
         if constexpr (kStream) {
           peak.add(row);
           keep_far<kLanes>(kept[g] + at, row);
@@ -155,7 +155,7 @@ FASTAGG_INLINE void add_step(const Sums& sums, const Element& element, const flo
     // Each sum ends here: a compiler that moves the last product into a branch of `add` does not
     // fuse it.
     unroll<kVectors>(
-        [&](auto v) FASTAGG_INLINE_LAMBDA { sums.add<kLanes>(k + v * kLanes, rounded(sum[v])); });
+        [&](auto v) FASTAGG_INLINE_LAMBDA { sums.add<kLanes>(k + v * kLanes, opaque(sum[v])); });
   }
 }
 

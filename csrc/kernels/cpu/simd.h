@@ -86,15 +86,6 @@ template <int W>
 constexpr int kRegisters = W == 16 ? 32 : 16;
 #endif
 
-// Whether the instruction set with W float lanes has a fused multiply-add.
-#if defined(__aarch64__)
-template <int W>
-constexpr bool kFuses = true;
-#else
-template <int W>
-constexpr bool kFuses = W > 4;
-#endif
-
 // clang-format off
 template <class T, int N> struct VecType {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
@@ -123,10 +114,10 @@ FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
 
-// A product of vectors or numbers, rounded: the compiler does not fuse it with an addition.
+// A vector or number of which the compiler knows only that it is there: it fuses a product with no
+// addition that follows, and makes no vector of several numbers.
 template <class T>
-FASTAGG_INLINE T rounded(const T& product) {
-  T x = product;
+FASTAGG_INLINE T opaque(T x) {
 #if defined(FASTAGG_X86)
   asm("" : "+v"(x));
 #elif defined(__aarch64__)
