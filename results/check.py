@@ -217,8 +217,9 @@ def final_loss(folder: str, method: str) -> float:
 
 def same_evaluations(folder: str) -> float:
     """The number of evaluations with equal results with and without buckets, if all are."""
-    (one,), (two,) = (column(folder, m).values() for m in ("cclip", "bucketing cclip"))
-    return float(len(one)) if np.array_equal(one, two) else math.nan
+    plain, buckets = (column(folder, m) for m in ("cclip", "bucketing cclip"))
+    equal = all(np.array_equal(values, buckets[seed]) for seed, values in plain.items())
+    return float(sum(map(len, plain.values()))) if equal else math.nan
 
 
 def mean_active(folder: str) -> float:
