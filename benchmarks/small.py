@@ -2,7 +2,8 @@
 """Steps on small models with one thread: how much of the time is in ops, and careful eager code.
 
 A step is timed twice: as it is, and with a clock around every call of a compiled op. The ops' time
-includes their argument checks. The rest is Python: checks of the step, policy, the report.
+includes their argument checks. The rest is Python: checks of the step, policy, the report. All that
+is in one row of the table is timed in turns, so that a busy moment of the machine meets all of it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from fastagg.ops import _gram, _int8_rows, _moments, _robust, _rows, _scores, _s
 Call = Callable[[], object]
 SIZES = [(20, 10), (100, 50), (1000, 100)]  # K, S
 WIDTHS = [610, 62_006]
+TURNS = 8
 _EAGER = {
     "fedavg": steps.fedavg,
     "mimic": memory_ops.mimic,
@@ -91,17 +93,57 @@ def _clocks() -> Iterator[_TimedOps]:
             module.compiled = before  # type: ignore[attr-defined]
 
 
-def median_us(call: Call, seconds: float) -> float:
-    """Return the median time of a call over about ``seconds``."""
-    for _ in range(3):
-        call()
-    found: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found) < 7:
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found) * 1e6
+class _Clock:
+    """Times a call in several turns."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self._found = call, list[float]()
+        for _ in range(3):
+            call()
+
+    def turn(self, seconds: float) -> None:
+        """Time the call for about ``seconds``."""
+        self.call()  # it finds its data in the caches, as in a loop of its own
+        end = time.perf_counter() + seconds
+        while True:
+            start = time.perf_counter()
+            self.call()
+            now = time.perf_counter()
+            self._found.append(now - start)
+            if now >= end:
+                return
+
+    def median_us(self) -> float:
+        return statistics.median(self._found) * 1e6
+
+
+class _OpsClock(_Clock):
+    """Times the compiled ops of a call in several turns."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._ops: list[dict[str, float]] = []
+
+    def turn(self, seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        with _clocks() as clocks:
+            self.call()
+            while True:
+                clocks.seconds.clear()
+                self.call()
+                self._ops.append(dict(clocks.seconds))
+                if time.perf_counter() >= end:
+                    return
+
+    def median_us(self) -> float:
+        return statistics.median(sum(one.values()) for one in self._ops) * 1e6
+
+    def longest(self) -> str:
+        """Return the ops that take most of the time."""
+        names = {name for one in self._ops for name in one}
+        medians = {n: statistics.median(one.get(n, 0.0) for one in self._ops) * 1e6 for n in names}
+        longest = sorted(medians, key=medians.__getitem__, reverse=True)[:3]
+        return ", ".join(f"{name} {medians[name]:.0f}" for name in longest)
 
 
 def step_call(rule: str, K: int, S: int, d: int) -> Call:
@@ -119,22 +161,6 @@ def step_call(rule: str, K: int, S: int, d: int) -> Call:
         turn += 1
 
     return call
-
-
-def _ops_time(call: Call, seconds: float) -> tuple[float, str]:
-    """Return the median time in ops of a call, and the ops that take most of it."""
-    per_call: list[dict[str, float]] = []
-    end = time.perf_counter() + seconds
-    with _clocks() as clocks:
-        while time.perf_counter() < end or len(per_call) < 7:
-            clocks.seconds.clear()
-            call()
-            per_call.append(dict(clocks.seconds))
-    names = {name for one in per_call for name in one}
-    medians = {n: statistics.median(one.get(n, 0.0) for one in per_call) * 1e6 for n in names}
-    longest = sorted(medians, key=medians.__getitem__, reverse=True)[:3]
-    total = statistics.median(sum(one.values()) for one in per_call) * 1e6
-    return total, ", ".join(f"{name} {medians[name]:.0f}" for name in longest)
 
 
 def _torch_calls(rule: str, K: int, S: int, d: int) -> list[Call]:
@@ -187,14 +213,18 @@ def _numpy_call(rule: str, S: int, d: int) -> Call | None:
 
 
 def measure(rule: str, K: int, S: int, d: int, seconds: float) -> Timed:
-    """Time one rule at one size."""
-    call = step_call(rule, K, S, d)
-    step = median_us(call, seconds)
-    inside, profile = _ops_time(call, seconds)
-    eager = min((median_us(one, seconds) for one in _torch_calls(rule, K, S, d)), default=np.nan)
-    numpy = _numpy_call(rule, S, d)
-    other = median_us(numpy, seconds) if numpy else np.nan
-    return Timed(rule, K, S, d, step, inside, eager, other, profile)
+    """Time one rule at one size, and careful code for the same, in turns."""
+    call, numpy = step_call(rule, K, S, d), _numpy_call(rule, S, d)
+    step, inside = _Clock(call), _OpsClock(call)
+    eager = [_Clock(one) for one in _torch_calls(rule, K, S, d)]
+    others = [_Clock(numpy)] if numpy else []
+    for _ in range(TURNS):
+        for clock in (step, inside, *eager, *others):
+            clock.turn(seconds / TURNS)
+    fastest = min((clock.median_us() for clock in eager), default=np.nan)
+    other = min((clock.median_us() for clock in others), default=np.nan)
+    own = step.median_us(), inside.median_us()
+    return Timed(rule, K, S, d, *own, fastest, other, inside.longest())
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -224,8 +254,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
     console.print(text, markup=False)
     if options.out:
         said = (
-            "One thread, medians in microseconds. Python: the time of a step that is not in a "
-            "compiled op."
+            "One thread, medians in microseconds; what is in a row is timed in turns. Python: the "
+            "time of a step that is not in a compiled op."
         )
         page = report.write_page(options.out, "small", "Steps on small models", said, text)
         with page.with_suffix(".csv").open("w", newline="", encoding="utf-8") as file:
