@@ -204,15 +204,13 @@ def rounds(folder: str, method: str, dropout: str | None = None) -> float:
     return mean([values[-1] + 1 for values in index.values()])
 
 
-def lowest(folder: str, method: str) -> float:
+def lowest(folder: str, method: str, seed: int = 0) -> float:
     """The lowest training loss."""
-    (values,) = column(folder, method, None, "train_loss").values()
-    return float(values.min())
+    return float(column(folder, method, None, "train_loss")[seed].min())
 
 
-def final_loss(folder: str, method: str) -> float:
-    (values,) = column(folder, method, None, "train_loss").values()
-    return float(values[-1])
+def final_loss(folder: str, method: str, seed: int = 0) -> float:
+    return float(column(folder, method, None, "train_loss")[seed][-1])
 
 
 def same_evaluations(folder: str) -> float:
