@@ -75,14 +75,16 @@ class RowAges:
         return found
 
     def of(self, clients: Tensor, late: Tensor | None = None) -> NDArray[np.int64]:
-        """Return the ages of the clients' memory rows [S]; without one, the rounds so far plus 1.
+        """Return the ages of the clients' memory rows [S].
+
+        For a client without a memory row, it is the number of rounds so far, plus 1.
 
         Args:
             clients: [S] int64.
             late: [S] int64, how many rounds ago the round was in which the ages are wanted; None:
                 zeros.
         """
-        # NumPy, because each operation of torch takes 20 us right after a large step.
+        # NumPy: torch's operations take several times as long, which counts for small models.
         ages: NDArray[np.int64] = int(self.rounds) - self.last.numpy()[clients.numpy()]
         return ages if late is None else ages - late.numpy()
 

@@ -235,7 +235,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             self.recent.add(int(self.ages.rounds), aggregate)
         if cohort is not None:
             self.ages.renew(cohort.clients, ages=cohort.ages)
-        self.ages.rounds.numpy()[()] += 1
+        self.ages.rounds.numpy()[()] += 1  # in NumPy, as in RowAges.of
 
     def _skip(self) -> None:
         self._count()

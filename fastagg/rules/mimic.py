@@ -98,7 +98,8 @@ class MimiC(CorrectionRule):
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
         if self.ages is not None and self.max_age is not None:
-            old = self._correction_ages(cohort) > self.max_age  # without one, too
+            # Clients without a correction may be among them; theirs counts as zero anyway.
+            old = self._correction_ages(cohort) > self.max_age
             if old.any():
                 plan.fading = factors_tensor((~old).tolist())
         return plan

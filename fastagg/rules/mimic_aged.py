@@ -64,7 +64,7 @@ class MimiCAged(CorrectionRule):
     def _plan(self, cohort: Cohort) -> CorrectionPlan:
         plan = super()._plan(cohort)
         ages: list[int] = self._correction_ages(cohort).tolist()
-        # Powers of Python have the same bits on every processor. 0^0 is 1.
+        # Python's powers do not depend on vector instructions, as torch's do. 0^0 is 1.
         factors = [self.fading ** (age - 1) for age in ages]
         if self.max_age is not None:
             both = zip(factors, ages, strict=True)

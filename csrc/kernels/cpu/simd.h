@@ -114,8 +114,8 @@ FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
 
-// A vector or number of which the compiler knows only that it is there: it fuses a product with no
-// addition that follows, and makes no vector of several numbers.
+// A vector or number whose origin the compiler cannot see. So it does not fuse a product with an
+// addition, and does not compute several numbers as one vector.
 template <class T>
 FASTAGG_INLINE T opaque(T x) {
 #if defined(FASTAGG_X86)
