@@ -310,9 +310,9 @@ PANELS: tuple[dict[str, str], ...] = (
     {
         "labels": "Two labels per client",
         "few": "Few active clients",
-        "adversary": "An adversary",
         "late": "Slow clients",
     },
+    {"adversary": "An adversary"},
 )
 GAP, HEADING = 0.8, 2.2  # between two settings, and for a heading, in marks
 INCHES = 0.125  # of a mark
@@ -385,6 +385,7 @@ def draw(target: Path) -> None:
                 fontsize=8,
             )
             panel.add_artist(legend)
+            legend.set_clip_on(False)  # so that the layout leaves room for it
         panel.axvline(0.0, color="#000000", linewidth=0.8)
         panel.set_yticks(list(ticks), list(ticks.values()), fontsize=7.5)
         panel.tick_params(axis="y", length=0)
@@ -392,7 +393,7 @@ def draw(target: Path) -> None:
         panel.grid(axis="x", color="#dddddd", linewidth=0.6)
     panels[-1].set_xlabel(
         "test accuracy at the end above that of fedavg under the same dropout, in points,\n"
-        "with its 95 % interval; the two axes differ"
+        "with its 95 % interval; the axes differ"
     )
     save(figure, target)
 
