@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
@@ -21,11 +22,17 @@ class CallLock(type(threading.RLock())):  # type: ignore[misc]
 
     forked: ClassVar[bool] = False
     """Whether this process was forked after an aggregator had been made."""
-    _all: ClassVar[weakref.WeakSet[CallLock]] = weakref.WeakSet()
+    # No WeakSet: it runs Python code when a lock is collected. An exception that the handler of a
+    # signal raises there, as for Ctrl-C, is ignored by Python, and the signal is lost.
+    _all: ClassVar[dict[int, weakref.ref[CallLock]]] = {}
+    _numbers: ClassVar[itertools.count[int]] = itertools.count()
 
     def __init__(self) -> None:
         self._torn = False  # whether a thread that does not exist here was within a call
-        CallLock._all.add(self)
+        for number, lock in list(CallLock._all.items()):
+            if lock() is None:
+                CallLock._all.pop(number, None)
+        CallLock._all[next(CallLock._numbers)] = weakref.ref(self)
 
     def checked(self, call: str) -> CallLock:
         """Return the lock, for the call of this name.
@@ -50,7 +57,7 @@ class CallLock(type(threading.RLock())):  # type: ignore[misc]
 
     @classmethod
     def _after_fork(cls) -> None:
-        locks = list(cls._all)
+        locks = [lock for ref in list(cls._all.values()) if (lock := ref()) is not None]
         cls.forked = cls.forked or bool(locks)
         for lock in locks:
             if lock.acquire(blocking=False):

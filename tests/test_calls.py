@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Aggregators after a fork, and in threads with small stacks."""
+"""Aggregators after a fork, in threads with small stacks, and when they are collected."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import textwrap
+import weakref
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
 
+import fastagg
+from tests.rules.conftest import CONFIGURATIONS
 from tests.scripts import HANG
 
 START = """
@@ -138,3 +144,24 @@ def test_all_ops_and_a_step_work_with_a_stack_of_64_kib() -> None:
         assert len(done) == 2
         """
     )
+
+
+@pytest.mark.parametrize(("name", "options"), CONFIGURATIONS)
+def test_no_python_code_runs_when_an_aggregator_is_collected(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Python would ignore the exception of a signal's handler there, and the signal were lost."""
+    agg = fastagg.make(name, num_clients=6, num_params=50, **options)
+    agg.step(torch.zeros(50), torch.randn(3, 50), [0, 2, 5])
+    alive, calls = weakref.ref(agg), list[str]()
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    del agg
+    sys.setprofile(before)
+    assert alive() is None
+    assert calls == []
