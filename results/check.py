@@ -209,6 +209,12 @@ def lowest(folder: str, method: str, seed: int = 0) -> float:
     return float(column(folder, method, None, "train_loss")[seed].min())
 
 
+def highest(folder: str, method: str, seed: int = 0) -> float:
+    """The highest training loss in the second half of the evaluations."""
+    losses = column(folder, method, None, "train_loss")[seed]
+    return float(losses[len(losses) // 2 :].max())
+
+
 def final_loss(folder: str, method: str, seed: int = 0) -> float:
     return float(column(folder, method, None, "train_loss")[seed][-1])
 
