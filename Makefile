@@ -182,19 +182,19 @@ emulate: build-dev  ## run the op tests and rounds of FDMS on emulated CUDA kern
 # Leak detection is off: Python and PyTorch leave much memory allocated on purpose. torch.compile,
 # which test_registration.py runs, starts a compiler that fails with the preloaded libraries.
 SANITIZED := build/sanitize/tree
+# The kernels are templates of the width of vectors. Two widths are enough here: the 4 lanes of portable code, and the widest of this
+# machine. valgrind runs those of AVX2.
 sanitize-build: build-dev
-	FASTAGG_WITHOUT_AVX512=$$(grep -qs avx512bw /proc/cpuinfo && echo 0 || echo 1) \
+	CXXFLAGS="$(CXXFLAGS) -DFASTAGG_WITHOUT_AVX$(if $(shell grep -s avx512bw /proc/cpuinfo),2,512)" \
 	  FASTAGG_SANITIZE=1 FASTAGG_CUDA=0 $(PY) setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 
-# Few random examples, and no slow tests, are enough here, since `make test` checks the results. The kernels are templates of the width
-# of vectors: with AVX-512, its 16 lanes and the 4 of portable code are run, and not the 8 of AVX2, which valgrind runs.
-SANITIZED_ISAS := $(if $(shell grep -s avx512bw /proc/cpuinfo),-k "not avx2")
+# Few random examples, and no slow tests, are enough here, since `make test` checks the results.
 sanitize: sanitize-build  ## run the op tests under AddressSanitizer and UndefinedBehaviorSanitizer, the threads under ThreadSanitizer
 	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -pthread tests/ops/pool_race.cpp csrc/kernels/cpu/pool.cpp csrc/kernels/cpu/wake_core.cpp -o build/sanitize/pool_race
 	build/sanitize/pool_race
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED) HYPOTHESIS_PROFILE=quick \
-	  $(PY) -m pytest -q $(PARALLEL) -m "not slow" $(SANITIZED_ISAS) -o pythonpath=$(SANITIZED) tests/ops \
+	  $(PY) -m pytest -q $(PARALLEL) -m "not slow" -o pythonpath=$(SANITIZED) tests/ops \
 	  --ignore tests/ops/test_registration.py --ignore tests/ops/test_vectors.py $(ARGS)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -211,21 +211,25 @@ valgrind: $(MEMCHECK)  ## run the kernels under valgrind, which must be installe
 	$(MEMCHECK)
 	valgrind --quiet --leak-check=full --error-exitcode=1 $(MEMCHECK)
 
-# pip builds the wheel from the source distribution, so that nothing of the checkout gets into it.
+# The wheel is built from what is in the source distribution, so that nothing else of the checkout gets into it, and for the PyTorch of
+# WHEEL_PYTHON. (uv refuses to build it from the file: the version of the wheel has the PyTorch, that of the source distribution has not.)
 # WHEEL_CXXFLAGS=-O0 builds a slow one in half of the time, to test the packaging.
 WHEEL := build/wheel
+WHEEL_PYTHON := $(PY)
 wheel: build $(VENV)/.stamp-wheel  ## dist/: the source distribution, and a wheel for the Python and PyTorch of the environment
 	rm -rf $(WHEEL) dist && mkdir -p $(WHEEL)
 	$(PY) setup.py --quiet egg_info --egg-base $(WHEEL) sdist --dist-dir dist
-	CXXFLAGS="$(CXXFLAGS) $(WHEEL_CXXFLAGS)" $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir $(WHEEL) dist/fastagg-*.tar.gz
+	mkdir $(WHEEL)/sources && tar xzf dist/fastagg-*.tar.gz -C $(WHEEL)/sources --strip-components 1
+	CXXFLAGS="$(CXXFLAGS) $(WHEEL_CXXFLAGS)" $(VENV)/bin/uv build --quiet --wheel --no-build-isolation --python $(WHEEL_PYTHON) \
+	  --out-dir $(WHEEL) $(WHEEL)/sources
 	PATH="$(abspath $(VENV))/bin:$$PATH" auditwheel repair --strip --exclude 'libtorch*' --exclude 'libc10*' \
 	  --exclude 'libcudart*' --wheel-dir dist $(WHEEL)/fastagg-*.whl
 	@ls -sh dist
 
-test-packages: wheel  ## install what is in dist/ with pip and uv in empty environments, and test it there
-	CXXFLAGS="$(CXXFLAGS) $(WHEEL_CXXFLAGS)" .ci/test_packages.sh $(VENV) '$(TORCH)'
+test-packages: build $(VENV)/.stamp-wheel  ## make wheel in an environment that has only what it needs, and test it in an empty one
+	.ci/test_packages.sh $(VENV) '$(TORCH)' '$(WHEEL_CXXFLAGS)'
 
-# The page makes an environment of its own, with the wheel that `make wheel` left in dist/.
+# The page makes an environment of its own, with the wheel that `make wheel` or `make test-packages` left in dist/.
 test-start:  ## execute docs/flower_start.md as it is written, in an empty folder; first make wheel
 	PIP_FIND_LINKS="$$PIP_FIND_LINKS $(abspath dist)" FLWR_TELEMETRY_ENABLED=0 RAY_USAGE_STATS_ENABLED=0 \
 	  $(PY) .ci/run_page.py docs/flower_start.md $$(mktemp -d)/page --expect '^finished$$' --times 2

@@ -92,8 +92,6 @@ def compile_flags() -> list[str]:
         flags += ["-fno-schedule-insns", "-Wno-ignored-optimization-argument"]  # Clang has none
     if sanitize_flags():
         flags = ["-Og", "-g1", "-fno-omit-frame-pointer", *sanitize_flags()]
-        if os.environ.get("FASTAGG_WITHOUT_AVX512") == "1":  # the tests run on this machine only
-            flags.append("-DFASTAGG_WITHOUT_AVX512")
     # -Wno-unused-parameter: torch's headers. -Wno-psabi: see csrc/kernels/cpu/simd.h; GCC prints
     # its note about vectors in spite of the pragma there.
     flags += ["-pthread", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-psabi"]

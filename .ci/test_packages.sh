@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Do what a user does with the packages in dist/ (make wheel), in empty environments and outside of the checkout:
-#   1. an isolated build of the source distribution fails at once, and says what to do;
-#   2. `uv pip install --no-build-isolation` of the source distribution works;
-#   3. `pip install` of the wheel works, its metadata and an import name the torch, and tests of the ops and rules pass on it.
-# usage: test_packages.sh VENV TORCH    # an environment with uv; the requirement of torch, such as torch==2.13.0
+# Do what a user does with the packages, in empty environments and outside of the checkout:
+#   1. `make wheel` works where there are only torch, setuptools and ninja;
+#   2. uv accepts the source distribution without isolation, for the torch that is there;
+#   3. an isolated build of it fails at once, and says what to do;
+#   4. `pip install` of the wheel works, its metadata and an import name the torch, and tests of the ops and rules pass on it.
+# usage: test_packages.sh VENV TORCH CXXFLAGS    # an environment with uv; the requirement of torch, such as torch==2.13.0
 set -euo pipefail
 cd "$(dirname "$0")/.."
-root=$PWD venv=$root/$1 torch=$2
+root=$PWD venv=$root/$1 torch=$2 cxxflags=$3
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-sdist=$(ls "$root"/dist/fastagg-*.tar.gz)
-wheel=$(ls "$root"/dist/fastagg-*.whl)
 unset PYTHONPATH
 export UV_FIND_LINKS=${UV_FIND_LINKS-${PIP_FIND_LINKS-}} # uv does not read the settings of pip
 export UV_CACHE_DIR=$tmp/cache UV_LINK_MODE=hardlink
@@ -22,6 +21,16 @@ environment() {
   VIRTUAL_ENV=$tmp/$1 "$venv/bin/uv" pip install --quiet "${@:2}"
 }
 
+echo "== make wheel"
+environment source "$torch" 'setuptools>=77' ninja
+make --no-print-directory wheel "VENV=$1" "TORCH=$torch" "WHEEL_PYTHON=$tmp/source/bin/python" "WHEEL_CXXFLAGS=$cxxflags"
+sdist=$(ls "$root"/dist/fastagg-*.tar.gz)
+wheel=$(ls "$root"/dist/fastagg-*.whl)
+
+echo "== the source distribution by uv"
+VIRTUAL_ENV=$tmp/source "$venv/bin/uv" pip install --dry-run --no-build-isolation "$sdist" 2>&1 | tee "$tmp/uv.log"
+grep '^ + fastagg @ ' "$tmp/uv.log"
+
 echo "== an isolated build"
 environment isolated pip
 if "$tmp/isolated/bin/python" -m pip --disable-pip-version-check install --no-deps "$sdist" >"$tmp/isolated.log" 2>&1; then
@@ -30,16 +39,11 @@ if "$tmp/isolated/bin/python" -m pip --disable-pip-version-check install --no-de
 fi
 grep -- "--no-build-isolation" "$tmp/isolated.log"
 
-echo "== the source distribution by uv"
-environment source "$torch" 'setuptools>=77' ninja
-VIRTUAL_ENV=$tmp/source "$venv/bin/uv" pip install --quiet --no-build-isolation "$sdist"
-(cd "$tmp" && source/bin/python -m fastagg | tail -n 1)
-
 # MiB of the extension that a user gets: 8 at most. Nobody gets one of -O0, in which every unrolled and inlined loop takes three
 # times the room or more; then the optimized extension of the checkout is measured, and the limit of the one in the wheel only finds
 # what does not belong there, such as debug information.
 limit=8
-if [[ " ${CXXFLAGS:-} " == *" -O0 "* ]]; then
+if [[ " $cxxflags " == *" -O0 "* ]]; then
   size=$(stat -c %s "$root"/fastagg/_C*.so)
   if [ "$size" -ge $((limit << 20)) ]; then
     echo "the optimized extension of the checkout has $size bytes; the limit is $limit MiB" >&2

@@ -26,6 +26,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
+from tests.cuda.test_gpu_benchmark import check_every_op
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "benchmarks/gpu_session.sh"
 STAGES = [
@@ -186,6 +188,7 @@ def test_the_commands_of_all_stages_run(machine: Machine, tmp_path: Path) -> Non
     assert all(outcome.startswith("ok") for outcome in found.values()), summary
     files = list(tmp_path.rglob("*"))
     assert len(files) <= 8 and all(path.stat().st_size < 16 << 20 for path in files)
+    check_every_op(tmp_path)
     assert re.search(r"^gram \(20, 300\) .*1\.7 x careful", summary, re.M)
     assert re.search(r"^\d+ targets met, \d+ missed, 0 unknown$", summary, re.M)
     tests = (tmp_path / "tests.log").read_text()

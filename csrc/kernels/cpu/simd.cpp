@@ -12,7 +12,9 @@ Isa detected_isa() {
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
     return Isa::kAvx512;
 #endif
+#ifndef FASTAGG_WITHOUT_AVX2
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Isa::kAvx2;
+#endif
 #endif
 #ifdef __aarch64__
   return Isa::kNeon;
@@ -22,6 +24,9 @@ Isa detected_isa() {
 }
 
 bool has_isa(Isa isa) {
+#ifdef FASTAGG_WITHOUT_AVX2
+  if (isa == Isa::kAvx2) return false;
+#endif
   const Isa best = detected_isa();
   return best == Isa::kNeon ? isa == best : isa <= best;
 }

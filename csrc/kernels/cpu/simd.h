@@ -4,8 +4,8 @@
 // generic vectors (GCC and Clang). It is instantiated in functions that are compiled for AVX-512 (W
 // = 16), AVX2 (W = 8), NEON (W = 4) and the baseline of other targets (W = 4, SSE2 on x86-64);
 // `dispatch` calls one of them. NEON is the baseline of AArch64, which therefore has no other one.
-// There are no intrinsics and no compiler flags for single files. FASTAGG_WITHOUT_AVX512 leaves out
-// a third of the code, for builds that run on this machine only (`make sanitize`).
+// There are no intrinsics and no compiler flags for single files. FASTAGG_WITHOUT_AVX512 and
+// FASTAGG_WITHOUT_AVX2 each leave out a third of the code, for builds of tests.
 //
 // SVE is not used: the width of its vectors is known only at run time, unless a flag for the whole
 // build fixes it, and generic vectors have a fixed width. Processors with 128-bit SVE multiply as
@@ -71,7 +71,9 @@ template <class Body>
 auto with_lanes(Isa isa, const Body& body) {
 #ifdef FASTAGG_X86
   if (isa == Isa::kAvx512) return body(std::integral_constant<int, 16>());
+#ifndef FASTAGG_WITHOUT_AVX2
   if (isa == Isa::kAvx2) return body(std::integral_constant<int, 8>());
+#endif
 #endif
   (void)isa;
   return body(std::integral_constant<int, 4>());
@@ -241,7 +243,9 @@ void dispatch(Isa isa, Args... args) {
 #ifndef FASTAGG_WITHOUT_AVX512
   if (isa == Isa::kAvx512) return run_avx512<Kernel>(args...);
 #endif
+#ifndef FASTAGG_WITHOUT_AVX2
   if (isa == Isa::kAvx2) return run_avx2<Kernel>(args...);
+#endif
 #endif
   (void)isa;
 #ifdef __aarch64__

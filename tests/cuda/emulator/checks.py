@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the emulated ``fastagg``; test_emulated.py runs each in a separate process."""
+"""Checks of the emulated ``fastagg``: ``checks.py NAME...``; test_emulated.py runs them."""
 
 from __future__ import annotations
 
@@ -381,6 +381,8 @@ def wrong_ids() -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     torch.set_num_threads(1)
-    globals()[sys.argv[1]]()
+    for name in sys.argv[1:]:
+        print(name, flush=True)
+        torch.manual_seed(0)
+        globals()[name]()
