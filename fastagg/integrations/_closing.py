@@ -53,6 +53,20 @@ class Counted:
         answers = self.admitted.answers
         return [sender for sender in self.ids if answers[sender].round is not None]
 
+    @property
+    def waiting(self) -> list[str]:
+        """The senders whose late answers wait for the next round.
+
+        They are those that no step has used: all in ``late`` without a step; with one, those that
+        it left out because too few clients were active.
+        """
+        if self.step is None:
+            return self.late
+        answers, reasons = self.admitted.answers, self.step.reasons
+        few = {client for client, reason in reasons.items() if reason.startswith(TOO_FEW)}
+        ids = self.admitted.found.ids.items()
+        return [s for s, client in ids if client in few and answers[s].round is not None]
+
 
 class ClosingRound:
     """The answers of one round.

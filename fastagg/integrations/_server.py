@@ -453,7 +453,8 @@ class AggregationServer:
         come; only an adaptive limit of norms takes what it rejects into account. If the rule
         refuses the step (too few rows for a robust rule, numbers beyond the range of float32), or
         there are fewer than ``min_answers``, nothing changes and the report has the reason; late
-        answers that were not rejected wait for the next round.
+        answers that were not rejected wait for the next round. So they do if the rule leaves them
+        out because of its ``min_active``.
 
         Args:
             answers: of the clients that were asked, and perhaps of others. Late ones have been put
@@ -489,7 +490,7 @@ class AggregationServer:
                 late = closing.read(taken.usable, rejected)
                 counted = closing.count(self.ids, in_time, late, taken.ages, self.max_clients)
                 report = self._finish(answers, counted, taken.ages, rejected)
-                done, again = True, counted.late if counted.step is None else []
+                done, again = True, counted.waiting
             finally:  # a step that has taken effect has used them up, whatever comes after it
                 taken.finish(happened=done or rule.committed != before, again=again)
                 if rule.num_clients != self.num_clients:
@@ -519,6 +520,8 @@ class AggregationServer:
         step, ids, found = counted.step, counted.ids, counted.admitted.found
         usable = counted.admitted.answers
         late = {} if step is None else {sender: usable[sender] for sender in counted.late}
+        waiting = set(counted.waiting)
+        not_counted = {s: why for s, why in counted.rejected.items() if s not in waiting}
         found = Resolved() if step is None else replace(found, ids=ids)
         if step is not None:
             if found.num_clients != self.num_clients:
@@ -532,7 +535,7 @@ class AggregationServer:
             round=self.rounds,
             active=() if step is None else tuple(step.active.tolist()),
             absent={sender: self.ids.known.get(sender) for sender in sorted(silent, key=str)},
-            rejected={**rejected, **counted.rejected},
+            rejected={**rejected, **not_counted},
             friends=substitutions(step),
             ids=found.ids,
             step=step,

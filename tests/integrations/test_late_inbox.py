@@ -217,6 +217,29 @@ def test_a_round_without_a_step_keeps_late_answers(made: Callable[..., Run]) -> 
     assert run.files() == [] and run.round(0, 1, 2).late == {}
 
 
+@pytest.mark.parametrize("rule", ["fedavg", "mifa"])
+def test_a_round_of_too_few_clients_keeps_late_answers(made: Callable[..., Run], rule: str) -> None:
+    """``mifa`` takes a step without clients; ``fedavg`` skips the round."""
+    run = made(rule, min_active=3)
+    run.round(0, 1, 2)
+    run.begin()
+    run.close(0)
+    assert run.late(1, 2) is None and run.late(2, 2) is None
+    report = run.round(1)
+    assert report.step is not None and report.late == report.ids == {}
+    assert report.step.skipped == (rule == "fedavg")
+    few = "update of client 1: too few active clients: 2 of min_active = 3"
+    assert report.rejected == {
+        "n1": few,
+        "n1 (of round 2)": "a newer answer of this client counts",
+    }
+    assert run.files() == ["answer"]
+    run.restart()
+    report = run.round(0, 1)
+    assert report.active == (0, 1, 2) and report.late == {"n2": 2} and not report.rejected
+    assert run.files() == [] and run.round(0, 1, 2).late == {}
+
+
 def test_a_round_without_a_step_is_done_again(made: Callable[..., Run]) -> None:
     """The checkpoint is from before it: what it rejected may count now."""
     run = made(min_answers=2, checkpoint_every=9)
