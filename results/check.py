@@ -210,9 +210,8 @@ def lowest(folder: str, method: str, seed: int = 0) -> float:
 
 
 def highest(folder: str, method: str, seed: int = 0) -> float:
-    """The highest training loss in the second half of the evaluations."""
-    losses = column(folder, method, None, "train_loss")[seed]
-    return float(losses[len(losses) // 2 :].max())
+    """The highest training loss."""
+    return float(column(folder, method, None, "train_loss")[seed].max())
 
 
 def final_loss(folder: str, method: str, seed: int = 0) -> float:

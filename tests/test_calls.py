@@ -150,7 +150,7 @@ def test_all_ops_and_a_step_work_with_a_stack_of_64_kib() -> None:
 def test_no_python_code_runs_when_an_aggregator_is_collected(
     name: str, options: dict[str, Any]
 ) -> None:
-    """Python would ignore the exception of a signal's handler there, and the signal were lost."""
+    """If a handler of a signal raised an exception there, Python would ignore it."""
     agg = fastagg.make(name, num_clients=6, num_params=50, **options)
     agg.step(torch.zeros(50), torch.randn(3, 50), [0, 2, 5])
     alive, calls = weakref.ref(agg), list[str]()

@@ -77,7 +77,7 @@ def test_emulated(folder: Path, checks: str) -> None:
 
 
 def test_the_op_tests_pass(folder: Path) -> None:
-    """Runs the op tests that take less than about two seconds; `make emulate` runs all."""
+    """Runs the op tests that take less than about a second; `make emulate` runs all."""
     slow = ["thread", "300003", "600001", "62006", "40000", "101-610", "530", "2047", "4100"]
     slow += ["30011", "masked", "255", "264", "iterations", "scaling", "70-900"]
     slow += ["200001", "8193", "past_the_caches", "mean_and_variance", "error_of_cosines"]
