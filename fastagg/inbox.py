@@ -128,7 +128,9 @@ class Inbox:
     number of rounds t, and
 
     1. after it was written, ``settle(t)`` is called;
-    2. after a restart from it, the inbox is made with ``round=t``.
+    2. after a restart from it, the inbox is made with ``round=t``, and answers to models that came
+       after the checkpoint, which are lost, are removed:
+       ``inbox.discard(lambda client, round: round > t)``.
 
     The files of used answers are kept until then, because a restart from an older checkpoint needs
     them again. A damaged file is reported in ``damaged`` and stays where it is.
@@ -332,21 +334,23 @@ class Inbox:
             timeout: seconds to wait, >= 0; None: as long as it takes.
             least: after the timeout, take what is there if it is at least this many; None: all of
                 ``count``.
-            until: leave the answers of later rounds than this one; None: take those of all rounds.
+            until: leave the answers of later rounds than this one, which is at most ``round``; None:
+                the present round. Answers of later rounds wait: :meth:`discard` removes them.
 
         Returns:
             The answers; None if there are too few. They count towards ``capacity`` until their step
             has ended.
 
         Raises:
-            TypeError, ValueError: an argument is not as described, or an answer is of a later
-                round.
+            TypeError, ValueError: an argument is not as described.
             OSError: a file cannot be renamed. Nothing was taken.
         """
         rounds = _read_round(round)
         wanted = 1 if count is None else read_size("count", count)
         fewest = wanted if least is None else read_count("least", least, least=1, most=wanted)
-        latest = MOST if until is None else _read_round(until)
+        latest = rounds if until is None else _read_round(until)
+        if latest > rounds:
+            raise ValueError(f"until: expected at most round, which is {rounds}, got {latest}")
         end = time.monotonic() + _read_timeout(timeout)
         with self._changed:
             # Listed anew after every wait, in which others may have taken what was there.
@@ -358,11 +362,6 @@ class Inbox:
             if len(listed) < fewest:
                 return None
             taken = listed if count is None else listed[:wanted]
-            newest = max(answer.round for answer in taken)
-            if newest > rounds:
-                raise ValueError(
-                    f"round: expected at least {newest}, that of an answer, got {rounds}"
-                )
             if self._files is not None:
                 self._files.mark(taken, rounds)
             for answer in taken:

@@ -533,6 +533,16 @@ def test_answers_of_later_rounds_may_wait() -> None:
     assert inbox.waiting() == [(0, 2), (2, 2)]
 
 
+def test_an_answer_of_a_round_that_is_not_there_yet_blocks_no_step() -> None:
+    inbox = make()
+    for client, r in ((3, 10**6), (0, 0), (1, 0)):
+        inbox.put(client, row(0.0), round=r)
+    answers = inbox.take(2, round=0)
+    assert answers is not None and answers.clients == [0, 1] and answers.ages == [0, 0]
+    assert inbox.waiting() == [(3, 10**6)] and inbox.take(round=1) is None
+    assert inbox.discard(lambda client, r: r > 1) == [(3, 10**6)]
+
+
 def test_answers_of_a_step_that_the_caller_makes() -> None:
     inbox = make()
     inbox.put(0, row(0.0), round=0)
@@ -638,8 +648,8 @@ def test_wrong_answers(
 def test_wrong_calls() -> None:
     inbox = make()
     inbox.put(0, row(0.0), round=5)
-    with pytest.raises(ValueError, match="round: expected at least 5, that of an answer, got 4"):
-        inbox.take(round=4)
+    with pytest.raises(ValueError, match="until: expected at most round, which is 4, got 5"):
+        inbox.take(round=4, until=5)
     for wrong in ({"count": 0}, {"count": 1.5}, {"timeout": -1.0}, {"timeout": float("nan")},
                   {"timeout": "1"}, {"count": 2, "least": 3}):  # fmt: skip
         with pytest.raises((TypeError, ValueError), match=[*wrong][-1]):
