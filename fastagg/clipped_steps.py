@@ -55,6 +55,7 @@ class ClippedSteps(RowChecks):
     def clip_norm(self, value: float | str | AdaptiveClip | Mapping[str, Any] | None) -> None:
         clip_norm = read_clip_norm(value)
         check_noise(self, self._noise_multiplier, clip_norm=clip_norm)
+        self._check_noise_change(clip_norm, self._noise_multiplier)
         if clip_norm is None:
             self._clipping = None
         elif self._clipping is None or self._clipping.options != clip_norm:
@@ -70,6 +71,7 @@ class ClippedSteps(RowChecks):
     def noise_multiplier(self, value: float) -> None:
         multiplier = read_factor("noise_multiplier", value)
         check_noise(self, multiplier)
+        self._check_noise_change(self.clip_norm, multiplier)
         self._noise_multiplier = multiplier
 
     @property
@@ -77,6 +79,25 @@ class ClippedSteps(RowChecks):
         """Why a step takes no ``weights`` with these options; empty if it does."""
         public = "they come from the data of clients, which its noise would not cover"
         return self.no_weights or (public if self._noise_multiplier > 0.0 else "")
+
+    def _check_noise_change(self, clip_norm: ClipNorm, multiplier: float) -> None:
+        """Check new values of ``clip_norm`` and ``noise_multiplier``, one of which changes.
+
+        A rule that remembers rows calls :func:`fastagg.clipping.check_remembered`.
+
+        Raises:
+            ValueError: the noise would not cover rows that the rule remembers.
+        """
+
+    def check_saved_noise(self, saved: Mapping[str, Any]) -> None:
+        """Do the same for a rule that is loaded with other options.
+
+        Args:
+            saved: the options in the checkpoint.
+
+        Raises:
+            ValueError: as there.
+        """
 
     def _clip(self, cohort: Cohort) -> tuple[Cohort, Tensor | None]:
         """Return the cohort with rows up to ``clip_norm``, and factors [S] of its rows.
@@ -136,6 +157,7 @@ class ClippedSteps(RowChecks):
         """Return how much the aggregate can change with one client, for a rule with noise.
 
         It is the largest norm of the change if one client's rows have norms up to 1 or are zero, in
-        this and all earlier rounds, in units of ``clip_norm``.
+        this and all earlier rounds, in units of ``clip_norm``. (No row that is remembered was
+        clipped at a larger bound: ``_check_noise_change``.)
         """
         raise NotImplementedError(f"{self.name} takes no noise_multiplier")

@@ -203,6 +203,47 @@ def check_noise(rule: Noisy, multiplier: float, **changed: ClipNorm | MaxNorm) -
         )
 
 
+def check_remembered(
+    name: str, before: tuple[ClipNorm, float] | None, clip_norm: ClipNorm, multiplier: float
+) -> None:
+    """Check that the noise of a rule covers the rows that it remembers, and will release again.
+
+    The noise of a round follows from the bound of that round. So no row that is remembered may be
+    longer than this bound.
+
+    Args:
+        name: that of the rule.
+        before: ``clip_norm`` and ``noise_multiplier`` of the rounds in which it received the rows;
+            None: it has no rows.
+        clip_norm, multiplier: those of the next round.
+
+    Raises:
+        ValueError: a row may be longer than ``clip_norm``.
+    """
+    if multiplier == 0.0:
+        return
+    if isinstance(clip_norm, AdaptiveClip):
+        raise ValueError(
+            f"clip_norm: expected a number with noise_multiplier for {name}, because rows that it "
+            "remembers may be longer than an adaptive bound that has become smaller since, got "
+            "AdaptiveClip"
+        )
+    if before is None:
+        return
+    bound, noise = before
+    if noise == 0.0:
+        raise ValueError(
+            f"noise_multiplier: expected 0, got {multiplier:g}, because {name} remembers rows of "
+            "rounds without noise, which may be longer than clip_norm; forget the clients, or "
+            "begin with a new aggregator"
+        )
+    if isinstance(bound, float) and clip_norm is not None and clip_norm < bound:
+        raise ValueError(
+            f"clip_norm: expected at least {bound:g} with noise_multiplier, because {name} "
+            f"remembers rows that may be so long, got {clip_norm:g}"
+        )
+
+
 def noise_of(clipping: Clipping, multiplier: float, largest: float) -> Noise:
     """Return the noise of a round.
 

@@ -334,8 +334,8 @@ class Inbox:
             timeout: seconds to wait, >= 0; None: as long as it takes.
             least: after the timeout, take what is there if it is at least this many; None: all of
                 ``count``.
-            until: leave the answers of later rounds than this one, which is at most ``round``; None:
-                the present round. Answers of later rounds wait: :meth:`discard` removes them.
+            until: leave the answers of later rounds than this one; at most ``round``; None: this is
+                ``round``. Answers of later rounds wait: :meth:`discard` removes them.
 
         Returns:
             The answers; None if there are too few. They count towards ``capacity`` until their step

@@ -279,6 +279,7 @@ def check_state_options(
                 f"{name}: expected that of the checkpoint, on which the state of "
                 f"{aggregator.name!r} depends; load it without this option"
             )
+    aggregator.check_saved_noise(saved)
 
 
 def raise_for(

@@ -255,6 +255,77 @@ def test_mifa_releases_its_memory_in_rounds_without_clients() -> None:
     assert torch.equal(agg.state_dict()["total"], total)  # no noise in what it remembers
 
 
+@noisy
+def test_the_noise_covers_rows_of_rounds_with_another_bound(
+    tmp_path: Path, name: str, options: dict[str, Any]
+) -> None:
+    """Whatever change of options is accepted, the sensitivity bounds what a client has changed."""
+    rows = torch.randn(K, D)
+    rows[0] = 1e3  # clipped, at the bound of the first round
+
+    def first(changed: dict[str, Any]) -> tuple[Aggregator, Aggregator]:
+        agg, without = (make(name, options, clip_norm=5.0, **changed) for _ in range(2))
+        agg.step(torch.zeros(D), rows, range(K))
+        without.step(torch.zeros(D), torch.cat([torch.zeros(1, D), rows[1:]]), range(K))
+        return agg, without
+
+    def later(agg: Aggregator, without: Aggregator) -> None:
+        released, sensitivity = [], 0.0
+        for each in (agg, without):
+            each.random_bytes = keyed(b"same")
+            params = torch.zeros(D)
+            report = each.step(params, 0.01 * rows[1:], range(1, K))
+            assert report.noise is not None
+            released.append(params)
+            sensitivity = report.noise.sensitivity
+        assert float((released[0] - released[1]).norm()) <= sensitivity + 1e-6
+
+    remembers = name in ("mifa", "stale", "fedvarp")
+    noise_later = [("noise_multiplier", 1e-3)]
+    for start, changes in (
+        ({}, noise_later),
+        ({}, [("clip_norm", 0.1), *noise_later]),
+        ({"noise_multiplier": 1e-3}, [("clip_norm", 0.1)]),
+    ):
+        pair = first(dict(start))
+        if remembers:
+            with pytest.raises(
+                ValueError, match=r"^(noise_multiplier|clip_norm): expected .*rememb"
+            ):
+                for option, value in changes:
+                    setattr(pair[0], option, value)
+            pair = first(dict(start))
+            pair[0].save(tmp_path / "agg")
+            with pytest.raises(
+                ValueError, match=r"^(noise_multiplier|clip_norm): expected .*rememb"
+            ):
+                fastagg.load(tmp_path / "agg", **dict(changes))
+        else:
+            for agg in pair:
+                for option, value in changes:
+                    setattr(agg, option, value)
+            later(*pair)
+    pair = first({"noise_multiplier": 1e-3})
+    for agg in pair:  # a larger bound covers the rows of a smaller one
+        agg.clip_norm, agg.noise_multiplier = 6.0, 1e-4
+    later(*pair)
+
+
+@pytest.mark.parametrize("name", ["mifa", "stale", "fedvarp"])
+def test_rules_with_a_memory_take_no_noise_with_an_adaptive_bound(name: str) -> None:
+    adaptive = AdaptiveClip(count_noise=2.0)
+    with pytest.raises(ValueError, match=rf"^clip_norm: expected a number .* for {name}, because"):
+        make(name, {}, clip_norm=adaptive, noise_multiplier=1.0)
+    agg = make(name, {}, clip_norm=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match=r"^clip_norm: expected a number"):
+        agg.clip_norm = adaptive
+    agg.step(torch.zeros(D), torch.ones(2, D), [0, 1])
+    agg.forget([0, 1])  # no row is left that may be longer
+    agg.clip_norm = 0.5
+    agg.noise_multiplier = 0.0
+    agg.clip_norm = adaptive
+
+
 @every_rule
 def test_other_rules_refuse(name: str, options: dict[str, Any]) -> None:
     known = {rule for rule, _ in NOISY}
