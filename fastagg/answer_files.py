@@ -60,10 +60,23 @@ class StoredAnswer:
     run: str = ""
 
 
+def _free(descriptor: int, owner: int) -> None:
+    """Close a locked descriptor, and free the lock in the process that took it.
+
+    A forked child has the same lock: it keeps the lock of the parent while it lives, and must not
+    free it.
+    """
+    if os.getpid() == owner:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
 class AnswerFiles:
     """The files of one inbox, in a folder that no other process may use at the same time.
 
-    The folder is free again after :meth:`close`, or when this object is gone.
+    The folder is free again after :meth:`close`, or when this object is gone, also if a forked
+    child of the process lives on.
 
     Args:
         folder: created if it does not exist.
@@ -77,7 +90,7 @@ class AnswerFiles:
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        self._release = weakref.finalize(self, os.close, descriptor)
+        self._release = weakref.finalize(self, _free, descriptor, os.getpid())
         self._release.atexit = False  # threads may still write when the interpreter exits
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

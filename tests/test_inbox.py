@@ -583,6 +583,47 @@ def test_a_folder_of_an_inbox_that_is_gone_is_free(tmp_path: Path) -> None:
     inbox.close()
 
 
+FORKED = """
+import os, sys
+import fastagg
+
+def make():
+    return fastagg.Inbox(num_clients=2, num_params=3, capacity=2, folder=sys.argv[1])
+
+inbox, ready, go = make(), os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    if sys.argv[2] == "closes":
+        inbox.close()
+    os.write(ready[1], b".")
+    os.close(go[1])  # which the parent closes, however it ends
+    os.read(go[0], 1)
+    os._exit(0)
+os.read(ready[0], 1)
+try:
+    make()
+except ValueError as error:
+    print(error)
+inbox.close()
+make().close()
+os.close(go[1])
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("child", ["closes", "does not close"])
+def test_a_forked_child_neither_keeps_nor_frees_the_folder(tmp_path: Path, child: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, tmp_path, child],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("folder: another inbox uses")
+
+
 def test_a_folder_with_more_than_the_capacity(tmp_path: Path) -> None:
     inbox = make(folder=tmp_path)
     for client in range(3):

@@ -414,7 +414,7 @@ class Server:
                 raise RuntimeError("finish_round: no round is open; call begin_round first")
             self._changed.wait_for(
                 lambda: self._round is not current or len(current.answers) == len(current.asked),
-                max(0.0, current.deadline - time.monotonic()),
+                min(max(0.0, current.deadline - time.monotonic()), threading.TIMEOUT_MAX),
             )
             if self._round is not current or current.ended:
                 raise RuntimeError(

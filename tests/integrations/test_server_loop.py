@@ -173,6 +173,16 @@ def test_a_model_that_cannot_be_used_is_refused() -> None:
         server(round_seconds=0.0)
 
 
+def test_a_round_may_have_as_much_time_as_one_likes() -> None:
+    loop = Server("fedavg", model(), num_clients=1, round_seconds=1e300)
+    task = loop.begin_round()
+    answer = trained(loop.model(), task.round, 0)
+    later = threading.Timer(0.1, lambda: loop.submit(0, answer, task.key))
+    later.start()
+    assert loop.finish_round().active == (0,)
+    later.join()
+
+
 def bad_tensors() -> dict[str, tuple[Any, str]]:
     good = model()
     return {
