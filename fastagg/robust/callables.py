@@ -16,7 +16,15 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.options import read_count, read_positive
 from fastagg.robust.covariance import calmest_subset, filtered_shares
-from fastagg.robust.vectors import Products, Vectors, combine
+from fastagg.robust.long_rows import (
+    common_unit,
+    divided,
+    divisors,
+    headroom,
+    in_unit,
+    multiplied,
+)
+from fastagg.robust.vectors import Products, Vectors, combine, peak_of
 from fastagg.rules.bucketing import draw_buckets
 from fastagg.rules.gram_policy import check_majority, square_distances
 from fastagg.rules.krum import krum_scores
@@ -66,14 +74,14 @@ class _Aggregator(_Mixing):
     def __call__(self, vectors: VectorsLike) -> Array:
         """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
-        return given.pack(combine(given.rows, self._factors(Products(given.rows))))[0]
+        return given.pack(given.mean(self._factors(given.products())))[0]
 
 
 class _PreAggregator(_Mixing):
     def __call__(self, vectors: VectorsLike) -> Array:
         """Turn n vectors into m vectors of the same kind, stacked: [m, ...]; see the module."""
         given = self._read(vectors)
-        return given.pack(combine(given.rows, self._factors(Products(given.rows))))
+        return given.pack(given.mean(self._factors(given.products())))
 
 
 class Average(_Aggregator):
@@ -83,7 +91,7 @@ class Average(_Aggregator):
         return _mean_of(range(len(products)), len(products))
 
 
-class GeometricMedian(_Aggregator):
+class GeometricMedian(_Callable):
     """The geometric median, by T steps of the smoothed Weiszfeld algorithm from zero (RFA).
 
     Args:
@@ -97,15 +105,24 @@ class GeometricMedian(_Aggregator):
         self.nu = read_positive("nu", nu)
         self.T = read_count("T", T, least=0)
 
-    def _factors(self, products: Products) -> Tensor:
+    def __call__(self, vectors: VectorsLike) -> Array:
+        """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
+        given = self._read(vectors)
+        unit = common_unit(given.peaks, self.nu)
+        rows = divided(given.rows, divisors(given.peaks, unit))
+        # A long row adds its direction times a number, so it may be shortened in the sum as well.
+        factors = self._factors(Products(rows), in_unit(self.nu, unit))
+        return given.pack(multiplied(combine(rows, factors), unit))[0]
+
+    def _factors(self, products: Products, nu: float) -> Tensor:
         equal = torch.ones(len(products), dtype=torch.float64, device="cpu")
         if self.T == 0:
             return torch.zeros_like(equal)[None]
         # The first step needs the distances from zero, which are norms; the others need distances
         # from a mean of the vectors, which do not change if one vector is subtracted from all.
-        first = 1.0 / products.gram.diagonal().sqrt().clamp_min(self.nu)
+        first = 1.0 / products.gram.diagonal().sqrt().clamp_min(nu)
         first /= first.sum()
-        return ops.weiszfeld(products.translated, equal, first, self.nu, self.T - 1)[None]
+        return ops.weiszfeld(products.translated, equal, first, nu, self.T - 1)[None]
 
 
 class _WithMinority(_Mixing):
@@ -236,11 +253,11 @@ class MoNNA(_Callable):
         given = self._read(vectors)
         if self.idx not in given.kept:
             raise ValueError(f"idx: expected the position of a finite vector, got {self.idx}")
-        products, size = Products(given.rows), len(given.rows)
+        products, size = given.products(), len(given.rows)
         check_majority(size, self.f)
         distances = square_distances(products.translated)[given.kept.index(self.idx)]
         nearest = distances.sort(stable=True).indices[: size - self.f]
-        return given.pack(combine(given.rows, _mean_of(nearest.tolist(), size)))[0]
+        return given.pack(given.mean(_mean_of(nearest.tolist(), size)))[0]
 
 
 class CenteredClipping(_Callable):
@@ -252,6 +269,9 @@ class CenteredClipping(_Callable):
             to start again.
         L: number of steps, >= 0. A step costs n x n operations, whatever d is.
         tau: clipping radius, > 0, in the unit of the vectors.
+
+    A call raises ValueError, and leaves ``m`` as it was, if ``m`` or the result is out of the range
+    of the vectors' dtype.
     """
 
     def __init__(
@@ -267,17 +287,35 @@ class CenteredClipping(_Callable):
         """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
         size = len(given.rows)
-        start = torch.zeros_like(given.rows[0]) if self._m is None else self._m.to(given.rows[0])
-        if start.shape != given.rows[0].shape:
-            raise ValueError(
-                f"vectors: expected {start.numel()} numbers each, as in m, the starting point, "
-                f"got {given.rows[0].numel()}; set m = None to start again from zero"
-            )
-        rows = [*given.rows, start]
+        start = self._start(given.rows[0])
+        unit = common_unit(given.peaks, self.tau, peak_of(start))
+        # A long vector adds its direction times tau, so it may be shortened in the sum as well.
+        rows = divided([*given.rows, start], [*divisors(given.peaks, unit), unit])
         equal = torch.full((size,), 1.0 / size, dtype=torch.float64, device="cpu")
         gram = Products(rows, size).translated
-        self._m = combine(rows, ops.clip_towards(gram, equal, self.tau, self.L)[None])[0]
-        return given.pack(self._m[None].clone())[0]
+        factors = ops.clip_towards(gram, equal, in_unit(self.tau, unit), self.L)
+        result = multiplied(combine(rows, factors[None]), unit)
+        if not math.isfinite(peak_of(result[0])):
+            raise ValueError(f"vectors: the result is out of the range of {result.dtype}")
+        self._m = result[0]
+        return given.pack(result.clone())[0]
+
+    def _start(self, row: Tensor) -> Tensor:
+        """Return the starting point in the dtype of ``row`` [d]."""
+        if self._m is None:
+            return torch.zeros_like(row)
+        if self._m.shape != row.shape:
+            raise ValueError(
+                f"vectors: expected {self._m.numel()} numbers each, as in m, the starting point, "
+                f"got {row.numel()}; set m = None to start again from zero"
+            )
+        start = self._m.to(row)
+        if not math.isfinite(peak_of(start)):
+            raise ValueError(
+                f"m: expected numbers in the range of {row.dtype}, as the vectors, got up to "
+                f"{peak_of(self._m):.3g}; set m = None to start again from zero"
+            )
+        return start
 
     @property
     def m(self) -> Tensor | None:
@@ -309,9 +347,12 @@ class _Coordinatewise(_Callable, ABC):
         if out.dtype == torch.float32:
             self._write(out, torch.empty(1, dtype=torch.float32, device="cpu"), given.rows)
         else:
+            room = headroom(max(given.peaks))
             for start in range(0, out.numel(), self._BLOCK):
-                block = torch.stack([row[start : start + self._BLOCK] for row in given.rows])
+                rows = [row[start : start + self._BLOCK] for row in given.rows]
+                block = torch.stack(divided(rows, [room] * len(rows)))
                 out[start : start + self._BLOCK] = self._of(block.sort(dim=0).values)
+            multiplied(out, room)
         return given.pack(out[None])[0]
 
     def _check(self, size: int) -> None:
@@ -415,7 +456,28 @@ class Bucketing(_PreAggregator):
         return torch.cat([_mean_of(bucket, len(products)) for bucket in buckets])
 
 
-class Clipping(_PreAggregator):
+class _Clipping(_Callable, ABC):
+    """Scales each vector whose norm is above a bound to this norm."""
+
+    def __call__(self, vectors: VectorsLike) -> Array:
+        """Turn n vectors into n vectors of the same kind, stacked: [n, ...]; see the module."""
+        given = self._read(vectors)
+        # No distances are needed, so each long row has a unit of its own and others keep theirs.
+        own = divisors(given.peaks)
+        rows, units = divided(given.rows, own), torch.tensor(own, dtype=torch.float64, device="cpu")
+        room = headroom(max(given.peaks))  # a norm may be beyond float64
+        divided_norms = Products(rows).gram.diagonal().sqrt()
+        norms = divided_norms * (units / room)
+        bounds = self._bounds(norms, room)
+        factors = torch.where(norms > bounds, bounds / divided_norms * room, units)
+        return given.pack(combine(rows, torch.diag(factors)))
+
+    @abstractmethod
+    def _bounds(self, norms: Tensor, unit: float) -> Tensor:
+        """Return the bound of each norm, [n] float64; norms and bounds are divided by ``unit``."""
+
+
+class Clipping(_Clipping):
     """Static clipping: vectors with a norm above c are scaled to norm c.
 
     Args:
@@ -426,11 +488,11 @@ class Clipping(_PreAggregator):
         super().__init__(nonfinite=nonfinite)
         self.c = read_positive("c", c)
 
-    def _factors(self, products: Products) -> Tensor:
-        return torch.diag((self.c / products.gram.diagonal().sqrt()).clamp_max(1.0))
+    def _bounds(self, norms: Tensor, unit: float) -> Tensor:
+        return torch.full_like(norms, self.c / unit)
 
 
-class ARC(_WithMinority, _PreAggregator):
+class ARC(_Clipping):
     """Adaptive robust clipping: the longest vectors are scaled to the norm of the next longest.
 
     The floor(2f (n - f) / n) longest vectors are clipped (Allouah et al. 2024).
@@ -439,18 +501,16 @@ class ARC(_WithMinority, _PreAggregator):
         f: number of vectors that may be faulty, 0 <= f <= n.
     """
 
-    def _factors(self, products: Products) -> Tensor:
-        size = len(products)
+    def __init__(self, f: int = 0, *, nonfinite: str = "raise") -> None:
+        super().__init__(nonfinite=nonfinite)
+        self.f = read_count("f", f, least=0)
+
+    def _bounds(self, norms: Tensor, unit: float) -> Tensor:
+        size = len(norms)
         if self.f > size:
             raise ValueError(f"vectors: expected at least {self.f} (argument f), got {size}")
-        norms = products.gram.diagonal().sqrt()
-        order = norms.sort(stable=True).indices
         clipped = 2 * self.f * (size - self.f) // size  # at most size / 2
-        longest = norms[order[size - clipped - 1]]
-        factors = torch.ones(size, dtype=torch.float64, device="cpu")
-        above = order[size - clipped :]
-        factors[above] = torch.where(norms[above] > longest, longest / norms[above], 1.0)
-        return torch.diag(factors)
+        return norms.sort().values[size - clipped - 1].expand(size)
 
 
 def _mean_of(members: Sequence[int], size: int) -> Tensor:

@@ -74,11 +74,17 @@ def filtered_shares(gram: Tensor, f: int) -> Tensor:
         if float(values[-1]) < smallest:
             best, smallest = shares, float(values[-1])
         along = times(products, roots * vectors[:, -1])  # <x_i - mu, v>, up to a factor
-        excess = torch.where(weights > 0, along.square(), 0.0)
-        if not bool(excess.any()):  # all vectors that have weight are equal
+        along = torch.where(weights > 0, along, 0.0)
+        if not bool(along.any()):  # all vectors that have weight are equal
             break
+        excess = (along * _reciprocal_power(float(along.abs().max()))).square()
         weights = weights * (1.0 - excess / excess.max())
     return best
+
+
+def _reciprocal_power(value: float) -> float:
+    """Return a power of two whose product with ``value`` > 0 is about 1, so that squares are."""
+    return 2.0 ** min(-math.frexp(value)[1], 1000)
 
 
 def _relative_distances(gram: Tensor) -> Tensor:

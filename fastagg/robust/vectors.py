@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.robust.long_rows import common_unit, divided, divisors, headroom, multiplied
 from fastagg.rules.common_row import CLOSE, find_common_row, with_common_row
 from fastagg.updates.columns import Columns, segment_columns
 
@@ -30,6 +33,7 @@ class Vectors:
         rows: n contiguous tensors [d], all float32 or all float64. Do not write to them: they are
             views of the input where possible.
         kept: the position of each row in the input.
+        peaks: the largest magnitude of each row.
         shape: shape of one input vector.
         dtype: dtype of the input. If dtypes differ, the one to which torch promotes them.
         as_numpy: whether the input consisted of NumPy arrays.
@@ -37,6 +41,7 @@ class Vectors:
 
     rows: list[Tensor]
     kept: list[int]
+    peaks: list[float]
     shape: torch.Size
     dtype: torch.dtype
     as_numpy: bool
@@ -79,10 +84,10 @@ class Vectors:
             rows.append(part.detach().reshape(-1).to(work).contiguous())
         if rows[0].numel() == 0:
             raise ValueError(f"vectors: expected at least one number in each, got {list(shape)}")
-        finite = [bool(torch.isfinite(row).all()) for row in rows]
-        kept = [position for position, good in enumerate(finite) if good]
+        peaks = [peak_of(row) for row in rows]
+        kept = [position for position, peak in enumerate(peaks) if math.isfinite(peak)]
         if len(kept) < len(rows) and not drop:
-            wrong = [position for position, good in enumerate(finite) if not good]
+            wrong = [position for position, peak in enumerate(peaks) if not math.isfinite(peak)]
             raise ValueError(
                 f"vectors: expected finite values, got NaN or Inf at {wrong}; "
                 'nonfinite="drop" leaves them out'
@@ -92,7 +97,23 @@ class Vectors:
                 f"vectors: expected at least one with finite values, but all {len(rows)} hold NaN "
                 "or Inf"
             )
-        return cls([rows[position] for position in kept], kept, shape, dtype, as_numpy)
+        return cls(
+            [rows[position] for position in kept],
+            kept,
+            [peaks[position] for position in kept],
+            shape,
+            dtype,
+            as_numpy,
+        )
+
+    def products(self) -> Products:
+        """Return the products of the rows, or of rows divided as in ``long_rows``."""
+        unit = common_unit(self.peaks)
+        return Products(divided(self.rows, divisors(self.peaks, unit)))
+
+    def mean(self, factors: Tensor) -> Tensor:
+        """Return means [m, d] of the rows with ``factors`` [m, n]; see :func:`combine`."""
+        return combine(self.rows, factors, max(self.peaks))
 
     def pack(self, rows: Tensor) -> Any:
         """Convert vectors [m, d] to the kind, dtype and shape of the input: [m, ...]."""
@@ -149,13 +170,22 @@ def _gram64(rows: Sequence[Tensor], common: Tensor | None = None) -> Tensor:
     return (gram + gram.T) / 2.0
 
 
-def combine(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
+def peak_of(row: Tensor) -> float:
+    """Return the largest magnitude of a row [d]; NaN or Inf if it holds one of them."""
+    low, high = torch.aminmax(row)
+    return max(-float(low), float(high))
+
+
+def combine(rows: Sequence[Tensor], factors: Tensor, peak: float = 0.0) -> Tensor:
     """Compute ``factors @ rows`` [m, d], in the dtype of the rows.
 
     Args:
         rows: n rows [d].
         factors: [m, n] float64. Rows with factor 0 are not read.
+        peak: largest magnitude of float64 rows, if it may be above 2^959. The magnitudes of the
+            factors must then have sums of at most 1, up to rounding.
     """
+    room = headroom(peak)
     out = torch.zeros(len(factors), rows[0].numel(), dtype=rows[0].dtype, device="cpu")
     for target, weights in zip(out, factors, strict=True):
         used = weights.nonzero().flatten().tolist()
@@ -163,11 +193,11 @@ def combine(rows: Sequence[Tensor], factors: Tensor) -> Tensor:
             ops.weighted_sum_(target, [rows[i] for i in used], weights[used], beta=0.0)
         else:
             # Divide once, at the end: a mean is then exactly the sum divided by the count.
-            count = 1.0 / float(weights.abs().max()) if used else 1.0
+            count = 1.0 / max(float(weights.abs().max()), sys.float_info.min)
             for i in used:
-                target.add_(rows[i], alpha=float(weights[i]) * count)
+                target.add_(rows[i], alpha=float(weights[i]) * count / room)
             target.div_(count)
-    return out
+    return multiplied(out, room)
 
 
 def _parts(vectors: object) -> tuple[list[Tensor], bool]:
