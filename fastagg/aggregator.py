@@ -141,11 +141,11 @@ class Aggregator(
         max_norm: largest Euclidean norm of an update, > 0, in units of the updates; None: no limit.
             "adaptive", an :class:`fastagg.AdaptiveNorm` or a mapping of its arguments: a multiple
             of the running median of the norms. "auto": "adaptive" with ``nonfinite="drop"``, None
-            with "raise". May be changed between steps; an adaptive one then begins without known
-            norms, unless it is equal to the present one. The client of a longer finite update is
-            treated as absent and listed in ``rejected``, with either value of ``nonfinite`` (norm
-            thresholding). Rules that compute the Gram matrix take the norms from it; others read
-            the rows once more.
+            with "raise" or with noise. May be changed between steps; an adaptive one then begins
+            without known norms, unless it is equal to the present one. The client of a longer
+            finite update is treated as absent and listed in ``rejected``, with either value of
+            ``nonfinite`` (norm thresholding). Rules that compute the Gram matrix take the norms
+            from it; others read the rows once more.
         server_optimizer: how a step moves the parameters along its aggregate: "sgd", "momentum",
             "nesterov", "adam", "yogi" or "adagrad", a :class:`fastagg.ServerOptimizer` or a mapping
             of its arguments. The learning rate is ``server_lr``. A skipped round changes no moment.
@@ -227,9 +227,7 @@ class Aggregator(
         self._clipping: Clipping | None = None
         self._noise_multiplier = 0.0
         self.clip_norm = read_clip_norm(clip_norm)
-        if isinstance(max_norm, str) and max_norm == "auto" and noise_multiplier != 0:
-            max_norm = None
-        self.max_norm = read_max_norm(resolve_max_norm(max_norm, nonfinite))
+        self.max_norm = read_max_norm(resolve_max_norm(max_norm, nonfinite, noise_multiplier))
         self.noise_multiplier = noise_multiplier
         self.server_optimizer = read_server_optimizer(server_optimizer)
         self._moments: Moments | None = None
@@ -260,7 +258,7 @@ class Aggregator(
 
     @max_norm.setter
     def max_norm(self, value: float | str | AdaptiveNorm | Mapping[str, Any] | None) -> None:
-        max_norm = read_max_norm(value)
+        max_norm = read_max_norm(resolve_max_norm(value, self.nonfinite, self._noise_multiplier))
         check_noise(self, self._noise_multiplier, max_norm=max_norm)
         if not isinstance(max_norm, AdaptiveNorm):
             self._norms = None
@@ -391,11 +389,11 @@ class Aggregator(
         params = writable(params)
         if self._norms is not None:
             self._norms.begin()
-        if self._clipping is not None:
-            self._clipping.begin()
         cohort, reasons = self._without_late(cohort)
         reason, checked = "no client was active", False
         while True:
+            if self._clipping is not None:
+                self._clipping.begin()  # the next bound follows from the rows that are left
             active = len(set(cohort.ids)) if self.repeats_clients else len(cohort)
             if 0 < active < self.min_active:
                 reason = f"{TOO_FEW}: {active} of min_active = {self.min_active}"
@@ -471,9 +469,13 @@ class Aggregator(
         if cohort.ages is None:
             return cohort, {}
         found = late_positions(cohort, self.staleness, self.max_staleness, self.name)
-        found = self._too_late(cohort, cohort.ages) | found
-        reasons = {cohort.ids[position]: found[position] for position in sorted(found)}
-        return cohort.without_rows(found) if found else cohort, reasons
+        reasons = {cohort.ids[position]: reason for position, reason in found.items()}
+        left = cohort.without_rows(found) if found else cohort
+        if left.ages is None:
+            return left, reasons
+        found = self._too_late(left, left.ages)
+        reasons |= {left.ids[position]: reason for position, reason in found.items()}
+        return left.without_rows(found) if found else left, reasons
 
     def _move(self, params: Tensor, aggregate: Aggregate, moments: Moments | None) -> bool:
         """Move the parameters along the aggregate. Cannot fail after :meth:`_check_range`.
@@ -591,7 +593,7 @@ class Aggregator(
         """Return, by position, why late rows cannot be used any more. By default, all can.
 
         Args:
-            cohort: the active clients, with late rows.
+            cohort: the active clients, with late rows, of which none is above ``max_staleness``.
             ages: [S] int64, those of the cohort.
 
         Raises:

@@ -100,6 +100,7 @@ class ChangingClients:
         self._check_growth(grown)
         grown.columns = self.columns
         take_state(grown, own, self.num_clients)
+        grown._keep_others(self)
         return grown
 
     def _of_more_clients(
@@ -210,6 +211,13 @@ class ChangingClients:
     def _widened(self, state: dict[str, Tensor | RowMemory]) -> dict[str, Tensor | RowMemory]:
         """Recompute what depends on the number of clients; see :func:`widened_state`."""
         return state
+
+    def _keep_others(self, before: Self) -> None:
+        """Take from ``before``, the rule with fewer clients, what is neither option nor state.
+
+        It may share tensors with ``before``, but must not change it: it is used again if there is
+        no step (:func:`newcomers`).
+        """
 
     def _check_growth(self, grown: Self) -> None:
         """Raise ValueError if the state cannot be that of ``grown``, a rule with more clients."""

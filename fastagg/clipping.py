@@ -17,6 +17,7 @@ from fastagg.norm_bound import MaxNorm
 from fastagg.options import from_saved, read_factor, read_part, read_positive, replace_fields
 
 _LEAST, _MOST = 1e-30, 1e30  # of an adaptive bound
+_LARGEST_EXPONENT = 200.0  # exp(200) takes any bound beyond _MOST, and exp(710) would overflow
 
 
 @dataclass(frozen=True)
@@ -103,22 +104,22 @@ class Clipping:
         self._next: float | None = None
 
     def begin(self) -> None:
-        """Begin a round."""
+        """Begin a round, or begin it again with fewer rows; without rows, the bound stays."""
         self._next = None
 
     def factors(self, squares: Sequence[float], random_bytes: RandomBytes) -> list[float]:
         """Return min(1, C / norm) of each row.
 
         Args:
-            squares: squared norms of all rows of the round, finite; S >= 1 numbers. In a further
-                call of the round, those that are left.
+            squares: squared norms of all rows that are left in the round, finite; S >= 1 numbers.
             random_bytes: the source of the noise of the count.
         """
         bound = float(self.bound)
         norms = [math.sqrt(square) for square in squares]
         if isinstance(self.options, AdaptiveClip):
             count = sum(norm <= bound for norm in norms) + self._count_noise(random_bytes)
-            grown = math.exp(-self.options.rate * (count / len(norms) - self.options.quantile))
+            exponent = -self.options.rate * (count / len(norms) - self.options.quantile)
+            grown = math.exp(min(exponent, _LARGEST_EXPONENT))
             self._next = min(max(bound * grown, _LEAST), _MOST)
         return [1.0 if norm <= bound else bound / norm for norm in norms]
 
@@ -259,6 +260,8 @@ def noise_of(clipping: Clipping, multiplier: float, largest: float) -> Noise:
     """
     own = multiplier
     if isinstance(clipping.options, AdaptiveClip):
-        own = (multiplier**-2 - clipping.options.count_noise**-2) ** -0.5
+        count_noise = clipping.options.count_noise
+        ratio = multiplier / count_noise  # < 1
+        own = multiplier / math.sqrt(1.0 - ratio**2)  # z**-2 could overflow
     sensitivity = _ROUNDING * float(clipping.bound) * largest
     return Noise(multiplier, sensitivity, own * sensitivity)

@@ -73,10 +73,10 @@ def read_max_norm(value: object) -> MaxNorm:
     return read_positive("max_norm", value)
 
 
-def resolve_max_norm(value: object, nonfinite: object) -> object:
-    """Return an option ``max_norm`` with "auto" replaced by what it means with ``nonfinite``."""
+def resolve_max_norm(value: object, nonfinite: object, noise_multiplier: object = 0.0) -> object:
+    """Return an option ``max_norm`` with "auto" replaced by what it means with these options."""
     if isinstance(value, str) and value == "auto":
-        return ADAPTIVE if nonfinite == "drop" else None
+        return ADAPTIVE if nonfinite == "drop" and noise_multiplier == 0.0 else None
     return value
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NewType, NoReturn, TypeVar
 
 import torch
@@ -15,9 +16,9 @@ from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.clipping import clip_bytes
-from fastagg.costs import Sizes
+from fastagg.costs import Cost, Sizes
 from fastagg.modes import plain_modes
-from fastagg.norm_bound import is_adaptive, norm_bytes
+from fastagg.norm_bound import is_adaptive, norm_bytes, resolve_max_norm
 from fastagg.options import did_you_mean, option_names, read_size
 from fastagg.server_optimizer import optimizer_cost, read_server_optimizer
 from fastagg.updates.cohort import check_vector
@@ -125,8 +126,9 @@ def load(
         **options: options to change, for example ``memory_folder``, ``nonfinite`` or ``device``.
             On another device the state is the same, but further steps may differ in the last bits.
             Options on which the state depends cannot change: ``client_weights`` of rules with a
-            total, ``similarity`` of ``fdms``, ``seed`` of ``fdms-means``. For the first of them,
-            see ``Aggregator.grow``.
+            total, ``similarity`` of ``fdms``, ``seed`` of ``fdms-means``, and all that change its
+            size, such as ``num_clients``, ``memory_dtype``, ``max_age``, ``staleness``, ``sketch``
+            or ``reuse``. For ``num_clients`` and ``client_weights``, see ``Aggregator.grow``.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -213,18 +215,12 @@ def check_saved(
         )
     if "client_weights" in known and not isinstance(saved.get("client_weights"), Tensor):
         raise CheckpointError(path, "options: expected a tensor as client_weights")
-    saved = {"max_norm": None, **saved}  # files from before this option
-    merged = {**saved, **options}
+    merged = _merged(saved, options)
     try:
-        num_clients = read_size("num_clients", merged.pop("num_clients", None))
-        num_params = read_size("num_params", merged.pop("num_params", None))
-        cost = rule.cost(Sizes(num_clients, 1, num_params, owned=False), merged)
-        norms = norm_bytes(merged.get("max_norm")) + clip_bytes(merged.get("clip_norm"))
+        cost = _saved_cost(rule, merged)
         clipping = [clip_bytes(given.get("clip_norm")) for given in (saved, merged)]
-        chosen = merged.get("server_optimizer", "sgd")
-        moments = optimizer_cost(chosen, num_params).state
-        optimizers = [read_server_optimizer(saved.get("server_optimizer", "sgd")).name]
-        optimizers.append(read_server_optimizer(chosen).name)
+        chosen = [given.get("server_optimizer", "sgd") for given in (saved, merged)]
+        optimizers = [read_server_optimizer(value).name for value in chosen]
     except Exception as error:
         raise_for(path, error, options)
     if is_adaptive(merged.get("max_norm")) != is_adaptive(saved.get("max_norm")):
@@ -242,15 +238,18 @@ def check_saved(
             f"server_optimizer: expected {optimizers[0]!r}, as in the file, because the moments of "
             f"one optimizer are not those of another, got {optimizers[1]!r}"
         )
-    expected = cost.state + norms + moments
-    if state_bytes != expected:
+    num_params = merged["num_params"]
+    changing = _changing_the_state(rule, saved, options, state_bytes)
+    if changing:
+        raise _state_depends(changing, name)
+    if state_bytes != cost.state:
         raise CheckpointError(
             path,
-            f"state: expected {expected} bytes for rule {name!r} with num_clients = "
-            f"{num_clients} and num_params = {num_params}, got {state_bytes}",
+            f"state: expected {cost.state} bytes for rule {name!r} with num_clients = "
+            f"{merged['num_clients']} and num_params = {num_params}, got {state_bytes}",
         )
     memory = ranks * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    kept = expected + cost.references
+    kept = cost.state + cost.references
     needed = cost.scratch + (kept if options.get("memory_folder") is None else 0)
     if needed > memory:  # the state of some rules, which was compared, does not depend on d
         raise CheckpointError(
@@ -259,6 +258,69 @@ def check_saved(
             f"{num_params}, for which {name!r} needs {needed}",
         )
     return rule
+
+
+def _merged(saved: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a file, changed by those of the caller."""
+    merged = {"max_norm": None, **saved, **options}  # files from before this option have none
+    if "max_norm" in options:
+        noise = merged.get("noise_multiplier", 0.0)
+        merged["max_norm"] = resolve_max_norm(merged["max_norm"], merged.get("nonfinite"), noise)
+    return merged
+
+
+def _saved_cost(rule: type[Aggregator], options: Mapping[str, Any]) -> Cost:
+    """Return the cost of a rule with one active client, with the bytes of its whole state.
+
+    Raises:
+        Exception: an option is not as expected.
+    """
+    own = {**options}
+    num_clients = read_size("num_clients", own.pop("num_clients", None))
+    num_params = read_size("num_params", own.pop("num_params", None))
+    cost = rule.cost(Sizes(num_clients, 1, num_params, owned=False), own)
+    more = norm_bytes(own.get("max_norm")) + clip_bytes(own.get("clip_norm"))
+    more += optimizer_cost(own.get("server_optimizer", "sgd"), num_params).state
+    return replace(cost, state=cost.state + more)
+
+
+def _changing_the_state(
+    rule: type[Aggregator], saved: Mapping[str, Any], options: Mapping[str, Any], state_bytes: int
+) -> list[str]:
+    """Return which of the caller's options do not fit the sizes of a file, sorted.
+
+    There are none if the sizes do not fit without the options, either.
+
+    Args:
+        rule: the rule in the file.
+        saved, options, state_bytes: as for :func:`check_saved`.
+    """
+
+    def fits(changed: Mapping[str, Any]) -> bool:
+        try:
+            merged = _merged(saved, changed)
+            kept = [value for name, value in saved.items() if name not in changed]
+            each = [len(value) for value in kept if isinstance(value, Tensor)]  # one per client
+            return (
+                all(count == merged["num_clients"] for count in each)
+                and _saved_cost(rule, merged).state == state_bytes
+            )
+        except Exception:  # one option may need another
+            return False
+
+    if not options or fits(options) or not fits({}):
+        return []
+    return [name for name in sorted(options) if not fits({name: options[name]})] or sorted(options)
+
+
+def _state_depends(names: list[str], rule: str) -> ValueError:
+    """Return the error for options on which the state in a file depends."""
+    expected, these = ("that", "this option") if len(names) == 1 else ("those", "these options")
+    more = ", then call grow for more clients" if "num_clients" in names else ""
+    return ValueError(
+        f"{', '.join(names)}: expected {expected} of the checkpoint, on which the state of "
+        f"{rule!r} depends; load it without {these}{more}"
+    )
 
 
 def check_state_options(
@@ -275,10 +337,7 @@ def check_state_options(
         before, now = saved[name], getattr(aggregator, name)
         same = torch.equal(before, now) if isinstance(before, Tensor) else before == now
         if not same:
-            raise ValueError(
-                f"{name}: expected that of the checkpoint, on which the state of "
-                f"{aggregator.name!r} depends; load it without this option"
-            )
+            raise _state_depends([name], aggregator.name)
     aggregator.check_saved_noise(saved)
 
 

@@ -25,6 +25,7 @@ import fastagg
 from fastagg import (
     FDMS,
     MIFA,
+    AdaptiveNorm,
     Aggregator,
     CheckpointError,
     FedAvg,
@@ -159,6 +160,74 @@ def test_options_of_the_state_cannot_change(
     for row, one in zip(params, (agg, loaded), strict=True):
         one.step(row, torch.tensor([[2.0]]), [1])
     assert torch.equal(*params)
+
+
+ADAM: dict[str, Any] = {"server_optimizer": "adam"}
+FLOWER = {"name": "adam", "bias_correction": "flower"}
+LATE: dict[str, Any] = {"staleness": "constant", "max_staleness": 2}
+
+
+@pytest.mark.parametrize(
+    ("rule", "made", "changed"),
+    [
+        ("mifa", {}, {"staleness": "constant"}),
+        ("mifa", {}, {"memory_dtype": "bfloat16"}),
+        ("mifa", {}, {"num_clients": 5}),
+        ("mifa", {}, {"num_params": 7}),
+        ("mifa", {"max_age": 2}, {"max_age": None}),
+        ("mimic", LATE, {"max_staleness": 3}),
+        ("krum", {}, {"reuse": True}),
+        ("fdms-means", {}, {"sketch": 64}),
+        ("fedavg", ADAM, {"server_optimizer": FLOWER}),
+        ("fedavg", {}, {"num_clients": 5}),  # no state, but weights of clients
+        ("fedavg", {"max_norm": "adaptive"}, {"max_norm": {"window": 9, "warmup": 3}}),
+    ],
+)
+def test_options_that_change_the_size_of_the_state_are_named(
+    rule: str, made: dict[str, Any], changed: dict[str, Any], tmp_path: Path
+) -> None:
+    agg = fastagg.make(fastagg.RuleName(rule), num_clients=3, num_params=4, **made)
+    agg.step(torch.zeros(4), torch.randn(3, 4), range(3))
+    agg.save(tmp_path / "a")
+    (name,) = changed
+    for also in ({}, {"server_lr": 0.5}):
+        with pytest.raises(ValueError, match=f"^{name}: expected that of the checkpoint") as raised:
+            fastagg.load(tmp_path / "a", **changed, **also)
+        assert not isinstance(raised.value, CheckpointError)
+        assert ("grow" in str(raised.value)) is (name == "num_clients")
+    loaded = fastagg.load(tmp_path / "a", server_lr=0.5)
+    assert loaded.memory_bytes == agg.memory_bytes
+
+
+def test_several_options_that_change_the_size_of_the_state_are_named(tmp_path: Path) -> None:
+    MIFA(num_clients=3, num_params=4).save(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"^max_age, memory_dtype: expected those of the"):
+        fastagg.load(tmp_path / "a", memory_dtype="int8", nonfinite="drop", max_age=3)
+    with pytest.raises(ValueError, match=r"^memory_dtype: expected one of"):
+        fastagg.load(tmp_path / "a", memory_dtype="int3")
+    agg = MIFA(num_clients=3, num_params=4, client_weights=[1.0, 2.0, 3.0])
+    agg.save(tmp_path / "a")
+    file = tmp_path / "a"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        fastagg.load(file, max_age=3)
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "drop"])
+def test_a_limit_of_norms_may_be_auto(nonfinite: str, tmp_path: Path) -> None:
+    agg = FedAvg(num_clients=3, num_params=4, nonfinite=nonfinite)
+    agg.save(tmp_path / "a")
+    loaded = fastagg.load(tmp_path / "a", max_norm="auto")
+    assert loaded.max_norm == agg.max_norm == (AdaptiveNorm() if nonfinite == "drop" else None)
+    agg.max_norm = 3.0
+    agg.max_norm = "auto"
+    assert agg.max_norm == loaded.max_norm
+    noise: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    noisy = FedAvg(num_clients=3, num_params=4, nonfinite=nonfinite, **noise)
+    noisy.save(tmp_path / "a")
+    assert fastagg.load(tmp_path / "a", max_norm="auto").max_norm is None
+    noisy.max_norm = "auto"
+    assert noisy.max_norm is None
 
 
 def test_weights_of_remembered_rows_change_by_growing(tmp_path: Path) -> None:

@@ -322,3 +322,27 @@ def test_ids_and_ages_without_end_are_refused_and_not_copied(numbers: Any) -> No
     with pytest.raises(ValueError, match=r"clients: expected at most 1048576 numbers, got 1099"):
         agg.forget(numbers)
     assert params.tolist() == [0.0] * 8
+
+
+NO_ROWS: dict[str, Callable[[int], Any]] = {
+    "array": lambda d: torch.from_numpy(np.empty((0, d), np.float32)),  # strides of 0
+    "transposed": lambda d: torch.empty(d, 0).T,
+    "stream": lambda d: fastagg.TensorRows(torch.empty(0, d)),
+    "converted": lambda d: fastagg.TensorRows(torch.empty(0, d, dtype=torch.float16)),
+}
+
+
+@pytest.mark.parametrize("form", NO_ROWS)
+def test_any_form_may_have_no_rows(form: str) -> None:
+    agg, params = fastagg.FedAvg(num_clients=K, num_params=D), torch.ones(D)
+    assert agg.step(params, NO_ROWS[form](D), []).skipped and bool((params == 1.0).all())
+    with pytest.raises(ValueError, match=rf"^updates: expected .*{D}.*, got .*{D + 1}"):
+        agg.step(params, NO_ROWS[form](D + 1), [])
+
+
+def test_a_stream_of_an_empty_sequence_has_no_rows() -> None:
+    agg, rows = fastagg.FedAvg(num_clients=K, num_params=D), fastagg.TensorRows([])
+    assert (len(rows), rows.num_params) == (0, 0)
+    assert agg.step(torch.zeros(D), rows, []).skipped
+    with pytest.raises(ValueError, match=r"^clients: expected one id per row"):
+        agg.step(torch.zeros(D), rows, [1])

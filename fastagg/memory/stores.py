@@ -117,8 +117,12 @@ def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore
 
 
 def row_bytes(options: Mapping[str, Any], num_params: int) -> int:
-    """Return the size in bytes of a memory row [d], with its scales, for the options of a rule."""
-    dtype = _DTYPES[options.get("memory_dtype", "float32")]
+    """Return the size in bytes of a memory row [d], with its scales, for the options of a rule.
+
+    Raises:
+        ValueError: the option ``memory_dtype`` is not supported.
+    """
+    dtype = read_store(options.get("memory_dtype", "float32"), None).dtype
     scales = 4 * num_scales(num_params) if dtype == torch.int8 else 0
     return dtype.itemsize * num_params + scales
 

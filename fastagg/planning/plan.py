@@ -242,13 +242,12 @@ def plan(
     sizes = Sizes(K, S, own, keeps)
     cost = rule.cost(sizes, options)
     messages = _MESSAGES
-    max_norm = resolve_max_norm(options.get("max_norm", "auto"), options.get("nonfinite"))
+    noise = options.get("noise_multiplier") or 0.0
+    max_norm = resolve_max_norm(options.get("max_norm", "auto"), options.get("nonfinite"), noise)
     clip_norm = options.get("clip_norm")
-    if options.get("noise_multiplier") and options.get("max_norm", "auto") == "auto":
-        max_norm = None
     moments = optimizer_cost(options.get("server_optimizer", "sgd"), own)
     on_gpu = device is not None and torch.device(device).type != "cpu"
-    noisy = bool(options.get("noise_multiplier"))
+    noisy = bool(noise)
     apart = on_gpu or noisy or budget is not None or ranks > 1 or moments.moved > 0
     if rule.moves_at_once and not apart:
         # Not twice the aggregate, and the parameters, for their magnitudes and the move.

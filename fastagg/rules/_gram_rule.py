@@ -352,6 +352,9 @@ class GramRule(Aggregator[GramPlan, Judged]):
         if self.ages is not None:
             self.ages.forget(ids)
 
+    def _keep_others(self, before: GramRule) -> None:
+        self.rounds.copy_(before.rounds)  # it need not be state
+
     def _check_state(self, state: State) -> None:
         super()._check_state(state)
         if self._reused is not None:

@@ -50,6 +50,11 @@ class FedBuff(AveragingRule[Plan]):
     """
 
     repeats_clients = True
+    no_weights = (
+        "it divides by the number of rows and not by the sum of their weights, so numbers in other "
+        "units, such as sample counts, would scale the step; client_weights are relative to the "
+        "mean of all clients"
+    )
     no_noise = "a client may have several rows in a step, which accountants do not expect"
 
     def __init__(

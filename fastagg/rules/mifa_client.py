@@ -77,6 +77,10 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
         "the total must hold the whole difference of a client, however late it is"
     )
     collects_streams = False
+    no_weights = (
+        "it keeps a total of the clients' rows with constant shares, so the weight of a client "
+        "cannot change; client_weights are the weights of all rounds"
+    )
 
     def __init__(
         self,
@@ -105,7 +109,9 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
         """Take the rows of clients that leave out of the total, and forget the clients.
 
         Args:
-            rows: [n, d] float64 or float32, finite, ``MIFAClient.row`` of each of ``clients``.
+            rows: [n, d] float64 or float32, finite, ``MIFAClient.row`` of each of ``clients``:
+                zeros for a client of which the total holds nothing (``answers`` is 0). Of the
+                others, only the total without them is checked: it must be in the range of float32.
             clients: n distinct ids in [0, K).
 
         Raises:
@@ -120,9 +126,28 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
                 raise ValueError(f"rows: expected {[*shape]} float64 or float32, got {found}")
             if not bool(torch.isfinite(rows).all()):
                 raise ValueError("rows: expected finite values, got NaN or Inf")
-            weights = self._weights[ids].to(self.device)
-            total = self.total - weights @ rows.to(self.device, torch.float64)
-            self._leave(ids, total)
+            self._leave(ids, self._without(rows.to(self.device, torch.float64), ids))
+
+    def _without(self, rows: Tensor, ids: list[int]) -> Tensor:
+        """Return the total without the rows of clients.
+
+        Raises:
+            ValueError: these rows cannot be in the total.
+        """
+        given = zip(ids, rows, strict=True)
+        foreign = [client for client, row in given if not self.answers[client] and bool(row.any())]
+        if foreign:
+            raise ValueError(
+                "rows: expected zeros for clients of which the total holds nothing, got others for "
+                f"{foreign[:10]}"
+            )
+        total = self.total - self._weights[ids].to(self.device) @ rows
+        most = FLOAT32_LIMIT / self._norm
+        if not bool((total.abs() <= most).all()):  # NaN is not, either
+            raise ValueError(
+                f"rows: expected rows without which the total is within {most:.9g}, got others"
+            )
+        return total
 
     def _leave(self, ids: list[int], total: Tensor) -> None:
         answers = self.answers.index_fill(0, torch.tensor(ids, dtype=torch.int64, device="cpu"), 0)

@@ -126,6 +126,10 @@ class MimiC(CorrectionRule):
         if self.mode == "server":
             super()._forget(ids)
 
+    def _keep_others(self, before: MimiC) -> None:
+        if self.mode == "client":
+            self.aggregate = before.aggregate
+
     def _state(self) -> State:
         return {} if self.mode == "client" else super()._state()
 

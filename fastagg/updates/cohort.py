@@ -196,7 +196,7 @@ def read_cohort(
     given: AnyRows
     if isinstance(updates, ColumnSource):
         given = updates.rows
-        if updates.num_params != num_params:
+        if updates.num_params != num_params and (updates.num_params or len(updates)):
             raise ValueError(
                 f"updates: expected rows of {num_params} elements, got {updates.num_params}"
             )
@@ -376,7 +376,7 @@ def _check_updates(
         matrix = _check_tensor("updates", updates, device)
         if matrix.ndim != 2 or matrix.shape[1] != num_params:
             raise ValueError(f"updates: expected shape [S, {num_params}], got {list(matrix.shape)}")
-        if matrix.stride(1) != 1 and num_params > 1:
+        if matrix.stride(1) != 1 and num_params > 1 and len(matrix) > 0:
             raise ValueError(
                 f"updates: expected a contiguous last dimension, got strides {matrix.stride()}"
             )

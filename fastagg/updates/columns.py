@@ -252,8 +252,12 @@ class Columns:
         return self._add(_squares(parts) for _, _, (parts,) in self._pieces([rows])).cpu()
 
     def sum_and_squares_(self, out: Tensor, rows: AnyRows, weights: Tensor) -> Tensor:
-        """Set ``out = weights @ rows`` [d], and return :meth:`square_norms`, in one pass."""
+        """Set ``out = weights @ rows`` [d], and return the squared norms of the rows, in one pass.
 
+        They have the bits of :meth:`square_norms`, except for models minus one base
+        (:class:`fastagg.updates.differences.Differences`): those are added part by part, with a
+        relative error of at most 1e-6.
+        """
         differences = read_together(rows)
         if differences:
             return self._difference_sum_(out, differences, weights)

@@ -50,10 +50,13 @@ class TensorRows(ColumnSource):
     Args:
         rows: S tensors [d], or one tensor [S, d].
         budget: bytes of scratch memory for the rows' pieces.
+
+    Attributes:
+        num_params: d; 0 for an empty sequence, which a step takes as no rows.
     """
 
     def __init__(self, rows: Tensor | Sequence[Tensor], *, budget: int = BUDGET) -> None:
-        self.num_params = 0
+        self.num_params = rows.shape[1] if isinstance(rows, Tensor) and rows.ndim == 2 else 0
         budget = read_size("budget", budget)
         for s, row in enumerate(rows):
             if not isinstance(row, Tensor) or not row.is_floating_point() or row.ndim != 1:

@@ -206,6 +206,38 @@ def test_the_count_may_have_noise() -> None:
     assert len(bounds) == 5
 
 
+@pytest.mark.parametrize("factor", [1.0, 1e30])
+@pytest.mark.parametrize("quantile", [0.0, 1.0])
+def test_any_rate_leaves_the_bound_in_its_range(quantile: float, factor: float) -> None:
+    clip = AdaptiveClip(initial=0.1, quantile=quantile, rate=1000.0 * factor, count_noise=factor)
+    agg = make("fedavg", {}, clip_norm=clip)
+    for row in (torch.ones(D), torch.full((D,), 1e-31)):
+        report = agg.step(torch.zeros(D), row.expand(4, D), [0, 1, 2, 3])
+        assert report.clip_norm is not None and 1e-30 <= report.clip_norm <= 1e30
+    assert 1e-30 <= agg.state_dict()["clip_bound"].item() <= 1e30
+
+
+def test_a_rate_may_take_the_bound_to_its_end() -> None:
+    agg = make("fedavg", {}, clip_norm=AdaptiveClip(initial=0.1, quantile=1.0, rate=1000.0))
+    agg.step(torch.zeros(D), torch.ones(3, D), [0, 1, 2])  # all are longer: 0.1 exp(1000)
+    assert agg.state_dict()["clip_bound"].item() == 1e30
+
+
+@pytest.mark.parametrize("name", ["amplified", "mifa"])
+def test_a_round_in_which_all_rows_are_refused_leaves_the_bound(name: str) -> None:
+    """Rows pass the norms, so that a next bound is known, and are refused later."""
+    options: dict[str, Any] = {"beta": 1e6} if name == "amplified" else {}
+    options |= {"nonfinite": "drop", "max_norm": None, "min_active": 3}
+    if name == "mifa":
+        options |= {"server_lr": 1e6}
+    agg = make(name, options, clip_norm=AdaptiveClip(initial=1e28))
+    before = agg.state_dict()["clip_bound"].item()
+    report = agg.step(torch.zeros(D), torch.full((3, D), 1e26), range(3))
+    assert report.rejected.tolist() == [0, 1, 2]
+    assert report.skipped is (name == "amplified")
+    assert agg.state_dict()["clip_bound"].item() == before
+
+
 @every_rule
 def test_a_checkpoint_goes_on_bit_identically(
     same_bits: Check, same_state: Check, tmp_path: Path, name: str, options: dict[str, Any]

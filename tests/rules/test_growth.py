@@ -283,6 +283,27 @@ def test_a_wider_mimic_goes_on_as_before(same_bits: Callable[..., None]) -> None
     same_bits(one, other)
 
 
+def test_the_last_aggregate_is_kept_for_clients_that_learn_it_later(same_bits: Check) -> None:
+    agg, params = fastagg.MimiC(num_clients=2, num_params=3, mode="client"), torch.zeros(3)
+    for row in ([1.0, 2.0, 3.0], [3.0, -2.0, 1.0]):
+        agg.step(params, torch.tensor([row]), [1])
+    agg.step(params, [], [])
+    agg.grow(4)
+    same_bits(agg.aggregate, torch.tensor([3.0, -2.0, 1.0]))
+    agg.step(params, [agg.aggregate + 1.0, torch.zeros(3)], [0, 3])
+    same_bits(agg.aggregate, torch.tensor([2.0, -0.5, 1.0]))
+
+
+@pytest.mark.parametrize("name", ["krum", "centered-clip", "bucketing"])
+def test_the_number_of_rounds_is_kept(name: str) -> None:
+    """Also where it is not part of the state."""
+    agg = fastagg.make(name, num_clients=K, num_params=D)
+    for _ in range(3):
+        agg.step(torch.zeros(D), torch.randn(K, D), range(K))
+    agg.grow(MORE)
+    assert agg.rounds.item() == 3  # type: ignore[attr-defined]
+
+
 def test_other_states_are_refused() -> None:
     few, many = (fastagg.make("fdms", num_clients=k, num_params=3) for k in (2, 4))
     with pytest.raises(ValueError, match=r"state\['scores'\]: expected at most shape \[2, 2\]"):

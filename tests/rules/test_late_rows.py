@@ -242,6 +242,21 @@ def test_old_rows_are_rejected_and_reported(
     same_state(agg, twin_agg)
 
 
+@all_of(ALL)
+def test_rows_from_before_the_first_round_are_rejected_if_they_are_too_old(
+    same_bits: Check, name: str, options: dict[str, Any]
+) -> None:
+    options = options | {"max_staleness": 2}
+    agg, twin_agg, rows = make(name, options), make(name, options), torch.randn(4, D)
+    params, twin = torch.ones(D), torch.ones(D)
+    report = agg.step(params, rows, [0, 1, 2, 3], ages=[0, 5, 0, 0])
+    assert report.reasons == {1: "age 5, but at most max_staleness = 2 is accepted"}
+    twin_agg.step(twin, rows[[0, 2, 3]], [0, 2, 3])
+    same_bits(params, twin)
+    report = agg.step(params, rows[:1], [3], ages=[9])
+    assert report.reasons[3] == "age 9, but at most max_staleness = 2 is accepted"
+
+
 # --- weights ----------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastagg import MIFA, UpdateBuffer
+from fastagg import MIFA, TensorRows, UpdateBuffer
 
 
 def test_hand_worked() -> None:
@@ -53,6 +53,9 @@ def test_the_total_does_not_drift() -> None:
 FORMS = {
     "tensor": lambda d: (torch.zeros(0, d), []),
     "list": lambda d: ([], []),
+    "array": lambda d: (torch.from_numpy(np.empty((0, d), np.float32)), []),  # strides of 0
+    "stream": lambda d: (TensorRows(torch.zeros(0, d)), []),
+    "stream of nothing": lambda d: (TensorRows([]), []),
     "buffer": lambda d: (UpdateBuffer(3, d), []),
     "all rejected": lambda d: (torch.full((1, d), torch.nan), [2]),
     "all too long": lambda d: (torch.full((1, d), 1e9), [2]),

@@ -214,6 +214,38 @@ class TestLeaving:
             agg.withdraw(rows, ids)
         same_state(agg, twin)
 
+    @pytest.mark.parametrize("most", [1.7e308, 1e300, 1e40])
+    def test_rows_that_are_too_large_for_the_total_change_nothing(
+        self, same_state: Callable[..., None], tmp_path: Path, most: float
+    ) -> None:
+        agg, _ = self.trained()
+        twin, _ = self.trained()
+        rows = torch.full((2, D), most, dtype=torch.float64)
+        with pytest.raises(ValueError, match="rows: expected rows without which the total"):
+            agg.withdraw(rows, [1, 2])
+        with pytest.raises(ValueError, match="rows: expected rows without which the total"):
+            agg.withdraw(torch.stack([rows[0], -rows[0]]), [1, 2])
+        same_state(agg, twin)
+        agg.save(tmp_path / "agg")
+        same_state(fastagg.load(tmp_path / "agg"), twin)
+
+    def test_a_client_withdraws_only_what_the_total_holds(
+        self, same_state: Callable[..., None]
+    ) -> None:
+        agg, twin = (MIFADifferences(num_clients=3, num_params=2) for _ in range(2))
+        for rule in (agg, twin):
+            rule.step(torch.zeros(2), torch.ones(1, 2), [0])
+        rows = torch.tensor([[1.0, 1.0], [0.0, 50.0]])
+        with pytest.raises(ValueError, match=r"rows: expected zeros .* got others for \[2\]"):
+            agg.withdraw(rows, [0, 2])  # client 2 has never answered
+        same_state(agg, twin)
+        agg.withdraw(torch.zeros(1, 2), [2])
+        same_state(agg, twin)
+        agg.withdraw(rows[:1], [0])
+        assert not agg.total.any()
+        with pytest.raises(ValueError, match=r"got others for \[0\]"):
+            agg.withdraw(rows[:1], [0])  # a second time
+
 
 def test_the_sum_is_enough() -> None:
     """Under secure aggregation: the sum as one client's row, zeros as those of the others."""

@@ -395,6 +395,20 @@ def test_the_count_of_an_adaptive_bound_has_its_part_of_the_noise() -> None:
     assert 1.0 / share**2 + 1.0 / 2.0**2 == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("multiplier", "count_noise", "share"),
+    [(3.0, 5.0, 3.75), (1e-200, 1.0, 1e-200), (0.1, 1e30, 0.1)],
+)
+def test_any_multiplier_below_the_noise_of_the_count(
+    multiplier: float, count_noise: float, share: float
+) -> None:
+    clip = AdaptiveClip(2.0, count_noise=count_noise)
+    agg = make("fedavg", {}, clip_norm=clip, noise_multiplier=multiplier)
+    report = agg.step(torch.zeros(D), torch.ones(4, D), [0, 1, 2, 3])
+    assert report.noise is not None
+    assert report.noise.std == pytest.approx(share * report.noise.sensitivity, rel=1e-12)
+
+
 def test_a_checkpoint_has_the_option(tmp_path: Path) -> None:
     make("fdms", {}, clip_norm=2.0, noise_multiplier=0.7).save(tmp_path / "agg")
     loaded = fastagg.load(tmp_path / "agg")

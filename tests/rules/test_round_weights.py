@@ -156,6 +156,8 @@ def test_other_rules_refuse_with_a_reason(
         name in ("fdms", "fdms-soft", "fdms-means", "fedau") and "client_weights" in options
     )
     assert bool(agg.no_weights) is not weighs
+    if hasattr(agg, "client_weights"):  # such a rule need not weigh active clients equally
+        assert agg.no_weights != Aggregator.no_weights
     if weighs:
         agg.step(params, rows, [0, 1], weights=[1, 2])
         return
