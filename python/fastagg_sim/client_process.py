@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,14 @@ class ClientProcess:
             raise ValueError(
                 f"groups: expected one group per client, {self.num_clients}, got {len(self.groups)}"
             )
+
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the paths of the files that the process reads with these options.
+
+        Unknown options have no effect here; the constructor refuses them.
+        """
+        return ()
 
     def whole_numbers(self, name: str, minimum: int) -> None:
         """Raise ValueError unless the option `name` is a whole number >= `minimum`."""

@@ -2,6 +2,8 @@
 """The results folder of a run.
 
 RESULTS/config.json       the configuration; `fastagg-sim run --config` repeats the run
+RESULTS/inputs.json       digests of the files that jobs read (traces, lists of clients), by path;
+                          only if there are some
 RESULTS/reused.json       the folders from which jobs were taken (`--reuse`), by the key of the job
 RESULTS/versions.json     versions of the software used, and the name of the GPU if one was used
 RESULTS/jobs/KEY/         one folder per job: job.json, metrics.csv, timings.csv, done.json,
@@ -22,7 +24,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -32,6 +34,13 @@ import torch
 
 from fastagg_sim.config import Config, ConfigError, config_from_dict, to_json
 from fastagg_sim.files import write_atomically
+from fastagg_sim.input_files import (
+    check_digests,
+    digests,
+    read_digests,
+    same_content,
+    write_digests,
+)
 from fastagg_sim.job_folder import JobFolder, check_same
 from fastagg_sim.merged_files import merge, restore, reuse
 
@@ -83,28 +92,34 @@ class ResultsFolder:
 
         The configuration may add methods, dropout settings and seeds to those of an existing
         folder. Finished jobs without files of their own are restored from the merged CSV files.
+        A folder without digests of the files that its jobs read, as earlier versions wrote it,
+        gets those of their present content.
 
         sources: results folders, or folders that contain some. Jobs that are not in this folder yet
             and that a source has with the same settings are copied from there; the file reused.json
             says from where.
 
-        Raises ConfigError if the folder belongs to another task, or contains jobs that are not
-        part of this configuration, or if a source does not exist.
+        Raises ConfigError if the folder belongs to another task or to another content of the files
+        that its jobs read, or contains jobs that are not part of this configuration, or if a source
+        or a file does not exist.
         """
         file = self.path / "config.json"
+        inputs = digests(self.config.jobs())
         restorable: set[str] = set()
         if file.exists():
             restorable = self._check_extends(read_config(file), file)
+        check_digests(self.path, inputs)
         self.path.mkdir(parents=True, exist_ok=True)
         for folder in self.job_folders():
             folder.prepare()
         restore(self.path, [f for f in self.job_folders() if f.job.key in restorable])
-        self._reuse(sources)
+        self._reuse(sources, inputs)
+        write_digests(self.path, inputs)
         write_atomically(file, self.config.to_json())
         device = self.config.task.device
         write_atomically(self.path / "versions.json", json.dumps(versions(device), indent=2) + "\n")
 
-    def _reuse(self, sources: Sequence[Path]) -> None:
+    def _reuse(self, sources: Sequence[Path], inputs: Mapping[str, str]) -> None:
         missing = {to_json(f.job): f for f in self.job_folders() if not f.started}
         file = self.path / "reused.json"
         taken: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
@@ -112,7 +127,9 @@ class ResultsFolder:
             if path.resolve() == self.path.resolve():
                 continue
             jobs = (to_json(job) for job in read_config(path / "config.json").jobs())
-            for folder in reuse(path, [missing[job] for job in jobs if job in missing]):
+            wanted = [missing[job] for job in jobs if job in missing]
+            theirs = read_digests(path)
+            for folder in reuse(path, [f for f in wanted if same_content(f.job, theirs, inputs)]):
                 taken[folder.job.key] = path.as_posix()
                 del missing[to_json(folder.job)]
         if taken:
@@ -161,8 +178,8 @@ def read_config(path: Path) -> Config:
     if not path.is_file():
         raise ConfigError(f"{path}: expected a configuration file, found none")
     try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise ConfigError(f"{path}: expected JSON: {error}") from error
     return config_from_dict(content)
 

@@ -16,6 +16,7 @@ import fastagg
 from fastagg.updates.row_pool import RowPool
 from fastagg_sim.client_parts import client_parts
 from fastagg_sim.config import ConfigError, Job, Schedule
+from fastagg_sim.dropout.base import changes_clients
 from fastagg_sim.latency import make_latency, needs
 from fastagg_sim.schedules import Plan, ServerSchedule, Work, make_schedule
 
@@ -121,7 +122,9 @@ def _check_takes_late_answers(job: Job, aggregator: fastagg.Aggregator, schedule
         "clients that keep something between rounds must know at once which answers counted": (
             job.method.echo is not None or client_parts(aggregator) is not None
         ),
-        "dropout churn: a client that has left could still answer": "churn" in job.dropout.process,
+        f"dropout {job.dropout.process}: a client that has left could still answer": (
+            changes_clients(job.dropout.process, job.dropout.options_of(job.seed))
+        ),
         "distances: measured among clients that start from the same model": job.task.distances,
         "norm_rounds: measured among clients that start from the same model": bool(
             job.task.norm_rounds

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,16 @@ from fastagg_sim.config import (
     Config,
     ConfigError,
     Dropout,
+    Job,
     Latency,
     LocalTraining,
     Method,
     Task,
     job_key,
+    to_json,
 )
+from fastagg_sim.dropout.trace import write_trace
+from fastagg_sim.input_files import input_files
 from fastagg_sim.job_folder import JOB_COLUMNS, METRIC_COLUMNS, TIMING_COLUMNS
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
@@ -124,6 +129,13 @@ def test_config_json_repeats_the_run(tmp_path: Path) -> None:
         read_config(tmp_path / "bad.json")
 
 
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n", b"{", b"[" * 100_000])
+def test_a_configuration_that_is_no_json_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.json: expected JSON"):
+        read_config(tmp_path / "config.json")
+
+
 def test_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
     fake_results(tmp_path)
     task = dataclasses.replace(CONFIG.task, rounds=4)
@@ -191,6 +203,27 @@ def test_a_table_and_a_figure_of_simulated_time(tmp_path: Path) -> None:
     paths = plot_folder(tmp_path)
     assert [path.name for path in paths] == ["accuracy.png", "time.png", "similarity.png"]
     assert "simulated seconds" in paths[1].with_suffix(".svg").read_text()
+
+
+def test_the_title_states_the_time_that_was_reached(tmp_path: Path) -> None:
+    task = dataclasses.replace(CONFIG.task, latency=Latency("pareto"), max_seconds=40.0)
+    folder = fake_results(tmp_path, dataclasses.replace(CONFIG, task=task))
+    written = {job.path: (job.path / "metrics.csv").read_text() for job in folder.job_folders()}
+
+    def title(first: float, other: float) -> str:
+        """Return the title if the first run ends at one time and all others at another one."""
+        for path, text in written.items():
+            end = first if path == next(iter(written)) else other
+            header, *rows = text.splitlines()
+            times = [f"{row},{end * (t + 1) / 3:.6g},1,0.5" for t, row in enumerate(rows)]
+            lines = [f"{header},time,late,age", *times]
+            (path / "metrics.csv").write_text("\n".join(lines) + "\n")
+        folder.merge()
+        return summary(folder).title
+
+    assert "after 40 simulated seconds, 2 seeds" in title(40.5, 43.0)
+    assert "after 3 rounds or 40 simulated seconds (reached: 36 to 43), 2 s" in title(36.0, 43.0)
+    assert "after 3 rounds or 40 simulated seconds (reached: 36), 2 seeds" in title(36.0, 36.0)
 
 
 @pytest.mark.slow
@@ -341,3 +374,100 @@ def test_jobs_of_another_task_or_without_scores_are_not_reused(tmp_path: Path) -
 def test_a_folder_without_results_cannot_be_reused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--reuse: expected a folder with results"):
         ResultsFolder(tmp_path / "new", CONFIG).prepare([tmp_path / "nothing"])
+
+
+# --- files that jobs read ---------------------------------------------------------------------
+
+
+def trace_config(path: Path, rounds: int = 3) -> Config:
+    """A configuration whose dropout setting is a trace of `rounds` rounds, written to `path`."""
+    write_trace(path, [[0, 1]] * rounds)
+    return dataclasses.replace(CONFIG, dropouts=(Dropout("trace", {"path": str(path)}),))
+
+
+def refuses(folder: ResultsFolder, path: Path) -> None:
+    said = rf"inputs.json: the folder belongs to another conf.*sha256.{path} was '\w{{16}}', now '"
+    with pytest.raises(ConfigError, match=said):
+        folder.prepare()
+
+
+def test_a_folder_belongs_to_the_content_of_the_files_that_its_jobs_read(tmp_path: Path) -> None:
+    path, later = tmp_path / "t.csv", tmp_path / "later.csv"
+    config = trace_config(path)
+    folder = fake_results(tmp_path / "out", config)
+    folder.prepare()  # nothing has changed
+    written = (folder.path / "inputs.json").read_bytes()
+    assert [*json.loads(written)] == [str(path)]
+    more = dataclasses.replace(config, dropouts=config.dropouts + trace_config(later).dropouts)
+    folder = ResultsFolder(folder.path, more)
+    folder.prepare()
+    assert [*json.loads((folder.path / "inputs.json").read_text())] == [str(later), str(path)]
+    trace_config(later, rounds=4)
+    refuses(folder, later)  # its job has not been computed
+    trace_config(later)
+    trace_config(path, rounds=4)
+    refuses(folder, path)
+    without_job_files(folder)
+    refuses(folder, path)  # nor are its jobs restored from the merged files
+    path.unlink()
+    with pytest.raises(ConfigError, match=f"cannot read {path}: No such file"):
+        folder.prepare()
+
+
+def test_a_folder_without_the_content_of_its_files_is_accepted(tmp_path: Path) -> None:
+    """As earlier versions wrote it. It is kept from then on."""
+    path = tmp_path / "t.csv"
+    folder = fake_results(tmp_path / "out", trace_config(path))
+    (folder.path / "inputs.json").unlink()
+    trace_config(path, rounds=4)
+    folder.prepare()
+    assert all(job.finished for job in folder.job_folders())
+    trace_config(path, rounds=5)
+    refuses(folder, path)
+    (folder.path / "inputs.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"inputs\.json: expected a digest by path"):
+        folder.prepare()
+
+
+def test_without_files_nothing_is_written(tmp_path: Path) -> None:
+    folder = fake_results(tmp_path)
+    assert not (tmp_path / "inputs.json").exists()
+    (job, *_) = folder.job_folders()
+    assert (job.path / "job.json").read_text() == to_json(job.job)
+    assert (tmp_path / "config.json").read_text() == CONFIG.to_json()
+
+
+@pytest.mark.parametrize("content", ["same", "other", "not known"])
+def test_jobs_that_read_other_content_are_not_reused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    config = trace_config(path)
+    source = fake_results(tmp_path / "source", config).path
+    if content != "same":
+        trace_config(path, rounds=4)
+    if content == "not known":  # results of an earlier version
+        (source / "inputs.json").unlink()
+    folder = ResultsFolder(tmp_path / "new", config)
+    folder.prepare([source])
+    finished = [job.job.dropout.process for job in folder.job_folders() if job.finished]
+    read = [] if content == "other" else ["trace"] * 2
+    assert sorted(finished) == sorted(["full"] * 2 + read)  # "Full" reads no file
+
+
+def test_files_of_jobs() -> None:
+    def files(process: str, options: dict[str, Any], latency: Latency | None = None) -> list[str]:
+        dropout = Dropout(process, options, {"1": {"after": "empty"}})
+        task = dataclasses.replace(CONFIG.task, latency=latency)
+        return input_files(Job(task, CONFIG.methods[1], dropout, 1))
+
+    trace = {"path": "a.csv"}
+    assert files("trace", trace) == ["a.csv"]
+    assert files("exact", {}, Latency("trace", trace)) == ["a.csv"]
+    assert files("trace", trace, Latency("trace", {"path": "b.csv"})) == ["a.csv", "b.csv"]
+    nested = {"process": "sampled", "options": {"process": "trace", "options": trace}}
+    assert files("churn", nested) == ["a.csv"]
+    assert files("adversarial", {"candidates": "c.csv"}) == ["c.csv"]
+    assert files("adversarial", {"candidates": "all"}) == []
+    assert files("adversarial", {"candidates": [1, 2]}) == []
+    assert files("exact", trace) == files("unknown", trace) == []
+    job = Job(CONFIG.task, CONFIG.methods[1], Dropout("trace", {}, {"1": trace}), 1)
+    assert input_files(job) == ["a.csv"]

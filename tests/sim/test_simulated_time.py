@@ -29,6 +29,7 @@ from fastagg_sim.config import (
 )
 from fastagg_sim.dropout.trace import write_trace
 from fastagg_sim.latency import make_latency
+from fastagg_sim.report import check
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.runner import run_jobs
 from fastagg_sim.schedules import Plan
@@ -366,3 +367,17 @@ def test_what_cannot_take_late_answers_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Simulation(make_job(BUFFERED, rule, method={"options": options}, **task))
+
+
+@pytest.mark.parametrize(
+    ("process", "options"),
+    [("churn", {"initial": 3}), ("sampled", {"process": "churn", "options": {"initial": 3}})],
+)
+def test_churn_does_not_go_with_late_answers(process: str, options: dict[str, Any]) -> None:
+    job = make_job(KEPT, dropout=Dropout(process, options), method=CONSTANT)
+    with pytest.raises(ConfigError, match=f"dropout {process}: a client that has left could still"):
+        Simulation(job)
+    with pytest.raises(ConfigError, match=f"dropout {process}: a client that has left could still"):
+        check(Config("late", job.task, (job.method,), (job.dropout,), (3,)))
+    in_time = make_job(DEADLINE, dropout=job.dropout)
+    check(Config("late", in_time.task, (in_time.method,), (in_time.dropout,), (3,)))

@@ -57,6 +57,12 @@ class Adversarial(DropoutProcess):
         samples = options.get("sizes", "samples") == "samples"
         return frozenset({"label_counts"}) if samples else frozenset()
 
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        candidates = options.get("candidates", ALL)
+        named = isinstance(candidates, str | Path) and candidates != ALL
+        return (str(candidates),) if named else ()
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.whole_numbers("sample", 1)

@@ -61,6 +61,14 @@ class DropoutProcess(ClientProcess, ABC):
         """
         return frozenset()
 
+    @classmethod
+    def changes_clients(cls, options: Mapping[str, Any]) -> bool:
+        """Return whether clients join or leave during a run with these options.
+
+        Unknown options have no effect here; the constructor refuses them.
+        """
+        return False
+
     def active(self, round: int, history: Sequence[torch.Tensor] = ()) -> torch.Tensor:
         """Return the ids of the active clients in `round` (0, 1, ...).
 
@@ -77,9 +85,24 @@ class DropoutProcess(ClientProcess, ABC):
         """Return the number of clients that have joined by `round`; those with the lowest ids."""
         return self.num_clients
 
+    @property
+    def leaves(self) -> torch.Tensor | None:
+        """The first round in which each client is gone for good, int64 [K]; None: nobody leaves."""
+        return None
+
     def left(self, round: int) -> list[int]:
-        """Return the clients that are gone for good from `round` on, but not before."""
-        return []
+        """Return the clients that are gone for good from `round` on, but not before, ascending.
+
+        A client that is gone before it joins is in the list of the round in which it joins.
+        """
+        if self.leaves is None:
+            return []
+        before = self.joined(round - 1) if round > 0 else 0
+        leaves = self.leaves[: self.joined(round)]
+        gone = leaves == round
+        gone[before:] = leaves[before:] <= round
+        found: list[int] = gone.nonzero().flatten().tolist()
+        return found
 
     @abstractmethod
     def draw(
@@ -111,6 +134,14 @@ def needs(name: str, options: Mapping[str, Any]) -> frozenset[str]:
     Raises ValueError for an unknown name.
     """
     return lookup("dropout process", name, PROCESSES).needs(options)
+
+
+def changes_clients(name: str, options: Mapping[str, Any]) -> bool:
+    """Return whether clients join or leave during a run with the process `name`.
+
+    Raises ValueError for an unknown name.
+    """
+    return lookup("dropout process", name, PROCESSES).changes_clients(options)
 
 
 def make_dropout(

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
-from fastagg_sim.dropout.base import register
+from fastagg_sim.dropout.base import DropoutProcess, register
 from fastagg_sim.dropout.combined import Combined
+from fastagg_sim.dropout.sampled import Sampled
 from fastagg_sim.seeds import generator
 
 _NEVER = 1 << 62  # rounds
@@ -22,7 +24,8 @@ class Churn(Combined):
     """Client k is present from the round in which it joins to that in which it leaves for good.
 
     The rule grows when clients join, and forgets those that leave. Another process decides which of
-    those present are available.
+    those present are available. If clients join or leave in the other process, too, a client is
+    present while it is in both.
 
     initial: number of clients in round 0, from 1 to K; the others join one after the other, in the
         order of their ids.
@@ -30,7 +33,8 @@ class Churn(Combined):
     lifetime: mean number of rounds for which a client stays, >= 1, drawn once per run from the
         geometric distribution on 1, 2, ...; None: clients do not leave.
     process, options: the name and the options of the other process. It uses all K clients and the
-        same seed and history.
+        same seed and history. It may not sample those absent the longest: it does not know who is
+        present, and would sample clients that have not joined again and again.
     """
 
     initial: int = 1
@@ -49,16 +53,37 @@ class Churn(Combined):
         number = stays is None or (isinstance(stays, int | float) and not isinstance(stays, bool))
         if not number or (stays is not None and not 1.0 <= stays < _NEVER):
             raise ValueError(f"lifetime: expected a number of rounds >= 1, or null, got {stays!r}")
+        self._check_sampling()
+
+    def _check_sampling(self) -> None:
+        """Raise ValueError if a process in this one samples the clients absent the longest."""
+        inner: DropoutProcess = self.inner
+        while isinstance(inner, Combined):
+            if isinstance(inner, Sampled) and inner.selection != "random":
+                raise ValueError(
+                    f"process: expected sampled with selection=random within churn, got "
+                    f"{inner.selection}: clients that have not joined would be sampled in every "
+                    "round; use sampled with among=available and process=churn"
+                )
+            inner = inner.inner
+
+    @classmethod
+    def changes_clients(cls, options: Mapping[str, Any]) -> bool:
+        return True
 
     @cached_property
     def joins(self) -> torch.Tensor:
-        """The first round of each client, int64 [K], ascending."""
+        """The first round of each client, int64 [K], ascending; without the other process."""
         later = torch.arange(self.num_clients) - (self.initial - 1)
         return later.clamp_min(0) * self.join_every
 
     @cached_property
     def leaves(self) -> torch.Tensor:
-        """The first round in which each client is gone, int64 [K]."""
+        """The first round in which each client is gone, here or in the other process, int64 [K]."""
+        own, other = self._own_leaves(), self.inner.leaves
+        return own if other is None else torch.minimum(own, other)
+
+    def _own_leaves(self) -> torch.Tensor:
         if self.lifetime is None:
             return torch.full((self.num_clients,), _NEVER)
         rng = generator(self.seed, "dropout", "churn")
@@ -69,11 +94,7 @@ class Churn(Combined):
         return self.joins + rounds.to(torch.int64)
 
     def joined(self, round: int) -> int:
-        return int((self.joins <= round).sum())
-
-    def left(self, round: int) -> list[int]:
-        found: list[int] = (self.leaves == round).nonzero().flatten().tolist()
-        return found
+        return min(int((self.joins <= round).sum()), self.inner.joined(round))
 
     def draw(
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]

@@ -8,12 +8,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from fastagg_sim.dropout.base import PROCESSES, DropoutProcess, make_dropout, needs
+import torch
+
+from fastagg_sim.dropout.base import (
+    PROCESSES,
+    DropoutProcess,
+    changes_clients,
+    make_dropout,
+    needs,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combined(DropoutProcess):
-    """A process in which another one decides which clients are available.
+    """A process in which another one decides which clients are available, join and leave.
 
     process, options: the name and the options of the other process. It uses all K clients and the
         same seed and history.
@@ -23,11 +31,26 @@ class Combined(DropoutProcess):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
+    def _other(cls, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+        """Return the name and the options of the other process; None if the constructor refuses
+        them."""
         name, inner = options.get("process", cls.process), options.get("options", {})
-        if name not in PROCESSES or not isinstance(inner, Mapping):
-            return frozenset()  # the constructor refuses it
-        return needs(name, inner)
+        return (name, inner) if name in PROCESSES and isinstance(inner, Mapping) else None
+
+    @classmethod
+    def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:
+        other = cls._other(options)
+        return frozenset() if other is None else needs(*other)
+
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        other = cls._other(options)
+        return () if other is None else PROCESSES[other[0]].files(other[1])
+
+    @classmethod
+    def changes_clients(cls, options: Mapping[str, Any]) -> bool:
+        other = cls._other(options)
+        return other is not None and changes_clients(*other)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,3 +72,10 @@ class Combined(DropoutProcess):
             label_counts=self.label_counts,
             **self.options,
         )
+
+    def joined(self, round: int) -> int:
+        return self.inner.joined(round)
+
+    @property
+    def leaves(self) -> torch.Tensor | None:
+        return self.inner.leaves

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,10 @@ class Trace(DropoutProcess):
     rounds: int | None = None
     after: str = "error"
 
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        return (str(options["path"]),) if "path" in options else ()
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.one_of("after", ("error", "repeat", "empty"))
@@ -44,8 +49,8 @@ class Trace(DropoutProcess):
         _ = self._sets  # reads and checks the file
 
     @cached_property
-    def _sets(self) -> list[torch.Tensor]:
-        """The active ids of every round of the trace."""
+    def _sets(self) -> dict[int, torch.Tensor]:
+        """The active ids of the rounds in which there are some."""
         found: dict[int, set[int]] = {}
         for round, client in read_numbers("path", self.path, ("round", "client")):
             what = f"path: {self.path}: round {round}, client {client}"
@@ -61,21 +66,24 @@ class Trace(DropoutProcess):
             raise ValueError(
                 f"path: {self.path} contains no round; set its length with the option rounds"
             )
-        length = self.rounds if self.rounds is not None else max(found) + 1
-        return [torch.tensor(sorted(found.get(t, ())), dtype=torch.int64) for t in range(length)]
+        return {t: torch.tensor(sorted(clients)) for t, clients in found.items()}
+
+    @cached_property
+    def _length(self) -> int:
+        return max(self._sets) + 1 if self.rounds is None else self.rounds
 
     def draw(
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        length = len(self._sets)
-        if round < length:
-            return self._sets[round].clone()
-        if self.after == "error":
+        length = self._length
+        if round >= length and self.after == "error":
             raise IndexError(
                 f"round: {self.path} has rounds 0 to {length - 1}, got {round}; "
                 "after=repeat or after=empty continues after the end of the trace"
             )
-        return self._sets[round % length].clone() if self.after == "repeat" else torch.arange(0)
+        if self.after == "repeat":
+            round %= length
+        return self._sets[round].clone() if round in self._sets else torch.arange(0)
 
 
 def write_trace(path: str | Path, active: Iterable[Iterable[int] | torch.Tensor]) -> None:

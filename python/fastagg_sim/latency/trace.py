@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fastagg_sim.client_process import check_numbers
 from fastagg_sim.files import write_atomically
@@ -34,6 +35,10 @@ class Trace(LatencyProcess):
 
     path: str | Path
     after: str = "error"
+
+    @classmethod
+    def files(cls, options: Mapping[str, Any]) -> tuple[str, ...]:
+        return (str(options["path"]),) if "path" in options else ()
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,15 +52,15 @@ class Deadline(ServerSchedule):
         if order:
             wait = min(wait, order[-1][0])
         in_time = [client for seconds, client in order if seconds <= wait]
-        late = len(order) - len(in_time)
         end = self.time + wait
         if not self.late_answers:
-            return Plan(tuple(sorted(in_time)), of_round(in_time, round), late, end)
+            stopped = len(order) - len(in_time)
+            return Plan(tuple(sorted(in_time)), of_round(in_time, round), stopped, end)
         older = self._arrivals.until(end)
         for seconds, client in order[len(in_time) :]:
             self._arrivals.add(self.time + seconds, Work(client, round))
         answers = sorted([*older, *of_round(in_time, round)])
-        return Plan(tuple(starts), tuple(answers), late, end)
+        return Plan(tuple(starts), tuple(answers), len(self._arrivals), end)
 
     def waiting(self) -> list[Work]:
         return self._arrivals.works()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastagg_sim.dropout import DropoutProcess, make_dropout
+from fastagg_sim.dropout.base import PROCESSES
 
 K = 20
 ALONE: dict[str, Any] = {"process": "full", "options": {}}
@@ -55,6 +56,63 @@ class TestChurn:
     def test_other_processes_have_no_churn(self, make: Make) -> None:
         process = make("exact")
         assert (process.joined(0), process.joined(99), process.left(5)) == (K, K, [])
+
+    @pytest.mark.parametrize("among", ["all", "available"])
+    def test_sampled_clients_join_and_leave(self, make: Make, among: str) -> None:
+        options = {"initial": 4, "join_every": 2, "lifetime": 9.0}
+        alone = make("churn", **ALONE, **options)
+        process = make("sampled", sample=6, among=among, process="churn", options=options)
+        for round in range(60):
+            assert process.joined(round) == alone.joined(round)
+            assert process.left(round) == alone.left(round)
+            assert {*process.active(round).tolist()} <= {*alone.active(round).tolist()}
+        assert process.joined(0) == 4
+
+    def test_churn_within_churn(self, make: Make) -> None:
+        """A client is present while it is in both; it leaves once, and never before it joins."""
+        inner = {"initial": 2, "join_every": 3, "lifetime": 12.0}
+        outer = {"initial": 12, "join_every": 1, "lifetime": 9.0}
+        first, second = (make("churn", **ALONE, **options) for options in (inner, outer))
+        sampled = {"sample": K, "process": "churn", "options": inner}
+        process = make("churn", **outer, process="sampled", options=sampled)
+        gone = set[int]()
+        for round in range(150):
+            joined = min(first.joined(round), second.joined(round))
+            assert process.joined(round) == joined
+            left = process.left(round)
+            assert not gone & {*left} and all(client < joined for client in left)
+            gone.update(left)
+            both = {*first.active(round).tolist()} & {*second.active(round).tolist()}
+            assert {*process.active(round).tolist()} == {*range(joined)} - gone == both
+        assert len(gone) == K
+
+    def test_processes_that_change_clients(self) -> None:
+        def changes(name: str, options: dict[str, Any]) -> bool:
+            return PROCESSES[name].changes_clients(options)
+
+        assert changes("churn", {}) and changes("churn", {"process": "exact"})
+        assert changes("sampled", {"process": "churn"})
+        assert changes("sampled", {"process": "sampled", "options": {"process": "churn"}})
+        assert not changes("sampled", {}) and not changes("exact", {})
+        assert not changes("sampled", {"process": "none"})  # the constructor refuses it
+
+    def test_those_absent_the_longest_are_not_sampled_within_churn(self, make: Make) -> None:
+        """Clients that have not joined would be."""
+        longest = {"sample": 3, "selection": "longest-absent"}
+        for process, options in (
+            ("sampled", longest),
+            ("sampled", {"sample": 3, "process": "sampled", "options": longest}),
+        ):
+            with pytest.raises(ValueError, match="process: expected sampled with selection=random"):
+                make("churn", initial=5, process=process, options=options)
+        other = {"initial": 5, "join_every": 2, "lifetime": None}
+        given = {"process": "churn", "options": other, "among": "available"}
+        process = make("sampled", **longest, **given)
+        history: list[torch.Tensor] = []
+        for round in range(40):
+            history.append(process.active(round, list(history)))
+            assert len(history[-1]) == 3
+        assert {*torch.cat(history).tolist()} == {*range(K)}
 
     def test_bad_options(self, make: Make) -> None:
         with pytest.raises(ValueError, match="initial: expected at most num_clients = 20, got 21"):

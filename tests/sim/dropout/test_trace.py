@@ -42,6 +42,13 @@ class TestTrace:
         assert [repeat.active(t).tolist() for t in (4, 5)] == [[], [0, 2]]
         assert trace(path, after="empty").active(9).tolist() == []
 
+    def test_rounds_may_be_far_apart(self, tmp_path: Path) -> None:
+        path = tmp_path / "trace.csv"
+        path.write_text("round,client\n5,1\n1000000000000,2\n")
+        process = trace(path, after="repeat")
+        rounds = (5, 6, 10**12, 10**12 + 6)
+        assert [process.active(t).tolist() for t in rounds] == [[1], [], [2], [1]]
+
     def test_what_other_programs_write(self, tmp_path: Path) -> None:
         path = tmp_path / "trace.csv"
         path.write_bytes(b"\xef\xbb\xbfclient, round,reason\r\n3,1,wifi\r\n\r\n0,0,\r\n")

@@ -46,7 +46,7 @@ class TestDeadline:
         assert [plan.starts for plan in found] == [(0, 1, 2, 3), (0, 1, 3), (0, 1, 3), (0, 1, 2, 3)]
         assert found[2].answers == works((0, 2), (1, 2), (2, 0), (3, 2))
         assert found[2].ages(2) == [0, 0, 2, 0]
-        assert [plan.late for plan in found] == [1, 0, 0, 1]
+        assert [plan.late for plan in found] == [1, 1, 0, 1]
         assert made.late_answers and made.waiting() == list(works((2, 3)))
 
     def test_a_round_in_which_all_are_at_work(self) -> None:
@@ -54,12 +54,23 @@ class TestDeadline:
         found = plans(made, [[0], [0], [0], [0]])
         assert [plan.time for plan in found] == [2.0, 4.0, 6.0, 8.0]
         assert [plan.answers for plan in found] == [(), (), works((0, 0)), ()]
+        assert [plan.late for plan in found] == [1, 1, 0, 1]
 
     def test_an_absent_client_goes_on_with_its_work(self) -> None:
         made = schedule("deadline", [1.0, 3.0], seconds=2.0, late="kept")
         found = plans(made, [[0, 1], [0]])
         assert found[1].time == 3.0  # when client 0 has answered; so has client 1
         assert found[1].answers == works((0, 1), (1, 0))
+        assert [plan.late for plan in found] == [1, 0]
+
+    def test_those_late_are_all_at_work(self) -> None:
+        # Rounds end at 2.5, 4.5 (clients 1 and 3 have answered), 7 and 9.5. Client 0 works from 0
+        # to 3 and from 4.5 to 7.5, client 2 from 0 to 7 and from 7 to 14.
+        made = schedule("deadline", EACH, seconds=2.5, late="kept")
+        for t, late in enumerate([[0, 2], [2], [0], [2]]):
+            plan = made.next(t, [0, 1, 2, 3])
+            assert [work.client for work in made.waiting()] == late
+            assert plan.late == len(late)
 
     @pytest.mark.parametrize(
         ("options", "message"),
