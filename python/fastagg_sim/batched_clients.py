@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from fastagg import FlatLayout
 from fastagg_sim.client import ClientData, fast_convolutions, passes
-from fastagg_sim.config import LocalTraining
+from fastagg_sim.config import ConfigError, LocalTraining
 from fastagg_sim.matrix_model import MatrixModel, Stack, find_stack
 from fastagg_sim.pooling import MaxPool2x2, max_pool_2x2
 
@@ -82,7 +82,11 @@ def clients_at_once(
     in_shape: shape of one sample.
     batch_size: batch size of local training.
     device: "cpu" or "cuda". On a CPU the result is 1 for models without measurements.
+
+    Raises ConfigError if the batch size is below 1.
     """
+    if batch_size < 1:
+        raise ConfigError(f"batch_size: expected at least 1, got {batch_size}")
     if device != "cpu":
         return GPU_CLIENTS_AT_ONCE
     if model in _SAMPLES:

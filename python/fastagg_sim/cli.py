@@ -162,7 +162,6 @@ def _run_command(options: RunOptions, console: Console) -> int:
     from fastagg_sim.report import compute
     from fastagg_sim.results import read_config
 
-    options.check_alone()
     config = options.build() if options.config is None else read_config(options.config)
     out = options.out or Path("results") / config.name
     compute(
@@ -313,6 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from fastagg_sim.runner import Interrupted
 
     try:
+        if isinstance(command, RunOptions):
+            command.check_alone(given)
         return _execute(command, console)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)

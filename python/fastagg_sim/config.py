@@ -11,14 +11,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_type_hints
+
+from fastagg_sim.value_types import expected, fits
 
 NO_DROPOUT = "full"
 DEVICES = ("cpu", "cuda")
+# Options of rules that follow from the task, and what sets them.
+_OF_THE_TASK = {
+    "server_lr": "--server-lr (server_lr of the task)",
+    "num_clients": "--num-clients (num_clients of the task)",
+    "device": "--device (device of the task)",
+    "num_params": "the model",
+}
 
 
 class ConfigError(ValueError):
@@ -121,18 +131,21 @@ class Method:
         bound "Full" of FL-FDMS.
     full_first_round: every client is active in round 0, as in the released FL-FDMS code.
     gradient_units: divide updates by the round's learning rate before the server gets them, and
-        multiply the server's learning rate by it. This changes nothing for rules without a memory.
-        Rules with a memory then remember gradients and apply them at the current learning rate (as
-        in the MimiC paper), and not updates at the learning rate of the round in which they were
-        received (as in its released code).
+        multiply the server's learning rate by it. Rules with a memory then remember gradients and
+        apply them at the current learning rate (as in the MimiC paper), and not updates at the
+        learning rate of the round in which they were received (as in its released code). So do
+        server optimizers with a state, and late answers. Norms (`clip_norm`, the radius of
+        centered-clip) are then those of gradients. Without any of these, results only differ by
+        rounding errors. Rules that remember models (stale-models) cannot have it.
     training: local training for this method, instead of that of the task (for instance FedProx).
     sample_weights: give client k the weight n_k / N, its fraction of all training samples.
     schedule: for which answers the server waits; needs `Task.latency`. None: for all.
     echo: the clients are those of FedAWE with this global rate: they keep their models while they
         are absent, and echo their updates (:class:`fastagg.FedAWEClient`). FedAWE itself is the
         rule "fedavg" with a server_lr of 1. None: clients train from the global model.
-    seeded: the random numbers of the rule itself (buckets, sketches) follow the seed of the run, as
-        all other streams do. False: they are those of the option `seed` of the rule, in every run.
+    seeded: the random numbers of the rule itself (buckets, sketches), and of a rule inside it,
+        follow the seed of the run, as all other streams do, except where a rule has the option
+        `seed`. False: they are those of the option `seed` of the rule, in every run.
     """
 
     label: str
@@ -148,8 +161,14 @@ class Method:
     seeded: bool = False
 
     def __post_init__(self) -> None:
+        for name, option in _OF_THE_TASK.items():
+            if name in self.options:
+                raise ConfigError(
+                    f"options: expected no {name} for the rule {self.rule!r}; {option} sets it "
+                    "for all rules"
+                )
         _require(
-            not (self.seeded and "seed" in self.options),
+            not (self.seeded and "seed" in self.options and "rule" not in self.options),
             "seeded",
             "false with the option seed of the rule",
             self.seeded,
@@ -364,6 +383,12 @@ class Config:
     seeds: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        for one, other in itertools.combinations(self.dropouts, 2):
+            if one.label == other.label:
+                raise ConfigError(
+                    f"dropouts: expected distinct labels, got {one.label!r} for {one} and {other}; "
+                    "give an option another value, or leave one of them out"
+                )
         for name, labels in (
             ("methods", [m.label for m in self.methods]),
             ("dropouts", [d.label for d in self.dropouts]),
@@ -461,6 +486,9 @@ def _build(kind: Any, data: Any, where: str, **nested: Any) -> Any:
 
     where: the path of `data` in the file, for messages.
     nested: for fields that are not plain JSON values, the function (value, path) that builds them.
+
+    Raises ConfigError, naming the setting, for an unknown or missing key and for a value of another
+    type than the field's.
     """
     _require(isinstance(data, dict), where, "an object", data)
     fields = {f.name: f for f in dataclasses.fields(kind)}
@@ -479,4 +507,7 @@ def _build(kind: Any, data: Any, where: str, **nested: Any) -> Any:
         name: nested[name](value, f"{where}.{name}") if name in nested else value
         for name, value in data.items()
     }
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        _require(fits(value, hints[name]), f"{where}.{name}", expected(hints[name]), value)
     return kind(**values)

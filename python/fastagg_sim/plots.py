@@ -134,7 +134,8 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
     panel.
 
     over_time: draw it over the simulated seconds, which all curves must have. Values are
-        interpolated linearly, because the steps of seeds are at different times.
+        interpolated linearly, because the steps of seeds are at different times. A method whose
+        seeds have no time in common is not drawn; a note below the panel says so.
     """
     methods = {curve.method: curve.rule for curve in curves}
     every = looks(methods)
@@ -161,11 +162,17 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
                 drawn[method] = [
                     (c.time if over_time else [t + 1 for t in c.rounds], c.accuracy) for c in seeds
                 ]
-        smooth.append(are_long(drawn.values()))
+        apart = [method for method, lines in drawn.items() if not _overlap(lines)]
+        for method in apart:
+            del drawn[method]
+        smooth.append(bool(drawn) and are_long(drawn.values()))
         for method, lines in drawn.items():
             draw_line(panel, method, lines, every[method], smooth=smooth[-1])
         set_title(panel, dropout_title(dropout))
         panel.set_xlabel("simulated seconds" if over_time else "round")
+        if apart:
+            note = f"not drawn, seeds without a common time: {', '.join(apart)}"
+            panel.set_xlabel(f"{panel.get_xlabel()}\n{note}")
         note_equal_lines(panel, {m: [np.array(y) for _, y in seeds] for m, seeds in drawn.items()})
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.set_xlim(left=0)
@@ -184,6 +191,11 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
         handlelength=3.2,
     )
     return save(figure, target)
+
+
+def _overlap(lines: Sequence[Line]) -> bool:
+    """Return whether there is a part of the x axis, or a point, that all lines have."""
+    return max(x[0] for x, _ in lines) <= min(x[-1] for x, _ in lines)
 
 
 def dropout_title(label: str) -> str:
@@ -210,7 +222,8 @@ def draw_line(
 ) -> None:
     """Draw the mean over seeds, and a band from the lowest to the highest seed.
 
-    Values are interpolated linearly, and drawn in the range of x that all seeds have.
+    Values are interpolated linearly, and drawn in the range of x that all seeds have. A single
+    value is drawn as a marker.
 
     smooth: draw the `running_mean`; that of one seed has all values behind it, in a faint line.
     interval: the band is the 95 % interval of the mean instead, by Student's t.
@@ -229,6 +242,8 @@ def draw_line(
         if len(lines) == 1:
             panel.plot(grid, mean, color=look.color, linewidth=0.8, alpha=0.25)
         mean = np.mean([np.interp(grid, x, running_mean(y)) for x, y in lines], axis=0)
+    if marker is None and len(grid) == 1:
+        marker = "o"
     panel.plot(
         grid,
         mean,

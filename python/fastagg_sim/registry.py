@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from fastagg.options import did_you_mean
+from fastagg_sim.value_types import expected, fits
 
 T = TypeVar("T")
 
@@ -32,7 +34,8 @@ def check_name(kind: str, name: str, known: Collection[str]) -> None:
 def call(kind: str, name: str, make: Callable[..., T], *fixed: Any, **options: Any) -> T:
     """Return `make(*fixed, **options)`.
 
-    Raises TypeError, listing the known options, if `options` do not match the signature of `make`.
+    Raises TypeError, listing the known options, if `options` do not match the signature of `make`,
+    and ValueError, naming the option, for a value of another type than its annotation.
     """
     signature = inspect.signature(make)
     try:
@@ -40,4 +43,29 @@ def call(kind: str, name: str, make: Callable[..., T], *fixed: Any, **options: A
     except TypeError as error:
         known = ", ".join(list(signature.parameters)[len(fixed) :]) or "none"
         raise TypeError(f"{kind} {name!r}: {error}; options: {known}") from None
-    return make(*fixed, **options)
+    try:
+        made = make(*fixed, **options)
+    except ValueError:  # it says more than the type
+        raise
+    except Exception:
+        _check_types(make, options)
+        raise
+    _check_types(make, options)  # a bool is accepted where numbers are compared
+    return made
+
+
+def _check_types(make: Callable[..., object], options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option of another type than the annotation of `make` says."""
+    hints = _hints(make)
+    for option, value in options.items():
+        # Tuples come from the code, not from a user, and may have a number for each client.
+        if not isinstance(value, tuple) and not fits(value, hints[option]):
+            raise ValueError(f"{option}: expected {expected(hints[option])}, got {value!r}")
+
+
+def _hints(make: Callable[..., object]) -> dict[str, Any]:
+    """Return the evaluated annotations of the arguments of `make`."""
+    if dataclasses.is_dataclass(make):  # each field in the module of its own class
+        return get_type_hints(make)
+    parameters = inspect.signature(make, eval_str=True).parameters
+    return {name: parameter.annotation for name, parameter in parameters.items()}

@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from fastagg_sim import data
+from fastagg_sim.client_parts import client_parts
 from fastagg_sim.config import Config, ConfigError, Dropout, Job
 from fastagg_sim.devices import require_device
+from fastagg_sim.dropout import DropoutProcess
 from fastagg_sim.files import write_atomically
 from fastagg_sim.models import make_model
+from fastagg_sim.partition import Partition
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.results import ResultsFolder
-from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, run_jobs
+from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, check_workers, run_jobs
 from fastagg_sim.simulated_time import simulated_time
 from fastagg_sim.simulation import dropout_process, make_aggregator, split_clients
 from fastagg_sim.tables import summary
@@ -27,10 +31,10 @@ class JobsFailed(RuntimeError):
 
 
 def check(config: Config) -> None:
-    """Build everything that the jobs will need once, on the CPU.
+    """Build everything that the jobs of the first seed will need once, on the CPU.
 
     A wrong name or option, a missing GPU, or missing data thus causes one error before the run
-    starts, and not one error per job.
+    starts, and not one error per job. So does a rule that cannot take the clients of round 0.
 
     Raises ConfigError, or DataError if data are missing.
     """
@@ -46,13 +50,42 @@ def check(config: Config) -> None:
             in_shape=dataset.in_shape,
             seed=seed,
         )
-        for method in config.methods:
-            aggregator = make_aggregator(task, method, 1, split, seed=seed)
-            simulated_time(Job(task, method, Dropout(), seed), split.groups, aggregator)
-        for dropout in config.dropouts:
-            dropout_process(dropout, split, dataset, seed)
+        processes = {
+            dropout.label: dropout_process(dropout, split, dataset, seed)
+            for dropout in (Dropout(), *config.dropouts)
+        }
+        for job in config.jobs():
+            if job.seed == seed:
+                _check_job(job, split, processes[job.dropout.label])
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{config.name}: {error}") from error
+
+
+def _check_job(job: Job, split: Partition, process: DropoutProcess) -> None:
+    """Make the rule and the clock of `job` as the job itself does, and run the rule's first step,
+    with vectors of one number.
+
+    process: the dropout process of the job.
+
+    Raises ConfigError, naming the method and the dropout setting, if the job would fail there.
+    """
+    first, all_clients = process.joined(0), job.task.num_clients
+    try:
+        aggregator = make_aggregator(
+            job.task, job.method, 1, split, seed=job.seed, num_clients=first
+        )
+        time = simulated_time(job, split.groups, aggregator)
+        # With a clock, the answers of the first round are not known. Clients that keep something
+        # take part in a step.
+        if time is None and client_parts(aggregator) is None:
+            every = job.method.full_first_round
+            active = torch.arange(first) if every else process.active(0)
+            aggregator.step(torch.zeros(1), list(torch.zeros(len(active), 1)), active)
+    except (ValueError, TypeError) as error:
+        name = f"{job.method.label} with dropout {job.dropout.label}"
+        if first < all_clients:
+            name += f", which starts with {first} of {all_clients} clients"
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def compute(
@@ -68,10 +101,11 @@ def compute(
     Finished jobs that the folders already contain are reused, and so are jobs with the same
     settings in the results folders `reuse`, or below them.
 
-    Raises ConfigError before any job runs, also if another run uses one of the folders, Interrupted
-    if the run was stopped, and JobsFailed at the end if jobs failed.
+    Raises ConfigError before any job runs, also if `workers` is below 1 or another run uses one of
+    the folders, Interrupted if the run was stopped, and JobsFailed at the end if jobs failed.
     """
     console = console or Console()
+    check_workers(workers)
     for _, config in parts:
         check(config)
     folders = [ResultsFolder(path, config) for path, config in parts]

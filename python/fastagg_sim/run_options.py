@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,7 +52,8 @@ class RunOptions:
     """Results folder; results/NAME by default. If it has an interrupted run of the same options,
     that run is resumed."""
     workers: int | None = None
-    """Number of worker processes; by default one per core, or one per GPU with --device cuda."""
+    """Number of worker processes, at least 1; by default one per core, or one per GPU with --device
+    cuda."""
     checkpoint_seconds: float = 20.0
     """Seconds between two checkpoints of a job; a job that is killed loses at most the work since
     its last checkpoint."""
@@ -72,8 +73,10 @@ class RunOptions:
     full_first_round: bool = False
     """Make every client active in round 0, regardless of the dropout process."""
     gradient_units: bool = False
-    """Divide updates by the round's learning rate before the server gets them. Rules with a memory
-    (mimic, mifa, ...) then apply remembered updates at the current learning rate."""
+    """Divide updates by the round's learning rate before the server gets them, and multiply the
+    server's by it. Rules with a memory (mimic, mifa, ...) then apply remembered updates at the
+    current learning rate. Server optimizers with a state, and --clip-norm, are then in units of
+    gradients, too. Not for rules that remember models (stale-models)."""
     dropout: tuple[str, ...] = ("exact",)
     """Dropout processes, each PROCESS or PROCESS:KEY=VALUE,KEY=VALUE (for instance
     round-robin:tau_max=50)."""
@@ -143,15 +146,21 @@ class RunOptions:
     eval_every: int = 1
     """Evaluate the global model every this many rounds."""
 
-    def check_alone(self) -> None:
-        """Raise ConfigError if --config is combined with options that the file determines."""
+    def check_alone(self, arguments: Sequence[str]) -> None:
+        """Raise ConfigError if --config is combined with options that the file determines.
+
+        arguments: the words of the command line, which say which options were given, also those
+            with the value of their default.
+        """
         if self.config is None:
             return
-        given = [
+        words = {word.partition("=")[0].replace("_", "-") for word in arguments}
+        options = [
             "--" + f.name.replace("_", "-")
             for f in dataclasses.fields(self)
-            if f.name not in _RUNTIME and getattr(self, f.name) != f.default
+            if f.name not in _RUNTIME
         ]
+        given = [option for option in options if option in words]
         if given:
             raise ConfigError(
                 f"--config: cannot be combined with {', '.join(given)}; "
@@ -172,7 +181,7 @@ class RunOptions:
             epochs = 1
         every = [_dropout(text, alpha) for text in self.dropout for alpha in self.alphas]
         # A process without a dropout ratio gives the same setting for every alpha; keep one.
-        settings = {dropout.label: dropout for dropout in every}
+        dropouts = tuple(d for i, d in enumerate(every) if d not in every[:i])
         config = Config(
             name=self.name or "",
             task=Task(
@@ -204,7 +213,7 @@ class RunOptions:
                 max_seconds=self.max_seconds,
             ),
             methods=self._methods(),
-            dropouts=tuple(settings.values()),
+            dropouts=dropouts,
             seeds=self.seeds,
         )
         if self.name is not None:
@@ -304,6 +313,8 @@ class RunOptions:
         return options
 
     def _method(self, text: str, schedule: Schedule | None) -> Method:
+        from fastagg_sim.rule_seeds import draws
+
         rule, options = _named("rules", text)
         settings = (f"{key.replace('_', '-')}={_value(v)}" for key, v in options.items())
         label = "-".join([rule, *settings, *([] if schedule is None else [schedule.label])])
@@ -320,23 +331,14 @@ class RunOptions:
             gradient_units=self.gradient_units,
             schedule=schedule,
             echo=echo,
-            seeded=_draws(rule, options),
+            seeded=draws(rule, options),
         )
-
-
-def _draws(rule: str, options: Mapping[str, Any]) -> bool:
-    """Return whether a rule with these options draws random numbers, and has no seed of its own."""
-    from fastagg.options import option_defaults
-    from fastagg.registry import available, find
-
-    if rule not in available():  # an error when the run begins
-        return False
-    used = {**option_defaults(find(rule, [])), **options}
-    return "seed" in used and "seed" not in options and used.get("sketch", True) is not None
 
 
 def _value(value: Any) -> str:
     """Return the text of an option's value in a method's label."""
+    if isinstance(value, str):
+        return plain_label(value)
     return plain_label(json.dumps(value)) if isinstance(value, list | dict) else str(value)
 
 

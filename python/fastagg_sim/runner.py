@@ -27,6 +27,7 @@ from types import FrameType
 
 import torch
 
+from fastagg_sim.config import ConfigError
 from fastagg_sim.devices import require_device
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.progress import Progress
@@ -244,6 +245,12 @@ def default_workers() -> int:
     return os.cpu_count() or 1
 
 
+def check_workers(workers: int | None) -> None:
+    """Raise ConfigError if a number of worker processes is given and is below 1."""
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers: expected at least 1 worker process, got {workers}")
+
+
 def run_jobs(
     folders: Sequence[JobFolder],
     *,
@@ -258,9 +265,11 @@ def run_jobs(
     checkpoint_seconds: seconds between two checkpoints of a job.
     progress: the display; by default a new one for the unfinished jobs.
 
-    Raises ConfigError if the device of a job is not available. Raises Interrupted after Ctrl-C or
-    SIGTERM, once all workers have saved a checkpoint; a second Ctrl-C ends them at once.
+    Raises ConfigError if `workers` is below 1, or the device of a job is not available. Raises
+    Interrupted after Ctrl-C or SIGTERM, once all workers have saved a checkpoint; a second Ctrl-C
+    ends them at once.
     """
+    check_workers(workers)
     waiting = [folder for folder in folders if not folder.finished]
     for device in {folder.job.task.device for folder in waiting}:
         require_device(device)

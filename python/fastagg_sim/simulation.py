@@ -33,6 +33,7 @@ from fastagg_sim.dropout import DropoutProcess, make_dropout, needs
 from fastagg_sim.echoes import Echoes
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition, generated, partition
+from fastagg_sim.rule_seeds import with_seeds
 from fastagg_sim.schedules import Plan
 from fastagg_sim.schedules.base import of_round
 from fastagg_sim.seeds import derive, generator, numpy_generator
@@ -452,7 +453,10 @@ class Simulation:
             time = time.restored(state.get("schedule"), next_round, folder / "state.json")
             if self._takes_late_answers:
                 time.put(self._read(folder / ROWS, time.names()))
-        aggregator = fastagg.load(folder / "aggregator.safetensors", device=str(self.device))
+        options: dict[str, Any] = {"device": str(self.device)}
+        if "memory_folder" in self.job.method.options:  # which is never in a file
+            options["memory_folder"] = self.job.method.options["memory_folder"]
+        aggregator = fastagg.load(folder / "aggregator.safetensors", **options)
         params = self._read(folder / "params.safetensors", ["params"])["params"]
         statistics = self._statistics.values
         if self._statistics:
@@ -539,22 +543,32 @@ def make_aggregator(
 
     num_params: the number of parameters d of the model.
     split: the partition, for rules that need the number of training samples of each client.
-    seed: the seed of the run, from which a method that is `seeded` derives that of its rule.
+    seed: the seed of the run, from which a method that is `seeded` derives those of its rules.
     num_clients: how many clients take part at first; by default all of the task.
+
+    Raises ConfigError if the method has gradient units and its rule remembers models. For other
+    errors see `fastagg.make`.
     """
     number = task.num_clients if num_clients is None else num_clients
     needed: dict[str, Any] = {"max_norm": None}  # simulated clients do not lie
-    if method.seeded:
-        needed["seed"] = derive(seed, "rule")
     needed |= client_options(task, method, split, number)
-    return fastagg.make(
+    options = method.options
+    if method.seeded:
+        options = with_seeds(method.rule, options, seed)
+    aggregator = fastagg.make(
         fastagg.RuleName(method.rule),
         num_clients=number,
         num_params=num_params,
         server_lr=task.server_lr,
         device=device,
-        **{**needed, **method.options},
+        **{**needed, **options},
     )
+    if method.gradient_units and getattr(aggregator, "remembers_models", False):
+        raise ConfigError(
+            f"gradient_units: expected false for {method.rule}, which remembers models, got true: "
+            "the model plus an update that is divided by the learning rate is no client's model"
+        )
+    return aggregator
 
 
 def client_options(

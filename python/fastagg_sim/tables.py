@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fastagg_sim.config import Task
 from fastagg_sim.records import Curve, read_curves
 from fastagg_sim.results import ResultsFolder
 
@@ -91,10 +92,7 @@ def summary(folder: ResultsFolder) -> Grid:
             )
         )
     task = folder.config.task
-    uploads = task.max_uploads
-    length = f"{task.rounds} rounds" if uploads is None else f"{uploads} uploads"
-    if task.max_seconds is not None:
-        length = f"{task.max_seconds:g} simulated seconds"
+    length = _length(task, [curve for group in curves.values() for curve in group])
     seeds = len(folder.config.seeds)
     return Grid(
         f"{folder.config.name}: test accuracy on {task.dataset} after {length}, "
@@ -114,6 +112,19 @@ def summary(folder: ResultsFolder) -> Grid:
         "another group; agg: server time per round"
         + ("" if target is None else f"; seconds: simulated, at the end and to {target:.2f}"),
     )
+
+
+def _length(task: Task, curves: Sequence[Curve]) -> str:
+    """Return how long the runs were, for the title: what ended them, and the time that they
+    reached if that is not `max_seconds`."""
+    if task.max_seconds is not None:
+        limit = f"{task.max_seconds:g} simulated seconds"
+        ends = [curve.time[-1] for curve in curves if curve.time]
+        if not ends or min(ends) >= task.max_seconds:
+            return limit
+        reached = " to ".join(dict.fromkeys(f"{end:.4g}" for end in (min(ends), max(ends))))
+        return f"{task.rounds} rounds or {limit} (reached: {reached})"
+    return f"{task.rounds} rounds" if task.max_uploads is None else f"{task.max_uploads} uploads"
 
 
 def time_target(curves: Sequence[Curve]) -> float | None:

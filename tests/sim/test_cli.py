@@ -15,6 +15,7 @@ import torch
 from fastagg_sim import __main__, experiments
 from fastagg_sim.cli import main
 from fastagg_sim.config import ConfigError, LocalTraining, Task
+from fastagg_sim.dropout.trace import write_trace
 from fastagg_sim.experiments import mimic_fig7
 from fastagg_sim.results import read_config
 from fastagg_sim.run_options import RunOptions
@@ -84,8 +85,23 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--latency", "pareto", "--schedule", "late"], "--schedule: unknown schedule 'late'"),
         (["--latency", "pareto", "--schedule", "deadline:seconds=-1"], "seconds: expected a numb"),
         (["--latency", "pareto", "--max-seconds", "-1"], "max_seconds: expected a number > 0"),
+        (["--min-active", "3", "--dropout", "churn:initial=2"], "min_active: expected at most 2"),
+        (["--rules", "krum:num_byzantine=1", "--dropout", "churn"], "starts with 1 of 20 clients"),
+        (["--dropout", "exact:alpha=half"], "alpha: expected a number, got 'half'"),
+        (["--dropout", "markov:memory=x"], "memory: expected a number, got 'x'"),
+        (["--dropout", "adversarial:candidates=5"], "candidates: expected "),
+        (["--rules", "fedavg:server_lr=0.5"], "server_lr for the rule 'fedavg'; --server-lr"),
+        (["--rules", "mifa:device=cpu"], "--device"),
+        (["--batch-size", "0"], "batch_size: expected at least 1, got 0"),
+        (["--batch-size", "0", "--dataset", "mnist"], "batch_size: expected at least 1, got 0"),
+        (["--workers", "0"], "workers: expected at least 1"),
+        (["--workers", "-1"], "workers: expected at least 1"),
         (["--config", "nowhere.json"], "found none"),
         (["--config", "nowhere.json", "--lr", "0.5"], "cannot be combined with --lr"),
+        (["--config", "nowhere.json", "--rounds", "50"], "cannot be combined with --rounds"),
+        (["--config", "nowhere.json", "--rounds=50"], "cannot be combined with --rounds"),
+        (["--config", "nowhere.json", "--batch_size", "10"], "combined with --batch-size"),
+        (["--config", "nowhere.json", "--with-full", "--dropout", "exact"], "--with-full, --drop"),
     ],
 )
 def test_wrong_usage_is_one_clear_error(
@@ -282,6 +298,20 @@ def test_options_that_have_no_effect_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["demo"], ["experiment", "mimic-table4-fmnist"], ["experiment", "theorem4"]],
+    ids=lambda words: words[-1],
+)
+def test_an_experiment_needs_a_round(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main([*command, "--quick", "--rounds", "0", "--out", str(out)]) == 2
+    assert "--rounds: expected at least 1, got 0" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_help_of_an_experiment_names_its_paper(capsys: pytest.CaptureFixture[str]) -> None:
     for name, text in (("mimic-fig7", "MimiC, figure 7: "), ("theorem4", "Su et al., theorem 4: ")):
         with pytest.raises(SystemExit):
@@ -400,6 +430,17 @@ def test_rules_that_draw_random_numbers_follow_the_seed() -> None:
     assert [m.seeded for m in methods] == [False, False, True, True, False, True]
 
 
+def test_rules_that_draw_random_numbers_inside_others_follow_the_seed() -> None:
+    rules = (
+        *("nnm", "nnm:rule=bucketing", 'nnm:rule=bucketing,rule_options={"seed": 3}'),
+        *("nnm:rule=krum", "bucketing:seed=1", "bucketing:seed=1,rule=bucketing"),
+        *("nnm:rule=nnm", 'nnm:rule=nnm,rule_options={"rule": "bucketing"}'),
+    )
+    methods = RunOptions(rules=rules).build().methods
+    expected = [False, True, False, False, False, True, False, True]
+    assert [m.seeded for m in methods] == expected
+
+
 def test_rules_take_options_of_inner_rules() -> None:
     nested = 'bucketing:size=3,rule=centered-clip,rule_options={"tau": 1.5, "iterations": 2}'
     first, second = RunOptions(rules=(nested, nested.replace("2}", "3}"))).build().methods
@@ -408,6 +449,45 @@ def test_rules_take_options_of_inner_rules() -> None:
     assert first.label != second.label
     (plain,) = RunOptions(rules=("amplified:beta=2.0,sequential=true",)).build().methods
     assert plain.label == "amplified-beta=2.0-sequential=True"  # names of folders that exist
+
+
+def test_paths_as_options_of_rules_have_valid_labels() -> None:
+    rules = (
+        "mifa:memory_folder=/x_y/rows",
+        "mifa:memory_folder=/a long path/of/a/folder/with rows",
+    )
+    short, long = RunOptions(rules=rules).build().methods
+    assert short.options == {"memory_folder": "/x_y/rows"}
+    assert short.label == "mifa-memory-folder=x+y+rows"
+    assert long.label.startswith("mifa-memory-folder=a+long+path+of+a.")
+
+
+@pytest.mark.slow
+def test_a_trace_that_has_changed_is_another_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "trace.csv", tmp_path / "out"
+    write_trace(path, [[0, 1]] * 3)
+    arguments = [*TINY, "--rules", "fedavg", "--dropout", f"trace:path={path}", "--out", str(out)]
+    assert main(arguments) == 0
+    before = (out / "metrics.csv").read_bytes()
+    assert main(arguments) == 0
+    write_trace(path, [[2, 3]] * 3)
+    capsys.readouterr()
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert "inputs.json: the folder belongs to another configuration" in said and str(path) in said
+    assert (out / "metrics.csv").read_bytes() == before
+    assert main([*arguments[:-1], str(tmp_path / "new"), "--reuse", str(out)]) == 0
+    assert (tmp_path / "new" / "metrics.csv").read_bytes() != before
+
+
+def test_different_dropout_settings_with_one_label_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"got 'trace-path=a[+]b\.csv' for .*a/b\.csv.*a_b\.csv"):
+        RunOptions(dropout=("trace:path=a/b.csv", "trace:path=a_b.csv")).build()
+    same = ("trace:path=a/b.csv", "trace:path=a/b.csv", "exact:alpha=0.5", "exact")
+    labels = [dropout.label for dropout in RunOptions(dropout=same).build().dropouts]
+    assert labels == ["trace-path=a+b.csv", "exact-0.5"]
 
 
 def test_dropout_options_and_ratios() -> None:

@@ -79,6 +79,12 @@ def test_labels_of_long_options_are_cut_and_stay_distinct() -> None:
     _config(dropouts=(one, two))
 
 
+def test_dropout_settings_with_one_label_are_named() -> None:
+    one, two = (Dropout("trace", {"path": path}) for path in ("a/b.csv", "a_b.csv"))
+    with pytest.raises(ConfigError, match=r"dropouts: .*'trace-path=a[+]b.csv'.*a/b.csv.*a_b.csv"):
+        _config(dropouts=(one, Dropout(), two))
+
+
 def test_a_method_that_repeats_the_training_of_the_task_is_the_same_job() -> None:
     task = _task()
     with_it, without, other = (
@@ -115,6 +121,46 @@ def test_json_with_unknown_or_missing_keys_is_refused() -> None:
         config_from_dict(content)
     with pytest.raises(ConfigError, match="an object"):
         config_from_dict([])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("name", 3, "config.name: expected text"),
+        ("seeds", ["0"], "config.seeds: expected a list of whole numbers"),
+        ("seeds", [True], "config.seeds: expected a list of whole numbers"),
+        ("seeds", 0, "config.seeds: expected a list"),
+        ("task", None, "config.task: expected an object"),
+        ("task.rounds", "3", "config.task.rounds: expected a whole number"),
+        ("task.rounds", 3.0, "config.task.rounds: expected a whole number"),
+        ("task.eval_every", None, "config.task.eval_every: expected a whole number"),
+        ("task.num_clients", True, "config.task.num_clients: expected a whole number"),
+        ("task.distances", 1, "config.task.distances: expected true or false"),
+        ("task.norm_rounds", ["1"], "config.task.norm_rounds: expected a list of whole numbers"),
+        ("task.max_uploads", "9", "config.task.max_uploads: expected a whole number or null"),
+        ("task.latency", 3, "config.task.latency: expected an object"),
+        ("task.latency", 0, "config.task.latency: expected"),
+        ("task.training.lr", "0.1", "config.task.training.lr: expected a number"),
+        pytest.param(
+            *("task.training.lr", 10**400, "config.task.training.lr: expected a number"),
+            id="larger than any float",
+        ),
+        ("methods.0.label", 3, "config.methods.label: expected text"),
+        ("methods.0.options", [1], "config.methods.options: expected an object"),
+        ("methods.0.echo", "1", "config.methods.echo: expected a number or null"),
+        ("dropouts.0.process", None, "config.dropouts.process: expected text"),
+        ("dropouts.0.seed_options", {"0": 1}, "config.dropouts.seed_options: expected an object"),
+    ],
+)
+def test_json_with_a_value_of_another_type_is_refused(path: str, value: Any, message: str) -> None:
+    content = json.loads(_config().to_json())
+    *parents, last = path.split(".")
+    place = content
+    for name in parents:
+        place = place[int(name) if name.isdigit() else name]
+    place[last] = value
+    with pytest.raises(ConfigError, match=message):
+        config_from_dict(content)
 
 
 @pytest.mark.parametrize(

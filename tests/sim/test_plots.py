@@ -38,6 +38,30 @@ def test_long_lines_are_thinned_to_their_ends() -> None:
     assert len(thinned) == plots.POINTS and thinned[0] == 0 and thinned[-1] == 1999
 
 
+def test_seeds_without_a_common_time_are_named_and_not_drawn(tmp_path: Path) -> None:
+    def curve(method: str, seed: int, time: list[float]) -> records.Curve:
+        rounds = list(range(len(time)))
+        accuracy = [0.5 + 0.1 * seed + 0.01 * t for t in rounds]
+        return records.Curve(method, "fedavg", "full", seed, rounds, rounds, accuracy, time=time)
+
+    apart = [curve("a", 0, [3.0]), curve("a", 1, [4.0])]
+    plots.accuracy_figure(apart, tmp_path / "apart.png", over_time=True)
+    assert "not drawn, seeds without a common time: a" in (tmp_path / "apart.svg").read_text()
+    both = [*apart, curve("b", 0, [1.0, 2.0]), curve("b", 1, [1.5, 3.0])]
+    plots.accuracy_figure(both, tmp_path / "both.png", over_time=True)
+    text = (tmp_path / "both.svg").read_text()
+    assert "common time: a" in text and ">b<" in text and ">a<" not in text
+
+
+def test_a_single_value_is_a_marker() -> None:
+    figure, panel = plt.subplots()
+    plots.draw_line(panel, "a", [([3.0], [0.5])], looks.looks({"a": "fedavg"})["a"])
+    plots.draw_line(panel, "b", [([3.0, 4.0], [0.5, 0.6])], looks.looks({"a": "fedavg"})["a"])
+    markers = [one.get_marker() for one in panel.lines]
+    plt.close(figure)
+    assert markers == ["o", "None"]
+
+
 def line(start: float, count: int = 40) -> _figures.Line:
     return list(range(1, count + 1)), [start + 0.001 * t for t in range(count)]
 

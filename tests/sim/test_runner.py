@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fastagg_sim import runner
-from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
+from fastagg_sim.config import Config, ConfigError, Dropout, LocalTraining, Method, Task
 from fastagg_sim.job_folder import JobFolder
 from fastagg_sim.results import ResultsFolder
 from fastagg_sim.runner import run_job, run_jobs
@@ -162,6 +162,12 @@ def test_a_worker_computes_with_one_thread(tmp_path: Path, monkeypatch: pytest.M
     finally:
         torch.set_num_threads(before)
     assert seen == [1] and sent == [("finished",)]
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_fewer_workers_than_one_are_an_error(workers: int) -> None:
+    with pytest.raises(ConfigError, match="workers: expected at least 1"):
+        run_jobs([], workers=workers)
 
 
 def test_as_many_workers_as_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 import fastagg
-from fastagg_sim.config import ConfigError, Dropout, Job, LocalTraining, Method, Task
+from fastagg_sim.config import Config, ConfigError, Dropout, Job, LocalTraining, Method, Task
+from fastagg_sim.report import check
+from fastagg_sim.rule_seeds import draws
 from fastagg_sim.seeds import derive
 from fastagg_sim.simulation import RoundRecord, Simulation
 
@@ -85,6 +87,21 @@ def test_same_seed_same_numbers_and_resuming_changes_nothing(
     assert torch.equal(resumed.params, first.params)
 
 
+def test_a_resumed_job_has_its_rows_in_the_memory_folder(tmp_path: Path) -> None:
+    rows, checkpoint = tmp_path / "rows", tmp_path / "checkpoint"
+    rows.mkdir()
+    checkpoint.mkdir()
+    job = make_job("mifa", method={"options": {"memory_folder": str(rows)}})
+    first = Simulation(job)
+    first.run_round()
+    first.save(checkpoint)
+    resumed = Simulation(job)
+    resumed.load(checkpoint)
+    assert isinstance(resumed.aggregator, fastagg.MIFA)
+    assert resumed.aggregator.memory.store.folder == rows
+    assert run(resumed) == run(first)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["fdms", "mimic", "scaffold"])
 def test_clients_at_once_repeat_to_the_bit_and_differ_by_rounding(
@@ -125,6 +142,27 @@ def test_a_seeded_rule_draws_numbers_of_its_own_in_every_run(
     assert [seed_of(seed, False) for seed in (0, 1)] == [0, 0]
     with pytest.raises(ConfigError, match="seeded"):
         Method("a", rule, {**options, "seed": 3}, seeded=True)
+
+
+def test_a_rule_inside_another_draws_numbers_of_its_own_in_every_run() -> None:
+    def seed_of(seed: int, inner: dict[str, Any] | None = None) -> object:
+        options = {"rule": "bucketing", "rule_options": inner}
+        job = make_job("nnm", seed, {"options": options, "seeded": draws("nnm", options)})
+        return Simulation(job).aggregator.options()["rule_options"]["seed"]
+
+    assert seed_of(0) != seed_of(1) == derive(1, "rule", 1)
+    assert seed_of(1, {"bucket_size": 3}) == seed_of(1)
+    assert seed_of(1, {"seed": 3}) == 3
+
+
+def test_rules_inside_each_other_have_different_seeds() -> None:
+    options = {"rule": "bucketing", "seed": 7, "rule_options": {"rule": "bucketing"}}
+    job = make_job("bucketing", 1, {"options": options, "seeded": draws("bucketing", options)})
+    found = Simulation(job).aggregator.options()
+    inner = found["rule_options"]
+    assert found["seed"] == 7
+    assert inner["seed"] == derive(1, "rule", 1)
+    assert inner["rule_options"]["seed"] == derive(1, "rule", 2)
 
 
 def test_seeds_differ() -> None:
@@ -307,6 +345,32 @@ def test_gradient_units_matter_to_a_memory_and_to_a_decaying_rate_only(
         finals.append(simulation.params)
     close = torch.allclose(finals[0], finals[1], rtol=1e-4, atol=1e-5)  # six rounds of rounding
     assert close == (lr_decay == 1.0 or rule not in ("mifa", "mimic"))
+
+
+def test_a_rule_that_remembers_models_has_no_gradient_units() -> None:
+    """A remembered model would be params + update / lr."""
+    job = make_job("stale-models", method={"gradient_units": True})
+    message = "gradient_units: expected false for stale-models, which remembers models"
+    with pytest.raises(ConfigError, match=message):
+        Simulation(job)
+    with pytest.raises(ConfigError, match=message):
+        check(Config("units", job.task, (job.method,), (job.dropout,), (0,)))
+
+
+@pytest.mark.parametrize(
+    ("options", "equal"),
+    [({}, True), ({"server_optimizer": "adam"}, False), ({"clip_norm": 0.05}, False)],
+)
+def test_gradient_units_matter_to_server_optimizers_and_norms(
+    options: dict[str, Any], equal: bool
+) -> None:
+    finals = []
+    for gradient_units in (False, True):
+        method = {"gradient_units": gradient_units, "options": options}
+        simulation = Simulation(make_job("fedavg", method=method, rounds=2))
+        run(simulation)
+        finals.append(simulation.params)
+    assert torch.allclose(*finals, rtol=1e-4, atol=1e-5) == equal  # two rounds of rounding
 
 
 def test_mifa_in_gradient_units_uses_the_current_rate_for_old_updates() -> None:
@@ -504,6 +568,15 @@ class TestChurn:
         assert later.aggregator.num_clients == 6
         assert run(later) == records[7:]
         assert torch.equal(later.params, whole.params)
+
+    def test_sampled_clients_join_and_are_forgotten(self) -> None:
+        options = {"initial": 3, "join_every": 2, "lifetime": 5.0}
+        sampled = {"sample": 10, "process": "churn", "options": options}
+        plain = Simulation(self.job("mifa"))
+        nested = Simulation(dataclasses.replace(plain.job, dropout=Dropout("sampled", sampled)))
+        assert nested.aggregator.num_clients == 3
+        assert run(nested) == run(plain)  # all are sampled
+        assert torch.equal(nested.params, plain.params)
 
     def test_who_has_left_is_forgotten(self) -> None:
         simulation = Simulation(self.job("mifa"))

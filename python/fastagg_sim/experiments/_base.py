@@ -43,7 +43,9 @@ class Options:
 
     def chosen_rounds(self, full: int, quick: int) -> int:
         """Return `rounds` if it is set, else `full`, or `quick` with --quick."""
-        return self.rounds or (quick if self.quick else full)
+        if self.rounds is not None:
+            return self.rounds
+        return quick if self.quick else full
 
     def chosen_seeds(self) -> tuple[int, ...]:
         """Return the seeds to run: with --quick only the first one."""
@@ -161,13 +163,16 @@ class Experiment:
         return {name: on_device(config, options.device) for name, config in found.items()}
 
     def check_options(self, options: Options) -> None:
-        """Raise ConfigError if `options` sets an option that this experiment does not use."""
+        """Raise ConfigError if `options` sets an option that this experiment does not use, or a
+        number of rounds below 1."""
         defaults = self.options()
         for name in self.unused:
             value = getattr(options, name)
             if value != getattr(defaults, name):
                 option = "--" + name.replace("_", "-")
                 raise ConfigError(f"{option}: {self.name} does not use this option, got {value}")
+        if options.rounds is not None and options.rounds < 1:
+            raise ConfigError(f"--rounds: expected at least 1, got {options.rounds}")
 
 
 def claims_json(experiment: Experiment, options: Options, claims: Sequence[Claim]) -> str:
