@@ -29,7 +29,9 @@ Results and errors:
   argument, what was expected and what came. After an exception nothing has changed.
 * Values are not checked: a NaN in the input gives a NaN in the result. (The aggregators check that
   rows are finite.)
-* The ops are not differentiable. A Parameter can be changed only under ``torch.no_grad()``.
+* The ops are not differentiable. Those that change tensors raise RuntimeError outside of
+  ``torch.no_grad()`` if one of their tensors requires gradients, such as a Parameter. A backward
+  pass through a result of the others raises it.
 
 Devices:
 

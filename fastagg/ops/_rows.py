@@ -142,8 +142,9 @@ def difference_sum_(
     Args:
         out: float32 [d]; changed in place. Its old content is not read.
         squares: float64 [S]; changed in place: squared Euclidean norms of the differences. Their
-            relative error is at most 1e-6. Infinite for a row whose squares leave the range of
-            float32 (differences above 1e18), even if the norm does not.
+            relative error is at most 1e-6 if the largest difference of a row is above 1e-15. They
+            are computed in float32: infinite for a row whose squares leave its range (differences
+            above 1e18), even if the norm does not, and too small, down to 0, for tiny differences.
         rows: S rows of d float32 or short, at any address. None may share memory with ``out``.
         base: float32 [d].
         weights: float32 or float64 [S]; rounded as in :func:`weighted_sum_`.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastagg import ops
@@ -160,7 +161,7 @@ def test_backward_through_a_changed_tensor_is_refused() -> None:
 def test_a_parameter_changes_only_under_no_grad() -> None:
     p = torch.nn.Parameter(torch.zeros(D))
     rows, weights = torch.ones(S, D), torch.ones(S)
-    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+    with pytest.raises(RuntimeError, match="requires gradients; detach it, or call"):
         ops.weighted_sum_(p, rows, weights)
     assert p.abs().max() == 0
     with torch.no_grad():
@@ -174,3 +175,28 @@ def test_not_differentiable() -> None:
     rows = torch.randn(S, D, requires_grad=True)
     with pytest.raises(RuntimeError, match="derivative for fastagg::gram is not implemented"):
         ops.gram(rows).sum().backward()
+
+
+@pytest.mark.parametrize("tensor", ["out", "rows"])
+def test_what_is_changed_in_place_has_no_wrong_gradient(tensor: str) -> None:
+    leaf = torch.ones(S, D, requires_grad=True)
+    out, rows = torch.zeros(D), list(torch.ones(S, D))
+    if tensor == "out":
+        out = leaf[0] * 2.0
+    else:
+        rows[-1] = leaf[-1] * 2.0
+    before = out.detach().clone()
+    error = "fastagg::weighted_sum_ changes tensors in place and is not differentiable"
+    with pytest.raises(RuntimeError, match=error):
+        ops.weighted_sum_(out, rows, torch.ones(S))
+    assert torch.equal(out.detach(), before)
+    with torch.no_grad():
+        ops.weighted_sum_(out, rows, torch.ones(S))
+    assert torch.equal(out.detach(), before + sum(row.detach() for row in rows))
+
+
+def test_forward_mode_is_refused() -> None:
+    with forward_ad.dual_level(), torch.no_grad():
+        dual = forward_ad.make_dual(torch.ones(D), torch.ones(D))
+        with pytest.raises(RuntimeError, match=r"fastagg::weighted_sum_ .* not differentiable"):
+            ops.weighted_sum_(torch.zeros(D), [dual], torch.ones(1))

@@ -147,6 +147,15 @@ def test_weighted_sum_ignores_old_content_with_beta_zero(isa: str) -> None:
     assert out.tolist() == [6.0] * 5
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_weighted_sum_of_no_rows_scales_all_columns(isa: str, offset: int) -> None:
+    d = 40_000  # on a GPU with few multiprocessors, each block has several tasks
+    out = torch.arange(d + offset, dtype=torch.float32)[offset:]
+    expected = 0.5 * out
+    ops.weighted_sum_(out, torch.empty(0, d), torch.empty(0), beta=0.5)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("S", [1, 3, 7, 8, 21])
 def test_the_common_factor_of_weights_is_not_rounded(isa: str, S: int) -> None:
     # Sums of these rows are exact, so a result has only the roundings of its factor and its end.

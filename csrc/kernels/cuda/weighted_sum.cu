@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kSumThreads, 2)
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
     Floats<V> result = next_result;
+    if (kAhead && batches == 0) load_task(task + gridDim.x);  // there are no rows
     Floats<V> minus{};
     if (kMinus) minus = load<V>(base + columns.begin, columns.count);
     double sums[V] = {};
