@@ -336,7 +336,7 @@ class Aggregator(
                 not finite (unless dropped), or the step would leave the range of float32.
                 Parameters and state then have the same bits as before.
             RuntimeError: this thread is within another call of this aggregator, or this process was
-                forked from one that had used it.
+                forked from one that had used it (docs/threads.md).
 
         If a signal handler raises an exception out of this call, ``committed`` tells whether the
         step has taken effect, and ``last_report`` is then its report.
@@ -529,15 +529,14 @@ class Aggregator(
         """Return the lock for a call that changes the state.
 
         Raises:
-            RuntimeError: this thread is within a call of this aggregator, or the process was forked
-                (:mod:`fastagg.calls`).
+            RuntimeError: this thread is within a call of this aggregator, or as :meth:`_held`.
         """
         if self._lock._is_owned():
             raise RuntimeError(
                 f"{call}: expected no other call of this aggregator in this thread; wait until it "
                 "has returned"
             )
-        return self._lock.checked(call)
+        return self._held(call)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}

@@ -76,7 +76,7 @@ class AnswerFiles:
     """The files of one inbox, in a folder that no other process may use at the same time.
 
     The folder is free again after :meth:`close`, or when this object is gone, also if a forked
-    child of the process lives on.
+    child of the process lives on. Only the process that made this object may change the files.
 
     Args:
         folder: created if it does not exist.
@@ -89,8 +89,9 @@ class AnswerFiles:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(exist_ok=True)
+        self._process = os.getpid()
         descriptor = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
-        self._release = weakref.finalize(self, _free, descriptor, os.getpid())
+        self._release = weakref.finalize(self, _free, descriptor, self._process)
         self._release.atexit = False  # threads may still write when the interpreter exits
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,6 +108,18 @@ class AnswerFiles:
     def close(self) -> None:
         """Let other inboxes use the folder. The files stay. A second call does nothing."""
         self._release()
+
+    def check_process(self) -> None:
+        """Check that this process may change the files: a forked child knows nothing of new ones.
+
+        Raises:
+            RuntimeError: another process made this object.
+        """
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"inbox: this process was forked from process {self._process}, whose answers in "
+                f"{self.folder} it would replace or delete; use the inbox in that process only"
+            )
 
     def load(
         self, num_clients: int | None, num_params: int, rounds: int, run: str = ""

@@ -123,9 +123,9 @@ class Inbox:
     model was sent. The age of an answer in a step is the difference of the two rounds.
 
     **On disk.** With ``folder``, every answer has a file, which is written before :meth:`put`
-    returns, has a digest, and survives the end of the process. An answer counts exactly once in the
-    model of a checkpoint, whenever the process ends, if each checkpoint holds model, rule and the
-    number of rounds t, and
+    returns, has a digest, and survives the end of the process. A forked child must not use the
+    inbox. An answer counts exactly once in the model of a checkpoint, whenever the process ends, if
+    each checkpoint holds model, rule and the number of rounds t, and
 
     1. after it was written, ``settle(t)`` is called;
     2. after a restart from it, the inbox is made with ``round=t``, and answers to models that came
@@ -259,6 +259,8 @@ class Inbox:
             TypeError, ValueError, IndexError: an argument is not as described.
             InboxFull: there is no room.
             OSError: the file cannot be written.
+            RuntimeError: the inbox has a folder, and this process was forked from the one that made
+                it.
 
         After an exception, nothing has changed.
         """
@@ -266,6 +268,7 @@ class Inbox:
         rounds = _read_round(round)
         kept = _read_note(note)
         row = self._read_row(update)
+        self._check_process()
         with self._changed:
             answer = StoredAnswer(self._next, client, rounds, row, kept, self.run)
             gone = self._replaced_by(answer)
@@ -344,7 +347,9 @@ class Inbox:
         Raises:
             TypeError, ValueError: an argument is not as described.
             OSError: a file cannot be renamed. Nothing was taken.
+            RuntimeError: as for :meth:`put`.
         """
+        self._check_process()
         rounds = _read_round(round)
         wanted = 1 if count is None else read_size("count", count)
         fewest = wanted if least is None else read_count("least", least, least=1, most=wanted)
@@ -385,6 +390,7 @@ class Inbox:
 
         If a newer answer has come meanwhile, it replaces one that would wait again.
         """
+        self._check_process()
         with self._changed:
             again = [answer for answer, gone in zip(taken, used, strict=False) if not gone]
             self._out -= len(taken)
@@ -423,7 +429,9 @@ class Inbox:
 
         Raises:
             OSError: a file cannot be deleted. Its answer and those after it wait on.
+            RuntimeError: as for :meth:`put`.
         """
+        self._check_process()
         gone = []
         with self._changed:
             for answer in [*self._waiting.values()]:
@@ -442,10 +450,17 @@ class Inbox:
 
         Raises:
             OSError: a file cannot be deleted.
+            RuntimeError: as for :meth:`put`.
         """
         rounds = _read_round(round)
+        self._check_process()
         if self._files is not None:
             self._files.settle(rounds)
+
+    def _check_process(self) -> None:
+        """Raise RuntimeError if this process was forked and the files are those of its parent."""
+        if self._files is not None:
+            self._files.check_process()
 
     def close(self) -> None:
         """Let another inbox use the folder. The files stay; this inbox must not be used again."""

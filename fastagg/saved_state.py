@@ -8,12 +8,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fastagg import checkpoint
+from fastagg.calls import CallLock
 from fastagg.checkpoint import invariants
 from fastagg.clipping import Clipping, check_clipping
 from fastagg.memory.rows import RowMemory, sink_of
@@ -23,9 +24,6 @@ from fastagg.options import option_names, to_saved
 from fastagg.server_optimizer import Moments, check_moments
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.cohort import check_vector
-
-if TYPE_CHECKING:
-    from fastagg.calls import CallLock
 
 State = Mapping[str, Tensor | RowMemory]
 """The state of a rule: tensors and row memories by name, not copied."""
@@ -71,7 +69,7 @@ class SavedState:
     @torch.no_grad()
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state; later steps do not change it."""
-        with self._lock.checked("state_dict"), plain_modes():
+        with self._held("state_dict"), plain_modes():
             return {name: value.clone() for name, value in self._whole_state().items()}
 
     @torch.no_grad()
@@ -186,7 +184,7 @@ class SavedState:
             OSError: the file cannot be written, for example because its folder is missing. An
                 existing file is then intact.
         """
-        with self._lock.checked("save"), plain_modes():
+        with self._held("save"), plain_modes():
             if params is not None:
                 check_vector("params", params, self.num_params, self.device)
                 self._params_peak(params)
@@ -246,6 +244,20 @@ class SavedState:
     def whole_column_state(self) -> frozenset[str]:
         """Names of all state whose last dimension is d: of the rule and of the optimizer."""
         return self.column_state | Moments.column_state
+
+    def _held(self, call: str) -> AbstractContextManager[object]:
+        """Return the lock of a call with this name.
+
+        Raises:
+            RuntimeError: the process was forked (:mod:`fastagg.calls`), or shares a file of memory
+                rows, which may change at any time, with the one that it was forked from.
+        """
+        lock = self._lock.checked(call)
+        if CallLock.forked:
+            for value in self._whole_state().values():
+                if isinstance(value, RowMemory):
+                    value.check_process(call)
+        return lock
 
     @abstractmethod
     def _alone(self, call: str) -> AbstractContextManager[object]:

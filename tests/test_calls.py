@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import weakref
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.rules.conftest import CONFIGURATIONS
 from tests.scripts import HANG
 
 START = """
-import os, signal, threading, time
+import copy, os, signal, threading, time
 import torch
 import fastagg
 from fastagg.ops._dispatch import TABLE
@@ -118,6 +119,60 @@ def test_a_fork_during_a_step_of_another_thread_is_noticed() -> None:
     )
     assert said.count("\n") == 1
     assert "forked while another thread was in a call of this aggregator" in said
+
+
+@pytest.mark.slow
+def test_a_forked_process_cannot_use_memory_rows_in_a_file(tmp_path: Path) -> None:
+    said = run(
+        f"""
+        torch.set_num_threads(1)
+        folder, params = {str(tmp_path)!r}, torch.zeros(d)
+        rules = [
+            ("mifa", {{}}),
+            ("mifa", {{"memory_dtype": "int8"}}),
+            ("mimic", {{}}),
+            ("krum", {{"reuse": True}}),
+        ]
+
+        def make(name, options):
+            return fastagg.make(name, num_clients=4, num_params=d, memory_folder=folder, **options)
+
+        def steps(agg, rounds=3):
+            for value in range(rounds):
+                agg.step(torch.zeros(d), torch.full((3, d), 77.0 + value), clients)
+
+        def work():
+            calls = [
+                lambda: steps(agg),
+                lambda: agg.forget([0]),
+                lambda: agg.grow(5),
+                lambda: agg.load_state_dict(state),
+                lambda: agg.state_dict(),
+                lambda: agg.save(folder + "/saved"),
+            ]
+            for call in calls:
+                try:
+                    call()
+                except RuntimeError as error:
+                    assert "this process was forked from process" in str(error)
+                else:
+                    raise AssertionError("not refused")
+            steps(copy.deepcopy(agg))
+            steps(make(name, options))
+
+        for name, options in rules:
+            agg = make(name, options)
+            for _ in range(2):
+                agg.step(params, updates, clients)
+            state, copied = agg.state_dict(), copy.deepcopy(agg)
+            in_child(work)
+            assert all(torch.equal(value, state[key]) for key, value in agg.state_dict().items())
+            for some in (agg, copied):
+                steps(some)
+                some.grow(5)
+        """
+    )
+    assert said == ""
 
 
 @pytest.mark.slow

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import fastagg
+from fastagg.distributed import shard_bounds
+from fastagg.distributed.ranks import ShardedColumns
 from fastagg.updates.columns import Columns
 from fastagg.updates.differences import DifferenceRow, Differences
 
@@ -102,6 +107,40 @@ def test_rows_of_several_kinds_are_read_in_pieces() -> None:
     wanted = updates.double().square().sum(dim=1)
     assert (squares - wanted).abs().max() <= 1e-7 * wanted.max()
     assert torch.equal(out, fastagg.ops.weighted_sum_(torch.zeros(D), updates, weights, beta=0.0))
+
+
+class InTurn:
+    """Ranks that add their parts one after the other, in one process."""
+
+    def __init__(self) -> None:
+        self.parts: list[Tensor] = []
+
+    def add_in_order(self, parts: list[Tensor]) -> Tensor:
+        self.parts += [part.clone() for part in parts]
+        total = self.parts[0].clone()
+        for part in self.parts[1:]:
+            total += part
+        return total
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_norms_have_the_same_bits_on_any_number_of_ranks(ranks: int) -> None:
+    base, layers, _ = models()
+    segment, weights = 512, torch.rand(S, dtype=torch.float64)
+    expected = torch.empty(D)
+    alone = Columns(segment).sum_and_squares_(expected, Differences(layers, base).rows, weights)
+    turns: Any = InTurn()
+    for begin, end in shard_bounds(D, ranks, segment):
+        here = []  # the parts of layers in the columns of this rank
+        for model in layers:
+            starts = itertools.accumulate([0, *(layer.numel() for layer in model[:-1])])
+            both = zip(model, starts, strict=True)
+            cut = [layer.view(-1)[max(begin - at, 0) : max(end - at, 0)] for layer, at in both]
+            here.append([part for part in cut if len(part)])
+        out, rows = torch.empty(end - begin), Differences(here, base[begin:end].clone()).rows
+        squares = ShardedColumns(segment, begin, turns).sum_and_squares_(out, rows, weights)
+        assert torch.equal(out, expected[begin:end])
+    assert torch.equal(squares, alone)
 
 
 def test_wrong_models() -> None:

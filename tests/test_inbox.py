@@ -624,6 +624,54 @@ def test_a_forked_child_neither_keeps_nor_frees_the_folder(tmp_path: Path, child
     assert done.stdout.startswith("folder: another inbox uses")
 
 
+CHANGED_BY_A_CHILD = """
+import os, sys
+import torch
+import fastagg
+
+inbox = fastagg.Inbox(num_clients=4, num_params=3, capacity=4, folder=sys.argv[1])
+inbox.put(1, torch.ones(3), round=0)
+inbox.put(2, torch.ones(3), round=0)
+answers = inbox.take(1, round=0)
+child = os.fork()
+if child == 0:
+    calls = [
+        lambda: inbox.put(3, torch.zeros(3), round=0),
+        lambda: inbox.take(1, round=0),
+        lambda: inbox.discard(lambda client, round: True),
+        lambda: inbox.settle(1),
+        lambda: answers.finish(used=False),
+    ]
+    for call in calls:
+        try:
+            call()
+        except RuntimeError as error:
+            os.write(1, f"{error}\\n".encode())
+    os._exit(0)
+os.waitpid(child, 0)
+inbox.put(0, torch.ones(3), round=0)
+answers.finish(used=False)
+inbox.close()
+inbox = fastagg.Inbox(num_clients=4, num_params=3, capacity=4, folder=sys.argv[1])
+print(inbox.waiting())
+"""
+
+
+def test_a_forked_child_cannot_change_the_files_of_an_inbox(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGED_BY_A_CHILD, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *refused, waiting = done.stdout.splitlines()
+    assert len(refused) == 5
+    assert all("this process was forked from process" in line for line in refused)
+    assert waiting == "[(1, 0), (2, 0), (0, 0)]"
+
+
 def test_a_folder_with_more_than_the_capacity(tmp_path: Path) -> None:
     inbox = make(folder=tmp_path)
     for client in range(3):

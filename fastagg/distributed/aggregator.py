@@ -54,11 +54,12 @@ class ShardedAggregator:
     messages, never rows.
 
     **Bits.** Reports, parameters and state are bit-identical for any number of ranks with the same
-    ``segment``. They also equal those of a single process if its segment is the same, which is so
-    by default with 2^20 columns per rank or more. With fewer columns per rank the default segment
-    is smaller. Then only the sums inside Gram matrices are computed in another order, which changes
-    an entry by less than 1e-8 of the product of the two norms. The constructor refuses ranks whose
-    processors or libraries compute different bits.
+    ``segment``. They also equal those of a single process if its segment is the same. By default it
+    is, if a single process has at least one segment for each rank: with 2^20 columns per rank or
+    more for d up to 2^28, and with up to 128 ranks for any larger d. With more ranks the default
+    segment is smaller. Then only the sums inside Gram matrices are computed in another order, which
+    changes an entry by less than 1e-8 of the product of the two norms. The constructor refuses
+    ranks whose processors or libraries compute different bits.
 
     **Failures.** A step that one rank refuses is refused on all ranks and changes nothing on any:
     ranks agree on the arguments before they compute, and on the result just before they write. If a
@@ -74,8 +75,8 @@ class ShardedAggregator:
         group: ``torch.distributed`` process group with gloo or NCCL; None is the default group.
             NCCL without gloo is experimental (docs/cuda.md). The aggregator keeps a reference to a
             given group: delete it before ``destroy_process_group``.
-        segment: columns of a segment; each rank gets whole segments. None is 2^20, or less as
-            described above.
+        segment: columns of a segment; each rank gets whole segments. None is that of a single
+            process, or less as described above.
         **options: options of the rule, the same on all ranks.
 
     Attributes:
@@ -170,11 +171,17 @@ class ShardedAggregator:
             own: the columns of this rank.
             block: number of columns for each element of the last dimension, which divides
                 ``segment``: 256 for the state ``memory_scales``.
+
+        Raises:
+            ValueError: the tensor of this rank has another number of columns.
+            RankError: another rank refused its tensor, its other dimensions or dtype differ, or a
+                rank is gone.
         """
-        width = -(-self.num_own // block)
-        if own.shape[-1] != width:
-            raise ValueError(f"own: expected a last dimension of {width}, got {list(own.shape)}")
-        bounds = [(begin // block, -(-end // block)) for begin, end in self.bounds]
+        with self._ranks.failing_together("gathering columns"):
+            width = -(-self.num_own // block)
+            if own.ndim == 0 or own.shape[-1] != width:
+                raise ValueError(f"own: expected a last dimension of {width}, got {[*own.shape]}")
+            bounds = [(begin // block, -(-end // block)) for begin, end in self.bounds]
         return self._ranks.gather_columns(own, bounds)
 
     @torch.no_grad()
@@ -301,7 +308,7 @@ class ShardedAggregator:
                         f"{name}: expected a last dimension of {self.num_own}, "
                         f"got {[*tensor.shape]}"
                     )
-        with self.local._lock.checked("save"):
+        with self.local._held("save"):
             state = self.local.live_state()
             split = {
                 name: state.pop(name) for name in sorted(self.local.whole_column_state & set(state))

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -115,7 +116,8 @@ class Ranks:
         """
         digest = digest_of([what, same])
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        message = bytes([error is not None]) + digest + text.encode()[:_TEXT].ljust(_TEXT, b"\0")
+        said = text.encode(errors="backslashreplace")  # names of files may have lone surrogates
+        message = bytes([error is not None]) + digest + said[:_TEXT].ljust(_TEXT, b"\0")
         own = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(self._device)
         received = [torch.empty_like(own) for _ in range(self.size)]
         with self._talk(what):
@@ -171,8 +173,9 @@ class Ranks:
             own: columns of this rank.
             bounds: columns (begin, end) of every rank.
         """
+        with self.failing_together("gathering columns"):
+            whole = own.new_empty(*own.shape[:-1], bounds[-1][1])
         self.agree("gathering columns", [own.shape[:-1], own.dtype])
-        whole = own.new_empty(*own.shape[:-1], bounds[-1][1])
         with self._talk("gathering columns"):
             for rank, (begin, end) in enumerate(bounds):
                 part = own.new_empty(*own.shape[:-1], end - begin)
@@ -258,8 +261,8 @@ class ShardedColumns(Columns):
 def digest_of(values: Iterable[object]) -> bytes:
     """Return 32 bytes that are equal for equal values.
 
-    Values may be tensors, numbers, strings, and lists, tuples and dicts of these. Of a callable
-    only the name of its class counts, because its address differs between processes.
+    Values may be tensors, arrays, numbers, strings, and lists, tuples and dicts of these. Of a
+    callable only the name of its class counts, because its address differs between processes.
     """
     digest = hashlib.sha256()
     for value in values:
@@ -274,6 +277,9 @@ def digest_of(values: Iterable[object]) -> bytes:
         elif callable(value):
             digest.update(type(value).__qualname__.encode())
         else:
-            digest.update(repr(value).encode())
+            if hasattr(value, "__array__"):  # its repr may leave numbers out
+                array = np.asarray(value)
+                value = (array.dtype.str, array.shape, array.tolist())
+            digest.update(repr(value).encode(errors="backslashreplace"))
         digest.update(b"\0")
     return digest.digest()

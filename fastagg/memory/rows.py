@@ -14,6 +14,7 @@ been stored.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,6 +83,7 @@ class RowMemory:
         self._addresses = AddressRange(self.rows)
         self.references: list[Reference | None] = [None] * num_clients
         self.spares = SpareRows(store, num_params, device)
+        self._process = os.getpid()
         self._device = device
         self._live: list[Reference] = []  # the references that clients have, the oldest first
         self._unused: Tensor | None = None  # the vector of a former reference
@@ -154,8 +156,22 @@ class RowMemory:
         return False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)  # rows of a copy are at other addresses
+        vars(self).update(state)  # rows of a copy are at other addresses, in this process
+        self._process = os.getpid()
         self._addresses = AddressRange([*self.rows, *self.spares.every_row])
+
+    def check_process(self, call: str) -> None:
+        """Check that a call of this name may use the rows: a mapped file is shared after a fork.
+
+        Raises:
+            RuntimeError: the rows are in a file that another process has mapped.
+        """
+        if self.store.folder is not None and self._process != os.getpid():
+            raise RuntimeError(
+                f"{call}: this process was forked from process {self._process}, and both have the "
+                f"same memory rows, in a file in {self.store.folder}; make or load the aggregator "
+                "in this process, or use a copy (copy.deepcopy) that was made before a further step"
+            )
 
     def state(self) -> dict[str, Tensor | RowMemory]:
         """Return the state of a rule that these rows are, not copied."""

@@ -255,8 +255,8 @@ class Columns:
         """Set ``out = weights @ rows`` [d], and return the squared norms of the rows, in one pass.
 
         They have the bits of :meth:`square_norms`, except for models minus one base
-        (:class:`fastagg.updates.differences.Differences`): those are added part by part, with a
-        relative error of at most 1e-6.
+        (:class:`fastagg.updates.differences.Differences`): those are added part by part in every
+        segment, with a relative error of at most 1e-6.
         """
         differences = read_together(rows)
         if differences:
@@ -272,17 +272,30 @@ class Columns:
     def _difference_sum_(
         self, out: Tensor, rows: Sequence[DifferenceRow], weights: Tensor
     ) -> Tensor:
-        squares = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
-        found = torch.empty_like(squares)
-        for i, (begin, end) in enumerate(rows[0].bounds()):
-            parts, base = [row.parts[i] for row in rows], rows[0].base[begin:end]
-            ops.difference_sum_(out[begin:end], found, parts, base, weights)
-            squares += found
-        squares = self._add([squares])
+        squares = self._add(self._difference_squares(out, rows, weights))
         beyond = (~torch.isfinite(squares)).nonzero().flatten().tolist()
         if beyond:  # perhaps finite: squares of large numbers leave the range of float32
             squares[beyond] = self.square_norms([rows[s] for s in beyond])
         return squares
+
+    def _difference_squares(
+        self, out: Tensor, rows: Sequence[DifferenceRow], weights: Tensor
+    ) -> Iterator[Tensor]:
+        """Yield the squared norms [S] of every segment's columns, and set ``out`` on the way."""
+        base = rows[0].base
+        squares = torch.zeros(len(rows), dtype=torch.float64, device="cpu")
+        found = torch.empty_like(squares)
+        for i, (begin, end) in enumerate(rows[0].bounds()):
+            first = begin
+            while first < end:
+                last = min(end, (first // self.segment + 1) * self.segment)
+                parts = [row.parts[i][first - begin : last - begin] for row in rows]
+                ops.difference_sum_(out[first:last], found, parts, base[first:last], weights)
+                squares += found
+                if last % self.segment == 0 or last == len(base):
+                    yield squares
+                    squares = torch.zeros_like(squares)
+                first = last
 
     def abs_max(self, rows: AnyRows) -> Tensor:
         """Return the largest magnitude of each row, :func:`fastagg.ops.abs_max`: [S] on the CPU."""
@@ -543,8 +556,9 @@ class Columns:
     def _pieces(self, operands: Sequence[AnyRows]) -> Iterator[tuple[int, int, list[Rows]]]:
         """Yield begin, end, and columns [begin, end) of each operand as float32 tensors.
 
-        The width of a piece is that of a segment, or the largest power of two for which the rows
-        that are read or converted fit into the budget.
+        The width of a piece is that of a segment, or d if that is less, if the rows that are read
+        or converted fit into the budget with it; otherwise it is the largest power of two with
+        which they fit.
         """
         return pieces(operands, self.segment)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from fastagg import CheckpointError, checkpoint
 from fastagg.distributed import ShardedAggregator, storage
+from fastagg.distributed.ranks import Ranks
 
 K, D = 4, 7
 
@@ -61,6 +63,14 @@ def test_a_forged_file_is_refused(
     with pytest.raises(CheckpointError, match=match) as raised:
         ShardedAggregator.load(folder)
     assert str(raised.value).startswith(str(folder))
+
+
+def test_an_error_that_names_a_file_whose_name_is_no_text_reaches_all_ranks(tmp_path: Path) -> None:
+    name = os.fsdecode(b"missing-\xff")
+    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+        ShardedAggregator.load(tmp_path / name)
+    with pytest.raises(KeyError, match="missing"):
+        Ranks(None).agree("the options", error=KeyError(name))
 
 
 def test_an_error_in_an_option_of_the_caller_stays_what_it_is(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -61,6 +62,19 @@ def _run() -> Run:
         ]
 
     return run
+
+
+class ArrayLike:
+    """An array of a kind that prints few of its numbers, such as a column of a table."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers = numbers
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.numbers, dtype)
+
+    def __repr__(self) -> str:
+        return "ArrayLike(1.0, ..., 3000.0)"
 
 
 def alone(
@@ -150,6 +164,10 @@ def test_an_error_on_one_rank_is_raised_on_all_ranks(run: Run, tmp_path: Path) -
         )
     for seen in (zero, one):
         assert seen["nan"].startswith("ValueError: updates: expected finite values, got NaN or Inf")
+    assert one["gather"].startswith("ValueError: own: expected a last dimension")
+    assert zero["gather"].startswith(
+        "RankError: gathering columns: rank 1 of 2 refused: ValueError"
+    )
     assert one["folder"].startswith("ValueError: memory_folder: expected a folder")
     assert zero["folder"].startswith("RankError: making the rule: rank 1 of 2 refused: ValueError")
     assert one["save"].startswith("ValueError")
@@ -308,6 +326,27 @@ def test_ranks_have_whole_segments(
     from fastagg.distributed import shard_bounds
 
     assert shard_bounds(num_params, ranks, segment) == expected
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        np.asarray,
+        torch.from_numpy,
+        lambda weights: weights.astype(object),
+        lambda weights: {"client_weights": weights[:, None]},
+        lambda weights: np.repeat(weights, 2)[::2],
+        ArrayLike,
+    ],
+)
+def test_every_number_of_an_array_is_compared(form: Callable[[Any], Any]) -> None:
+    from fastagg.distributed.ranks import digest_of
+
+    one = np.arange(1.0, 3001.0)
+    other = one.copy()
+    other[1500] = 0.5
+    assert digest_of([form(one)]) == digest_of([form(one.copy())])
+    assert digest_of([form(one)]) != digest_of([form(other)])
 
 
 def test_too_few_segments() -> None:

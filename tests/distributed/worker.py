@@ -247,6 +247,7 @@ def job_refuse(folder: Path) -> Any:
         "load": outcome(lambda: ShardedAggregator.load(folder / "nothing")),
         "read": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
         "again": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),
+        "gather": outcome(lambda: agg.gather(params[: -1 if odd else None])),
         "nan": outcome(lambda: strict.step(params, bad if odd else updates, [0, 1, 2])),
     }
     seen["unchanged"] = bool(torch.equal(agg.gather(params), before))
