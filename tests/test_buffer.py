@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
 from pathlib import Path
@@ -128,6 +129,23 @@ def test_tied_parameters_take_one_place_and_stay_tied() -> None:
     views = layout.unflatten(vector)
     assert views["decode.weight"].data_ptr() == views["encode.weight"].data_ptr()
     assert set(layout.state_dict(vector)) == set(net.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_names_of_one_tensor_with_different_values_are_refused(dtype: torch.dtype) -> None:
+    weight = torch.tensor([1.0, math.nan]).to(dtype)
+    layout = FlatLayout.from_state_dict({"a": weight, "b": weight}, convert=True)
+    vector = layout.flatten({"a": weight, "b": weight.clone()})  # as received, with equal values
+    torch.testing.assert_close(vector, weight.float(), rtol=0.0, atol=0.0, equal_nan=True)
+    out, other = torch.zeros(2), torch.tensor([2.0, math.nan]).to(dtype)
+    with pytest.raises(ValueError, match="a and b are one tensor in the layout"):
+        layout.flatten({"a": weight, "b": other}, out)
+    assert not out.any()
+    net = Tied()
+    layout = FlatLayout.from_module(net)
+    net.decode.weight = nn.Parameter(torch.zeros(4, 4))  # not tied any more
+    with pytest.raises(ValueError, match=r"encode\.weight and decode\.weight are one tensor"):
+        layout.flatten(net)
 
 
 def test_tensors_that_overlap_in_part_are_refused() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastagg import ops
+from fastagg.updates.any_rows import piece_columns
 from fastagg.updates.columns import Columns, segment_columns
 from fastagg.updates.streams import TensorRows
 
@@ -98,6 +99,34 @@ def test_segments_are_few() -> None:
     assert segment_columns(1) == segment_columns(1 << 28) == 1 << 20
     assert segment_columns((1 << 28) + 1) == 1 << 21
     assert segment_columns(10**10) == 1 << 26
+
+
+def test_a_budget_of_a_segment_gives_the_bits_of_memory() -> None:
+    """The segment is no power of two, and the budget holds it and not more."""
+    rows, columns, weights = torch.randn(3, 30_000), Columns(12_288), torch.rand(3)
+    streamed = TensorRows(rows, budget=4 * 3 * 12_288).rows
+    assert torch.equal(columns.gram(streamed), columns.gram(rows))
+    assert torch.equal(columns.square_norms(streamed), columns.square_norms(rows))
+    out, expected = torch.empty(30_000), torch.empty(30_000)
+    gram = columns.gram_and_sum_(expected, rows, weights)
+    assert torch.equal(columns.gram_and_sum_(out, streamed, weights), gram)
+    assert torch.equal(out, expected)
+    for one, other in zip(
+        columns.sketch(streamed, 64, 1), columns.sketch(rows, 64, 1), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("widest", [1, 256, 1000, 1024, 5003, 1 << 20])
+def test_pieces_are_powers_of_two_unless_all_columns_fit(widest: int) -> None:
+    for budget in (4, 4 * 3 * 1024, 4 * 3 * 1025, 4 * 3 * 5002, 4 * 3 * 5003, 1 << 30):
+        found = piece_columns(budget, 3, widest)
+        if budget >= 4 * 3 * widest:
+            assert found == widest
+        else:
+            assert found & (found - 1) == 0 or found == widest < 1024
+            assert min(1024, widest) <= found
+            assert found <= 1024 or 4 * 3 * found <= budget < 4 * 3 * 2 * found
 
 
 def test_rows_are_converted_where_they_are() -> None:

@@ -374,6 +374,15 @@ def test_streams(name: str, options: dict[str, Any], staged: int) -> None:
     assert "rows streamed, 4.1 kB at a time" in str(streamed)
 
 
+def test_ranks_keep_a_matrix_for_each_piece_of_a_stream() -> None:
+    sizes = {"num_clients": 9, "num_active": 5, "num_params": 10_000, "ranks": 2}  # 5,000 columns
+    matrix = 4 * 5 * 6  # bytes of half a Gram matrix of 5 rows
+    whole = fastagg.plan("krum", **sizes)
+    for columns, pieces in ((5_000, 1), (4_999, 2), (2_500, 3), (1, 5)):
+        streamed = fastagg.plan("krum", budget=4 * 5 * columns, **sizes)
+        assert streamed.scratch_bytes - whole.scratch_bytes == (pieces - 1) * matrix
+
+
 def test_a_mapped_memory_copies_the_rows_of_a_buffer(tmp_path: Path) -> None:
     sizes = {"num_clients": K, "num_active": S, "num_params": D}
     mapped = fastagg.plan("mimic", owned=True, memory_folder=tmp_path, **sizes)

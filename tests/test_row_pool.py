@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +45,28 @@ def test_rows_are_distinct_and_stay_until_released() -> None:
         for client in range(40):
             pool.row(client)
     assert pool.allocated == allocated
+
+
+def test_an_id_of_any_integer_type_is_the_same_client() -> None:
+    pool = RowPool(5, 3)
+    row = pool.row(3)
+    assert pool.row(torch.tensor(3)) is row and pool.row(np.int64(3)) is row  # type: ignore[arg-type]
+    clients = torch.tensor([1, 3])
+    for client in clients:
+        pool.row(client).fill_(float(client))  # type: ignore[arg-type]
+    params = torch.zeros(3)
+    fastagg.make("fedavg", num_clients=5, num_params=3).step(params, pool, clients)
+    assert params.tolist() == [2.0, 2.0, 2.0]
+    new = [torch.ones(3), torch.ones(3)]
+    pool.exchange(list(clients), new)  # type: ignore[arg-type]
+    assert pool.row(1) is new[0] and pool.row(3) is new[1]
+
+
+@pytest.mark.parametrize("client", [2.5, "1", None, torch.tensor(1.5)])
+def test_ids_that_are_no_integers(client: Any) -> None:
+    for buffer in (RowPool(5, 3), fastagg.UpdateBuffer(5, 3)):
+        with pytest.raises(TypeError, match="integer"):
+            buffer.row(client)
 
 
 @pytest.mark.parametrize("client", [-1, 5])

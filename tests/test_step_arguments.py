@@ -329,6 +329,7 @@ NO_ROWS: dict[str, Callable[[int], Any]] = {
     "transposed": lambda d: torch.empty(d, 0).T,
     "stream": lambda d: fastagg.TensorRows(torch.empty(0, d)),
     "converted": lambda d: fastagg.TensorRows(torch.empty(0, d, dtype=torch.float16)),
+    "blocks": lambda d: fastagg.ColumnBlocks(lambda: [], num_rows=0, num_params=d),
 }
 
 

@@ -18,7 +18,7 @@ from fastagg.options import option_defaults, read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
 from fastagg.server_optimizer import optimizer_cost
-from fastagg.updates.any_rows import MIN_PIECE
+from fastagg.updates.any_rows import piece_columns
 from fastagg.updates.columns import segment_columns
 
 _UNITS = ("", "k", "M", "G", "T", "P")
@@ -175,7 +175,9 @@ def plan(
     Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic, mimic-aged and
     fedstale 12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S
     spare rows, 4Sd, into which a step writes the new memory rows.
-    mifa-client needs 12d.
+    mifa-client needs 12d. Pieces of bfloat16 or int8 memory rows that are converted to float32 are
+    not counted: up to 64 MiB (128 MiB with a stream), or 4 KiB for each converted row if that is
+    more.
 
     The robust rules (geometric-median, centered-clip, krum, multi-krum, nnm, bucketing, bulyan)
     need 4d, about 64S^2, and 4Sd or at most 2^18 S of scratch; the last is for rounds with nearly
@@ -322,9 +324,8 @@ def _kernel_bytes(
 
 def _parts(num_params: int, own: int, size: int, budget: int | None) -> int:
     """Return the number of Gram matrices of pieces that a rank keeps, to add them in order."""
-    piece = segment_columns(num_params)
-    while budget is not None and piece > MIN_PIECE and 4 * size * piece > budget:
-        piece //= 2
+    widest = min(segment_columns(num_params), own)
+    piece = widest if budget is None else piece_columns(budget, size, widest)
     return -(-own // piece)
 
 

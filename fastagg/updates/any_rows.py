@@ -22,11 +22,13 @@ from fastagg.ops.scales import SCALE_BLOCK, num_scales
 from fastagg.updates.small import rows_in_order
 
 SCRATCH_BYTES = 64 << 20
-"""Budget in bytes for converting rows of another dtype, if no streamed row sets a budget."""
+"""Budget in bytes for converting rows of another dtype, if no streamed row sets a budget. A piece
+of ``MIN_PIECE`` columns may take more."""
 SMALL_BYTES = 256 << 10
 """Bytes of a matrix up to which copying it takes less time than views of its rows."""
 MIN_PIECE = 1024
-"""Minimum number of columns per piece; the budget must cover this many columns of every row."""
+"""Minimum number of columns per piece, if the rows or a segment do not have less; the caller's
+budget must cover this many columns of every row."""
 
 
 class StreamedRow(ABC):
@@ -34,12 +36,13 @@ class StreamedRow(ABC):
 
     Attributes:
         num_params: d.
-        budget: maximum number of bytes for one piece of all rows that are read together.
+        budget: the caller's maximum number of bytes for one piece of all rows that are read
+            together; None for rows of the library, whose pieces follow ``SCRATCH_BYTES``.
         device: where pieces are read to.
     """
 
     num_params: int
-    budget: int
+    budget: int | None
     device = torch.device("cpu")
 
     def problem(self) -> str | None:
@@ -66,7 +69,7 @@ class QuantizedRow(StreamedRow):
     """
 
     def __init__(self, numbers: Tensor, scales: Tensor) -> None:
-        self.num_params, self.budget = numbers.shape[0], SCRATCH_BYTES
+        self.num_params, self.budget = numbers.shape[0], None
         self.numbers, self.scales = numbers, scales
         self.device = numbers.device
 
@@ -137,24 +140,36 @@ def row_width(rows: AnyRows) -> int:
     return first.num_params if isinstance(first, StreamedRow) else len(first)
 
 
+def piece_columns(budget: int, rows: int, widest: int) -> int:
+    """Return the number of columns of a piece of ``rows`` >= 1 float32 rows.
+
+    It is ``widest`` if that fits into the budget, otherwise the largest power of two that fits, but
+    not less than the smaller one of ``MIN_PIECE`` and ``widest``.
+    """
+    columns = max(budget // (4 * rows), MIN_PIECE)
+    return widest if columns >= widest else 1 << (columns.bit_length() - 1)
+
+
 def pieces(operands: Sequence[AnyRows], widest: int) -> Iterator[tuple[int, int, list[Rows]]]:
     """Yield begin, end, and columns [begin, end) of each operand as float32 tensors, in order.
 
-    The width of a piece is ``widest``, or the largest power of two for which the rows that are read
-    or converted fit into the budget, if that is less. All pieces of such rows are in the same
-    scratch memory: a piece is overwritten when the next one is requested.
+    The width of a piece is ``widest``, or d if that is less, if the rows that are read or converted
+    fit into the budget with it; otherwise it is the largest power of two with which they fit. All
+    pieces of such rows are in the same scratch memory: a piece is overwritten when the next one is
+    requested.
 
     Args:
         operands: for each, S >= 1 rows [d]; S may differ.
         widest: largest number of columns of a piece.
 
     Raises:
-        ValueError: a budget is too small for ``MIN_PIECE`` columns, or a row cannot be read.
+        ValueError: a caller's budget is too small for ``MIN_PIECE`` columns, or a row cannot be
+            read.
     """
     num_params = row_width(operands[0])
     readers = [_Reader(rows) for rows in operands]
-    piece = min([widest, *(reader.widest() for reader in readers)])
-    scratch = [reader.scratch(min(piece, num_params)) for reader in readers]
+    piece = min(reader.columns(min(widest, num_params)) for reader in readers)
+    scratch = [reader.scratch(piece) for reader in readers]
     for begin in range(0, num_params, piece):
         end = min(begin + piece, num_params)
         yield (
@@ -173,24 +188,27 @@ class _Reader:
         self.copied = sum(not in_memory([row]) for row in listed)
         copied = (row.device for row in listed if not in_memory([row]))
         self.device = next(copied, torch.device("cpu"))
-        budgets = [row.budget for row in listed if isinstance(row, StreamedRow)]
-        self.budget = min(budgets, default=SCRATCH_BYTES)
+        self.budgets = {row.budget for row in listed if isinstance(row, StreamedRow)}
 
-    def widest(self) -> int:
-        """Return the largest power of two of columns that fits into the budget.
+    def columns(self, widest: int) -> int:
+        """Return the number of columns of a piece: :func:`piece_columns`.
 
         Raises:
-            ValueError: the budget is too small for a piece of ``MIN_PIECE`` columns.
+            ValueError: a caller's budget is too small for the smallest piece.
         """
         if not self.copied:
-            return 1 << 62
-        columns = self.budget // (4 * self.copied)
-        if columns < MIN_PIECE:
+            return widest
+        given = [budget for budget in self.budgets if budget is not None]
+        least = min(MIN_PIECE, widest)
+        size = 4 * self.copied * least
+        if given and min(given) < size:
             raise ValueError(
-                f"budget: expected at least {4 * self.copied * MIN_PIECE} bytes, for "
-                f"{MIN_PIECE} columns of {self.copied} rows, got {self.budget}"
+                f"budget: expected at least {size} bytes, for {least} columns of {self.copied} "
+                f"rows, got {min(given)}"
             )
-        return 1 << (columns.bit_length() - 1)
+        if not given or None in self.budgets:
+            given.append(SCRATCH_BYTES)
+        return piece_columns(min(given), self.copied, widest)
 
     def scratch(self, columns: int) -> Tensor:
         return torch.empty(self.copied, columns, device=self.device, dtype=torch.float32)

@@ -75,6 +75,7 @@ class UpdateBuffer:
 
         Raises:
             IndexError: ``client`` is not in [0, capacity).
+            TypeError: ``client`` is no integer.
         """
         index = operator.index(client)
         if not 0 <= index < self.capacity:

@@ -196,10 +196,11 @@ class FlatLayout:
             [d] float32: ``out`` or the new vector.
 
         Raises:
-            TypeError, ValueError: names, shapes or dtypes do not match the layout. ``out`` is
-                unchanged.
+            TypeError, ValueError: names, shapes or dtypes do not match the layout, or the names of
+                a tied tensor have different values. ``out`` is unchanged.
         """
         state = self._matching_state(source)
+        self._check_tied(state)
         out = self._vector(state, self.num_params) if out is None else out
         return _copy(state, self.unflatten(out), self.names, out)
 
@@ -305,6 +306,16 @@ class FlatLayout:
         for name, view in self.unflatten(vector.detach()).items():
             state[name].data = view
 
+    def _check_tied(self, state: State) -> None:
+        """Refuse names of one place in the vector whose tensors have different float32 values."""
+        for name, first in self.tied.items():
+            if not _same_values(state[first], state[name]):
+                raise ValueError(
+                    f"source: {first} and {name} are one tensor in the layout, but have different "
+                    "values here; pass a model whose tensors are tied, or make the layout from one "
+                    "whose tensors are not"
+                )
+
     def _vector(self, state: State, size: int) -> Tensor:
         """Return a new vector on the device of a model."""
         return torch.empty(size, device=state[self.names[0]].device, dtype=torch.float32)
@@ -372,6 +383,14 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     if tensor.numel() == 0 or tensor.device.type == "meta":
         return (id(tensor),)
     return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of one shape have the same values in float32, NaN included."""
+    if _identity(one) == _identity(other):
+        return True
+    first, second = one.detach().float(), other.detach().to(one.device).float()
+    return torch.allclose(first, second, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _check_disjoint(state: State) -> None:

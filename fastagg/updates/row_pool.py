@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -52,19 +53,21 @@ class RowPool(UpdateBuffer):
 
         Raises:
             IndexError: ``client`` is not in [0, capacity).
+            TypeError: ``client`` is no integer.
         """
-        if not 0 <= client < self.capacity:
+        index = operator.index(client)
+        if not 0 <= index < self.capacity:
             raise IndexError(f"client: expected an id in [0, {self.capacity}), got {client}")
-        if client not in self._taken:
+        if index not in self._taken:
             if not self._free:
                 self._free = allocate_rows(_BATCH, self.num_params, self._device)
-            self._taken[client] = self._free.pop()
-        return self._taken[client]
+            self._taken[index] = self._free.pop()
+        return self._taken[index]
 
     def exchange(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
         """Return the rows of ``clients`` and replace them by ``rows``; copies nothing."""
         given = self.rows(clients)
-        self._taken.update(zip(clients, rows, strict=True))
+        self._taken.update(zip(map(operator.index, clients), rows, strict=True))
         return given
 
     def release(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastagg.updates.allocation import allocate_rows
-from fastagg.updates.any_rows import SCRATCH_BYTES, AnyRow, AnyRows, StreamedRow, alike, each_row
+from fastagg.updates.any_rows import AnyRow, AnyRows, StreamedRow, alike, each_row
 from fastagg.updates.cohort import Cohort
 
 
@@ -25,7 +25,7 @@ class ScaledRow(StreamedRow):
         if isinstance(row, StreamedRow):
             self.num_params, self.budget = row.num_params, row.budget
         else:
-            self.num_params, self.budget = len(row), SCRATCH_BYTES
+            self.num_params, self.budget = len(row), None
         self._row, self._factor = row, factor
 
     def problem(self) -> str | None:

@@ -10,8 +10,9 @@ for the sum. A rule that remembers rows reads it once, into spare rows. The sour
 bounds how much is in memory at a time.
 
 Results equal those of the same rows in memory. They are bit-identical if the budget covers a
-segment of all rows (4 S x 2^20 bytes) or all d columns of them. With a smaller budget the Gram
-matrix is summed over smaller pieces, which changes its float64 rounding.
+segment of all rows (4 S x 2^20 bytes for d up to 2^28, more for larger d) or all d columns of them.
+With a smaller budget the Gram matrix is summed over smaller pieces, which changes its float64
+rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fastagg.options import read_size
+from fastagg.options import MOST, read_count, read_size
 from fastagg.updates.any_rows import StreamedRow
 
 BUDGET = 1 << 28
@@ -90,7 +91,7 @@ class ColumnBlocks(ColumnSource):
     Args:
         blocks: function without arguments, called at the beginning of a pass; returns an iterable
             of blocks [S, n] of a floating-point dtype, d columns in total.
-        num_rows: S.
+        num_rows: S; with 0, the iterator is never started.
         num_params: d.
         budget: bytes of scratch memory for the pieces. One block of the caller is held in addition.
     """
@@ -112,7 +113,7 @@ class ColumnBlocks(ColumnSource):
         self.num_params = read_size("num_params", num_params)
         self.rows = [
             _BlockRow(self, s, read_size("budget", budget))
-            for s in range(read_size("num_rows", num_rows))
+            for s in range(read_count("num_rows", num_rows, least=0, most=MOST))
         ]
         self._iterator: Iterator[Tensor] = iter(())
         self._none = torch.empty(num_rows, 0, dtype=torch.float32, device="cpu")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastagg import MIFA, TensorRows, UpdateBuffer
+from fastagg import MIFA, ColumnBlocks, TensorRows, UpdateBuffer
 
 
 def test_hand_worked() -> None:
@@ -56,6 +56,7 @@ FORMS = {
     "array": lambda d: (torch.from_numpy(np.empty((0, d), np.float32)), []),  # strides of 0
     "stream": lambda d: (TensorRows(torch.zeros(0, d)), []),
     "stream of nothing": lambda d: (TensorRows([]), []),
+    "blocks": lambda d: (ColumnBlocks(lambda: [], num_rows=0, num_params=d), []),
     "buffer": lambda d: (UpdateBuffer(3, d), []),
     "all rejected": lambda d: (torch.full((1, d), torch.nan), [2]),
     "all too long": lambda d: (torch.full((1, d), 1e9), [2]),

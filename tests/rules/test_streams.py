@@ -119,6 +119,39 @@ def test_a_smaller_budget_changes_only_roundings(name: str, options: dict[str, A
     assert (params - twin).abs().max() <= 1e-6 * params.abs().max()
 
 
+@pytest.mark.parametrize("name", ["geometric-median", "fdms", "krum"])
+def test_a_budget_of_all_columns_gives_the_bits_of_memory(same_bits: Check, name: str) -> None:
+    """d is between two powers of two. The budget holds d columns of all rows, and not more."""
+    updates, starts = torch.randn(3, D), itertools.count()
+
+    def passes() -> Iterator[Tensor]:
+        next(starts)
+        yield updates
+
+    budget = 4 * 3 * D
+    sources = [TensorRows(updates, budget=budget)]
+    sources.append(ColumnBlocks(passes, num_rows=3, num_params=D, budget=budget))
+    expected = torch.zeros(D)
+    fastagg.make(name, num_clients=K, num_params=D).step(expected, updates, [0, 1, 2])
+    for source in sources:
+        params = torch.zeros(D)
+        fastagg.make(name, num_clients=K, num_params=D).step(params, source, [0, 1, 2])
+        same_bits(params, expected)
+    assert next(starts) == 1  # the piece is kept for the second pass
+
+
+def test_a_budget_of_a_few_columns_is_enough_if_there_are_no_more(same_bits: Check) -> None:
+    updates = torch.randn(3, 5)
+    params, expected = torch.zeros(5), torch.zeros(5)
+    agg = fastagg.make("fedavg", num_clients=K, num_params=5)
+    agg.step(expected, updates, [0, 1, 2])
+    agg.step(params, TensorRows(updates, budget=4 * 3 * 5), [0, 1, 2])
+    same_bits(params, expected)
+    with pytest.raises(ValueError, match="budget: expected at least 60 bytes, for 5 columns"):
+        agg.step(params, TensorRows(updates, budget=4 * 3 * 5 - 1), [0, 1, 2])
+    same_bits(params, expected)
+
+
 @every_rule
 def test_rows_of_other_dtypes_are_converted(
     same_bits: Check, name: str, options: dict[str, Any]
@@ -302,6 +335,27 @@ def test_a_bfloat16_memory_of_many_clients_can_be_loaded(tmp_path: Path) -> None
     for aggregator, vector in ((agg, params), (loaded, twin)):
         aggregator.step(vector, torch.ones(1, d), [7])
     assert torch.equal(params, twin)
+
+
+@pytest.mark.parametrize(("name", "options"), REMEMBERING)
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_memory_rows_are_converted_however_many_there_are(
+    same_bits: Check,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: dict[str, Any],
+    dtype: str,
+) -> None:
+    """More rows than the internal budget holds 1024 columns of, with 3 instead of 16,385 rows."""
+    plenty, scarce = (make(name, options, memory_dtype=dtype) for _ in range(2))
+    params = torch.randn(D)
+    twin = params.clone()
+    for updates, clients in rounds():
+        plenty.step(params, updates, clients)
+        with monkeypatch.context() as patch:
+            patch.setattr("fastagg.updates.any_rows.SCRATCH_BYTES", 4 * 2 * 1024)
+            scarce.step(twin, updates, clients)
+        same_bits(params, twin)
 
 
 def test_rounding_to_bfloat16_is_as_small_as_stated() -> None:
