@@ -56,7 +56,7 @@ CHOICES = [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 5]
 DOCUMENTED = re.compile(
     r"Expected a value of type|expected at most|missing value for argument|"
     r"leaf Variable that requires grad|a view of a leaf Variable|A view was created in|"
-    r"is a view and is being modified inplace|"
+    r"is a view and is being modified inplace|is not differentiable, but one of its tensors|"
     r"Overflow when unpacking|can't allocate memory|ZeroTensors are immutable|"
     r"Cannot set version_counter for inference tensor|Inplace update to inference tensor|"
     r"There were no tensor arguments|Unable to cast .* to Tensor|Could not|is not a sequence|"
