@@ -111,8 +111,11 @@ class FastAggPostprocessor(Postprocessor, Saveable):
             raise ValueError(
                 f"world_size: expected one worker process, which sees every user, got {workers}"
             )
+        shapes = {name: list(value.shape) for name, value in stats.items()}
         if not self._shapes:
-            self._set_shapes({name: list(value.shape) for name, value in stats.items()})
+            self._set_shapes(shapes)
+        elif shapes != self._shapes:
+            raise ValueError(f"stats: expected the shapes {self._shapes}, got {shapes} of {user!r}")
         row = self._pool().row(len(self._users))
         for name, part in self._parts(row).items():
             part.copy_(stats[name])
@@ -128,18 +131,15 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         central_context: CentralContext,
         aggregate_metrics: Metrics,
     ) -> tuple[MappedVectorStatistics, Metrics]:
-        """Return the rule's aggregate in the place of the sum, with weight 1."""
-        pool, aggregator = self._pool(), self._rule_of_run()
-        reported = dict.fromkeys(self._users)
-        found = self._ids.resolve(reported)
-        if found.refused:
-            raise ValueError(f"user_context: {found.refused}")
-        clients = [found.ids[user] for user in self._users]
-        total = torch.zeros(aggregator.num_params, dtype=torch.float32, device="cpu")
-        report = aggregator.step(total, pool.rows(range(len(clients))), clients)
-        self._ids.remember(found, reported)
-        self._users = []
-        pool.release()
+        """Return the rule's aggregate in the place of the sum, with weight 1.
+
+        After an exception, the rule is unchanged, and the cohort is over.
+        """
+        try:
+            total, report = self._step(self._users)
+        finally:
+            self._users = []
+            self._pool().release()
         self.last_report = report
         parts = self._parts(total)
         result = MappedVectorStatistics(
@@ -149,6 +149,19 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         for name, number in (("active", len(report.active)), ("rejected", len(report.rejected))):
             metrics[StringMetricName(f"fastagg {name}")] = Weighted.from_unweighted(number)
         return result, metrics
+
+    def _step(self, users: list[str]) -> tuple[Tensor, StepReport]:
+        """Return the aggregate [d] of the rows of these users, and the report of the step."""
+        pool, aggregator = self._pool(), self._rule_of_run()
+        reported = dict.fromkeys(users)
+        found = self._ids.resolve(reported)
+        if found.refused:
+            raise ValueError(f"user_context: {found.refused}")
+        clients = [found.ids[user] for user in users]
+        total = torch.zeros(aggregator.num_params, dtype=torch.float32, device="cpu")
+        report = aggregator.step(total, pool.rows(range(len(clients))), clients)
+        self._ids.remember(found, reported)
+        return total, report
 
     def save(self, dir_path: str) -> None:
         """Write the rule's state and the users' ids to a file in ``dir_path``, without pickle."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,42 @@ def test_weighted_statistics_are_divided_by_their_weight() -> None:
     weighted = run(cohorts, [Weigh(), FastAggPostprocessor("fedavg", num_clients=USERS)])
     plain = run(cohorts, [FastAggPostprocessor("fedavg", num_clients=USERS)])
     assert torch.equal(weighted, plain)  # times four and back is exact
+
+
+@pytest.fixture
+def on_pytorch() -> None:
+    from pfl.internal.ops import pytorch_ops
+
+    set_framework_module(pytorch_ops)
+
+
+def answer(post: FastAggPostprocessor, user: str, value: Tensor) -> None:
+    stats = MappedVectorStatistics({"w": value}, weight=1.0)
+    post.postprocess_one_user(stats=stats, user_context=SimpleNamespace(user_id=user))
+
+
+def aggregate(post: FastAggPostprocessor) -> Tensor:
+    stats = MappedVectorStatistics({"w": torch.zeros(3)}, weight=1.0)
+    found, _ = post.postprocess_server(stats=stats, central_context=None, aggregate_metrics=None)
+    return found["w"]
+
+
+def test_statistics_of_another_shape_are_refused(on_pytorch: None) -> None:
+    post = FastAggPostprocessor("fedavg", num_clients=USERS)
+    answer(post, "u0", torch.ones(3))
+    for wrong in (torch.ones(1), torch.ones(3, 1)):  # the first could be broadcast
+        with pytest.raises(ValueError, match=r"^stats: expected the shapes \{'w': \[3\]\}, got"):
+            answer(post, "u1", wrong)
+    answer(post, "u1", torch.full((3,), 3.0))
+    assert aggregate(post).tolist() == [2.0] * 3
+
+
+def test_a_cohort_is_over_after_an_exception(on_pytorch: None) -> None:
+    post = FastAggPostprocessor("mifa", num_clients=1)
+    for user, refused in (("u0", False), ("u1", True), ("u0", False)):
+        answer(post, user, torch.full((3,), 5.0))
+        if refused:
+            with pytest.raises(ValueError, match="all 1 are taken"):
+                aggregate(post)
+        else:
+            assert aggregate(post).tolist() == [5.0] * 3
