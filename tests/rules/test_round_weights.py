@@ -31,7 +31,9 @@ TAKING: list[tuple[str, dict[str, Any]]] = [
     ("fdms-means", {"client_weights": COUNTS, "max_share": 0.3}),
     ("fedau", {"client_weights": COUNTS, "cutoff": 3}),
 ]
-taking = pytest.mark.parametrize(("name", "options"), TAKING, ids=lambda value: "-".join([*value]))
+taking = pytest.mark.parametrize(
+    ("name", "options"), TAKING, ids=lambda part: part if isinstance(part, str) else "-".join(part)
+)
 
 
 def make(name: str, options: dict[str, Any], **more: Any) -> Aggregator:
