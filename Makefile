@@ -28,7 +28,7 @@ STUB := fastagg/making.pyi
 CXX_SOURCES := $(filter csrc/%,$(SOURCES)) $(wildcard benchmarks/*.cpp tests/*/*.cpp tests/*/*/*.cpp tests/*/*/*.h)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-quick test-benchmarks test-pages test-emulator test-flower test-peers flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
+.PHONY: help demo test test-quick test-long test-benchmarks test-pages test-emulator test-flower test-peers flower-environment build build-dev sanitize valgrind lint format clean distclean FORCE
 .PHONY: test-faults fuzz fuzz-files fuzz-threads fuzz-signals fuzz-long fuzz-disks fuzz-memory test-arm arm-environment
 .PHONY: bench bench-accuracy bench-scaling bench-simulation bench-regress bench-ops bench-peers gpu-check docs emulate
 .PHONY: sanitize-build wheel test-packages test-start matrix compile-macos macos-environment
@@ -94,6 +94,11 @@ FRAMEWORKS := $(VENV)/frameworks
 test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research and NVFlare in a separate environment, run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) -m flower tests/integrations tests/pages $(ARGS)
 
+# Those that need Flower are skipped in the first line.
+test-long: build-dev $(FRAMEWORKS)/.stamp  ## run the tests that the others leave out, because they are marked long (10 minutes)
+	$(PY) -m pytest -q $(PARALLEL) --long -m long tests $(ARGS)
+	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) --long -m "flower and long" tests/integrations $(ARGS)
+
 # Files of other projects are kept in a folder, and checked by digest before each run.
 PEERS := $(VENV)/peers
 test-peers: build-dev $(FRAMEWORKS)/.stamp  ## run ByzFL's and Flower's own tests on fastagg's callables and strategies
@@ -102,8 +107,8 @@ test-peers: build-dev $(FRAMEWORKS)/.stamp  ## run ByzFL's and Flower's own test
 flower-environment: $(FRAMEWORKS)/.stamp
 
 # An emulated Python of ARM64 builds the package with a cross compiler, which runs natively, and runs
-# the op tests. test_registration.py checks registrations, which are the same everywhere, and takes
-# minutes there.
+# the op tests with the NEON kernels. The portable kernels are left to other machines: nothing chooses them on ARM64. So are files
+# that test registrations and checks of arguments, which are the same everywhere.
 ARM := $(abspath $(VENV))/arm
 ARM_TREE := build/arm/tree
 ARM_PYTHON = PYTHONPATH=$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
@@ -112,6 +117,7 @@ ARM_TESTS = PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(ARM_TREE)):$(ARM)/site PYTHO
 # Left out: gram of so many rows and columns takes 10 s to 10 minutes there, and goes the same way with fewer or other numbers; and what
 # processes of their own, which take 20 s to start, observe of threads, signals and the scheduler: they are those of the machine that
 # emulates.
+ARM_SAME := test_registration.py test_aliasing.py
 ARM_LEFT_OUT := "test_gram.py::test_many_rows[1000-600]" "test_gram.py::test_many_rows[2045-600]" \
   "test_gram.py::test_many_rows[4096-600]" test_gram.py::test_many_rows_on_many_threads \
   "test_gram.py::test_against_oracle[neon-positive-41-40000]" "test_gram.py::test_against_oracle[neon-correlated-41-40000]" \
@@ -126,7 +132,7 @@ test-arm: build-dev $(ARM)/.stamp  ## cross-compile for ARM64 and run the op tes
 	  FASTAGG_CUDA=0 PATH="$(abspath $(VENV))/bin:$$PATH" \
 	  $(ARM_PYTHON) setup.py --quiet build --build-base build/arm --build-lib $(ARM_TREE)
 	HYPOTHESIS_PROFILE=quick $(ARM_TESTS) -m pytest -q $(PARALLEL) -p no:cacheprovider -o "pythonpath=$(ARM_TREE) ." \
-	  tests/ops --ignore tests/ops/test_registration.py $(ARM_LEFT_OUT:%=--deselect tests/ops/%) $(ARGS)
+	  -k "not portable" tests/ops $(ARM_SAME:%=--ignore tests/ops/%) $(ARM_LEFT_OUT:%=--deselect tests/ops/%) $(ARGS)
 
 arm-environment: $(ARM)/.stamp
 

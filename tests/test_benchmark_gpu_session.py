@@ -178,6 +178,7 @@ def test_without_cuda_it_says_so_and_stops(machine: Machine, tmp_path: Path) -> 
     assert f"pytest {metadata.version('pytest')}" in log
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_commands_of_all_stages_run(machine: Machine, tmp_path: Path) -> None:
     result = machine.run(str(tmp_path), REHEARSAL="1")

@@ -102,7 +102,9 @@ def test_every_rule_takes_part() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "ranks_later"), [(2, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "ranks_later"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.long)]
+)
 def test_every_rule_gives_the_bits_of_one_process_also_after_a_restart_on_other_ranks(
     run: Run, tmp_path: Path, ranks: int, ranks_later: int
 ) -> None:

@@ -38,8 +38,8 @@ def test_a_full_tmpfs(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("kind", "every"), [("one", "4"), ("full", "4"), ("space", "1")])
+@pytest.mark.parametrize(("kind", "every"), [("one", "12"), ("full", "12"), ("space", "1")])
 def test_memory_that_runs_out(kind: str, every: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--kinds", kind, "--every", every, "--limits", "6", "--rules", "fedavg", "mimic"]
+    given = ["--kinds", kind, "--every", every, "--limits", "3", "--rules", "fedavg", "mimic"]
     code = memory.main(given)
     assert code == 0, capsys.readouterr().out

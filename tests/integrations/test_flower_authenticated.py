@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flower"
 
 
+@pytest.mark.long
 def test_an_id_belongs_to_a_key(tmp_path: Path) -> None:
     """Client 2 leaves in round 2, and client 1 claims to be client 2; then client 2 returns.
 

@@ -46,6 +46,7 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_grpc_with_every_fault_and_a_restart_of_the_server(tmp_path: Path) -> None:
     """An interrupted run gives the same bits as the uninterrupted simulation.
 
@@ -104,6 +105,7 @@ def test_grpc_server_interrupted_and_resumed(tmp_path: Path) -> None:
     assert len({line["pid"] for line in rounds[:2]}) == len({line["pid"] for line in rounds}) - 1
 
 
+@pytest.mark.long
 def test_superlink_with_every_fault(tmp_path: Path) -> None:
     """The run gives the same bits as a simulation with the cohorts that the log names.
 
@@ -134,6 +136,7 @@ def test_superlink_with_every_fault(tmp_path: Path) -> None:
     assert 3 in third["active"] + fourth["active"]  # another SuperNode, the same client
 
 
+@pytest.mark.long
 def test_superlink_server_stopped_by_either_signal_and_resumed(tmp_path: Path) -> None:
     """The next ``flwr run`` resumes from the checkpoint that the signal wrote, the only one.
 

@@ -61,6 +61,7 @@ def test_no_rule_copies_rows(
     assert report.clipped is not None and report.clipped.numel()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
 def test_the_peak_of_memory_is_that_without_copies() -> None:
