@@ -152,11 +152,12 @@ except PackageNotFoundError:  # built in place in a checkout, not installed
 
 
 # Imported at first use: they take time or need packages that a server may lack.
-_LAZY = frozenset({"distributed", "integrations", "robust"})
+_LAZY = frozenset({"distributed", "integrations", "privacy", "robust"})
 
 if TYPE_CHECKING:  # which would take any name for an attribute if they saw __getattr__
     from fastagg import distributed as distributed
     from fastagg import integrations as integrations
+    from fastagg import privacy as privacy
     from fastagg import robust as robust
     from fastagg.integrations.server import Server
 else:

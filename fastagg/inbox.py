@@ -193,6 +193,7 @@ class Inbox:
         self._waiting: dict[int, StoredAnswer] = {}  # by serial number, ascending
         self._out = 0  # answers of steps in progress
         self._next = 0
+        self._closed = False
         self._files: AnswerFiles | None = None
         if folder is not None:
             self._files = AnswerFiles(folder)
@@ -259,8 +260,8 @@ class Inbox:
             TypeError, ValueError, IndexError: an argument is not as described.
             InboxFull: there is no room.
             OSError: the file cannot be written.
-            RuntimeError: the inbox has a folder, and this process was forked from the one that made
-                it.
+            RuntimeError: the inbox is closed, or it has a folder, and this process was forked from
+                the one that made it.
 
         After an exception, nothing has changed.
         """
@@ -270,6 +271,7 @@ class Inbox:
         row = self._read_row(update)
         self._check_process()
         with self._changed:
+            self._check_open()
             answer = StoredAnswer(self._next, client, rounds, row, kept, self.run)
             gone = self._replaced_by(answer)
             if gone is None:
@@ -359,11 +361,13 @@ class Inbox:
         end = time.monotonic() + _read_timeout(timeout)
         with self._changed:
             # Listed anew after every wait, in which others may have taken what was there.
+            self._check_open()
             while len(listed := self._until(latest)) < wanted:
                 left = end - time.monotonic()
                 if left <= 0.0:
                     break
                 self._changed.wait(min(left, _FOREVER))
+                self._check_open()
             if len(listed) < fewest:
                 return None
             taken = listed if count is None else listed[:wanted]
@@ -434,6 +438,7 @@ class Inbox:
         self._check_process()
         gone = []
         with self._changed:
+            self._check_open()
             for answer in [*self._waiting.values()]:
                 if which(answer.client, answer.round):
                     if self._files is not None:
@@ -454,6 +459,7 @@ class Inbox:
         """
         rounds = _read_round(round)
         self._check_process()
+        self._check_open()
         if self._files is not None:
             self._files.settle(rounds)
 
@@ -462,11 +468,24 @@ class Inbox:
         if self._files is not None:
             self._files.check_process()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("inbox: it is closed; make another one")
+
     def close(self) -> None:
-        """Let another inbox use the folder. The files stay; this inbox must not be used again."""
-        if self._files is not None:
-            self._files.close()
-            self._files = None
+        """Let another inbox use the folder. The files stay.
+
+        Further calls of :meth:`put`, :meth:`take`, :meth:`discard` and :meth:`settle` raise
+        RuntimeError, and so do those of other threads that wait. The end of a step in progress
+        changes no file: a restart takes its answers by the number of rounds. A second call does
+        nothing.
+        """
+        with self._changed:
+            self._closed = True
+            if self._files is not None:
+                self._files.close()
+                self._files = None
+            self._changed.notify_all()
 
 
 def _read_client(value: object, num_clients: int | None) -> int | str:

@@ -18,9 +18,8 @@ def make(name: str, *positional: object, **options: Any) -> Aggregator:
 
     Args:
         name: one of :func:`available`.
-        **options: ``num_clients``, ``num_params``, ``server_lr``, ``device``, ``nonfinite``,
-            ``max_norm``, ``server_optimizer``, ``min_active`` (see :class:`fastagg.Aggregator`),
-            and the options of the rule.
+        **options: ``num_clients``, ``num_params``, the other options of every rule (see
+            :class:`fastagg.Aggregator`), and those of the rule.
 
     Type checkers and editors know the options and the class of a rule whose name is written in the
     call. A name that is known only at run time is marked: ``make(RuleName(name), ...)``.

@@ -29,11 +29,16 @@ def epsilon(rounds: Iterable[StepReport | float], delta: float) -> float:
 
     Raises:
         ImportError: dp-accounting is not installed.
-        TypeError, ValueError: ``delta`` is not as described, or a round has no noise.
+        TypeError, ValueError: an argument is not as described, or a round has no noise.
     """
     chance = read_positive("delta", delta)
     if chance >= 1.0:
         raise ValueError(f"delta: expected a number in (0, 1), got {chance}")
+    if not isinstance(rounds, Iterable):
+        raise TypeError(
+            f"rounds: expected reports or numbers, got {type(rounds).__name__}; pass that of one "
+            "round in a list"
+        )
     counts = Counter(_multiplier(number, each) for number, each in enumerate(rounds))
     del counts[None]
     if not counts:

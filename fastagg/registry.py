@@ -64,7 +64,7 @@ def find(name: str, options: list[str]) -> type[Aggregator]:
         ValueError: there is no such rule.
         TypeError: the rule has no such option.
     """
-    if name not in _RULES:
+    if not isinstance(name, str) or name not in _RULES:
         hint = did_you_mean(str(name), _RULES)
         raise ValueError(f"name: expected one of {available()}, got {name!r}.{hint}")
     rule = _RULES[name]

@@ -40,6 +40,12 @@ def test_a_missing_option() -> None:
         fastagg.make("fedavg", num_clients=3)
 
 
+@pytest.mark.parametrize("name", [None, 3, ["fdms"], {"rule": "fdms"}])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"^name: expected one of "):
+        fastagg.make(name, num_clients=3, num_params=2)
+
+
 def test_a_name_can_be_registered_once() -> None:
     with pytest.raises(ValueError, match=r"name: .*'fedavg'.*already"):
         register("fedavg")(FedAvg)

@@ -7,6 +7,7 @@ import math
 import re
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -365,6 +366,14 @@ def test_no_such_row(client: int) -> None:
 def test_bad_sizes(capacity: int, num_params: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         UpdateBuffer(capacity, num_params)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"), [((2.5, 3), "capacity"), (("2", 3), "capacity"), ((2, 3.0), "num_params")]
+)
+def test_sizes_that_are_no_integers(sizes: tuple[Any, Any], name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name}: expected an int, got "):
+        UpdateBuffer(*sizes)
 
 
 def test_layout_from_an_ordered_state_dict_equals_that_from_the_module() -> None:

@@ -383,6 +383,25 @@ def test_the_last_files_are_kept(agg: MIFA, tmp_path: Path) -> None:
         agg.save(tmp_path / "a", keep=0)
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_no_folder_or_pipe_in_the_place_of_an_older_file_is_removed(
+    agg: MIFA, tmp_path: Path, make: Any, number: int
+) -> None:
+    agg.save(tmp_path / "a")
+    content = (tmp_path / "a").read_bytes()
+    path = tmp_path / f"a.{number}"
+    make(path)
+    before = os.lstat(path)
+    agg.step(torch.zeros(100), torch.randn(1, 100), [0])
+    with pytest.raises(OSError, match="expected a regular file or none") as raised:
+        agg.save(tmp_path / "a", keep=3)
+    assert raised.value.filename == str(path)
+    assert os.path.samestat(os.lstat(path), before)
+    assert (tmp_path / "a").read_bytes() == content
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", path.name]
+
+
 def test_what_dead_writers_left_behind_is_removed(agg: MIFA, tmp_path: Path) -> None:
     dead = tmp_path / ".a.0123456789abcdef.partial"
     dead.write_bytes(b"half a file")

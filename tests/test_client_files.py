@@ -222,6 +222,12 @@ def test_bad_arguments(files: tuple[list[Path], Tensor]) -> None:
         ClientFiles(paths, layout(), base=torch.zeros(3))
     with pytest.raises(ValueError, match="budget: expected at least 1"):
         ClientFiles(paths, layout(), budget=0)
+    with pytest.raises(TypeError, match=r"columns: expected an int, got 0\.0"):
+        ClientFiles(paths, layout(), columns=(0.0, 5.0))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="base: expected a tensor, got list"):
+        ClientFiles(paths, layout(), base=[0.0] * 1017)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"paths: expected a sequence of paths, got 'a\.safet"):
+        ClientFiles("a.safetensors", layout())
 
 
 MEASURE = """

@@ -748,3 +748,41 @@ def test_wrong_calls() -> None:
                     {"round": -1}, {"num_clients": 0}, {"num_params": 0}):  # fmt: skip
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             make(**options)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_closed_inbox_refuses_calls_and_wakes_those_who_wait(
+    durable: bool, tmp_path: Path
+) -> None:
+    inbox = make(folder=tmp_path / "answers" if durable else None)
+    inbox.put(0, row(1.0), round=0)
+    taken = inbox.take(round=0)
+    assert taken is not None
+    said: list[str] = []
+
+    def wait() -> None:
+        try:
+            inbox.take(5, round=0, timeout=None)
+        except RuntimeError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    time.sleep(0.05)
+    inbox.close()
+    thread.join(timeout=30.0)
+    assert not thread.is_alive() and said == ["inbox: it is closed; make another one"]
+    for call in (
+        lambda: inbox.put(1, row(2.0), round=0),  # it would be in no file
+        lambda: inbox.take(round=0),
+        lambda: inbox.discard(lambda client, round: True),
+        lambda: inbox.settle(1),
+    ):
+        with pytest.raises(RuntimeError, match="inbox: it is closed; make another one"):
+            call()
+    inbox.close()
+    taken.finish(used=False)  # a step that was in progress may end
+    if durable:
+        again = make(folder=tmp_path / "answers")
+        assert again.waiting() == [(0, 0)]
+        again.close()

@@ -42,7 +42,7 @@ def test_without_the_extension_the_error_says_what_to_run() -> None:
 
 def test_dir_shows_public_names_only() -> None:
     shown = {name for name in dir(fastagg) if not name.startswith("__")}
-    assert shown == {*fastagg.__all__, "distributed", "integrations", "robust"}
+    assert shown == {*fastagg.__all__, "distributed", "integrations", "privacy", "robust"}
     assert all(getattr(fastagg, name) is not None for name in shown)
 
 
@@ -50,7 +50,7 @@ def test_dir_shows_public_names_only() -> None:
 def test_submodules_are_imported_at_first_use() -> None:
     script = (
         "import sys, fastagg\n"
-        "lazy = ['robust', 'distributed', 'integrations']\n"
+        "lazy = ['robust', 'distributed', 'integrations', 'privacy']\n"
         "assert not {f'fastagg.{name}' for name in lazy} & set(sys.modules)\n"
         "assert set(lazy) <= set(dir(fastagg))\n"
         "import torch\n"
@@ -58,6 +58,7 @@ def test_submodules_are_imported_at_first_use() -> None:
         "assert fastagg.distributed.__name__ == 'fastagg.distributed'\n"
         "assert fastagg.integrations.__name__ == 'fastagg.integrations'\n"
         "assert fastagg.Server.__module__ == 'fastagg.integrations.server'\n"
+        "assert fastagg.privacy.epsilon([], delta=1e-5) == 0.0\n"
         "assert not hasattr(fastagg, 'robusts')\n"
     )
     done = python("-c", script)

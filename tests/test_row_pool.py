@@ -62,11 +62,17 @@ def test_an_id_of_any_integer_type_is_the_same_client() -> None:
     assert pool.row(1) is new[0] and pool.row(3) is new[1]
 
 
-@pytest.mark.parametrize("client", [2.5, "1", None, torch.tensor(1.5)])
+@pytest.mark.parametrize("client", [2.5, "1", None, True, torch.tensor(1.5)])
 def test_ids_that_are_no_integers(client: Any) -> None:
     for buffer in (RowPool(5, 3), fastagg.UpdateBuffer(5, 3)):
         with pytest.raises(TypeError, match="integer"):
             buffer.row(client)
+
+
+def test_a_mask_is_no_list_of_ids() -> None:
+    for buffer in (RowPool(5, 3), fastagg.UpdateBuffer(5, 3)):
+        with pytest.raises(TypeError, match=r"^client: expected an integer, got True"):
+            buffer.rows(torch.tensor([True, False, True]))
 
 
 @pytest.mark.parametrize("client", [-1, 5])

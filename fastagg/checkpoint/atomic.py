@@ -42,9 +42,11 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
     Raises:
         OSError: the folder does not exist or is not writable, the disk is full, a write failed, or
             ``target`` is not a regular file: a folder, a device, a pipe or a loop of links.
-            The error names ``target``. Older files are unchanged, and no other file is left behind
-            unless it cannot be deleted either; the next call does that. If the message says that
-            the folder was not synced, the new file is there but may be lost if power fails.
+            Files with the numbers of ``keep`` must be regular, too, or symbolic links, which are
+            not followed. The error names ``target``, or the file with a number. Older files are
+            unchanged, and no other file is left behind unless it cannot be deleted either; the
+            next call does that. If the message says that the folder was not synced, the new file
+            is there but may be lost if power fails.
         Exception: whatever ``fill`` raises. An older file is unchanged.
     """
     target = Path(os.path.realpath(target))
@@ -54,6 +56,10 @@ def replace(target: Path, fill: Callable[[Path], object], *, keep: int = 1) -> N
             "first"
         )
     _check_regular(target)
+    for age in range(1, keep):
+        older = Path(f"{target}.{age}")
+        if not older.is_symlink():
+            _check_regular(older)
     try:
         _remove_orphans(target)
         partial, descriptor = _create(target)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
-from fastagg.clipping import AdaptiveClip, ClipNorm
+from fastagg.clipping import AdaptiveClip, ClipNorm, read_clip_norm
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
@@ -149,6 +149,34 @@ class ShardedAggregator:
     @max_norm.setter
     def max_norm(self, value: float | str | AdaptiveNorm | Mapping[str, Any] | None) -> None:
         self.local.max_norm = value
+
+    @property
+    def min_active(self) -> int:
+        """The least number of active clients of a round; set it on all ranks."""
+        return self.local.min_active
+
+    @min_active.setter
+    def min_active(self, value: int) -> None:
+        self.local.min_active = value
+
+    @property
+    def clip_norm(self) -> ClipNorm:
+        """The norm, over all columns, to which longer rows are scaled down; set it on all ranks."""
+        return self.local.clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, value: float | str | AdaptiveClip | Mapping[str, Any] | None) -> None:
+        _check_count_noise(read_clip_norm(value))
+        self.local.clip_norm = value
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The standard deviation of the noise, in units of the sensitivity; set it on all ranks."""
+        return self.local.noise_multiplier
+
+    @noise_multiplier.setter
+    def noise_multiplier(self, value: float) -> None:
+        self.local.noise_multiplier = value
 
     @property
     def num_clients(self) -> int:
@@ -302,6 +330,8 @@ class ShardedAggregator:
         """
         columns = columns or {}
         with self._ranks.failing_together("the columns of the checkpoint"):
+            if notes is not None and not isinstance(notes, Mapping):
+                raise TypeError(f"notes: expected a mapping, got {type(notes).__name__}")
             for name, tensor in columns.items():
                 if tensor.ndim == 0 or tensor.shape[-1] != self.num_own:
                     raise ValueError(
@@ -344,7 +374,8 @@ class ShardedAggregator:
         Args:
             folder: folder of the checkpoint.
             group: as for the constructor.
-            **options: options that replace the stored ones, such as ``memory_folder``.
+            **options: options that replace the stored ones, such as ``memory_folder``; not
+                ``num_params``.
 
         Returns:
             The aggregator, this rank's part of the further tensors, and the notes.
@@ -363,6 +394,11 @@ class ShardedAggregator:
             found_there = storage.describe(folder)
             manifest = found_there.manifest
             saved = {"max_norm": None} | found_there.options | {"num_params": manifest.num_params}
+            if options.get("num_params", manifest.num_params) != manifest.num_params:
+                raise ValueError(
+                    f"num_params: expected {manifest.num_params}, the columns of the checkpoint, "
+                    f"got {options['num_params']!r}"
+                )
             check_saved(
                 folder,
                 manifest.rule,

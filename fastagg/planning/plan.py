@@ -170,6 +170,13 @@ def plan(
     minima and maxima for each value in a sorting network. bulyan is one of the robust rules, and
     sorts the S - 2f chosen rows, K - 2f with ``reuse``: LSd flops more, of these.
 
+    fdms-means with ``sketch=k`` (256 by default) has K(k + 8) bytes of state, and 40Sk + 64K more
+    of scratch than fedavg. It moves 8Sd + 24d + 80Sk + (K - S)k bytes in a round, and has 6Sd +
+    2(K - S)Sk flops, or fewer where it searches in clusters. bucketing has 8 bytes of state.
+
+    These options add to the state: an adaptive ``max_norm`` 8 bytes for each norm of its window and
+    8 more, an adaptive ``clip_norm`` 8, and ``server_optimizer`` 4d with one moment, 8d with two.
+
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
     With sketches, it is 20Sk more, or 24Sk for the robust rules that have them.
     Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic, mimic-aged and

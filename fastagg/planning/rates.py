@@ -43,7 +43,7 @@ class Rates:
 def measure(device: str | torch.device = "cpu") -> Rates:
     """Measure the rates of a device, with torch's current number of threads.
 
-    Takes half a second. The result is cached for the life of the process.
+    Takes a third of a second. The result is cached for the life of the process.
 
     Raises:
         ValueError: this build has no kernels for the device, or the machine does not have it.

@@ -78,8 +78,8 @@ class Bucketing(WrapperRule):
         rule_options: options of that rule, by name. Its ``num_byzantine`` counts buckets.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights, in the averages and in the rule; None: equal.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder`` and ``max_age`` (:class:`GramRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
     """
 
     def __init__(

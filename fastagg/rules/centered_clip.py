@@ -48,8 +48,8 @@ class CenteredClip(GramRule):
         iterations: L, in [1, 100000]. An iteration takes O(S^2) operations, whatever d is.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights; None: equal.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder`` and ``max_age`` (:class:`GramRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
 
     Attributes:
         previous: [d] float32, v_0 of the next round.

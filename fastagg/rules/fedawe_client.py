@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.options import read_count, read_factor
+from fastagg.updates.cohort import check_vector
 
 
 class FedAWEClient:
@@ -36,6 +37,9 @@ class FedAWEClient:
     """
 
     def __init__(self, first_model: Tensor, *, eta: float = 1.0, first_round: int = 0) -> None:
+        size = len(first_model) if isinstance(first_model, Tensor) and first_model.ndim else 0
+        device = getattr(first_model, "device", torch.device("cpu"))
+        check_vector("first_model", first_model, size, device)
         self.model = first_model.detach().clone()
         self.eta = read_factor("eta", eta)
         self.last = read_count("first_round", first_round, least=0) - 1
@@ -49,9 +53,11 @@ class FedAWEClient:
             number: of the round.
 
         Raises:
-            ValueError: the client was active in this round or a later one.
+            TypeError, ValueError: an argument is not as described, or the client was active in this
+                round or a later one.
         """
         echo = self.eta * self._rounds_since(number)
+        check_vector("trained", trained, len(self.model), self.model.device)
         one = torch.ones(1, dtype=torch.float64, device="cpu")
         ops.weighted_sum_(trained, [self.model], -one)
         return ops.weighted_sum_(trained, [self.model], one, beta=echo)
@@ -64,6 +70,8 @@ class FedAWEClient:
             ValueError: as for :meth:`answer_`.
         """
         self._rounds_since(number)
+        if model.shape != self.model.shape:
+            raise ValueError(f"model: expected shape {[*self.model.shape]}, got {[*model.shape]}")
         self.model.copy_(model)
         self.last = number
 

@@ -59,8 +59,8 @@ class GeometricMedian(GramRule):
         start: the first z: ``"mean"`` (the weighted mean) or ``"zero"``.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights; None: equal.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder`` and ``max_age`` (:class:`GramRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
     """
 
     def __init__(

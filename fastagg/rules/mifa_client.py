@@ -15,7 +15,7 @@ from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.modes import plain_modes
-from fastagg.options import FLOAT32_LIMIT
+from fastagg.options import FLOAT32_LIMIT, read_size
 from fastagg.registry import register
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
@@ -23,7 +23,7 @@ from fastagg.signals import SignalsDeferred
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.buffer import Clients
-from fastagg.updates.cohort import Cohort, read_ids
+from fastagg.updates.cohort import Cohort, check_vector, read_ids, read_integers
 from fastagg.updates.small import copy_in_pieces_, pieces
 
 if TYPE_CHECKING:
@@ -261,7 +261,8 @@ class MIFAClient:
     """
 
     def __init__(self, num_params: int, device: str | torch.device = "cpu") -> None:
-        self.row = torch.zeros(num_params, device=device, dtype=torch.float64)
+        size = read_size("num_params", num_params)
+        self.row = torch.zeros(size, device=device, dtype=torch.float64)
         self.answers = 0
         self.pending: Tensor | None = None
 
@@ -273,10 +274,12 @@ class MIFAClient:
                 this client, so its row is zero.
 
         Raises:
+            TypeError: ``answers`` is no integer. Nothing has changed.
             ValueError: the server's count is neither that of this client nor one more. The server
                 has gone back to an earlier checkpoint, or another client has this id. Nothing has
                 changed.
         """
+        (answers,) = read_integers("answers", [answers], 1)  # a tensor may change later
         if answers == self.answers + 1 and self.pending is not None:
             self.row.add_(self.pending)  # exact but for the last bits of float64
             self.answers = answers
@@ -297,11 +300,13 @@ class MIFAClient:
 
         Raises:
             RuntimeError: nothing is known of the last difference; call :meth:`learn`.
+            TypeError, ValueError: ``update`` is not as described.
         """
         if self.pending is not None:
             raise RuntimeError(
                 "difference_: call learn first: the last difference may have counted"
             )
+        check_vector("update", update, len(self.row), self.row.device)
         ops.add_total_(update, self.row, -1.0, 1.0)
         self.pending = update.clone()
         return update

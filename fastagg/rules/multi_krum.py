@@ -50,8 +50,8 @@ class MultiKrum(SketchedGramRule):
             :class:`fastagg.rules._sketched_gram_rule.SketchedGramRule`.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights in the mean; None: equal.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder`` and ``max_age`` (:class:`GramRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
 
     A step raises ValueError if n <= 2f.
     """

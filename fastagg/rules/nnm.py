@@ -52,8 +52,8 @@ class NNM(WrapperRule):
         rule_options: options of that rule, by name. ``num_byzantine`` is not passed on to it.
         reuse: use the last updates of absent clients as well; see :class:`GramRule`.
         client_weights: [K] relative weights, in the means and in the rule; None: equal.
-        **options: ``memory_dtype`` and ``memory_folder`` (:class:`GramRule`), and the options of
-            every rule (:class:`fastagg.Aggregator`).
+        **options: ``memory_dtype``, ``memory_folder`` and ``max_age`` (:class:`GramRule`), and the
+            options of every rule (:class:`fastagg.Aggregator`).
 
     A step raises ValueError if n <= 2f.
     """

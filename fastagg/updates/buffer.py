@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.options import read_size
 from fastagg.updates.allocation import allocate_rows
 
 Clients = Tensor | NDArray[np.integer[Any]] | Sequence[int]
@@ -44,15 +45,15 @@ class UpdateBuffer:
         capacity: number of rows; K if every client has a row.
         num_params: d.
         device: device of the rows.
+
+    Raises:
+        TypeError, ValueError: a size is not an int of at least 1.
     """
 
     def __init__(self, capacity: int, num_params: int, device: str | torch.device = "cpu") -> None:
-        if capacity < 1 or num_params < 1:
-            raise ValueError(
-                f"capacity, num_params: expected at least 1 each, got {capacity} and {num_params}"
-            )
-        self._num_params = num_params
-        self._rows = allocate_rows(capacity, num_params, device)
+        size = read_size("capacity", capacity)
+        self._num_params = read_size("num_params", num_params)
+        self._rows = allocate_rows(size, self._num_params, device)
 
     @property
     def capacity(self) -> int:
@@ -77,10 +78,16 @@ class UpdateBuffer:
             IndexError: ``client`` is not in [0, capacity).
             TypeError: ``client`` is no integer.
         """
+        return self._rows[self._index(client)]
+
+    def _index(self, client: int) -> int:
+        """Return a client's id as an int in [0, capacity); raise as :meth:`row`."""
+        if isinstance(client, bool):  # of a mask, which is no list of ids
+            raise TypeError(f"client: expected an integer, got {client}")
         index = operator.index(client)
         if not 0 <= index < self.capacity:
             raise IndexError(f"client: expected an id in [0, {self.capacity}), got {client}")
-        return self._rows[index]
+        return index
 
     def rows(self, clients: Clients) -> list[Tensor]:
         """Return the rows of several clients, tensors [d], in the order given."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastagg import tensor_file
-from fastagg.options import read_size
+from fastagg.options import read_count, read_size
 from fastagg.tensor_file import TensorFileError
 from fastagg.updates.any_rows import StreamedRow
 from fastagg.updates.layout import FlatLayout
@@ -48,6 +48,9 @@ class ClientFiles(ColumnSource):
             hold local models. It is subtracted from each. None if the files hold updates.
         columns: the columns [begin, end) to read, such as those of a rank. None reads all.
         budget: bytes of scratch memory for the rows' pieces.
+
+    Raises:
+        TypeError, ValueError: an argument is not as described. Files are opened in a step.
     """
 
     def __init__(
@@ -59,7 +62,12 @@ class ClientFiles(ColumnSource):
         columns: tuple[int, int] | None = None,
         budget: int = BUDGET,
     ) -> None:
-        begin, end = columns or (0, layout.num_params)
+        if isinstance(paths, str | os.PathLike):
+            raise TypeError(f"paths: expected a sequence of paths, got {os.fspath(paths)!r}")
+        if base is not None and not isinstance(base, Tensor):
+            raise TypeError(f"base: expected a tensor, got {type(base).__name__}")
+        first, last = columns or (0, layout.num_params)
+        begin, end = read_count("columns", first, least=0), read_count("columns", last, least=0)
         if not 0 <= begin < end <= layout.num_params:
             raise ValueError(f"columns: expected a part of 0:{layout.num_params}, got {columns}")
         self.num_params = end - begin

@@ -55,9 +55,7 @@ class RowPool(UpdateBuffer):
             IndexError: ``client`` is not in [0, capacity).
             TypeError: ``client`` is no integer.
         """
-        index = operator.index(client)
-        if not 0 <= index < self.capacity:
-            raise IndexError(f"client: expected an id in [0, {self.capacity}), got {client}")
+        index = self._index(client)
         if index not in self._taken:
             if not self._free:
                 self._free = allocate_rows(_BATCH, self.num_params, self._device)

@@ -5,9 +5,10 @@
     files = ClientFiles(paths, layout, budget=1 << 28)
     agg.step(params, files, clients)
 
-A rule that weights rows reads a source at most twice in a step, once for the Gram matrix and once
-for the sum. A rule that remembers rows reads it once, into spare rows. The source's ``budget``
-bounds how much is in memory at a time.
+Most rules that weight rows read a source once or twice in a step: once for the sum and, if needed,
+once for the Gram matrix. A rule that remembers rows reads it once, into spare rows. Nearly equal
+rows of a robust rule, and ``clip_norm``, take a pass more (docs/distributed.md has all numbers).
+The source's ``budget`` bounds how much is in memory at a time.
 
 Results equal those of the same rows in memory. They are bit-identical if the budget covers a
 segment of all rows (4 S x 2^20 bytes for d up to 2^28, more for larger d) or all d columns of them.

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastagg
 from fastagg import CheckpointError, checkpoint
 from fastagg.distributed import ShardedAggregator, storage
 from fastagg.distributed.ranks import Ranks
@@ -145,3 +146,39 @@ def test_notes_are_loaded_as_json_has_them(tmp_path: Path) -> None:
     agg.save(tmp_path / "checkpoint", notes=notes)
     expected = {"9": 0.1, "10": None, "pair": [1, [True]], "text": "\ud800 \u00e9"}
     assert ShardedAggregator.load(tmp_path / "checkpoint").notes == expected
+
+
+@pytest.mark.parametrize("num_params", [D - 1, D + 1])
+def test_a_checkpoint_is_not_loaded_with_another_number_of_columns(
+    num_params: int, tmp_path: Path
+) -> None:
+    """The state of some rules does not depend on d, but further columns do."""
+    agg = ShardedAggregator("fdms", num_clients=K, num_params=D)
+    agg.save(tmp_path / "checkpoint", columns={"params": torch.ones(D)})
+    with pytest.raises(ValueError, match=rf"^num_params: expected {D}, .* got {num_params}"):
+        ShardedAggregator.load(tmp_path / "checkpoint", num_params=num_params)
+    assert ShardedAggregator.load(tmp_path / "checkpoint", num_params=D).aggregator.num_own == D
+
+
+def test_options_that_may_change_between_steps_are_those_of_the_rule() -> None:
+    agg = ShardedAggregator("fedavg", num_clients=K, num_params=D)
+    agg.min_active, agg.clip_norm, agg.noise_multiplier = 2, 0.5, 1.0
+    rule = agg.local
+    assert (rule.min_active, rule.clip_norm, rule.noise_multiplier) == (2, 0.5, 1.0)
+    assert (agg.min_active, agg.clip_norm, agg.noise_multiplier) == (2, 0.5, 1.0)
+    report = agg.step(torch.zeros(D), 100.0 * torch.ones(2, D), [0, 1])
+    assert report.clip_norm == 0.5 and report.noise is not None
+    for wrong in (fastagg.AdaptiveClip(count_noise=2.0), 0.0):
+        with pytest.raises(ValueError, match=r"^clip_norm: "):
+            agg.clip_norm = wrong
+    assert agg.clip_norm == rule.clip_norm == 0.5
+    with pytest.raises(ValueError, match="min_active: expected at most"):
+        agg.min_active = K + 1
+
+
+@pytest.mark.parametrize("notes", [[1], "rounds", 3])
+def test_notes_without_names_are_refused(notes: Any, tmp_path: Path) -> None:
+    agg = ShardedAggregator("fedavg", num_clients=K, num_params=D)
+    with pytest.raises(TypeError, match="notes: expected a mapping, got "):
+        agg.save(tmp_path / "checkpoint", notes=notes)
+    assert not (tmp_path / "checkpoint").exists()

@@ -85,6 +85,7 @@ def test_a_round_without_noise_is_an_error() -> None:
         ([1.0], "1", TypeError, "^delta: "),
         ([0.0], 1e-5, ValueError, r"^rounds\[0\]: "),
         ([1.0, None], 1e-5, TypeError, r"^rounds\[1\]: "),
+        (1.0, 1e-5, TypeError, "^rounds: expected reports or numbers, got float"),
     ],
 )
 def test_bad_arguments_are_refused(

@@ -108,3 +108,18 @@ def test_bad_rounds(same_bits: Callable[..., None]) -> None:
     same_bits(client.model, torch.ones(2))
     with pytest.raises(ValueError, match="eta"):
         FedAWEClient(torch.zeros(2), eta=-1.0)
+
+
+def test_a_model_of_another_form_is_refused() -> None:
+    client = FedAWEClient(torch.zeros(3))
+    for size in (1, 4):  # one number would be taken for all parameters
+        with pytest.raises(ValueError, match=rf"^model: expected shape \[3\], got \[{size}\]"):
+            client.receive(torch.ones(size), 0)
+    with pytest.raises(ValueError, match=r"^trained: expected shape"):
+        client.answer_(torch.ones(4), 0)
+    with pytest.raises(TypeError, match=r"^trained: expected dtype"):
+        client.answer_(torch.ones(3, dtype=torch.float64), 0)
+    assert client.model.tolist() == [0.0] * 3 and client.last == -1
+    for first in ([0.0], torch.zeros(3, dtype=torch.float64), torch.zeros(3, 1)):
+        with pytest.raises((TypeError, ValueError), match=r"^first_model: expected "):
+            FedAWEClient(first)  # type: ignore[arg-type]

@@ -298,3 +298,35 @@ def test_steps_that_leave_the_range_are_refused(same_state: Callable[..., None])
 def test_bad_options() -> None:
     with pytest.raises(ValueError, match='empty_rounds: expected "apply" or "skip"'):
         MIFADifferences(num_clients=2, num_params=1, empty_rounds="maybe")
+
+
+def test_a_count_of_another_type_is_refused_and_a_tensor_is_not_kept() -> None:
+    client, answers = fastagg.MIFAClient(2), torch.tensor([1, 0])
+    client.difference_(torch.ones(2))
+    for wrong in ("1", 1.0, True, None, torch.tensor([1, 2]), torch.tensor(1.0)):
+        with pytest.raises(TypeError, match=r"^answers: expected ints, got "):
+            client.learn(wrong)  # type: ignore[arg-type]
+    assert client.pending is not None and client.answers == 0
+    client.learn(answers[0])  # type: ignore[arg-type]
+    answers.zero_()  # as load_state_dict changes the rule's counts
+    assert client.answers == 1 and type(client.answers) is int
+    assert client.row.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("update", "error"),
+    [
+        (torch.ones(3), ValueError),
+        (torch.ones(2, dtype=torch.float64), TypeError),
+        ([1.0, 1.0], TypeError),
+    ],
+)
+def test_an_update_of_another_form_is_refused_by_the_client(
+    update: Any, error: type[Exception]
+) -> None:
+    client = fastagg.MIFAClient(2)
+    with pytest.raises(error, match=r"^update: expected "):
+        client.difference_(update)
+    assert client.pending is None
+    with pytest.raises(TypeError, match=r"^num_params: expected an int"):
+        fastagg.MIFAClient("2")  # type: ignore[arg-type]
