@@ -152,6 +152,8 @@ class TimingsCommand:
     def execute(self, console: Console) -> int:
         from fastagg_sim.timings import read_spent, shares
 
+        if not 0.0 <= self.limit <= 1.0:  # a NaN would pass any share
+            raise ConfigError(f"--limit: expected a fraction in [0, 1], got {self.limit}")
         spent = read_spent(self.folders)
         grid = shares(spent, self.limit)
         console.print(grid.to_markdown(), markup=False, highlight=False, soft_wrap=True)
@@ -163,6 +165,8 @@ def _run_command(options: RunOptions, console: Console) -> int:
     from fastagg_sim.results import read_config
 
     config = options.build() if options.config is None else read_config(options.config)
+    if options.out is None and (config.name in ("", "..") or config.name != Path(config.name).name):
+        raise ConfigError(f"--name: expected the name of a folder in results, got {config.name!r}")
     out = options.out or Path("results") / config.name
     compute(
         [(out, config)],

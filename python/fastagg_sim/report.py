@@ -20,7 +20,13 @@ from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.results import ResultsFolder
-from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, check_workers, run_jobs
+from fastagg_sim.runner import (
+    CHECKPOINT_SECONDS,
+    Interrupted,
+    check_checkpoint_seconds,
+    check_workers,
+    run_jobs,
+)
 from fastagg_sim.simulated_time import simulated_time
 from fastagg_sim.simulation import dropout_process, make_aggregator, split_clients
 from fastagg_sim.tables import summary
@@ -101,11 +107,13 @@ def compute(
     Finished jobs that the folders already contain are reused, and so are jobs with the same
     settings in the results folders `reuse`, or below them.
 
-    Raises ConfigError before any job runs, also if `workers` is below 1 or another run uses one of
-    the folders, Interrupted if the run was stopped, and JobsFailed at the end if jobs failed.
+    Raises ConfigError before any job runs, also if `workers` or `checkpoint_seconds` is out of
+    range or another run uses one of the folders, Interrupted if the run was stopped, and JobsFailed
+    at the end if jobs failed.
     """
     console = console or Console()
     check_workers(workers)
+    check_checkpoint_seconds(checkpoint_seconds)
     for _, config in parts:
         check(config)
     folders = [ResultsFolder(path, config) for path, config in parts]

@@ -382,6 +382,8 @@ def _options(name: str, pairs: tuple[str, ...]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             raise ConfigError(f"--{name}: expected KEY=VALUE, got {pair!r}")
+        if key in found:
+            raise ConfigError(f"--{name}: expected each key once, got {key!r} again: {pair!r}")
         try:
             found[key] = json.loads(value)
         except json.JSONDecodeError:

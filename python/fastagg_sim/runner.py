@@ -251,6 +251,12 @@ def check_workers(workers: int | None) -> None:
         raise ConfigError(f"workers: expected at least 1 worker process, got {workers}")
 
 
+def check_checkpoint_seconds(seconds: float) -> None:
+    """Raise ConfigError if checkpoints would come after every round, or never because of a NaN."""
+    if not seconds >= 0.0:
+        raise ConfigError(f"checkpoint_seconds: expected seconds of at least 0, got {seconds}")
+
+
 def run_jobs(
     folders: Sequence[JobFolder],
     *,
@@ -270,6 +276,7 @@ def run_jobs(
     ends them at once.
     """
     check_workers(workers)
+    check_checkpoint_seconds(checkpoint_seconds)
     waiting = [folder for folder in folders if not folder.finished]
     for device in {folder.job.task.device for folder in waiting}:
         require_device(device)

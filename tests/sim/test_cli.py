@@ -96,6 +96,9 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--batch-size", "0", "--dataset", "mnist"], "batch_size: expected at least 1, got 0"),
         (["--workers", "0"], "workers: expected at least 1"),
         (["--workers", "-1"], "workers: expected at least 1"),
+        (["--checkpoint-seconds", "nan"], "checkpoint_seconds: expected seconds of at least 0"),
+        (["--checkpoint-seconds", "-1"], "checkpoint_seconds: expected seconds of at least 0"),
+        (["--rules", "fdms:sketch=8,sketch=9"], "expected each key once, got 'sketch' again"),
         (["--config", "nowhere.json"], "found none"),
         (["--config", "nowhere.json", "--lr", "0.5"], "cannot be combined with --lr"),
         (["--config", "nowhere.json", "--rounds", "50"], "cannot be combined with --rounds"),
@@ -117,6 +120,25 @@ def test_runs_with_other_options_have_other_folders() -> None:
     names = [RunOptions(lr=lr).build().name for lr in (0.1, 0.1, 0.2)]
     assert names[0] == names[1] != names[2] and names[0].startswith("digits-")
     assert RunOptions(name="mine").build().name == "mine"
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "", ".", ".."])
+def test_a_name_is_that_of_a_folder_in_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["run", "--rounds", "1", "--name", name]) == 2
+    assert f"--name: expected the name of a folder in results, got {name!r}" in (
+        capsys.readouterr().err
+    )
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
+@pytest.mark.parametrize("limit", ["nan", "-0.1", "2"])
+def test_a_limit_of_a_share_is_a_fraction(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["timings", "results", "--limit", limit]) == 2
+    assert "--limit: expected a fraction in [0, 1]" in capsys.readouterr().err
 
 
 def test_quick_results_have_a_folder_of_their_own(
