@@ -45,7 +45,7 @@ PAGES := tests/pages
 EMULATOR := tests/cuda/test_emulated.py
 BENCHMARKS := $(wildcard tests/test_benchmark*.py) tests/cuda/test_gpu_benchmark.py
 FAULTS := tests/fuzz tests/sim/test_killed_runs.py tests/integrations/test_http_example.py
-test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (5 to 7 minutes on two cores)
+test: build-dev  ## set up, then run all tests but those of pages, benchmarks, the emulator and faults (5 to 12 minutes on two cores)
 	$(PY) -m pytest -q $(PARALLEL) $(patsubst %,--ignore=%,$(PAGES) $(EMULATOR) $(BENCHMARKS) $(FAULTS)) $(ARGS)
 
 # Tests of the library, with the best instruction set only, and of the simulation's options, in one process.
@@ -94,7 +94,7 @@ FRAMEWORKS := $(VENV)/frameworks
 test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research and NVFlare in a separate environment, run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) -m flower tests/integrations tests/pages $(ARGS)
 
-# Those that need Flower are skipped in the first line.
+# The first command skips the tests that need Flower; the second one runs those.
 test-long: build-dev $(FRAMEWORKS)/.stamp  ## run the tests that the others leave out, because they are marked long (10 minutes)
 	$(PY) -m pytest -q $(PARALLEL) --long -m long tests $(ARGS)
 	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) --long -m "flower and long" tests/integrations $(ARGS)
@@ -107,8 +107,8 @@ test-peers: build-dev $(FRAMEWORKS)/.stamp  ## run ByzFL's and Flower's own test
 flower-environment: $(FRAMEWORKS)/.stamp
 
 # An emulated Python of ARM64 builds the package with a cross compiler, which runs natively, and runs
-# the op tests with the NEON kernels. The portable kernels are left to other machines: nothing chooses them on ARM64. So are files
-# that test registrations and checks of arguments, which are the same everywhere.
+# the op tests with the NEON kernels. It leaves out the portable kernels, which no user gets on ARM64, and two files that test what is
+# the same on every processor: registrations, and checks of tensors that overlap.
 ARM := $(abspath $(VENV))/arm
 ARM_TREE := build/arm/tree
 ARM_PYTHON = PYTHONPATH=$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python

@@ -459,9 +459,11 @@ class Inbox:
         """
         rounds = _read_round(round)
         self._check_process()
-        self._check_open()
-        if self._files is not None:
-            self._files.settle(rounds)
+        with self._changed:
+            self._check_open()
+            files = self._files  # another thread may close the inbox
+        if files is not None:
+            files.settle(rounds)
 
     def _check_process(self) -> None:
         """Raise RuntimeError if this process was forked and the files are those of its parent."""
@@ -475,10 +477,10 @@ class Inbox:
     def close(self) -> None:
         """Let another inbox use the folder. The files stay.
 
-        Further calls of :meth:`put`, :meth:`take`, :meth:`discard` and :meth:`settle` raise
-        RuntimeError, and so do those of other threads that wait. The end of a step in progress
-        changes no file: a restart takes its answers by the number of rounds. A second call does
-        nothing.
+        Later calls of :meth:`put`, :meth:`take`, :meth:`discard` and :meth:`settle` raise
+        RuntimeError, and so do calls that are waiting in other threads. If a step is in progress,
+        its end changes no file: after a restart, the number of rounds tells which answers it used.
+        Closing twice does nothing more.
         """
         with self._changed:
             self._closed = True

@@ -93,6 +93,9 @@ class ShardedAggregator:
             NCCL.
     """
 
+    # An option of the rule that has no property here cannot be assigned: it would have no effect.
+    __slots__ = ("_ranks", "begin", "bounds", "end", "local", "num_own", "num_params", "segment")
+
     def __init__(
         self,
         rule: str,

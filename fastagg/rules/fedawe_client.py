@@ -37,9 +37,9 @@ class FedAWEClient:
     """
 
     def __init__(self, first_model: Tensor, *, eta: float = 1.0, first_round: int = 0) -> None:
-        size = len(first_model) if isinstance(first_model, Tensor) and first_model.ndim else 0
-        device = getattr(first_model, "device", torch.device("cpu"))
-        check_vector("first_model", first_model, size, device)
+        if not isinstance(first_model, Tensor):
+            raise TypeError(f"first_model: expected a tensor, got {type(first_model).__name__}")
+        check_vector("first_model", first_model, first_model.numel(), first_model.device)
         self.model = first_model.detach().clone()
         self.eta = read_factor("eta", eta)
         self.last = read_count("first_round", first_round, least=0) - 1

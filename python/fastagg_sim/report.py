@@ -20,13 +20,7 @@ from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.results import ResultsFolder
-from fastagg_sim.runner import (
-    CHECKPOINT_SECONDS,
-    Interrupted,
-    check_checkpoint_seconds,
-    check_workers,
-    run_jobs,
-)
+from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, check_settings, run_jobs
 from fastagg_sim.simulated_time import simulated_time
 from fastagg_sim.simulation import dropout_process, make_aggregator, split_clients
 from fastagg_sim.tables import summary
@@ -112,8 +106,7 @@ def compute(
     at the end if jobs failed.
     """
     console = console or Console()
-    check_workers(workers)
-    check_checkpoint_seconds(checkpoint_seconds)
+    check_settings(workers, checkpoint_seconds)
     for _, config in parts:
         check(config)
     folders = [ResultsFolder(path, config) for path, config in parts]

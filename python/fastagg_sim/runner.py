@@ -245,16 +245,17 @@ def default_workers() -> int:
     return os.cpu_count() or 1
 
 
-def check_workers(workers: int | None) -> None:
-    """Raise ConfigError if a number of worker processes is given and is below 1."""
+def check_settings(workers: int | None, checkpoint_seconds: float) -> None:
+    """Raise ConfigError if there is no worker process, or if seconds are negative or NaN.
+
+    A NaN is above nothing, so with it no checkpoint would be saved.
+    """
     if workers is not None and workers < 1:
         raise ConfigError(f"workers: expected at least 1 worker process, got {workers}")
-
-
-def check_checkpoint_seconds(seconds: float) -> None:
-    """Raise ConfigError if checkpoints would come after every round, or never because of a NaN."""
-    if not seconds >= 0.0:
-        raise ConfigError(f"checkpoint_seconds: expected seconds of at least 0, got {seconds}")
+    if not checkpoint_seconds >= 0.0:
+        raise ConfigError(
+            f"checkpoint_seconds: expected seconds of at least 0, got {checkpoint_seconds}"
+        )
 
 
 def run_jobs(
@@ -275,8 +276,7 @@ def run_jobs(
     Interrupted after Ctrl-C or SIGTERM, once all workers have saved a checkpoint; a second Ctrl-C
     ends them at once.
     """
-    check_workers(workers)
-    check_checkpoint_seconds(checkpoint_seconds)
+    check_settings(workers, checkpoint_seconds)
     waiting = [folder for folder in folders if not folder.finished]
     for device in {folder.job.task.device for folder in waiting}:
         require_device(device)

@@ -174,6 +174,8 @@ def test_options_that_may_change_between_steps_are_those_of_the_rule() -> None:
     assert agg.clip_norm == rule.clip_norm == 0.5
     with pytest.raises(ValueError, match="min_active: expected at most"):
         agg.min_active = K + 1
+    with pytest.raises(AttributeError, match="nonfinite"):  # an option without a property here
+        agg.nonfinite = "drop"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("notes", [[1], "rounds", 3])
