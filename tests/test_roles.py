@@ -116,6 +116,15 @@ def test_a_layout_with_roles() -> None:
     assert partial.flatten_statistics(model).shape == (0,)
 
 
+def test_a_whole_name_is_no_pattern() -> None:
+    """Names of a ParameterDict may have brackets, which a pattern would read as a set."""
+    state = {"p.a[0]": torch.ones(2), "p.a[1]": torch.ones(3), "p.b*": torch.ones(4)}
+    layout = FlatLayout.from_state_dict(state, roles={"p.a[1]": "server", "p.b*": "local"})
+    assert layout.roles == {"p.a[0]": "rule", "p.a[1]": "server", "p.b*": "local"}
+    with pytest.raises(ValueError, match=r"'p.a\[2\]' matches no array"):
+        FlatLayout.from_state_dict(state, roles={"p.a[2]": "server"})
+
+
 def test_without_roles_nothing_changes() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     layout = FlatLayout.from_module(model, integers="exclude")

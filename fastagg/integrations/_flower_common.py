@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from fastagg.integrations._report import Answer, RoundReport
+from fastagg.integrations._report import Answer, RoundReport, closed
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief
 from fastagg.integrations._wire import Arrays
@@ -20,7 +20,8 @@ _LOG = logging.getLogger("flwr")
 IdFn = Callable[[Any, dict[str, Any]], int]
 """(node id, metrics of its answer) -> client id."""
 
-_WRAPPERS = ("DifferentialPrivacyClientSide", "DifferentialPrivacyServerSide")
+_WRAPPERS = ("DifferentialPrivacyClientSide", "DifferentialPrivacyServerSide", "DPFedAvg")
+_EQUAL = "DPFedAvg"  # the wrappers that give all results the same number of examples
 _PAUSE = 1.0  # seconds from one look at the connected nodes to the next
 
 
@@ -94,9 +95,11 @@ def check_wrappers(server: AggregationServer) -> None:
         ValueError: the aggregate of the rule is no mean with equal weights, or has late answers,
             which do not pass the wrapper.
     """
-    problem = _more_than_a_mean(server)
-    wrapper = _caller(_WRAPPERS) if problem else None
+    wrapper = _caller(_WRAPPERS)
     if wrapper is None:
+        return
+    problem = _more_than_a_mean(server, server.weighing.used and not wrapper.startswith(_EQUAL))
+    if not problem:
         return
     raise ValueError(
         f"{wrapper} adds noise for a mean of clipped updates with equal weights, in which "
@@ -140,12 +143,17 @@ def _caller(names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _more_than_a_mean(server: AggregationServer) -> str:
-    """Return why one client may change the model by more than in a mean; empty if it may not."""
+def _more_than_a_mean(server: AggregationServer, weighted: bool) -> str:
+    """Return why one client may change the model by more than in a mean; empty if it may not.
+
+    Args:
+        server: with the rule.
+        weighted: whether the weights of updates may differ.
+    """
     rule = server.example
     if rule.name != "fedavg":
         return f"the rule {rule.name!r} may give a client a larger factor, or remember its update"
-    if server.weighing.used:
+    if weighted:
         return "updates have the weights num-examples (pass weighted=False)"
     if rule.tells_clients_apart:
         return "the rule has client_weights that differ"
@@ -180,6 +188,28 @@ def settle_round(server: AggregationServer, report: RoundReport | None) -> Round
         _log_checkpoint_error(error)
         report = None if report is None else replace(report, checkpoint_error=error)
     return report
+
+
+def close_missed_round(server: AggregationServer, note: Callable[[RoundReport], None]) -> None:
+    """Close the round before, if it was never aggregated, and pass its report to ``note``.
+
+    Flower's wrappers for differential privacy leave a strategy out when a client has failed. The
+    round counts nevertheless: otherwise the next one would draw the same clients, and so on.
+    """
+    if server.has_open_round:
+        why = "the round was not aggregated, perhaps because a client failed"
+        closed(lambda: server.skip_round(why), note)
+
+
+def save_last(server: AggregationServer) -> None:
+    """Write the checkpoint of a run that has ended, if it is missing.
+
+    One that cannot be written is an error in the log: the run has a result, which must not be lost.
+    """
+    try:
+        server.save_if_due()
+    except (OSError, ValueError, MemoryError) as error:
+        _LOG.error("\tthe last checkpoint was not written: %s", str(error) or type(error).__name__)
 
 
 def _log_checkpoint_error(error: str) -> None:

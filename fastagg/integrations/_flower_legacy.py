@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -22,6 +24,7 @@ from fastagg.integrations._flower_common import (
     answer_with_id,
     check_secure_aggregation,
     check_wrappers,
+    close_missed_round,
     id_source,
     log_changes,
     log_report,
@@ -31,7 +34,8 @@ from fastagg.integrations._flower_common import (
 )
 from fastagg.integrations._flower_legacy_late import LateResults
 from fastagg.integrations._flower_metrics import combine_results
-from fastagg.integrations._report import Answer, RoundReport
+from fastagg.integrations._hosted_rule import check_options
+from fastagg.integrations._report import Answer, RoundReport, closed
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief, cut, is_finite
 from fastagg.options import read_positive
@@ -122,6 +126,7 @@ class FastAggLegacyStrategy(FedAvg):
         self.node_timeout = read_positive("node_timeout", node_timeout)
         self.resume_from = resume_from
         self.names = None if names is None else [*names]
+        check_options(rule, rule_options or {})
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
@@ -147,6 +152,7 @@ class FastAggLegacyStrategy(FedAvg):
         self.last_report: RoundReport | None = None
         self._late = LateResults(self._keep_late)
         self._sent: Parameters | None = None  # the global model in the form that is sent
+        self._data: list[bytes] = []  # its arrays when it was made
 
     def __repr__(self) -> str:
         return (
@@ -176,12 +182,17 @@ class FastAggLegacyStrategy(FedAvg):
         check_wrappers(self.server)
         check_secure_aggregation(self.server)
         self._settle(parameters)
+        close_missed_round(self.server, self._note)
         config = {} if self.on_fit_config_fn is None else self.on_fit_config_fn(server_round)
         proxies = self._wait(client_manager, self.min_fit_clients)
         count, _ = self.num_fit_clients(len(proxies))
         free = self._free(proxies, self.node_timeout)
         asked = self.server.sample(free, count, self.seed)
         self.server.open_round(asked, list(proxies))
+        if not asked:  # then Flower's server does not call aggregate_fit
+            why = "no client is connected" if not proxies else "all clients work on earlier rounds"
+            closed(lambda: self.server.skip_round(why), self._note)
+            return []
         fit_ins = FitIns(self._model(), config)
         chosen = [proxies[cid] for cid in asked]
         if self.server.takes_late_answers and chosen:
@@ -212,15 +223,14 @@ class FastAggLegacyStrategy(FedAvg):
         for failure in failures:
             _LOG.info("\t> Received failure: %s", _reason(failure))
         if failures and not self.accept_failures:
-            _LOG.info("\tnothing is aggregated: clients failed, and accept_failures is False")
-            results = []
+            why = "clients failed, and accept_failures is False"
+            closed(lambda: self.server.skip_round(why), self._note)
+            return None, {}
         answers = [self._read(proxy.cid, result) for proxy, result in results]
         if self.server.takes_late_answers:
             self._late.check_called()
         log_weighing(self.server, "num_examples")
-        report = self.server.close_round(answers, settled=False)
-        self.last_report = report
-        log_report(report)
+        report = closed(lambda: self.server.close_round(answers, settled=False), self._note)
         metrics: dict[str, Scalar] = {}
         if self.fit_metrics_aggregation_fn is not None:
             used = {p.cid: _note(r) for p, r in results} | report.late_notes
@@ -274,9 +284,17 @@ class FastAggLegacyStrategy(FedAvg):
         self._settle(parameters)
         return super().evaluate(server_round, parameters)
 
+    def _note(self, report: RoundReport) -> None:
+        """Store and log the report of a round."""
+        self.last_report = report
+        log_report(report)
+
     def _settle(self, parameters: Parameters) -> None:
         """Make ``parameters`` the model, and end the round before, if that is not done yet."""
-        if self._sent is None or parameters is not self._sent:
+        # A subclass may have changed an array of the model that it got.
+        data = parameters.tensors
+        same = len(data) == len(self._data) and all(map(operator.is_, data, self._data))
+        if self._sent is None or parameters is not self._sent or not same:
             self.server.set_model(self._arrays(parameters))
             self._sent = None
         self.last_report = settle_round(self.server, self.last_report)
@@ -284,7 +302,9 @@ class FastAggLegacyStrategy(FedAvg):
     def _wait(self, client_manager: ClientManager, least: int) -> dict[str, ClientProxy]:
         """Wait for clients, at most ``node_timeout`` seconds; return those that are connected."""
         least = max(self.min_available_clients, least)
-        if not client_manager.wait_for(least, timeout=math.ceil(self.node_timeout)):
+        # Python waits no longer: it would raise an OverflowError.
+        seconds = math.ceil(min(self.node_timeout, threading.TIMEOUT_MAX))
+        if not client_manager.wait_for(least, timeout=seconds):
             warn_of_missing(client_manager.num_available(), least, self.node_timeout)
         return client_manager.all()
 
@@ -303,7 +323,8 @@ class FastAggLegacyStrategy(FedAvg):
     def _model(self) -> Parameters:
         """Return the global model to send; the same object until the model changes."""
         if self._sent is None:
-            self._sent = Parameters(list(self.server.arrays().values()), tensor_type=_NUMPY)
+            self._data = list(self.server.arrays().values())
+            self._sent = Parameters([*self._data], tensor_type=_NUMPY)
         return self._sent
 
     def _read(self, cid: str, result: FitRes) -> Answer:

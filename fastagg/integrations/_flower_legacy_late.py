@@ -61,7 +61,8 @@ class LateResults:
         """Return those of ``clients`` that have no call; wait ``timeout`` seconds for one."""
         names = set(clients)
         with self._changed:
-            self._changed.wait_for(lambda: not names or names - self._busy, timeout)
+            seconds = min(timeout, threading.TIMEOUT_MAX)
+            self._changed.wait_for(lambda: not names or names - self._busy, seconds)
             return names - self._busy
 
     def call(
@@ -80,7 +81,7 @@ class LateResults:
         with self._changed:
             thread.start()
             self._busy.add(proxy.cid)
-            if not self._changed.wait_for(lambda: answer.done, timeout):
+            if not self._changed.wait_for(lambda: answer.done, min(timeout, threading.TIMEOUT_MAX)):
                 answer.is_late = True
                 raise TimeoutError(
                     f"client {proxy.cid}: no result within {timeout:g} s; it counts when it comes"

@@ -28,16 +28,19 @@ from fastagg.integrations._flower_common import (
     IdFn,
     answer_with_id,
     check_wrappers,
+    close_missed_round,
     id_source,
     log_changes,
     log_report,
     log_weighing,
+    save_last,
     settle_round,
     wait_for_nodes,
 )
 from fastagg.integrations._flower_late import LateReplies
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
-from fastagg.integrations._report import Answer, RoundReport
+from fastagg.integrations._hosted_rule import check_options
+from fastagg.integrations._report import Answer, RoundReport, closed
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import cut
 from fastagg.options import read_positive
@@ -183,6 +186,7 @@ class FastAggStrategy(FedAvg):
         self._id_fn = ids if callable(ids) else None
         self.seed = seed
         self.node_timeout = read_positive("node_timeout", node_timeout)
+        check_options(rule, rule_options)
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
@@ -204,6 +208,7 @@ class FastAggStrategy(FedAvg):
         self._questions = LateReplies(self._keep_late)
         self._runs = False  # whether start runs the rounds
         self._record: ArrayRecord | None = None  # the global model in the form that is sent
+        self._data: dict[str, bytes] = {}  # its arrays when it was made
 
     def summary(self) -> None:
         """Log the rule and the checkpoint, then Flower's summary."""
@@ -234,6 +239,7 @@ class FastAggStrategy(FedAvg):
                 "would not pass what a wrapper does to replies"
             )
         self._settle(arrays)
+        close_missed_round(self.server, self._note)
         if self.fraction_train == 0.0:
             self.server.open_round(None)
             return []
@@ -263,9 +269,7 @@ class FastAggStrategy(FedAvg):
         valid = self._log_errors("aggregate_train", replies)
         answers = [self._read(message) for message in valid]
         log_weighing(self.server, self.weighted_by_key)
-        report = self.server.close_round(answers, settled=False)
-        self.last_report = report
-        log_report(report)
+        report = closed(lambda: self.server.close_round(answers, settled=False), self._note)
         late = {
             sender: RecordDict({name: MetricRecord(dict(m)) for name, m in note.items()})
             for sender, note in report.late_notes.items()
@@ -354,7 +358,7 @@ class FastAggStrategy(FedAvg):
                 self._run_round(server_round, result, grid, timeout, train_config, evaluate_config)
                 if evaluate_fn is not None:
                     self._evaluate(evaluate_fn, server_round, result)
-            self.server.save_if_due()
+            save_last(self.server)
             self.server.check_not_empty(since=first)
         finally:
             self._runs = False
@@ -427,10 +431,23 @@ class FastAggStrategy(FedAvg):
 
     def _evaluate(self, evaluate_fn: EvaluateFn, server_round: int, result: Result) -> None:
         metrics = evaluate_fn(server_round, result.arrays)
+        if metrics is not None and not isinstance(metrics, MetricRecord):
+            try:
+                metrics = MetricRecord(metrics)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise TypeError(
+                    "evaluate_fn: expected a function that returns a MetricRecord or None, got "
+                    f"{type(metrics).__name__}: {error}"
+                ) from error
         _LOG.info("Global evaluation: %s", metrics)
         self.server.history.add("server", server_round, metrics)
         if metrics is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
+
+    def _note(self, report: RoundReport) -> None:
+        """Store and log the report of a round."""
+        self.last_report = report
+        log_report(report)
 
     def _settle(self, arrays: ArrayRecord) -> None:
         """Make ``arrays`` the server's model, and end the round before, if that is not done yet."""
@@ -460,20 +477,26 @@ class FastAggStrategy(FedAvg):
             )
 
     def _take(self, arrays: ArrayRecord) -> None:
-        """Make ``arrays`` the server's model, unless they are the record of :meth:`_model`."""
-        if self._record is None or arrays is not self._record:
-            for name, array in arrays.items():
-                if array.stype != _NUMPY:
-                    raise TypeError(f"array {name!r}: expected stype {_NUMPY}, got {array.stype}")
-            self.server.set_model({name: array.data for name, array in arrays.items()})
-            self._record = None
+        """Make ``arrays`` the server's model, unless they are the record of :meth:`_model`.
+
+        A subclass may have changed an array of that record, so arrays are compared, too.
+        """
+        if self._record is not None and arrays is self._record:
+            data = {name: array.data for name, array in arrays.items()}
+            if data.keys() == self._data.keys() and all(data[n] is self._data[n] for n in data):
+                return
+        for name, array in arrays.items():
+            if array.stype != _NUMPY:
+                raise TypeError(f"array {name!r}: expected stype {_NUMPY}, got {array.stype}")
+        self.server.set_model({name: array.data for name, array in arrays.items()})
+        self._record = None
 
     def _model(self) -> ArrayRecord:
         """Return the global model to send; the same object until the model changes."""
         if self._record is None:
             types = self.server.array_types()
-            self._record = ArrayRecord()
-            for name, data in self.server.arrays().items():
+            self._record, self._data = ArrayRecord(), self.server.arrays()
+            for name, data in self._data.items():
                 dtype, shape = types[name]
                 self._record[name] = Array(dtype=dtype, shape=shape, stype=_NUMPY, data=data)
         return self._record

@@ -9,7 +9,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
@@ -78,7 +78,7 @@ def combine_metrics(
 
     Returns:
         The combined metrics; None if there are no replies, no metrics, or the weights sum to 0, or
-        if the user's function raises an error, which is in the log.
+        if the user's function raises an error or returns no metrics, which is in the log.
     """
     replies = [_Reply.of(*item, weighted_by_key, ignored_key) for item in contents.items()]
     left: LeftOut = []
@@ -115,7 +115,7 @@ def _combined(
     if sum(reply.weight for reply in kept) == 0.0:
         return None
     records = [reply.record(weighted_by_key) for reply in kept]
-    return _called(aggregate, records, weighted_by_key)
+    return _called(aggregate, _record, records, weighted_by_key)
 
 
 def combine_results(
@@ -132,7 +132,8 @@ def combine_results(
         aggregate: the function.
 
     Returns:
-        Its result; empty if there are no results, if the numbers sum to 0, or if it raises.
+        Its result; empty if there are no results, if the numbers sum to 0, if it raises, or if it
+        returns no dict.
     """
     bad = {
         sender: {name for name, value in metrics.items() if _is_bad(value)}
@@ -156,7 +157,7 @@ def combine_results(
         if kept:
             _LOG.warning("\tno metrics: the sum of num_examples is 0")
         return {}
-    return _called(aggregate, kept) or {}
+    return _called(aggregate, _dict, kept) or {}
 
 
 def _is_bad(value: Scalar) -> bool:
@@ -173,13 +174,28 @@ def _types(metrics: Mapping[str, Scalar]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _called(function: Callable[..., T], *arguments: object) -> T | None:
-    """Return what a user's function for metrics returns; None, and log why, if it raises.
+def _record(found: Any) -> MetricRecord:
+    """Return what a user's function has returned as a MetricRecord, which checkpoints hold."""
+    return found if isinstance(found, MetricRecord) else MetricRecord(found)
+
+
+def _dict(found: Any) -> dict[str, Scalar]:
+    """Return what a user's function has returned as a dict, as Flower's server needs it."""
+    return {**found}
+
+
+def _called(function: Callable[..., Any], read: Callable[[Any], T], *arguments: object) -> T | None:
+    """Return what a user's function for metrics returns; None, and log why, if there is none.
 
     The step has been taken, and what the function gets is from clients: it must not end the run.
+
+    Args:
+        function: the function; it may return None.
+        read: returns its result in the form that is needed, or raises.
+        arguments: for the function.
     """
     try:
-        return function(*arguments)
+        found = function(*arguments)
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         _LOG.error(
@@ -187,6 +203,17 @@ def _called(function: Callable[..., T], *arguments: object) -> T | None:
             cut(repr(error)),
             frame.filename,
             frame.lineno,
+        )
+        return None
+    try:
+        return None if found is None else read(found)
+    except (TypeError, ValueError, AttributeError) as error:
+        got = type(found).__name__
+        _LOG.error(
+            "\tno metrics: expected numbers by name from the function for metrics, got a value of "
+            "type %s (%s)",
+            got,
+            cut(str(error)),
         )
         return None
 

@@ -13,7 +13,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.churn import widened_state
 from fastagg.options import to_saved
-from fastagg.registry import check_saved
+from fastagg.registry import check_saved, find
 from fastagg.rules.mimic import MimiC
 from fastagg.server_optimizer import ServerOptimizer
 
@@ -32,6 +32,35 @@ def refuse_needy(rule: str) -> None:
         raise ValueError(
             "rule: 'mifa-client' needs clients that keep rows and learn which of them counted, "
             "which the clients of other frameworks do not; use 'mifa'"
+        )
+
+
+def check_options(rule: str | Aggregator, options: Mapping[str, Any], late: str = "") -> None:
+    """Check the names of what a user gave as options of a rule.
+
+    Args:
+        rule: its name, or an aggregator, which needs none.
+        options: the options. Others say ``num_clients`` and ``num_params``.
+        late: why late answers never count; empty: they may.
+
+    Raises:
+        TypeError, ValueError: naming what is no option of the rule.
+    """
+    taken = sorted({"num_clients", "num_params"} & set(options))
+    if taken:
+        raise TypeError(
+            f"options of the rule: expected none of {taken}, because the rule gets the numbers of "
+            "clients and parameters of the run"
+        )
+    unused = sorted({"staleness", "max_staleness"} & set(options))
+    if late and unused:
+        raise ValueError(f"options of the rule: expected no {' and '.join(unused)}, because {late}")
+    if isinstance(rule, str):
+        find(rule, [*options])
+    elif isinstance(rule, Aggregator) and options:
+        raise TypeError(
+            f"rule: expected no options beside an aggregator, got {sorted(options)}; pass them to "
+            "fastagg.make, or give the rule by name"
         )
 
 
@@ -54,11 +83,7 @@ def check_aggregator(
             "rule: 'mimic' with mode 'client' needs clients that keep corrections and receive the "
             "aggregate, which the clients of other frameworks do not; use mode 'server'"
         )
-    if options:
-        raise TypeError(
-            f"rule: expected no options beside an aggregator, got {sorted(options)}; pass them to "
-            "fastagg.make, or give the rule by name"
-        )
+    check_options(aggregator, options)
     if num_clients is not None and num_clients != aggregator.num_clients:
         raise ValueError(
             f"num_clients: expected {aggregator.num_clients}, as in the aggregator, got "

@@ -150,7 +150,9 @@ class ClientIds:
                     hint = ", which reported none; either all clients must report theirs or none"
                 return f"{sender} claims to be client {client}, who is {owner}{hint}"
             found.reassigned[client] = (owner, sender)
-        if client in self.used and owner in self.given and owner != sender:
+        # Without an owner: it was assigned to a sender which has reported another one since.
+        assigned = owner in self.given if owner is not None else not trusted
+        if client in self.used and owner != sender and assigned:
             found.fresh.add(client)
         found.ids[sender] = client
         return None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +143,33 @@ class RoundReport:
         elif not self.active:
             lines.append("there is no update: the rule applied what it remembers")
         return lines
+
+
+class EmptyRounds(RuntimeError):
+    """Raised after too many rounds in a row without an active client.
+
+    Attributes:
+        report: of the last of them, which is finished.
+    """
+
+    def __init__(self, text: str, report: RoundReport) -> None:
+        super().__init__(text)
+        self.report = report
+
+
+def closed(close: Callable[[], RoundReport], note: Callable[[RoundReport], None]) -> RoundReport:
+    """Close a round, and pass its report to ``note``, also if the run ends with it; return it.
+
+    Raises:
+        EmptyRounds: from ``close``.
+    """
+    try:
+        report = close()
+    except EmptyRounds as error:
+        note(error.report)
+        raise
+    note(report)
+    return report
 
 
 def substitutions(step: StepReport | None) -> dict[int, int]:

@@ -117,7 +117,7 @@ def write_run(path: str | os.PathLike[str], run: Run, *, saves_earlier: bool, ke
         **rule,
         "rounds": run.rounds,
         "ids": run.ids.to_json(),
-        "asked": run.selection.asked,
+        "asked": run.selection.finished(run.rounds),
         "layout": run.model.layout.to_json(),
     }
     content |= to_save(run.name, run.steps)

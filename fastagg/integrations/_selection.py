@@ -29,6 +29,8 @@ class Selection:
             raise ValueError(f"selection: expected one of {SELECTIONS}, got {kind!r}")
         self.kind = kind
         self.asked: dict[str, int] = {}
+        self._last = 0  # the number of the round of the last :meth:`note`
+        self._before: dict[str, int] = {}  # `asked` before it
 
     def draw(self, candidates: Sequence[str], count: int, rng: random.Random) -> list[str]:
         """Return ``count`` different ``candidates``, or all of them if there are fewer."""
@@ -49,9 +51,18 @@ class Selection:
         """
         if self.kind == "random":
             return
+        if number != self._last:
+            self._last, self._before = number, self.asked
         kept = self.asked if lasting is None else {k: self.asked.get(k, -1) for k in lasting}
         kept = {sender: last for sender, last in kept.items() if last >= 0}
         self.asked = {**kept, **dict.fromkeys(senders, number)}
+
+    def finished(self, rounds: int) -> dict[str, int]:
+        """Return ``asked`` as after this number of rounds, without those of a round that is open.
+
+        A restart begins that round again, and must ask the same senders.
+        """
+        return self._before if self._last > rounds else self.asked
 
     def load_json(self, asked: object) -> None:
         """Take ``asked`` of a checkpoint; an older one has none.

@@ -35,7 +35,7 @@ from fastagg.integrations._ids import ClientIds, Resolved, by_number
 from fastagg.integrations._late import EarlierRounds
 from fastagg.integrations._late_answers import LateAnswers
 from fastagg.integrations._model import GlobalModel
-from fastagg.integrations._report import Answer, RoundReport, substitutions
+from fastagg.integrations._report import Answer, EmptyRounds, RoundReport, substitutions
 from fastagg.integrations._run_checkpoint import Host, Run, read_run, write_run
 from fastagg.integrations._selection import Selection
 from fastagg.integrations._signals import SignalGuard
@@ -159,6 +159,7 @@ class AggregationServer:
         self._clients_changed = False  # whether a `forget` or `grow` is in no checkpoint yet
         self._settled = True  # whether the model is that which is sent next
         self._sent: set[str] = set()
+        self._open = False
         self._sends_updates, self._saves_earlier = sends_updates, saves_earlier
         self._returns_updates = returns_updates
         self._late = LateAnswers(inbox_path)
@@ -188,6 +189,11 @@ class AggregationServer:
     @property
     def has_model(self) -> bool:
         return self._model is not None
+
+    @property
+    def has_open_round(self) -> bool:
+        """Whether a round was opened and not closed yet."""
+        return self._open
 
     @property
     def takes_late_answers(self) -> bool:
@@ -413,7 +419,7 @@ class AggregationServer:
         if self.takes_late_answers:
             self._open_inbox()
             self._late.open_round(self.rounds, asked, self.params, key)
-        self._trains, self._sent = senders is not None, asked
+        self._trains, self._sent, self._open = senders is not None, asked, True
         present = None if connected is None else set(connected)
         self.ids.open_round(self.rounds + 1, present)
         lasting = None if present is None else present | self.ids.known.keys()
@@ -454,7 +460,7 @@ class AggregationServer:
         refuses the step (too few rows for a robust rule, numbers beyond the range of float32), or
         there are fewer than ``min_answers``, nothing changes and the report has the reason; late
         answers that were not rejected wait for the next round. So they do if the rule leaves them
-        out because of its ``min_active``.
+        out because of its ``min_active``. A round without training has no step.
 
         Args:
             answers: of the clients that were asked, and perhaps of others. Late ones have been put
@@ -463,14 +469,17 @@ class AggregationServer:
                 noise), pass False; no checkpoint is written until :meth:`settle_round`.
 
         Raises:
-            RuntimeError: this is the last of ``max_empty_rounds`` rounds in a row without an active
-                client. The round is finished. Its checkpoint is written, unless the model moved
-                and the round is not settled.
+            EmptyRounds: this is the last of ``max_empty_rounds`` rounds in a row without an active
+                client. The round is finished, and the error has its report. Its checkpoint is
+                written, unless the model moved and the round is not settled.
         """
+        rejected = {a.label: a.problem for a in answers if a.problem is not None}
+        if not self._trains:
+            self._asked_once(answers, rejected)
+            return self._close_idle(rejected, None)
         with self.held():
             rule = self.aggregator
             before = rule.committed
-            rejected = {a.label: a.problem for a in answers if a.problem is not None}
             closing = ClosingRound(
                 rule,
                 self.params,
@@ -495,11 +504,45 @@ class AggregationServer:
                 taken.finish(happened=done or rule.committed != before, again=again)
                 if rule.num_clients != self.num_clients:
                     self._resize(rule.num_clients)
-            asked, self._sent = len(self._sent), set()
+            asked, self._sent, self._open = len(self._sent), set(), False
             self._settled = settled or not report.moved
             if self._settled:
                 report = replace(report, checkpoint_error=self._end_round())
             self._count_empty(report, asked)
+        return report
+
+    def skip_round(self, reason: str) -> RoundReport:
+        """Close a round that a framework does not aggregate, because nobody was asked, say.
+
+        It counts as one without an active client. The rule takes no step, not even from what it
+        remembers: the framework would not get the model. Late answers wait for the next round.
+
+        Args:
+            reason: why, for the report.
+
+        Raises:
+            EmptyRounds: as for :meth:`close_round`.
+        """
+        return self._close_idle({}, reason)
+
+    def _close_idle(self, rejected: Mapping[str, str], error: str | None) -> RoundReport:
+        """Close a round without a step, and write a checkpoint if one is due."""
+        with self.held():
+            self._late.close_round(self.rounds + 1, (), 0)
+            self.rounds += 1
+            asked, self._sent = self._sent, set()
+            self._open, self._settled = False, True
+            report = RoundReport(
+                round=self.rounds,
+                active=(),
+                absent={sender: self.ids.known.get(sender) for sender in sorted(asked)},
+                rejected=dict(rejected),
+                friends={},
+                ids={},
+                error=error,
+                checkpoint_error=self._end_round(),
+            )
+            self._count_empty(report, len(asked))
         return report
 
     def _finish(
@@ -586,11 +629,12 @@ class AggregationServer:
             return
         self._try_to_save()
         reasons = list(dict.fromkeys(report.rejected.values()))[:3]
-        raise RuntimeError(
+        raise EmptyRounds(
             f"max_empty_rounds: {self.empty_rounds} rounds in a row had no active client; in the "
             f"last one, round {report.round}, {asked} clients were asked, "
             f"{len(report.absent)} did not answer and {len(report.rejected)} answers were rejected"
-            + (f" ({'; '.join(reasons)})" if reasons else "")
+            + (f" ({'; '.join(reasons)})" if reasons else ""),
+            report,
         )
 
     def save_if_due(self) -> None:
@@ -616,9 +660,9 @@ class AggregationServer:
         """Do what :meth:`save_if_due` does; return why the checkpoint could not be written."""
         try:
             self.save_if_due()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, MemoryError) as error:
             self._overdue = True
-            return str(error)
+            return str(error) or type(error).__name__
         self._overdue = False
         return None
 
@@ -677,6 +721,7 @@ class AggregationServer:
         self._late.restart(run.earlier, run.steps, run.name)
         self._resize(run.rule.num_clients)
         self.rounds = self._saved_rounds = run.rounds
+        self._open = False
         self._clients_changed = False
         if self.takes_late_answers:  # they may come before the next round opens
             with suppress(OSError, ValueError):  # open_round tries again, and raises it

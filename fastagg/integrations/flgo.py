@@ -27,8 +27,8 @@ import flgo.simulator.base  # noqa: E402
 from flgo.algorithm.fedbase import BasicServer  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
-from fastagg.integrations._hosted_rule import refuse_needy  # noqa: E402
-from fastagg.integrations._report import Answer, RoundReport, listed  # noqa: E402
+from fastagg.integrations._hosted_rule import check_options, refuse_needy  # noqa: E402
+from fastagg.integrations._report import Answer, RoundReport, closed, listed  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.registry import find  # noqa: E402
 from fastagg.updates.layout import FlatLayout  # noqa: E402
@@ -149,13 +149,17 @@ class FastAggServer(BasicServer):
             tuple(answered),
         )
         answers = [_answer(*pair) for pair in zip(answered, models, strict=True)]
-        report = self._core.close_round(answers)
+        report = closed(lambda: self._core.close_round(answers), self._note)
+        return bool(answers) or report.moved
+
+    def _note(self, report: RoundReport) -> None:
+        """Take the model of a round, if it is a new one, and store and log the report."""
         absent: dict[str, int | None] = {sender: int(sender) for sender in report.absent}
         self.last_report = report = replace(report, absent=absent)
         if report.moved:
             self._receive_model()
+        assert self.last_participation is not None  # of this round
         self._log(self.last_participation, report)
-        return bool(answers) or report.moved
 
     def aggregate(self, models: Sequence[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
         """Raise an error: a rule needs to know whose models these are; :meth:`iterate` does."""
@@ -290,8 +294,9 @@ def with_rule(
         checkpoint_every: number of rounds from one checkpoint to the next.
         checkpoint_keep: number of checkpoints to keep: ``checkpoint_path``, and the older ones with
             ".1", ".2", ... after its name.
-        **options: options of the rule. ``client_weights="datavol"`` weights clients by their number
-            of samples, as FLGO does.
+        **options: options of the rule, without ``staleness`` and ``max_staleness``: late answers
+            never count. ``client_weights="datavol"`` weights clients by their number of samples, as
+            FLGO does.
 
     Returns:
         A class with the attributes ``Server``, a :class:`FastAggServer`, and ``Client``. FLGO names
@@ -302,7 +307,8 @@ def with_rule(
             ``flgo.init`` checks the values of the rule's options.
     """
     refuse_needy(rule)
-    find(rule, [*options])  # raises for unknown names
+    find(rule, [])  # an aggregator has a state, which runs would share
+    check_options(rule, options, late="FLGO drops late answers, so that none counts")
     base = getattr(algorithm, "Server", None)
     if not isinstance(base, type) or not issubclass(base, BasicServer):
         raise TypeError(f"algorithm: expected one with a Server of FLGO, got {algorithm!r}")

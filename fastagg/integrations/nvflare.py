@@ -42,7 +42,7 @@ from nvflare.app_common.app_event_type import AppEventType  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
 from fastagg.integrations._npy import npy_header, read_header, view  # noqa: E402
-from fastagg.integrations._report import Answer, RoundReport  # noqa: E402
+from fastagg.integrations._report import Answer, EmptyRounds, RoundReport  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.integrations._untrusted import (  # noqa: E402
     LONGEST,
@@ -225,10 +225,14 @@ class FastAggAggregator(ModelAggregator):
             ValueError: ``fl_ctx`` has no global model, or one that cannot be aggregated.
             RuntimeError: this is the last of ``max_empty_rounds`` rounds without an active client.
         """
-        with self._lock:
-            base = _global_model(fl_ctx)
-            self._ended = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
-            report, data = self._close(base, self._asked(fl_ctx), fl_ctx)
+        try:
+            with self._lock:
+                base = _global_model(fl_ctx)
+                self._ended = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
+                report, data = self._close(base, self._asked(fl_ctx), fl_ctx)
+        except EmptyRounds as error:
+            self._log(error.report, fl_ctx)
+            raise
         self._log(report, fl_ctx)
         return DXO(DataKind(self.expected_data_kind), data=data).to_shareable()
 
@@ -275,10 +279,15 @@ class FastAggAggregator(ModelAggregator):
                 or no client has fetched the model in this round.
             ValueError: the model cannot be aggregated.
         """
-        with self._lock:
-            base = self._task_model()
-            report, data = self._close(base, set(self._places or self._fetched), self.fl_ctx)
-            metrics = _mean_metrics([self._metrics.get(name, {}) for name in sorted(report.ids)])
+        try:
+            with self._lock:
+                base = self._task_model()
+                report, data = self._close(base, set(self._places or self._fetched), self.fl_ctx)
+                names = sorted(report.ids)
+                metrics = _mean_metrics([self._metrics.get(name, {}) for name in names])
+        except EmptyRounds as error:
+            self._log(error.report, self.fl_ctx)
+            raise
         self._log(report, self.fl_ctx)
         return FLModel(_PARAMS_TYPES[self.expected_data_kind], data, metrics=metrics)
 
@@ -396,8 +405,12 @@ class FastAggAggregator(ModelAggregator):
         answers = [self._with_statistics(answer, base) for answer in self._answers.values()]
         self._answers = {}
         self._core.open_round(asked | {answer.sender for answer in answers})
-        self.last_report = self._core.close_round(answers)
-        return self.last_report, self._result(base, self.last_report.moved)
+        try:
+            report = self.last_report = self._core.close_round(answers)
+        except EmptyRounds as error:
+            self.last_report = error.report
+            raise
+        return report, self._result(base, report.moved)
 
     def _set_base(self, base: Mapping[str, Any], fl_ctx: FLContext) -> None:
         """Make the model of the round the server's."""

@@ -34,6 +34,7 @@ from fastagg.checkpoint import CheckpointError  # noqa: E402
 from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_aggregator,
     check_fields,
+    check_options,
     check_rule,
     check_sizes,
     load_rule,
@@ -65,7 +66,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         rule: the name of a rule other than ``stale-models``, which needs the model.
         num_clients: K, the number of users in the data set. A user is assigned an id when it first
             appears; ids are saved with the state.
-        **rule_options: options of the rule.
+        **rule_options: options of the rule, without ``staleness`` and ``max_staleness``.
 
     Attributes:
         last_report: the rule's report of the last round; None before the first.
@@ -82,6 +83,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
                 "rule: 'stale-models' needs the model, which pfl does not pass to postprocessors; "
                 "choose another rule, such as 'stale'"
             )
+        check_options(rule, rule_options, late="every answer in pfl is one of its own round")
         self._rule = RuleName(rule)
         self._options = {"nonfinite": "drop", **rule_options, "num_clients": num_clients}
         check_aggregator(make(self._rule, num_params=1, **self._options), num_clients, {})
@@ -174,6 +176,8 @@ class FastAggPostprocessor(Postprocessor, Saveable):
     def load(self, dir_path: str) -> None:
         """Continue from what :meth:`save` wrote, with the same rule and options.
 
+        A cohort that was not aggregated yet is dropped.
+
         Raises:
             FileNotFoundError: there is no checkpoint in the folder.
             ValueError: the checkpoint is damaged, or has another rule or other options. The state
@@ -199,13 +203,14 @@ class FastAggPostprocessor(Postprocessor, Saveable):
             raise CheckpointError(path, error) from error
         self._set_shapes(content["shapes"])
         self._aggregator, self._ids = aggregator, ids
+        self._users = []
 
     def _set_shapes(self, shapes: dict[str, list[int]]) -> None:
         """Make the aggregator and the rows for statistics of these shapes."""
-        self._shapes = shapes
         size = sum(math.prod(shape) for shape in shapes.values())
-        self._aggregator = make(self._rule, num_params=size, **self._options)
-        self._rows = RowPool(self._aggregator.num_clients, size)
+        aggregator = make(self._rule, num_params=size, **self._options)
+        rows = RowPool(aggregator.num_clients, size)
+        self._shapes, self._aggregator, self._rows = shapes, aggregator, rows
 
     def _rule_of_run(self) -> Aggregator:
         if self._aggregator is None:

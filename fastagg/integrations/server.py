@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations import _tensors
-from fastagg.integrations._report import Answer, RoundReport
+from fastagg.integrations._hosted_rule import check_options
+from fastagg.integrations._report import Answer, EmptyRounds, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._wire import Received, WireError
 from fastagg.options import MOST, read_positive
@@ -173,6 +174,7 @@ class Server:
                 f"initial_model: expected a module or a state dict, got "
                 f"{type(initial_model).__name__}"
             )
+        check_options(rule, options)
         self._core = AggregationServer(
             rule,
             num_clients=num_clients,
@@ -406,7 +408,8 @@ class Server:
 
         Raises:
             RuntimeError: no round is open, it was aborted while this waited, or this is the last of
-                ``max_empty_rounds`` rounds in a row without an active client.
+                ``max_empty_rounds`` rounds in a row without an active client; :attr:`last_report`
+                is its report then.
         """
         with self._changed:
             current = self._round
@@ -423,9 +426,12 @@ class Server:
                 )
             current.ended = True
             number = current.task.round
+        ends = None
         try:
             with self._turn:
                 report = self._aggregate([*current.answers.values()])
+        except EmptyRounds as error:
+            report, ends = error.report, error
         finally:
             with self._changed:
                 self._round = None
@@ -435,6 +441,8 @@ class Server:
         if self._numbered:
             report = replace(report, absent={sender: int(sender) for sender in report.absent})
         self._last_report = replace(report, ignored=ignored)
+        if ends is not None:
+            raise ends
         return self._last_report
 
     def run_round(self, clients: Iterable[Client] | None = None) -> RoundReport:

@@ -28,7 +28,7 @@ OF_FLOATS = ("rule", "mean")
 """Roles that integers and bools cannot have."""
 
 Roles = Literal["auto"] | Mapping[str, str]
-"""Patterns of names -> roles, in order; or "auto", which is the same as no pattern."""
+"""Names or patterns of names -> roles, in order; or "auto", which is the same as no pattern."""
 
 _STATISTICS = ("running_mean", "running_var")
 
@@ -37,7 +37,7 @@ def read_roles(value: object) -> dict[str, str]:
     """Return the option ``roles`` as a dict from patterns to roles.
 
     Args:
-        value: "auto", or an ordered mapping from patterns, as of :mod:`fnmatch`, to roles.
+        value: "auto", or an ordered mapping from names, or patterns as of :mod:`fnmatch`, to roles.
 
     Raises:
         TypeError, ValueError: ``value`` is not as described.
@@ -104,7 +104,9 @@ def is_variance(name: str) -> bool:
 
 
 def _matches(pattern: str, role: str, name: str, is_float: bool) -> bool:
-    return (is_float or role not in OF_FLOATS) and fnmatchcase(name, pattern)
+    # A whole name is no pattern, also if it has a bracket or an asterisk.
+    fits = name == pattern or fnmatchcase(name, pattern)
+    return fits and (is_float or role not in OF_FLOATS)
 
 
 def _default(name: str, is_float: bool, statistics: Collection[str]) -> str:

@@ -315,6 +315,7 @@ def test_rounds_without_an_answer(start: Start) -> None:
         server.run()
     assert server.current_round == 1
     assert server.last_participation.answered == ()
+    assert server.last_report.round == 5
     assert all(
         torch.equal(before[name], value) for name, value in server.model.state_dict().items()
     )
@@ -384,6 +385,12 @@ def test_rules_and_algorithms_that_do_not_fit(start: Start) -> None:
         with_rule("scaffold")
     with pytest.raises(ValueError, match="fdmss"):
         with_rule("fdmss")
+    with pytest.raises(ValueError, match=r"^name: expected one of"):
+        with_rule(fastagg.FedAvg(num_clients=K, num_params=3))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_staleness and staleness, because FLGO drops"):
+        with_rule("mifa", staleness="constant", max_staleness=2)
+    with pytest.raises(TypeError, match="num_clients"):
+        with_rule("mifa", num_clients=3)
     with pytest.raises(ValueError, match="iterate"):
         with_rule("fedavg", flgo.algorithm.mifa)
     with pytest.raises(TypeError, match="Server"):

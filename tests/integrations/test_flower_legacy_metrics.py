@@ -164,6 +164,16 @@ def test_a_function_that_raises_does_not_end_the_run(logged: list[str]) -> None:
     assert len(line) < 500 and "\n" not in line and __file__ in line
 
 
+@pytest.mark.parametrize("returned", [3.0, [("a", 1)], "text"])
+def test_a_function_that_returns_no_dict_does_not_end_the_run(
+    returned: Any, logged: list[str]
+) -> None:
+    made = combine_results({"1": (2, {"a": 1.0})}, lambda _: returned)
+    assert made == {}
+    (line,) = logged
+    assert "expected numbers by name from the function for metrics" in line
+
+
 def called(results: dict[str, tuple[int, Metrics]]) -> list[tuple[int, Metrics]] | None:
     """Return what the user's function gets; None if it is not called."""
     seen: list[list[tuple[int, Metrics]]] = []

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed (make test-flower installs it)")
@@ -176,3 +178,21 @@ def test_a_function_that_raises_does_not_end_the_run(logged: list[str]) -> None:
     (line,) = logged
     assert "the function for metrics raised KeyError" in line
     assert len(line) < 500 and "\n" not in line and __file__ in line
+
+
+@pytest.mark.parametrize("returned", [3.0, [1], "text", {"a": "text"}, {"a": np.float32(1)}])
+def test_a_function_that_returns_no_metrics_does_not_end_the_run(
+    returned: Any, logged: list[str]
+) -> None:
+    own: Any = lambda *_: returned  # noqa: E731
+    assert combine_metrics({"1": content(1, loss=1.0)}, KEY, "partition-id", own) is None
+    (line,) = logged
+    assert "expected numbers by name from the function for metrics" in line
+
+
+@pytest.mark.parametrize("returned", [{"a": 1.0}, None])
+def test_a_function_may_return_a_dict_or_nothing(returned: Any, logged: list[str]) -> None:
+    own: Any = lambda *_: returned  # noqa: E731
+    made = combine_metrics({"1": content(1, loss=1.0)}, KEY, "partition-id", own)
+    assert made == (None if returned is None else MetricRecord(returned))
+    assert logged == []

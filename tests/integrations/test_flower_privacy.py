@@ -90,6 +90,22 @@ def test_the_older_api_refuses_it_too(wrapper: str) -> None:
         made.configure_fit(1, sent, SimpleClientManager())
 
 
+@pytest.mark.parametrize("wrapper", ["DPFedAvgFixed", "DPFedAvgAdaptive"])
+def test_the_oldest_wrappers_are_for_a_mean_too(wrapper: str) -> None:
+    sent: Parameters = ndarrays_to_parameters([np.ones(3, np.float32)])
+    bound = {"clip_norm": 1.0} if "Fixed" in wrapper else {}
+    for rule, said in (("fdms", "a larger factor"), ("fedavg", "")):
+        strategy = FastAggLegacyStrategy(rule, num_clients=K, node_timeout=0.01)
+        made = getattr(legacy, wrapper)(strategy, num_sampled_clients=K, **bound)
+        manager = SimpleClientManager()
+        manager.wait_for = lambda number, timeout=0: False  # type: ignore[method-assign]
+        if said:
+            with pytest.raises(ValueError, match=f"^{wrapper} adds noise for a mean.*{said}"):
+                made.configure_fit(1, sent, manager)
+        else:  # it gives all results the same weight
+            assert made.configure_fit(1, sent, manager) == []
+
+
 def test_a_wrapper_in_a_wrapper_is_seen() -> None:
     inner = wrapped(current, WRAPPERS[0], FastAggStrategy("fdms", num_clients=K))
 

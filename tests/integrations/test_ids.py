@@ -179,6 +179,8 @@ def test_an_id_that_was_used_is_fresh_for_another_node() -> None:
     found = ids.resolve({"5": None, "6": None})
     assert found.ids == {"5": 1, "6": 0}  # an id that nobody had comes first
     assert found.fresh == {0}
+    found = ids.resolve({"1": 2, "5": 0, "6": 1})  # also if the other one reports it
+    assert found.ids == {"1": 2, "5": 0, "6": 1} and found.fresh == {0}
 
 
 def test_ids_by_node_ignore_reports() -> None:

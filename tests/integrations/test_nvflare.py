@@ -314,6 +314,8 @@ def test_rounds_without_enough_answers_keep_the_model() -> None:
     assert "the model stays as it was" in aggregator.logged[-1]
     with pytest.raises(RuntimeError, match="max_empty_rounds"):
         run_round(aggregator, model, 1, [])
+    assert aggregator.last_report is not None and aggregator.last_report.round == 2
+    assert aggregator.logged[-2].startswith("round 2: 0 active")
     differences = FastAggAggregator("fedavg", K, expected_data_kind="WEIGHT_DIFF")
     assert same(run_round(differences, model, 0, []), model)
     double = {"w": np.array([1 / 3])}  # not a float32

@@ -209,6 +209,7 @@ def test_rounds_of_a_recipe_without_answers() -> None:
         fetch(aggregator, model, "site-0")
         with pytest.raises(RuntimeError, match="max_empty_rounds"):
             aggregator.aggregate_model()
+        assert aggregator.last_report is not None and aggregator.last_report.round == 2
     fetch(aggregator, {}, "site-0")
     with pytest.raises(ValueError, match="expected a model with weights"):
         aggregator.aggregate_model()

@@ -193,6 +193,10 @@ def test_unsupported_arguments_are_refused() -> None:
         FastAggPostprocessor("stale-models", num_clients=USERS)
     with pytest.raises(TypeError, match="mu"):
         FastAggPostprocessor("mifa", num_clients=USERS, mu=1.0)
+    with pytest.raises(ValueError, match="max_staleness and staleness"):
+        FastAggPostprocessor("mifa", num_clients=USERS, staleness="constant", max_staleness=2)
+    with pytest.raises(TypeError, match="num_params"):
+        FastAggPostprocessor("mifa", num_clients=USERS, num_params=3)
     with pytest.raises(ValueError, match="every user once"):
         run([["u0", "u0"]], [FastAggPostprocessor("mifa", num_clients=USERS)])
     with pytest.raises(ValueError, match="num_clients"):
@@ -256,6 +260,25 @@ def test_statistics_of_another_shape_are_refused(on_pytorch: None) -> None:
         with pytest.raises(ValueError, match=r"^stats: expected the shapes \{'w': \[3\]\}, got"):
             answer(post, "u1", wrong)
     answer(post, "u1", torch.full((3,), 3.0))
+    assert aggregate(post).tolist() == [2.0] * 3
+
+
+def test_a_first_user_that_is_refused_leaves_no_shapes(on_pytorch: None) -> None:
+    post = FastAggPostprocessor("fedavg", num_clients=USERS)
+    with pytest.raises(ValueError, match="num_params"):
+        answer(post, "u0", torch.ones(0))
+    answer(post, "u0", torch.ones(3))
+    assert aggregate(post).tolist() == [1.0] * 3
+
+
+def test_loading_drops_a_cohort_that_was_interrupted(on_pytorch: None, tmp_path: Path) -> None:
+    post = FastAggPostprocessor("fedavg", num_clients=USERS)
+    answer(post, "u0", torch.ones(3))
+    aggregate(post)
+    post.save(str(tmp_path))
+    answer(post, "u1", torch.full((3,), 4.0))  # then the training of another user fails
+    post.load(str(tmp_path))
+    answer(post, "u1", torch.full((3,), 2.0))
     assert aggregate(post).tolist() == [2.0] * 3
 
 

@@ -85,6 +85,21 @@ def test_a_resumed_run_asks_the_same(tmp_path: Path) -> None:
     assert torch.equal(later.params, whole.params)
 
 
+def test_a_run_that_is_interrupted_within_a_round_asks_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    whole, first = serve(), serve(checkpoint_path=path, checkpoint_every=4)
+    asked = [run_round(whole, NAMES, 2) for _ in range(8)]
+    for _ in range(5):
+        run_round(first, NAMES, 2)
+    assert first.sample(NAMES, 2, seed=3) == asked[5]
+    first.open_round(asked[5], NAMES)
+    first.guard._save()  # as a signal does
+    later = serve()
+    later.resume(path)
+    assert later.rounds == 5
+    assert [run_round(later, NAMES, 2) for _ in range(5, 8)] == asked[5:]
+
+
 def test_an_older_checkpoint_and_one_of_a_random_selection_can_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "run"
     server = serve(selection="random", checkpoint_path=path)

@@ -318,6 +318,14 @@ def test_a_client_that_is_no_client_is_an_error() -> None:
         named.begin_round()
 
 
+@pytest.mark.parametrize("name", ["selection", "returns_updates", "release_after", "num_params"])
+def test_an_option_that_is_none_of_the_rule_is_refused(name: str) -> None:
+    aggregator = fastagg.FedAvg(num_clients=K, num_params=24, nonfinite="drop")
+    for rule in ("mifa", aggregator):
+        with pytest.raises(TypeError, match=name):
+            Server(rule, model(), num_clients=K, **{name: 3})
+
+
 def test_a_checkpoint_with_too_large_a_header_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +342,25 @@ def test_a_checkpoint_with_too_large_a_header_is_reported(
         assert ("header" in str(report.checkpoint_error)) == (number == 1)
     again = server(ids="name")
     again.resume(path)
+    assert again.rounds == 2
+
+
+def test_a_checkpoint_for_which_there_is_no_memory_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = server(checkpoint_path=tmp_path / "run.safetensors")
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fastagg.checkpoint, "write", fail)
+        report = run_round(loop, range(K))
+    assert report.checkpoint_error == "MemoryError" and report.moved  # the step is not lost
+    assert report == loop.last_report
+    assert run_round(loop, range(K)).checkpoint_error is None
+    again = server()
+    again.resume(tmp_path / "run.safetensors")
     assert again.rounds == 2
 
 
@@ -381,6 +408,8 @@ def test_empty_rounds_end_the_run() -> None:
     loop.run_round()
     with pytest.raises(RuntimeError, match="2 rounds in a row had no active client"):
         loop.run_round()
+    assert loop.last_report is not None and loop.last_report.round == 2
+    assert loop.last_report.absent == {str(client): client for client in range(K)}
     assert loop.begin_round().round == 3  # the server can still be used
 
 
