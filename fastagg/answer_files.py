@@ -29,6 +29,7 @@ from torch import Tensor
 from fastagg import checkpoint
 from fastagg.checkpoint import CheckpointError
 from fastagg.durable import sync_folder
+from fastagg.options import MOST
 
 MOST_NOTE = 1 << 18
 """Largest size of a note as JSON, in bytes. In a header, which may have four times as much, quotes
@@ -176,6 +177,8 @@ class AnswerFiles:
         try:
             with checkpoint.opened(self.folder / name) as saved:
                 other = saved.options.get("run", "") if saved.rule == _KIND else run
+                if other != run:
+                    saved.read({})  # a damaged file may show any name
         except (OSError, ValueError):
             return
         if other != run:
@@ -208,18 +211,22 @@ class AnswerFiles:
             OSError: one cannot be deleted.
         """
         for answer in answers:
-            self.path(answer.serial).unlink(missing_ok=True)
+            try:
+                self.path(answer.serial).unlink()
+            except FileNotFoundError:
+                for path in self._marked(answer):
+                    path.unlink(missing_ok=True)
 
     def mark(self, answers: Iterable[StoredAnswer], rounds: int) -> None:
         """Note that answers are used in round ``rounds``.
 
         Raises:
-            OSError: a file cannot be renamed; all of them wait as before.
+            OSError: a file cannot be renamed or written; all of them wait as before.
         """
         marked = []
         try:
             for answer in answers:
-                os.rename(self.path(answer.serial), self._used(answer.serial, rounds))
+                os.rename(self._file(answer), self._used(answer.serial, rounds))
                 marked.append(answer)
             sync_folder(self.folder)
         except BaseException:
@@ -229,7 +236,8 @@ class AnswerFiles:
     def unmark(self, answers: Iterable[StoredAnswer], rounds: int) -> None:
         """Note that answers that were marked for round ``rounds`` wait again.
 
-        A file that cannot be renamed waits again after a restart from a checkpoint of this round.
+        A file that cannot be renamed waits again after a restart from a checkpoint of this round,
+        and :meth:`mark` finds it.
         """
         for answer in answers:
             with suppress(OSError):
@@ -247,6 +255,23 @@ class AnswerFiles:
             match = _NAME.fullmatch(name)
             if match is not None and match["round"] is not None and int(match["round"]) < rounds:
                 (self.folder / name).unlink(missing_ok=True)
+
+    def _file(self, answer: StoredAnswer) -> Path:
+        """Return the file of an answer that waits.
+
+        If a call was interrupted, or a file could not be renamed, it is still marked. If it was
+        deleted since, as :meth:`settle` does with marked ones, it is written again.
+        """
+        path = self.path(answer.serial)
+        if path.exists():
+            return path
+        for marked in self._marked(answer):
+            return marked
+        self.write(answer)
+        return path
+
+    def _marked(self, answer: StoredAnswer) -> list[Path]:
+        return sorted(self.folder.glob(f"used-*-{answer.serial:019d}"))
 
     def path(self, serial: int) -> Path:
         return self.folder / f"answer-{serial:019d}"
@@ -276,8 +301,8 @@ def _read(path: Path, serial: int, num_clients: int | None, num_params: int) -> 
                 raise CheckpointError(path, "client: expected a name")
         elif type(client) is not int or not 0 <= client < num_clients:
             raise CheckpointError(path, f"client: expected an id in [0, {num_clients})")
-        if type(rounds) is not int or rounds < 0:
-            raise CheckpointError(path, "round: expected a number >= 0")
+        if type(rounds) is not int or not 0 <= rounds <= MOST:
+            raise CheckpointError(path, f"round: expected a number in [0, {MOST}]")
         if entry.dtype != torch.float32 or entry.shape != (num_params,):
             raise CheckpointError(
                 path, f"row: expected float32 [{num_params}], got {entry.dtype} {[*entry.shape]}"

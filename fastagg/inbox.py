@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,9 @@ from torch import Tensor
 
 from fastagg.answer_files import MOST_NOTE, AnswerFiles, StoredAnswer
 from fastagg.modes import plain_modes
-from fastagg.options import MOST, read_choice, read_count, read_size
+from fastagg.options import MOST, as_float, read_choice, read_count, read_size
 from fastagg.report import StepReport
+from fastagg.signals import SignalsDeferred
 
 if TYPE_CHECKING:
     from fastagg.aggregator import Aggregator
@@ -285,16 +287,28 @@ class Inbox:
                         f"of capacity = {self.capacity}"
                     )
                 gone, dropped = [first], 1
-            if self._files is not None:
-                self._files.write(answer)
-                self._files.delete(gone)
-            for old in gone:
-                del self._waiting[old.serial]
-            self._waiting[answer.serial] = answer
-            self._next += 1
-            self.dropped += dropped
-            self._changed.notify_all()
+            with SignalsDeferred():
+                if self._files is not None:
+                    self._replace_files(self._files, answer, gone)
+                for old in gone:
+                    del self._waiting[old.serial]
+                self._waiting[answer.serial] = answer
+                self._next += 1
+                self.dropped += dropped
+                self._changed.notify_all()
         return True
+
+    def _replace_files(
+        self, files: AnswerFiles, answer: StoredAnswer, gone: list[StoredAnswer]
+    ) -> None:
+        """Write the file of an answer and delete those of others, or leave all as they were."""
+        files.write(answer)
+        try:
+            files.delete(gone)
+        except BaseException:
+            with suppress(OSError):
+                files.delete([answer])
+            raise
 
     def _replaced_by(self, answer: StoredAnswer) -> list[StoredAnswer] | None:
         """Return the answers that another one replaces; None: it is older than one of them."""
@@ -371,20 +385,28 @@ class Inbox:
             if len(listed) < fewest:
                 return None
             taken = listed if count is None else listed[:wanted]
-            if self._files is not None:
-                self._files.mark(taken, rounds)
-            for answer in taken:
-                del self._waiting[answer.serial]
-            self._out += len(taken)
-        return Answers(
-            [answer.row for answer in taken],
-            [answer.client for answer in taken],
-            [rounds - answer.round for answer in taken],
-            [answer.note for answer in taken],
-            self,
-            taken,
-            rounds,
-        )
+            answers = Answers(
+                [answer.row for answer in taken],
+                [answer.client for answer in taken],
+                [rounds - answer.round for answer in taken],
+                [answer.note for answer in taken],
+                self,
+                taken,
+                rounds,
+            )
+            left = len(self._waiting) - len(taken)
+            try:
+                with SignalsDeferred():
+                    if self._files is not None:
+                        self._files.mark(taken, rounds)
+                    for answer in taken:
+                        del self._waiting[answer.serial]
+                    self._out += len(taken)
+            except BaseException:
+                if len(self._waiting) == left:  # a signal handler raised it, at the end
+                    answers.finish(used=False)
+                raise
+        return answers
 
     def _until(self, rounds: int) -> list[StoredAnswer]:
         return [answer for answer in self._waiting.values() if answer.round <= rounds]
@@ -395,9 +417,10 @@ class Inbox:
         If a newer answer has come meanwhile, it replaces one that would wait again.
         """
         self._check_process()
-        with self._changed:
+        with self._changed, SignalsDeferred():
             again = [answer for answer, gone in zip(taken, used, strict=False) if not gone]
             self._out -= len(taken)
+            taken.clear()
             if again:
                 if self._files is not None:
                     self._files.unmark(again, rounds)
@@ -405,7 +428,6 @@ class Inbox:
                     self._put_back(answer)
                 self._waiting = dict(sorted(self._waiting.items()))
                 self._changed.notify_all()
-            taken.clear()
 
     def _put_back(self, answer: StoredAnswer) -> None:
         """Let an answer wait again, unless one that came later takes its place."""
@@ -413,14 +435,18 @@ class Inbox:
             same_round = other.round == answer.round
             newer = other.round >= answer.round and self.policy == "newest"
             if other.client == answer.client and (same_round or newer):
-                if self._files is not None:
-                    self._files.delete([answer])
+                self._delete_file(answer)
                 return
         for other in self._replaced_by(answer) or []:
-            if self._files is not None:
-                self._files.delete([other])
+            self._delete_file(other)
             del self._waiting[other.serial]
         self._waiting[answer.serial] = answer
+
+    def _delete_file(self, answer: StoredAnswer) -> None:
+        """Delete the file of a replaced answer. One that stays is replaced again at a restart."""
+        if self._files is not None:
+            with suppress(OSError):
+                self._files.delete([answer])
 
     def discard(self, which: Callable[[Any, int], bool]) -> list[tuple[Any, int]]:
         """Delete answers that wait.
@@ -527,6 +553,7 @@ def _read_timeout(value: object) -> float:
         return _FOREVER
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"timeout: expected seconds or None, got {value!r}")
-    if math.isnan(value) or value < 0.0:
-        raise ValueError(f"timeout: expected a number >= 0, got {value}")
-    return min(float(value), _FOREVER)
+    seconds = as_float(value)
+    if math.isnan(seconds) or seconds < 0.0:
+        raise ValueError(f"timeout: expected a number >= 0, got {seconds:g}")
+    return min(seconds, _FOREVER)

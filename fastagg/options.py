@@ -41,7 +41,7 @@ MOST_ITERATIONS = 100_000
 def read_factor(name: str, value: object) -> float:
     """Return ``value`` as a float; it must be a factor in [0, FLOAT32_LIMIT]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name}: expected a number, got {shown(value)} ({type(value).__name__})")
     number = as_float(value)
     if not 0.0 <= number <= FLOAT32_LIMIT:
         raise ValueError(f"{name}: expected a finite number >= 0, got {number}")
@@ -68,12 +68,12 @@ def shown(value: object) -> str:
 def read_count(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Return ``value`` as an int; it must be in [``least``, ``most``]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name}: expected an int, got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name}: expected an int, got {shown(value)} ({type(value).__name__})")
     number = int(value)
     if number < least:
-        raise ValueError(f"{name}: expected at least {least}, got {value}")
+        raise ValueError(f"{name}: expected at least {least}, got {shown(value)}")
     if most is not None and number > most:
-        raise ValueError(f"{name}: expected at most {most}, got {value}")
+        raise ValueError(f"{name}: expected at most {most}, got {shown(value)}")
     return number
 
 
@@ -85,7 +85,7 @@ def read_size(name: str, value: object) -> int:
 def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
     """Return ``value`` as a float; it must be > 0, and finite unless ``infinite`` is True."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name}: expected a number, got {shown(value)} ({type(value).__name__})")
     number = as_float(value)
     if not 0.0 < number <= (math.inf if infinite else math.nextafter(math.inf, 0.0)):
         raise ValueError(f"{name}: expected a number > 0, got {number}")
@@ -95,7 +95,7 @@ def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
 def read_part(name: str, value: object) -> float:
     """Return ``value`` as a float; it must be in [0, 1]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: expected a number, got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name}: expected a number, got {shown(value)} ({type(value).__name__})")
     number = as_float(value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"{name}: expected a number in [0, 1], got {number}")
@@ -105,7 +105,7 @@ def read_part(name: str, value: object) -> float:
 def read_choice(name: str, value: object, choices: list[str]) -> str:
     """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+        raise ValueError(f"{name}: expected one of {choices}, got {shown(value)}")
     return value
 
 
@@ -114,7 +114,9 @@ def read_mapping(name: str, value: object) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{name}: expected a mapping from option names to values, got {value!r}")
+        raise TypeError(
+            f"{name}: expected a mapping from option names to values, got {shown(value)}"
+        )
     return dict(value)
 
 

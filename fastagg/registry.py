@@ -15,11 +15,11 @@ from torch import Tensor
 from fastagg import checkpoint
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
-from fastagg.clipping import clip_bytes
+from fastagg.clipping import clip_bytes, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.modes import plain_modes
 from fastagg.norm_bound import is_adaptive, norm_bytes, resolve_max_norm
-from fastagg.options import did_you_mean, option_names, read_size
+from fastagg.options import did_you_mean, option_names, read_factor, read_size
 from fastagg.server_optimizer import optimizer_cost, read_server_optimizer
 from fastagg.updates.cohort import check_vector
 
@@ -215,6 +215,12 @@ def check_saved(
         )
     if "client_weights" in known and not isinstance(saved.get("client_weights"), Tensor):
         raise CheckpointError(path, "options: expected a tensor as client_weights")
+    try:  # these are the file's, also where the caller gives others
+        read_clip_norm(saved.get("clip_norm"))
+        read_server_optimizer(saved.get("server_optimizer", "sgd"))
+        read_factor("noise_multiplier", saved.get("noise_multiplier", 0.0))
+    except Exception as error:
+        raise CheckpointError(path, f"options: {error}") from error
     merged = _merged(saved, options)
     try:
         cost = _saved_cost(rule, merged)

@@ -21,6 +21,8 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor
 
+from fastagg.options import shown
+
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -193,7 +195,12 @@ def parse_json(text: bytes | str) -> Any:
             too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
     except TensorFileError:
         raise
     except RecursionError:
@@ -293,18 +300,25 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):  # beyond the range of float64, as 1e999 is
+        _no_constant(text[:100])
+    return number
+
+
 def _no_constant(text: str) -> None:
     raise TensorFileError(f"expected JSON with finite numbers, got {text}")
 
 
 def _entry(name: str, value: object, start: int) -> Entry:
     """Check the description of a tensor; ``start`` is the first byte after the header."""
-    said = f"the header is damaged: {name!r}: expected"
+    said = f"the header is damaged: {shown(name)}: expected"
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise TensorFileError(f"{said} dtype, shape and data_offsets")
     kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(kind, str) or kind not in {*DTYPES, *_FOREIGN}:
-        raise TensorFileError(f"{said} a dtype of {[*DTYPES, *_FOREIGN]}, got {kind!r}")
+        raise TensorFileError(f"{said} a dtype of {[*DTYPES, *_FOREIGN]}, got {shown(kind)}")
     if not fits(shape):
         raise TensorFileError(
             f"{said} a shape of at most {_MOST_DIMENSIONS} dimensions and 2^48 numbers (0 counts "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -374,6 +375,52 @@ def test_bad_sizes(capacity: int, num_params: int) -> None:
 def test_sizes_that_are_no_integers(sizes: tuple[Any, Any], name: str) -> None:
     with pytest.raises(TypeError, match=f"^{name}: expected an int, got "):
         UpdateBuffer(*sizes)
+
+
+@pytest.mark.parametrize("device", ["gpu", 5, None])
+def test_no_such_device(device: Any) -> None:
+    with pytest.raises(ValueError, match=r"^device: expected 'cpu'.*, got "):
+        UpdateBuffer(2, 3, device)
+
+
+@pytest.mark.parametrize(
+    ("params", "clients", "error", "match"),
+    [
+        (torch.zeros(3), [1, 1], ValueError, "clients: expected distinct ids"),
+        (torch.zeros(3), [0, 5], IndexError, "client: expected an id"),
+        (torch.zeros(3), [0, 0.5], TypeError, "client: expected an integer, got 0.5"),
+        (torch.zeros(4), [0], ValueError, r"params: expected \[3\] float32, got \[4\]"),
+        (torch.zeros(3).double(), [0], ValueError, r"params: expected \[3\] float32"),
+        ([0.0] * 3, [0], TypeError, "params: expected a torch.Tensor, got list"),
+    ],
+)
+def test_what_is_no_model_or_no_client_is_not_subtracted(
+    params: Any, clients: list[Any], error: type[Exception], match: str
+) -> None:
+    buffer = UpdateBuffer(2, 3)
+    for row in buffer.rows([0, 1]):
+        row.fill_(5.0)
+    with pytest.raises(error, match=match):
+        buffer.subtract_(params, clients)
+    assert torch.stack(buffer.rows([0, 1])).eq(5.0).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda layout: FlatLayout.from_state_dict([1]), "state: expected a dict from names"),
+        (lambda layout: FlatLayout.from_module({}), "module: expected a torch.nn.Module, got dict"),
+        (lambda layout: layout.flatten(5), "source: expected a module or a dict"),
+        (lambda layout: layout.flatten({"a": 1}), "a: expected a tensor, got int"),
+        (lambda layout: layout.unflatten([1.0]), "vector: expected a torch.Tensor, got list"),
+    ],
+)
+def test_values_of_other_types_than_a_layout_takes(
+    call: Callable[[FlatLayout], object], match: str
+) -> None:
+    layout = FlatLayout.from_state_dict({"a": torch.zeros(1)})
+    with pytest.raises(TypeError, match=f"^{match}"):
+        call(layout)
 
 
 def test_layout_from_an_ordered_state_dict_equals_that_from_the_module() -> None:

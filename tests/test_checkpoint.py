@@ -31,6 +31,7 @@ from fastagg import (
     FedAvg,
     Theorem2Threshold,
     checkpoint,
+    tensor_file,
 )
 
 
@@ -608,3 +609,34 @@ def test_read_returns_what_was_written(tmp_path: Path) -> None:
     assert {k: v.tolist() for k, v in read_state.items()} == {
         k: v.tolist() for k, v in state.items()
     }
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e400", "NaN", "Infinity"])
+def test_numbers_of_a_header_are_finite(agg: MIFA, tmp_path: Path, number: str) -> None:
+    with pytest.raises(tensor_file.TensorFileError, match=f"finite numbers, got {number}"):
+        tensor_file.parse_json(f'{{"server_lr": [{number}]}}')
+    assert tensor_file.parse_json("[1e308, 1e-400, -0.5]") == [1e308, 0.0, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "forged", "given"),
+    [
+        ("noise_multiplier", torch.zeros(5), {"max_norm": "auto"}),
+        ("noise_multiplier", "x", {"noise_multiplier": 0.0}),
+        ("clip_norm", [1], {"clip_norm": 1.0}),
+        ("server_optimizer", "x", {"server_optimizer": "sgd"}),
+    ],
+)
+def test_an_error_in_an_option_of_the_file_is_one_of_the_file(
+    name: str, forged: Any, given: dict[str, Any], tmp_path: Path
+) -> None:
+    agg = FedAvg(num_clients=5, num_params=3, nonfinite="drop", max_norm=None)
+    options = agg.options() | {name: forged}
+    checkpoint.write(tmp_path / "a", "fedavg", options, agg.live_state())
+    with pytest.raises(CheckpointError, match=f"options: {name}: expected "):
+        fastagg.load(tmp_path / "a", **given)
+
+
+def test_a_number_of_thousands_of_digits_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^num_clients: expected at most \d+, got a value of"):
+        FedAvg(num_clients=10**5000, num_params=1)

@@ -228,6 +228,13 @@ def test_bad_arguments(files: tuple[list[Path], Tensor]) -> None:
         ClientFiles(paths, layout(), base=[0.0] * 1017)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"paths: expected a sequence of paths, got 'a\.safet"):
         ClientFiles("a.safetensors", layout())
+    with pytest.raises(TypeError, match="paths: expected a sequence of paths, got None"):
+        ClientFiles(None, layout())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="layout: expected a FlatLayout, got int"):
+        ClientFiles(paths, 5)  # type: ignore[arg-type]
+    for columns in (5, (1,)):
+        with pytest.raises(TypeError, match=r"columns: expected two ints \(begin, end\), got "):
+            ClientFiles(paths, layout(), columns=columns)  # type: ignore[arg-type]
 
 
 MEASURE = """

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fastagg
-from fastagg import Inbox
+from fastagg import Inbox, checkpoint
+from fastagg.answer_files import AnswerFiles
 from fastagg.inbox import InboxFull
 from tests.scripts import ROOT
 
@@ -511,6 +512,138 @@ def test_answers_of_another_run_are_refused(tmp_path: Path) -> None:
         make(run=1)
 
 
+def test_a_damaged_name_of_a_run_is_no_other_run(tmp_path: Path) -> None:
+    inbox = make(folder=tmp_path, run="first")
+    inbox.put(0, row(1.0), round=0)
+    inbox.put(1, row(1.0), round=0)
+    inbox.close()
+    path = sorted(tmp_path.iterdir())[0]
+    path.write_bytes(path.read_bytes().replace(b"first", b"firsu"))
+    inbox = make(folder=tmp_path, run="first")
+    assert inbox.waiting() == [(1, 0)]
+    assert "its checksum is wrong" in inbox.damaged[path.name]
+    inbox.close()
+
+
+def test_an_answer_of_a_round_beyond_all_is_damaged(tmp_path: Path) -> None:
+    content = {"client": 0, "round": 2**62}
+    path = tmp_path / "answer-0000000000000000000"
+    checkpoint.write(path, "inbox.answer", content, {"row": row(1.0)})
+    inbox = make(folder=tmp_path)
+    assert not inbox.waiting() and "round: expected a number in" in inbox.damaged[path.name]
+    inbox.close()
+
+
+@pytest.fixture(name="kept")
+def _kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Return a function that makes a file with this name one that cannot be deleted; "": none."""
+    delete, name = Path.unlink, ""
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        delete(path, missing_ok=missing_ok)
+
+    def keep(other: str) -> None:
+        nonlocal name
+        name = other
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    return keep
+
+
+def test_an_answer_that_cannot_replace_another_leaves_no_file(
+    tmp_path: Path, kept: Callable[[str], None]
+) -> None:
+    inbox = make(folder=tmp_path)
+    inbox.put(0, row(1.0), round=0)
+    kept("answer-0000000000000000000")
+    with pytest.raises(PermissionError):
+        inbox.put(0, row(2.0), round=1)
+    kept("")
+    assert inbox.waiting() == [(0, 0)]
+    inbox = reopened(inbox, tmp_path)
+    assert inbox.waiting() == [(0, 0)]
+    inbox.close()
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_answer_from_waiting_again(
+    tmp_path: Path, kept: Callable[[str], None]
+) -> None:
+    inbox = make(folder=tmp_path, policy="queue", capacity=4)
+    for client in range(3):
+        inbox.put(client, row(1.0), round=0)
+    answers = inbox.take(3, round=1)
+    assert answers is not None
+    inbox.put(0, row(2.0), round=0)
+    kept("answer-0000000000000000000")  # another one replaces it
+    answers.finish(used=False)
+    answers.finish(used=False)  # does nothing
+    kept("")
+    assert inbox.waiting() == [(1, 0), (2, 0), (0, 0)]
+    inbox.put(3, row(1.0), round=0)
+    with pytest.raises(InboxFull, match="4 answers wait and 0 are in a step"):
+        inbox.put(3, row(1.0), round=1)
+    inbox = reopened(inbox, tmp_path, policy="queue")
+    assert inbox.waiting() == [(1, 0), (2, 0), (0, 0), (3, 0)]
+    inbox.close()
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_an_answer_that_could_not_be_unmarked_is_taken_again(
+    settled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox = make(folder=tmp_path)
+    inbox.put(0, row(1.0), round=0)
+    answers = inbox.take(round=0)
+    assert answers is not None
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fastagg.answer_files.os.rename", fail)
+        answers.finish(used=False)
+    if settled:  # which deletes the file, whose name says that round 0 used the answer
+        inbox.settle(1)
+    answers = inbox.take(round=1)
+    assert answers is not None and answers.updates[0].tolist() == [1.0] * D
+    inbox.close()
+    inbox = make(folder=tmp_path, round=1)
+    assert inbox.waiting() == [(0, 0)]
+    inbox.close()
+    inbox = make(folder=tmp_path, round=2)
+    assert inbox.waiting() == [(0, 0)]  # it waited again when the inbox was closed
+    inbox.close()
+
+
+def test_a_signal_takes_no_answer_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler of Ctrl-C raises an exception out of the call."""
+    inbox = make(folder=tmp_path)
+    inbox.put(0, row(1.0), round=0)
+    inbox.put(1, row(1.0), round=0)
+
+    def after(call: Callable[..., None]) -> Callable[..., None]:
+        def interrupted(*arguments: Any) -> None:
+            call(*arguments)
+            signal.raise_signal(signal.SIGINT)
+
+        return interrupted
+
+    for name in ("mark", "unmark"):
+        monkeypatch.setattr(AnswerFiles, name, after(getattr(AnswerFiles, name)))
+    with pytest.raises(KeyboardInterrupt):
+        inbox.take(round=0)
+    monkeypatch.undo()
+    assert inbox.waiting() == [(0, 0), (1, 0)]
+    answers = inbox.take(2, round=0)
+    assert answers is not None and answers.clients == [0, 1]
+    with pytest.raises(InboxFull, match="0 answers wait and 2 are in a step"):
+        inbox.capacity = 2
+        inbox.put(2, row(1.0), round=0)
+    inbox.close()
+
+
 def test_discard(tmp_path: Path) -> None:
     for folder in (None, tmp_path):
         inbox = make(folder=folder)
@@ -740,7 +873,7 @@ def test_wrong_calls() -> None:
     with pytest.raises(ValueError, match="until: expected at most round, which is 4, got 5"):
         inbox.take(round=4, until=5)
     for wrong in ({"count": 0}, {"count": 1.5}, {"timeout": -1.0}, {"timeout": float("nan")},
-                  {"timeout": "1"}, {"count": 2, "least": 3}):  # fmt: skip
+                  {"timeout": "1"}, {"timeout": -(10**400)}, {"count": 2, "least": 3}):  # fmt: skip
         with pytest.raises((TypeError, ValueError), match=[*wrong][-1]):
             inbox.take(round=5, **wrong)
     assert len(inbox) == 1

@@ -102,7 +102,7 @@ def test_the_formulas() -> None:
     assert of("fedavg") == of("fedavg", owned=True) == (4 * d, 4 * sd + 12 * d, 2 * sd)
     assert of("fedavg", budget=10**5)[1] == 4 * sd + 24 * d
     assert of("fedavg", device="cuda", rates=RATES)[1] == 4 * sd + 24 * d
-    assert of("fedavg", noise_multiplier=1.0, max_norm=1.0)[1] == 8 * sd + 24 * d
+    assert of("fedavg", noise_multiplier=1.0, clip_norm=1.0)[1] == 8 * sd + 24 * d
     assert of("fedavg", ranks=2, rates=RATES)[1] == (4 * sd + 24 * d) // 2
     assert of("fedavg", server_optimizer="momentum")[1] == 4 * sd + 32 * d
     assert of("mifa") == (8 * d + 4 * sd, 12 * sd + 36 * d, 3 * sd + 3 * d)
@@ -273,6 +273,55 @@ def test_bad_arguments(changes: dict[str, Any], error: type[Exception], match: s
         fastagg.plan(arguments.pop("name"), **arguments)
 
 
+@pytest.mark.parametrize("num_clients", [K, 1000])  # of 1000 clients, a plan makes fewer
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mimic", {"mode": "x"}),
+        ("mimic", {"max_age": -1}),
+        ("mimic", {"staleness": "constant", "max_staleness": -1}),
+        ("mimic", {"max_staleness": 5000}),
+        ("mimic", {"staleness": "constant", "max_staleness": 2**70}),
+        ("amplified", {"beta": -1}),
+        ("fedavg", {"nonfinite": "x"}),
+        ("fedavg", {"noise_multiplier": 1.0}),
+        ("fedavg", {"min_active": 1001}),
+        ("fedavg", {"client_weights": [1.0] * 3}),
+        ("fedavg", {"client_weights": [*([1.0] * 999), -1.0]}),
+        ("fdms", {"max_share": 1e-4}),
+        ("fdms", {"elimination": 3}),
+        ("fdms", {"precision": "highest", "sketch": 64}),
+        ("scaffold", {}),
+        ("scaffold", {"local_work": [*([1.0] * 999), 0.0]}),
+        ("krum", {"memory_dtype": "int8"}),
+        ("mifa", {"memory_folder": "no-such-folder"}),
+        ("bucketing", {"rule": "median"}),
+    ],
+)
+def test_it_refuses_what_make_refuses(name: str, options: dict[str, Any], num_clients: int) -> None:
+    sizes = {"num_clients": num_clients, "num_params": D}
+    with pytest.raises((TypeError, ValueError)) as expected:
+        fastagg.make(name, **sizes, **options)
+    with pytest.raises(expected.type) as found:
+        fastagg.plan(name, num_active=2, **sizes, **options)
+    assert str(found.value) == str(expected.value)
+
+
+def test_it_takes_options_of_each_client() -> None:
+    many = 1000
+    sizes = {"num_clients": many, "num_active": 2, "num_params": D}
+    options = {"client_weights": torch.rand(many), "min_active": 999, "max_share": 1.5 / many}
+    fastagg.plan("fdms", **sizes, **options)
+    fastagg.plan("scaffold", **sizes, local_work=torch.rand(many) + 0.1)
+
+
+def test_it_does_not_need_the_memory_that_it_states() -> None:
+    sizes = {"num_clients": 10**6, "num_active": 2, "num_params": 10**9}
+    assert fastagg.plan("fdms", **sizes, elimination="theorem2").state_bytes > 6 * 10**12
+    late = {"staleness": "constant", "max_staleness": 10**9}
+    assert fastagg.plan("mimic", **sizes, **late).state_bytes > 4 * 10**18
+
+
 # --- time, ranks and streams ----------------------------------------------------------------
 
 
@@ -300,6 +349,8 @@ def test_a_plan_says_when_sketches_pay() -> None:
     assert fastagg.plan("krum", num_active=1000, **sizes).sketched_seconds is not None
     assert fastagg.plan("krum", num_active=100, reuse=True, **sizes).sketched_seconds is None
     assert fastagg.plan("nnm", num_active=1000, **sizes).sketched_seconds is None
+    precise = fastagg.plan("fdms", num_active=1000, precision="highest", **sizes)
+    assert precise.sketched_seconds is None  # sketches need precision="high"
 
 
 def test_sketches_must_pay_beside_products_that_are_computed_while_rows_are_read() -> None:
@@ -326,8 +377,10 @@ def test_time_of_a_device_is_measured() -> None:
     assert 1e8 < measure("cpu").flops_per_s < 1e15
     sketched = measure("cpu").sketched_per_s
     assert sketched is not None and 1e7 < sketched < 1e12
-    with pytest.raises(ValueError, match="device"):
-        fastagg.plan("mimic", num_clients=4, num_active=4, num_params=100, device="moon")
+    for rates in (None, RATES):
+        with pytest.raises(ValueError, match="device"):
+            sizes = {"num_clients": 4, "num_active": 4, "num_params": 100}
+            fastagg.plan("mimic", **sizes, device="moon", rates=rates)
 
 
 @pytest.mark.parametrize("name", fastagg.available())

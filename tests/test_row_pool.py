@@ -75,6 +75,21 @@ def test_a_mask_is_no_list_of_ids() -> None:
             buffer.rows(torch.tensor([True, False, True]))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "name"),
+    [
+        ((0, 3), ValueError, "capacity"),
+        (("5", 3), TypeError, "capacity"),
+        ((5, 3, "gpu"), ValueError, "device"),
+    ],
+)
+def test_bad_sizes_and_devices(
+    arguments: tuple[Any, ...], error: type[Exception], name: str
+) -> None:
+    with pytest.raises(error, match=f"^{name}: expected "):
+        RowPool(*arguments)
+
+
 @pytest.mark.parametrize("client", [-1, 5])
 def test_ids_out_of_range(client: int) -> None:
     with pytest.raises(IndexError, match="client"):

@@ -28,6 +28,7 @@ from torch import Tensor
 from fastagg import tensor_file
 from fastagg.checkpoint.atomic import replace
 from fastagg.modes import plain_modes
+from fastagg.options import shown
 from fastagg.tensor_file import Entry, Header, RowsOf, TensorFileError
 
 FORMAT = "fastagg.aggregator"
@@ -169,7 +170,7 @@ class Saved:
         except TensorFileError as error:
             raise CheckpointError(path, f"damaged header: options: {error}") from error
         if not isinstance(self.options, dict):
-            raise CheckpointError(path, f"options: expected an object, got {self.options!r}")
+            raise CheckpointError(path, f"options: expected an object, got {shown(self.options)}")
         self.entries: dict[str, Entry] = {}
         self.params = header.entries.get(_PARAMS)
         self._option_bytes: dict[str, Tensor] = {}
@@ -179,7 +180,7 @@ class Saved:
             elif name.startswith(_OPTION):
                 self._read_option(entry)
             elif name != _PARAMS:
-                raise CheckpointError(path, f"damaged header: unknown tensor {name!r}")
+                raise CheckpointError(path, f"damaged header: unknown tensor {shown(name)}")
 
     @property
     def names(self) -> list[str]:
@@ -257,10 +258,10 @@ class Saved:
         """Read tensors of the state as :meth:`read` does; of some only a part of the columns.
 
         Args:
-            columns: by name, part of the last dimension of a tensor [n] or [m, n]; None: all.
+            columns: by name, part of the last dimension of a tensor [..., n]; None: all.
 
         Raises:
-            CheckpointError, OSError: as for :meth:`read`, or a tensor has other dimensions.
+            CheckpointError, OSError: as for :meth:`read`, or a tensor has no dimensions.
         """
         found: dict[str, Tensor] = {}
         sinks: dict[str, Sink] = {}
@@ -268,10 +269,8 @@ class Saved:
             entry = self.entries[name]
             shape = [*entry.shape]
             if part is not None:
-                if not 1 <= len(shape) <= 2:
-                    raise CheckpointError(
-                        self.path, f"state: {name}: expected one or two dimensions, got {shape}"
-                    )
+                if not shape:
+                    raise CheckpointError(self.path, f"state: {name}: expected columns, got none")
                 shape[-1] = len(range(*part.indices(shape[-1])))
             found[name] = torch.empty(shape, dtype=entry.dtype, device="cpu")
             sinks[name] = [found[name]] if part is None else _columns(found[name], entry, part)
@@ -296,7 +295,7 @@ class Saved:
 def _columns(out: Tensor, entry: Entry, part: slice) -> Iterator[Tensor]:
     """Yield a scratch row for every row of ``out``, and copy its columns ``part`` there."""
     row = torch.empty(entry.shape[-1], dtype=entry.dtype, device="cpu")
-    for target in [out] if out.ndim == 1 else out:
+    for target in out.view(-1, out.shape[-1]):
         yield row
         target.copy_(row[part])
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
 from fastagg.registry import RuleName, check_saved, check_state_options, raise_for
 from fastagg.report import StepReport
+from fastagg.rules.mifa_client import MIFADifferences
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Ages, Updates, read_cohort, read_ids
@@ -187,10 +189,7 @@ class ShardedAggregator:
 
     def own(self, whole: Tensor) -> Tensor:
         """Copy this rank's columns of a tensor [..., d] into a new tensor [..., num_own]."""
-        if whole.shape[-1] != self.num_params:
-            raise ValueError(
-                f"whole: expected a last dimension of {self.num_params}, got {list(whole.shape)}"
-            )
+        _check_last("whole", whole, self.num_params)
         return whole[..., self.begin : self.end].clone(memory_format=torch.contiguous_format)
 
     def gather(self, own: Tensor, *, block: int = 1) -> Tensor:
@@ -209,9 +208,8 @@ class ShardedAggregator:
                 rank is gone.
         """
         with self._ranks.failing_together("gathering columns"):
-            width = -(-self.num_own // block)
-            if own.ndim == 0 or own.shape[-1] != width:
-                raise ValueError(f"own: expected a last dimension of {width}, got {[*own.shape]}")
+            width = -(-self.num_own // read_size("block", block))
+            _check_last("own", own, width)
             bounds = [(begin // block, -(-end // block)) for begin, end in self.bounds]
         return self._ranks.gather_columns(own, bounds)
 
@@ -275,15 +273,45 @@ class ShardedAggregator:
             TypeError, ValueError, IndexError: the ids of this rank are wrong. Nothing has changed.
             RankError: another rank has other ids, or a rank is gone.
         """
+        ids = self._agreed_ids("the clients to forget", clients)
+        with self._ranks.failing_together("forgetting clients"):
+            self.local.forget(ids)
+
+    @torch.no_grad()
+    def withdraw(self, rows: Tensor, clients: Clients) -> None:
+        """Run ``withdraw`` of the rule ``mifa-client`` on this rank's columns. All ranks call it.
+
+        Args:
+            rows: [n, num_own] float64 or float32, this rank's columns of the clients' rows.
+            clients: n ids, the same on all ranks.
+
+        Raises:
+            TypeError, ValueError, IndexError: an argument of this rank is wrong, or the rule is
+                another one.
+            RankError: another rank has other ids or wrong rows, or a rank is gone.
+
+        After an exception no rank has changed.
+        """
+        if not isinstance(self.local, MIFADifferences):
+            raise TypeError(f"withdraw: expected the rule 'mifa-client', got {self.local.name!r}")
+        ids = self._agreed_ids("the clients that withdraw", clients)
+        with self.local._alone("withdraw"), plain_modes():
+            with self._ranks.succeeding_together("withdrawing clients"):
+                left = copy.copy(self.local)  # a call replaces its tensors, and writes to none
+                left.withdraw(rows, ids)
+            with SignalsDeferred():
+                self.local._become(left)
+
+    def _agreed_ids(self, what: str, clients: Clients) -> list[int]:
+        """Return ids of clients, if they are valid and the same on all ranks."""
         error: Exception | None = None
         ids: list[int] = []
         try:
             ids = read_ids(clients, self.num_clients)
         except Exception as found:  # agree raises it after the other ranks know of it
             error = found
-        self._ranks.agree("the clients to forget", ids, error)
-        with self._ranks.failing_together("forgetting clients"):
-            self.local.forget(ids)
+        self._ranks.agree(what, ids, error)
+        return ids
 
     @torch.no_grad()
     def grow(self, num_clients: int, **options: Any) -> None:
@@ -331,16 +359,16 @@ class ShardedAggregator:
                 ``notes``. The previous checkpoint is unchanged.
             RankError: another rank could not write. The previous checkpoint is unchanged.
         """
-        columns = columns or {}
+        columns = {} if columns is None else columns
         with self._ranks.failing_together("the columns of the checkpoint"):
             if notes is not None and not isinstance(notes, Mapping):
                 raise TypeError(f"notes: expected a mapping, got {type(notes).__name__}")
+            if not isinstance(columns, Mapping):
+                raise TypeError(f"columns: expected a mapping, got {type(columns).__name__}")
             for name, tensor in columns.items():
-                if tensor.ndim == 0 or tensor.shape[-1] != self.num_own:
-                    raise ValueError(
-                        f"{name}: expected a last dimension of {self.num_own}, "
-                        f"got {[*tensor.shape]}"
-                    )
+                if not isinstance(name, str):
+                    raise TypeError(f"columns: expected names as keys, got {name!r}")
+                _check_last(f"columns: {name}", tensor, self.num_own)
         with self.local._held("save"):
             state = self.local.live_state()
             split = {
@@ -443,6 +471,14 @@ class ShardedAggregator:
             f"num_params={self.num_params}, columns={self.begin}:{self.end}, "
             f"rank={self._ranks.rank} of {self._ranks.size})"
         )
+
+
+def _check_last(name: str, value: object, width: int) -> None:
+    """Raise TypeError or ValueError if ``value`` is no tensor [..., width]."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.ndim == 0 or value.shape[-1] != width:
+        raise ValueError(f"{name}: expected a last dimension of {width}, got {[*value.shape]}")
 
 
 def _check_count_noise(clip_norm: ClipNorm) -> None:

@@ -234,7 +234,6 @@ def describe(folder: str | os.PathLike[str]) -> Described:
 
 def _wrong_field(manifest: Manifest) -> str | None:
     """Return the name of a field of a manifest that is not as described, or None."""
-    names = (manifest.split, manifest.columns)
     ends = [0]
     bounds: Any = manifest.bounds  # from JSON: anything
     whole = isinstance(bounds, list) and bool(bounds)
@@ -252,11 +251,18 @@ def _wrong_field(manifest: Manifest) -> str | None:
         # part of the names of files, which therefore are in the folder
         "generation": isinstance(manifest.generation, str)
         and bool(_GENERATION.fullmatch(manifest.generation)),
-        "split": isinstance(names[0], list) and all(isinstance(n, str) for n in names[0]),
-        "columns": isinstance(names[1], list) and all(isinstance(n, str) for n in names[1]),
+        "split": _are_names(manifest.split),
+        "columns": _are_names(manifest.columns),
         "notes": isinstance(manifest.notes, dict),
     }
     return next((name for name, valid in checks.items() if not valid), None)
+
+
+def _are_names(value: object) -> bool:
+    """Return whether a value from JSON is a list of different names."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return False
+    return len(set(value)) == len(value)
 
 
 def read(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
 from fastagg.ops.scales import num_scales
+from fastagg.options import shown
 from fastagg.updates.allocation import allocate_rows, outside_inference_mode
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -107,10 +108,13 @@ def read_store(dtype: object, folder: str | os.PathLike[str] | None) -> RowStore
     """Return the store for the options ``memory_dtype`` and ``memory_folder``.
 
     Raises:
+        TypeError: the folder is no path.
         ValueError: the dtype is not supported, or the folder does not exist.
     """
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"memory_dtype: expected one of {[*_DTYPES]}, got {dtype!r}")
+    if folder is not None and not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"memory_folder: expected a folder, got {shown(folder)}")
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"memory_folder: expected a folder, got {os.fspath(folder)!r}")
     return RowStore(_DTYPES[dtype], None if folder is None else Path(folder))

@@ -17,6 +17,7 @@ from fastagg.norm_bound import norm_bytes, resolve_max_norm
 from fastagg.options import option_defaults, read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
+from fastagg.rules.option_checks import check_options
 from fastagg.server_optimizer import optimizer_cost
 from fastagg.updates.any_rows import piece_columns
 from fastagg.updates.columns import segment_columns
@@ -219,10 +220,17 @@ def plan(
         **options: options of the rule, as for :func:`fastagg.make`.
 
     Raises:
-        ValueError: there is no such rule, or a size is out of range.
-        TypeError: the rule has no such option, or a size is not an int.
+        ValueError: there is no such rule, a size is out of range, or :func:`fastagg.make` refuses
+            the value of an option.
+        TypeError: the rule has no such option, or a required one is missing, or a size is not an
+            int.
     """
     rule = find(name, list(options))
+    K, S = read_size("num_clients", num_clients), read_size("num_active", num_active)
+    d = read_size("num_params", num_params)
+    if S > K:
+        raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
+    check_options(rule, K, options)
     if rates is None and device is not None:
         rates = measure(device)
     sketched = None
@@ -239,10 +247,6 @@ def plan(
             budget=budget,
             **options,
         )
-    K, S = read_size("num_clients", num_clients), read_size("num_active", num_active)
-    d = read_size("num_params", num_params)
-    if S > K:
-        raise ValueError(f"num_active: expected at most num_clients, {K}, got {S}")
     own = -(-d // read_size("ranks", ranks))
     plain = (
         options.get("memory_folder") is None and options.get("memory_dtype", "float32") == "float32"
@@ -255,7 +259,7 @@ def plan(
     max_norm = resolve_max_norm(options.get("max_norm", "auto"), options.get("nonfinite"), noise)
     clip_norm = options.get("clip_norm")
     moments = optimizer_cost(options.get("server_optimizer", "sgd"), own)
-    on_gpu = device is not None and torch.device(device).type != "cpu"
+    on_gpu = device is not None and _device_type(device) != "cpu"
     noisy = bool(noise)
     apart = on_gpu or noisy or budget is not None or ranks > 1 or moments.moved > 0
     if rule.moves_at_once and not apart:
@@ -310,12 +314,26 @@ def plan(
 
 
 def _sketched_seconds(name: str, rates: Rates, **arguments: Any) -> float | None:
-    """Return the time of a round with sketches, other arguments as for :func:`plan`."""
-    return (
-        None
-        if arguments.get("reuse")
-        else plan(name, rates=rates, **{**arguments, "sketch": _BUCKETS}).seconds
-    )
+    """Return the time of a round with sketches, other arguments as for :func:`plan`.
+
+    None: the rule takes no sketches with these options, such as ``reuse``.
+    """
+    try:
+        return plan(name, rates=rates, **{**arguments, "sketch": _BUCKETS}).seconds
+    except ValueError:
+        return None
+
+
+def _device_type(device: str | torch.device) -> str:
+    """Return "cpu" or "cuda" and the like; with ``rates``, this machine need not have the device.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    try:
+        return torch.device(device).type
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"device: expected one such as 'cpu' or 'cuda', got {device!r}") from error
 
 
 def _kernel_bytes(

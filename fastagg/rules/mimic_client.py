@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.options import read_device, read_size
+from fastagg.updates.cohort import check_vector
 
 
 class MimiCClient:
@@ -25,11 +27,17 @@ class MimiCClient:
     """
 
     def __init__(self, num_params: int, device: str | torch.device = "cpu") -> None:
-        self.correction = torch.zeros(num_params, device=device, dtype=torch.float32)
+        size, place = read_size("num_params", num_params), read_device(device)
+        self.correction = torch.zeros(size, device=place, dtype=torch.float32)
 
     @torch.no_grad()
     def correct_(self, update: Tensor) -> Tensor:
-        """Add the correction to ``update`` [d] float32 in place; return it, to be sent."""
+        """Add the correction to ``update`` [d] float32 in place; return it, to be sent.
+
+        Raises:
+            TypeError, ValueError: ``update`` is not as described.
+        """
+        check_vector("update", update, len(self.correction), self.correction.device)
         one = torch.ones(1, dtype=torch.float32, device="cpu")
         return ops.weighted_sum_(update, [self.correction], one)
 
@@ -42,6 +50,11 @@ class MimiCClient:
         Args:
             sent: [d] float32, the result of :meth:`correct_` in this round; not changed.
             aggregate: [d] float32, v, the server's ``aggregate``; not changed.
+
+        Raises:
+            TypeError, ValueError: an argument is not as described. The correction is unchanged.
         """
+        for name, value in (("sent", sent), ("aggregate", aggregate)):
+            check_vector(name, value, len(self.correction), self.correction.device)
         signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu")
         ops.weighted_sum_(self.correction, [aggregate, sent], signs)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.options import read_size
+from fastagg.options import read_device, read_size
 from fastagg.updates.allocation import allocate_rows
 
 Clients = Tensor | NDArray[np.integer[Any]] | Sequence[int]
@@ -47,13 +47,14 @@ class UpdateBuffer:
         device: device of the rows.
 
     Raises:
-        TypeError, ValueError: a size is not an int of at least 1.
+        TypeError, ValueError: a size is not an int of at least 1, or this build has no kernels for
+            the device.
     """
 
     def __init__(self, capacity: int, num_params: int, device: str | torch.device = "cpu") -> None:
         size = read_size("capacity", capacity)
         self._num_params = read_size("num_params", num_params)
-        self._rows = allocate_rows(size, self._num_params, device)
+        self._rows = allocate_rows(size, self._num_params, read_device(device))
 
     @property
     def capacity(self) -> int:
@@ -84,7 +85,10 @@ class UpdateBuffer:
         """Return a client's id as an int in [0, capacity); raise as :meth:`row`."""
         if isinstance(client, bool):  # of a mask, which is no list of ids
             raise TypeError(f"client: expected an integer, got {client}")
-        index = operator.index(client)
+        try:
+            index = operator.index(client)
+        except TypeError as error:
+            raise TypeError(f"client: expected an integer, got {client!r}") from error
         if not 0 <= index < self.capacity:
             raise IndexError(f"client: expected an id in [0, {self.capacity}), got {client}")
         return index
@@ -118,8 +122,21 @@ class UpdateBuffer:
 
         Returns:
             The rows of ``clients``, in the order given.
+
+        Raises:
+            TypeError, ValueError, IndexError: an argument is not as described, or an id comes
+                twice. No row has changed.
         """
         rows = self.rows(clients)
+        if len({row.data_ptr() for row in rows}) < len(rows):
+            raise ValueError(f"clients: expected distinct ids, got {clients}")
+        if not isinstance(params, Tensor):
+            raise TypeError(f"params: expected a torch.Tensor, got {type(params).__name__}")
+        if params.dtype != torch.float32 or params.shape != (self._num_params,):
+            raise ValueError(
+                f"params: expected [{self._num_params}] float32, got {[*params.shape]} "
+                f"{params.dtype}"
+            )
         minus_one = torch.tensor([-1.0], dtype=torch.float32, device="cpu")
         with torch.no_grad():
             for row in rows:

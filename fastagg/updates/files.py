@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,11 +62,16 @@ class ClientFiles(ColumnSource):
         columns: tuple[int, int] | None = None,
         budget: int = BUDGET,
     ) -> None:
-        if isinstance(paths, str | os.PathLike):
-            raise TypeError(f"paths: expected a sequence of paths, got {os.fspath(paths)!r}")
+        if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
+            raise TypeError(f"paths: expected a sequence of paths, got {paths!r}")
+        if not isinstance(layout, FlatLayout):
+            raise TypeError(f"layout: expected a FlatLayout, got {type(layout).__name__}")
         if base is not None and not isinstance(base, Tensor):
             raise TypeError(f"base: expected a tensor, got {type(base).__name__}")
-        first, last = columns or (0, layout.num_params)
+        given = (0, layout.num_params) if columns is None else columns
+        if not isinstance(given, Sequence) or len(given) != 2:
+            raise TypeError(f"columns: expected two ints (begin, end), got {columns!r}")
+        first, last = given
         begin, end = read_count("columns", first, least=0), read_count("columns", last, least=0)
         if not 0 <= begin < end <= layout.num_params:
             raise ValueError(f"columns: expected a part of 0:{layout.num_params}, got {columns}")

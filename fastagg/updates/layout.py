@@ -91,6 +91,8 @@ class FlatLayout:
         With ``roles``, all floating-point buffers of normalisation layers are statistics, whatever
         their names.
         """
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}")
         found = norm_statistics(module)
         return cls._of(_state_of(module), integers, convert, roles, found)
 
@@ -137,6 +139,7 @@ class FlatLayout:
         """Make a layout; ``known`` are names of running statistics."""
         if integers not in ("error", "exclude"):
             raise ValueError(f'integers: expected "error" or "exclude", got {integers!r}')
+        _check_mapping("state", state, "a dict from names to tensors")
         for name, tensor in state.items():
             _check_dense(name, tensor)
             if tensor.is_complex():
@@ -323,6 +326,7 @@ class FlatLayout:
     def _matching_state(self, source: nn.Module | State) -> State:
         """Return the tensors of ``source``, checked to have this layout's names and shapes."""
         state = _state_of(source) if isinstance(source, nn.Module) else source
+        _check_mapping("source", state, "a module or a dict from names to tensors")
         expected = {*self.names, *self.tied, *self.excluded}
         if set(state) != expected:
             raise ValueError(
@@ -332,6 +336,8 @@ class FlatLayout:
         slots = {slot.name: slot for slot in (*self.slots, *self.statistics)}
         for name in (*slots, *self.tied):
             slot = slots[self.tied.get(name, name)]
+            if not isinstance(state[name], Tensor):
+                raise TypeError(f"{name}: expected a tensor, got {type(state[name]).__name__}")
             if state[name].shape != slot.shape:
                 raise ValueError(
                     f"{name}: expected shape {list(slot.shape)}, got {list(state[name].shape)}"
@@ -354,6 +360,8 @@ def _copy(state: State, views: State, names: Sequence[str], out: Tensor) -> Tens
 
 def _check_vector(vector: Tensor, size: int) -> None:
     """Check that ``vector`` is float32, contiguous and has ``size`` elements."""
+    if not isinstance(vector, Tensor):
+        raise TypeError(f"vector: expected a torch.Tensor, got {type(vector).__name__}")
     if vector.dtype != torch.float32:
         raise TypeError(f"vector: expected dtype torch.float32, got {vector.dtype}")
     if vector.shape != (size,):
@@ -365,6 +373,11 @@ def _check_vector(vector: Tensor, size: int) -> None:
 def _state_of(module: nn.Module) -> State:
     """Return a module's parameters and persistent buffers themselves, not detached copies."""
     return module.state_dict(keep_vars=True)
+
+
+def _check_mapping(name: str, state: object, expected: str) -> None:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{name}: expected {expected}, got {type(state).__name__}")
 
 
 def _check_dense(name: str, tensor: object) -> None:

@@ -58,7 +58,13 @@ class TensorRows(ColumnSource):
     """
 
     def __init__(self, rows: Tensor | Sequence[Tensor], *, budget: int = BUDGET) -> None:
-        self.num_params = rows.shape[1] if isinstance(rows, Tensor) and rows.ndim == 2 else 0
+        is_matrix = isinstance(rows, Tensor) and rows.ndim == 2
+        if not is_matrix and (isinstance(rows, Tensor | str) or not isinstance(rows, Sequence)):
+            found = f"shape {[*rows.shape]}" if isinstance(rows, Tensor) else type(rows).__name__
+            raise TypeError(
+                f"rows: expected a tensor [S, d] or a sequence of tensors [d], got {found}"
+            )
+        self.num_params = rows.shape[1] if isinstance(rows, Tensor) else 0
         budget = read_size("budget", budget)
         for s, row in enumerate(rows):
             if not isinstance(row, Tensor) or not row.is_floating_point() or row.ndim != 1:

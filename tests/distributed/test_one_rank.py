@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,83 @@ def test_notes_without_names_are_refused(notes: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="notes: expected a mapping, got "):
         agg.save(tmp_path / "checkpoint", notes=notes)
     assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda agg: agg.own(torch.tensor(1.0)), ValueError, r"whole: .* of 7, got \[\]"),
+        (lambda agg: agg.own([0.0] * D), TypeError, "whole: expected a torch.Tensor, got list"),
+        (lambda agg: agg.gather([0.0] * D), TypeError, "own: expected a torch.Tensor, got list"),
+        (lambda agg: agg.gather(torch.zeros(D), block=0), ValueError, "block: expected at least 1"),
+    ],
+)
+def test_what_is_no_tensor_of_columns_is_named(
+    call: Callable[[ShardedAggregator], object], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=f"^{match}"):
+        call(ShardedAggregator("fedavg", num_clients=K, num_params=D))
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "match"),
+    [
+        ({"p": [0.0] * D}, TypeError, "columns: p: expected a torch.Tensor, got list"),
+        ({"p": torch.tensor(1.0)}, ValueError, "columns: p: expected a last dimension of 7"),
+        ({1: torch.zeros(D)}, TypeError, "columns: expected names as keys, got 1"),
+        ([torch.zeros(D)], TypeError, "columns: expected a mapping, got list"),
+    ],
+)
+def test_columns_that_cannot_be_saved_are_named(
+    columns: Any, error: type[Exception], match: str, tmp_path: Path
+) -> None:
+    agg = ShardedAggregator("fedavg", num_clients=K, num_params=D)
+    with pytest.raises(error, match=f"^{match}"):
+        agg.save(tmp_path / "checkpoint", columns=columns)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_columns_of_any_number_of_dimensions_come_back(tmp_path: Path) -> None:
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    shapes = [(D,), (3, D), (2, 3, D), (0, 2, D)]
+    columns = {f"{len(shape)}d-{shape[0]}": torch.randn(shape) for shape in shapes}
+    agg.save(tmp_path / "checkpoint", columns=columns)
+    found = ShardedAggregator.load(tmp_path / "checkpoint").columns
+    assert found.keys() == columns.keys()
+    for name, value in columns.items():
+        assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("field", ["columns", "split"])
+def test_a_name_that_comes_twice_in_a_manifest_is_refused(field: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
+    agg.save(folder, columns={"params": torch.ones(D)})
+    manifest = storage.describe(folder).manifest
+    changed = dataclasses.replace(manifest, **{field: 2 * getattr(manifest, field)})
+    (folder / storage.MANIFEST).write_text(storage._text(changed))
+    with pytest.raises(CheckpointError, match=f"damaged: {field}"):
+        ShardedAggregator.load(folder)
+
+
+def test_clients_of_mifa_client_withdraw_their_rows() -> None:
+    agg = ShardedAggregator("mifa-client", num_clients=K, num_params=D)
+    rows = torch.randn(2, D)
+    agg.step(torch.zeros(D), rows, [0, 2])
+    before = agg.state_dict()
+    with pytest.raises(ValueError, match=r"cannot forget .*call withdraw"):
+        agg.forget([2])
+    for wrong, ids in ((rows[1:, :-1], [2]), (rows[1:] * math.nan, [2]), (rows[1:], [1])):
+        with pytest.raises(ValueError, match=r"^rows: expected"):
+            agg.withdraw(wrong, ids)
+    with pytest.raises(IndexError, match="clients: expected ids"):
+        agg.withdraw(rows[1:], [K])
+    assert all(torch.equal(value, before[name]) for name, value in agg.state_dict().items())
+    agg.withdraw(rows[1:], [2])
+    assert agg.state_dict()["answers"].tolist() == [1, 0, 0, 0]
+    # one product and one sum in float64
+    assert (agg.state_dict()["total"] - rows[0]).abs().max() <= 2.0**-50
+    agg.step(torch.zeros(D), rows, [2, 3])
+    assert agg.local.committed == 2
+    with pytest.raises(TypeError, match="withdraw: expected the rule 'mifa-client', got 'mifa'"):
+        ShardedAggregator("mifa", num_clients=K, num_params=D).withdraw(rows, [0, 1])

@@ -138,7 +138,7 @@ def test_rules_that_grow_and_forget_have_the_bits_of_one_process(run: Run, tmp_p
         params = worker.first_params()
         worker.churn(agg, params, lambda rows: rows, more)
         expected.append(params)
-    for results, said, num_clients in run("grow", 2, tmp_path):
+    for results, said, num_clients, answers, total in run("grow", 2, tmp_path):
         for (name, *_), params, wanted in zip(worker.GROWN, results, expected, strict=True):
             assert torch.equal(params, wanted), name
         assert said[0].startswith("RankError: the arguments of grow: expected the same")
@@ -146,6 +146,10 @@ def test_rules_that_grow_and_forget_have_the_bits_of_one_process(run: Run, tmp_p
         assert said[2].startswith("RankError: the clients to forget: expected the same")
         assert said[3].startswith(("IndexError: clients", "RankError"))
         assert num_clients == worker.K
+        assert said[4].startswith(("ValueError: rows: expected finite", "RankError: withdrawing"))
+        assert said[5].startswith(("RankError: the clients that withdraw", "ValueError: clients"))
+        assert said[6] == "done" and answers.tolist() == [0, 1, 0, 0, 0, 0]
+        assert total.tolist() == [1.0] * worker.D
 
 
 @pytest.mark.slow

@@ -191,7 +191,18 @@ def job_grow(folder: Path) -> Any:
         outcome(lambda: agg.forget([rank])),
         outcome(lambda: agg.forget([K])),
     ]
-    return results, said, agg.num_clients
+    kept = ShardedAggregator("mifa-client", num_clients=K, num_params=D, segment=SEGMENT)
+    updates = torch.arange(1.0, 4.0)[:, None].expand(3, kept.num_own).contiguous()
+    kept.step(kept.own(first_params()), updates, [1, 3, 4])
+    bad = updates[1:].clone()
+    bad[1, 2] += 1e300 if rank == 1 else 0.0
+    said += [
+        outcome(lambda: kept.withdraw(bad, [3, 4])),
+        outcome(lambda: kept.withdraw(updates[1:], [3, 4 - rank])),
+        outcome(lambda: kept.withdraw(updates[1:], [3, 4])),
+    ]
+    state = kept.state_dict()
+    return results, said, agg.num_clients, state["answers"], kept.gather(state["total"])
 
 
 def outcome(call: Callable[[], Any]) -> str:

@@ -175,3 +175,29 @@ def test_a_measurement_that_is_interrupted_changes_no_correction(
     agg.corrections.settle_()
     assert not any(r is not None for r in agg.corrections.references)
     same_bits(agg.corrections.clone(), before)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda c: c.correct_(torch.zeros(3).double()), TypeError, "update: expected dtype"),
+        (lambda c: c.correct_(torch.zeros(4)), ValueError, r"update: expected shape \[3\]"),
+        (lambda c: c.correct_([0.0]), TypeError, "update: expected a torch.Tensor, got list"),
+        (lambda c: c.learn(torch.zeros(4), torch.zeros(3)), ValueError, "sent: expected shape"),
+        (lambda c: c.learn(torch.zeros(3), [0.0]), TypeError, "aggregate: expected a torch.Tensor"),
+    ],
+)
+def test_a_client_names_the_argument_that_is_wrong(
+    call: Callable[[MimiCClient], object], error: type[Exception], match: str
+) -> None:
+    client = MimiCClient(3)
+    client.correction.fill_(2.0)
+    with pytest.raises(error, match=f"^{match}"):
+        call(client)
+    assert client.correction.eq(2.0).all()
+
+
+@pytest.mark.parametrize("arguments", [(0,), (3, "gpu")])
+def test_a_client_of_no_size_or_device(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"^(num_params|device): expected "):
+        MimiCClient(*arguments)

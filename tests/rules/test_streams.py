@@ -280,6 +280,12 @@ def test_bad_streams(source: Callable[[Tensor], ColumnBlocks], match: str) -> No
     assert params.count_nonzero() == 0
 
 
+@pytest.mark.parametrize("rows", [5, None, torch.tensor(1.0), torch.zeros(3), "ab"])
+def test_rows_that_are_no_sequence(rows: Any) -> None:
+    with pytest.raises(TypeError, match=r"^rows: expected a tensor \[S, d\] or a sequence"):
+        TensorRows(rows)
+
+
 def test_bad_sources() -> None:
     with pytest.raises(TypeError, match="a function that starts an iterator"):
         ColumnBlocks(iter([torch.zeros(3, D)]), num_rows=3, num_params=D)  # type: ignore[arg-type]
@@ -463,3 +469,12 @@ def test_bad_memory_options(
 ) -> None:
     with pytest.raises(error, match=match):
         fastagg.make(name, num_clients=2, num_params=3, **options)
+
+
+@pytest.mark.parametrize("folder", [5, b"x", {"a": 1}])
+def test_a_memory_folder_that_is_no_path_is_named(folder: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^memory_folder: expected a folder, got "):
+        fastagg.make("mifa", num_clients=3, num_params=2, memory_folder=folder)
+    fastagg.make("mifa", num_clients=3, num_params=2).save(tmp_path / "a")
+    with pytest.raises(TypeError, match=r"^memory_folder: expected a folder, got "):
+        fastagg.load(tmp_path / "a", memory_folder=folder)
