@@ -97,6 +97,7 @@ _MODULES = {
     "small": small,
     "spinning": spinning,
 }
+_LEAST = {"clients": 2, "simulation": 2}  # runs; 1 for all others
 _CASES = {
     "ops": ops.cases,
     "steps": steps.cases,
@@ -145,10 +146,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     namespace = parser().parse_args(arguments)
+    options.check_numbers(namespace, _LEAST.get(namespace.command, 1))
     console = report.make_console()
     if namespace.command == "pictures":
-        for folder in (namespace.out, *sorted(namespace.out.glob("*/"))):
-            _draw(folder, console)
+        folders = (namespace.out, *sorted(namespace.out.glob("*/")))
+        if not sum(_draw(folder, console) for folder in folders):
+            raise SystemExit(f"--out: expected a folder with results, got {namespace.out}")
     elif namespace.command == "accuracy":
         _accuracy(namespace, console)
     elif namespace.command == "regress":
@@ -200,14 +203,17 @@ def _accuracy(namespace: argparse.Namespace, console: Console) -> None:
         _draw(namespace.out, console)
 
 
-def _draw(folder: Path, console: Console) -> None:
-    """Draw every picture whose CSV file is in the folder."""
+def _draw(folder: Path, console: Console) -> int:
+    """Draw every picture whose CSV file is in the folder; return their number."""
+    drawn = 0
     for table, picture, draw in (
         ("ops.csv", "roofline.png", pictures.roofline),
         ("accuracy.csv", "accuracy.png", pictures.accuracy),
     ):
         if (folder / table).exists():
             console.print(f"drawn: {draw(folder / table, folder / picture)}")
+            drawn += 1
+    return drawn
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -63,6 +64,23 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="write CSV, Markdown and pictures to this folder"
     )
+
+
+def check_numbers(namespace: argparse.Namespace, least: int = 1) -> None:
+    """Check that every number is one that can be measured with.
+
+    least: the smallest number of runs that the subcommand can take a median and quartiles of.
+
+    Raises:
+        SystemExit: a count is below 1, runs are fewer than `least`, or a time is not positive.
+    """
+    for name, value in vars(namespace).items():
+        option = "--" + name.replace("_", "-")
+        if isinstance(value, float) and not (math.isfinite(value) and value > 0.0):
+            raise SystemExit(f"{option}: expected a finite number > 0, got {value}")
+        lowest = least if name in ("repeats", "rounds") else 1
+        if isinstance(value, int) and not isinstance(value, bool) and value < lowest:
+            raise SystemExit(f"{option}: expected a number >= {lowest}, got {value}")
 
 
 def parse(namespace: argparse.Namespace) -> Options:

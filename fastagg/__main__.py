@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,8 +18,20 @@ from fastagg import ops
 from fastagg.ops import selfcheck
 
 
-def main() -> int:
-    """Print the report; return 1 if an op disagrees with the oracle."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Print the report; return 1 if an op disagrees with the oracle.
+
+    Args:
+        arguments: of the command line; there are none but --help.
+
+    Raises:
+        SystemExit: `arguments` are not empty.
+    """
+    argparse.ArgumentParser(
+        prog="python -m fastagg",
+        description="Print versions and build, and check every op on this machine. The exit code "
+        "is 1 if an op disagrees with the oracle.",
+    ).parse_args(arguments)
     info = fastagg.build_info()
     isa = f"{info['isa']} (this processor's best: {info['isa_detected']})"
     for name, value in [
@@ -65,4 +79,4 @@ def _check(device: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -259,6 +259,12 @@ def test_accuracy_says_what_is_missed() -> None:
         (["ops", "--only", "no such op"], "--only"),
         (["accuracy", "--max-d", "10"], "--max-d"),
         (["simulation", "--only", "no such case"], "--only"),
+        (["simulation", "--repeats", "1"], "--repeats: expected a number >= 2, got 1"),
+        (["clients", "--rounds", "1"], "--rounds: expected a number >= 2, got 1"),
+        (["friends", "--repeats", "0"], "--repeats: expected a number >= 1, got 0"),
+        (["pauses", "--repeats", "-1"], "--repeats: expected a number >= 1, got -1"),
+        (["small", "--seconds", "nan"], "--seconds: expected a finite number > 0, got nan"),
+        (["pictures", "--out", "no such folder"], "--out: expected a folder with results"),
     ],
 )
 def test_bad_options_are_refused(arguments: list[str], complaint: str) -> None:

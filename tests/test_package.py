@@ -75,6 +75,17 @@ def test_main_describes_the_build_and_checks_it() -> None:
     assert f"{count} of {count} ops agree" in result.stdout
 
 
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--device", 2), ("cuda", 2)])
+def test_main_checks_nothing_when_it_is_given_arguments(
+    argument: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = runpy.run_module("fastagg.__main__", run_name="not main")["main"]
+    with pytest.raises(SystemExit) as stopped:
+        main([argument])
+    assert stopped.value.code == code
+    assert "self-check" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("threads", "library", "variable", "advised"),
     [

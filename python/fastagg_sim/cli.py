@@ -181,9 +181,11 @@ def _run_command(options: RunOptions, console: Console) -> int:
 def _experiment_command(experiment: Experiment, options: Options, console: Console) -> int:
     from fastagg_sim.devices import require_device
     from fastagg_sim.report import compute
+    from fastagg_sim.results import read_sources
 
     experiment.check_options(options)
     require_device(options.device)
+    read_sources(options.reuse)  # before `runs`, which may compute for an hour
     results = Path("results/quick") if options.quick else Path("results")
     out = options.out or results / experiment.name
     parts = {name: (out / name, config) for name, config in experiment.runs(options).items()}

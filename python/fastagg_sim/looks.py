@@ -7,6 +7,7 @@ All pictures take them from here, so that a rule looks the same in all of them.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -198,6 +199,18 @@ def form(text: str) -> str:
     return text if begins_with_name else text[:1].upper() + text[1:]
 
 
-def set_title(panel: Axes, text: str, *, size: float = 11) -> None:
-    """Give a panel its title, in the `form` of all titles."""
-    panel.set_title(form(text), fontsize=size)
+def wrapped(text: str, width: int) -> str:
+    """Return `text` in lines of at most `width` characters, with "name = value" in one line."""
+    if len(text) <= width:
+        return text
+    whole = text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
+    return textwrap.fill(whole, width).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def set_title(panel: Axes, text: str, *, size: float = 11, width: int | None = None) -> None:
+    """Give a panel its title, in the `form` of all titles.
+
+    width: the longest line; by default the title is one line.
+    """
+    title = form(text)
+    panel.set_title(title if width is None else wrapped(title, width), fontsize=size)

@@ -22,11 +22,12 @@ from matplotlib.figure import Figure
 from fastagg_sim.config import NO_DROPOUT, job_key
 from fastagg_sim.dropout import available as processes
 from fastagg_sim.files import write_atomically
-from fastagg_sim.looks import Look, looks, set_title
+from fastagg_sim.looks import Look, looks, set_title, wrapped
 from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 from fastagg_sim.verdicts import LEVEL, t_quantile
 
 DPI = 150
+HEIGHT = 3.8  # of a figure of accuracies in inches, unless its legend is longer
 Line = tuple[Sequence[float], Sequence[float]]
 """The (x, y) values of one seed; x is ascending."""
 POINTS = 600  # of a line in a figure, at most; longer lines are thinned
@@ -34,6 +35,8 @@ LONG = 100
 """Evaluations above which lines are drawn as a `running_mean`, because single values hide those of
 other lines."""
 RADIUS = 5  # of the running mean, in evaluations
+# Characters of a line in titles, notes and legends; longer names would leave panels no room.
+TITLE, NOTE, NAME = 44, 54, 32
 # The same figure is the same bytes: no date, and ids that do not depend on the process.
 _SVG: dict[Any, Any] = {
     "svg.hashsalt": "fastagg",
@@ -123,7 +126,8 @@ def note_equal_lines(panel: Axes, lines: Mapping[str, Sequence[np.ndarray]]) -> 
         ]
     if notes:
         label = panel.get_xlabel()
-        panel.set_xlabel("\n".join([*([label] if label else []), *notes]))
+        lines_below = [wrapped(note, NOTE) for note in notes]
+        panel.set_xlabel("\n".join([*([label] if label else []), *lines_below]))
 
 
 def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = False) -> Path:
@@ -146,7 +150,7 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
     figure, panels = plt.subplots(
         1,
         len(dropouts),
-        figsize=(2.0 + 4.2 * len(dropouts), 3.8),
+        figsize=(2.0 + 4.2 * len(dropouts), HEIGHT),
         sharey=True,
         squeeze=False,
         layout="constrained",
@@ -168,11 +172,11 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
         smooth.append(bool(drawn) and are_long(drawn.values()))
         for method, lines in drawn.items():
             draw_line(panel, method, lines, every[method], smooth=smooth[-1])
-        set_title(panel, dropout_title(dropout))
+        set_title(panel, dropout_title(dropout), width=TITLE)
         panel.set_xlabel("simulated seconds" if over_time else "round")
         if apart:
             note = f"not drawn, seeds without a common time: {', '.join(apart)}"
-            panel.set_xlabel(f"{panel.get_xlabel()}\n{note}")
+            panel.set_xlabel(f"{panel.get_xlabel()}\n{wrapped(note, NOTE)}")
         note_equal_lines(panel, {m: [np.array(y) for _, y in seeds] for m, seeds in drawn.items()})
         panel.grid(color="#dddddd", linewidth=0.6)
         panel.set_xlim(left=0)
@@ -182,9 +186,12 @@ def accuracy_figure(curves: Sequence[Curve], target: Path, *, over_time: bool = 
     for panel in panels[0]:
         handles, labels = panel.get_legend_handles_labels()
         named |= dict(zip(labels, handles, strict=True))
+    names = [wrapped(name, NAME) for name in named]
+    lines_beside = sum(1 + name.count("\n") for name in names)
+    figure.set_figheight(max(HEIGHT, 1.0 + 0.21 * lines_beside))
     figure.legend(
         list(named.values()),
-        list(named),
+        names,
         loc="outside right center",
         title=seeds_note(most, smooth=smooth),
         title_fontsize=8,
@@ -283,7 +290,7 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
         panel.set_xticks(range(0, size, step), [str(order[i]) for i in range(0, size, step)])
         panel.set_yticks(range(0, size, step), [str(order[i]) for i in range(0, size, step)])
         panel.set_xlabel(f"client ({seeds_note(1)})")
-        set_title(panel, title)
+        set_title(panel, title, width=TITLE)
     panels[0][0].set_ylabel("client")
     figure.colorbar(
         scale, ax=panels[0].tolist(), label="mean similarity R (grey: never scored)", shrink=0.85
@@ -300,7 +307,7 @@ def plot_folder(path: Path) -> list[Path]:
     """
     curves = read_curves(path / "metrics.csv")
     written = [accuracy_figure(curves, path / "accuracy.png")]
-    if any(curve.time for curve in curves):
+    if all(curve.time for curve in curves):
         written.append(accuracy_figure(curves, path / "time.png", over_time=True))
     named: dict[str, Scores] = {}
     for curve in curves:

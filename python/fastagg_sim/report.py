@@ -19,7 +19,7 @@ from fastagg_sim.files import write_atomically
 from fastagg_sim.models import make_model
 from fastagg_sim.partition import Partition
 from fastagg_sim.plots import plot_folder
-from fastagg_sim.results import ResultsFolder
+from fastagg_sim.results import ResultsFolder, read_sources
 from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, check_settings, run_jobs
 from fastagg_sim.simulated_time import simulated_time
 from fastagg_sim.simulation import dropout_process, make_aggregator, split_clients
@@ -102,11 +102,12 @@ def compute(
     settings in the results folders `reuse`, or below them.
 
     Raises ConfigError before any job runs, also if `workers` or `checkpoint_seconds` is out of
-    range or another run uses one of the folders, Interrupted if the run was stopped, and JobsFailed
-    at the end if jobs failed.
+    range, if one of `reuse` has no results, or if another run uses one of the folders; Interrupted
+    if the run was stopped; JobsFailed at the end if jobs failed.
     """
     console = console or Console()
     check_settings(workers, checkpoint_seconds)
+    read_sources(reuse)  # before a folder is created
     for _, config in parts:
         check(config)
     folders = [ResultsFolder(path, config) for path, config in parts]

@@ -104,6 +104,7 @@ class ResultsFolder:
         or a file does not exist.
         """
         file = self.path / "config.json"
+        found = read_sources(sources)
         inputs = digests(self.config.jobs())
         restorable: set[str] = set()
         if file.exists():
@@ -113,20 +114,21 @@ class ResultsFolder:
         for folder in self.job_folders():
             folder.prepare()
         restore(self.path, [f for f in self.job_folders() if f.job.key in restorable])
-        self._reuse(sources, inputs)
+        self._reuse(found, inputs)
         write_digests(self.path, inputs)
         write_atomically(file, self.config.to_json())
         device = self.config.task.device
         write_atomically(self.path / "versions.json", json.dumps(versions(device), indent=2) + "\n")
 
-    def _reuse(self, sources: Sequence[Path], inputs: Mapping[str, str]) -> None:
+    def _reuse(self, sources: Sequence[ResultsFolder], inputs: Mapping[str, str]) -> None:
         missing = {to_json(f.job): f for f in self.job_folders() if not f.started}
         file = self.path / "reused.json"
         taken: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        for path in _results_folders(sources):
+        for source in sources:
+            path = source.path
             if path.resolve() == self.path.resolve():
                 continue
-            jobs = (to_json(job) for job in read_config(path / "config.json").jobs())
+            jobs = (to_json(job) for job in source.config.jobs())
             wanted = [missing[job] for job in jobs if job in missing]
             theirs = read_digests(path)
             for folder in reuse(path, [f for f in wanted if same_content(f.job, theirs, inputs)]):
@@ -159,14 +161,17 @@ class ResultsFolder:
         merge(self.path, self.job_folders())
 
 
-def _results_folders(sources: Sequence[Path]) -> list[Path]:
-    """Return the results folders among and below `sources`."""
+def read_sources(sources: Sequence[Path]) -> list[ResultsFolder]:
+    """Return the results folders among and below `sources`, the values of --reuse.
+
+    Raises ConfigError if one of `sources` has none, or for a configuration that cannot be read.
+    """
     found = []
     for source in sources:
         below = sorted(file.parent for file in source.rglob("config.json"))
         if not below:
             raise ConfigError(f"--reuse: expected a folder with results, got {source}")
-        found += below
+        found += [ResultsFolder.read(path) for path in below]
     return found
 
 

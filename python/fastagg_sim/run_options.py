@@ -179,9 +179,6 @@ class RunOptions:
         epochs = self.local_epochs
         if epochs is None and self.local_steps is None:
             epochs = 1
-        every = [_dropout(text, alpha) for text in self.dropout for alpha in self.alphas]
-        # A process without a dropout ratio gives the same setting for every alpha; keep one.
-        dropouts = tuple(d for i, d in enumerate(every) if d not in every[:i])
         config = Config(
             name=self.name or "",
             task=Task(
@@ -213,7 +210,7 @@ class RunOptions:
                 max_seconds=self.max_seconds,
             ),
             methods=self._methods(),
-            dropouts=dropouts,
+            dropouts=self._dropouts(),
             seeds=self.seeds,
         )
         if self.name is not None:
@@ -241,6 +238,24 @@ class RunOptions:
         for text in self.schedule:
             name, _ = _named("schedule", text)
             _check_name("schedule", "schedule", name, schedules.available())
+
+    def _dropouts(self) -> tuple[Dropout, ...]:
+        """Return the dropout settings. Raises ConfigError if one is given twice."""
+        for alpha in self.alphas:
+            if self.alphas.count(alpha) > 1:
+                raise ConfigError(f"--alphas: expected each dropout ratio once, got {alpha} again")
+        found: list[Dropout] = []
+        for text in self.dropout:
+            every = [_dropout(text, alpha) for alpha in self.alphas]
+            # A process without a dropout ratio gives the same setting for every alpha; keep one.
+            distinct = [d for i, d in enumerate(every) if d not in every[:i]]
+            again = [d.label for d in distinct if d in found]
+            if again:
+                raise ConfigError(
+                    f"--dropout: expected each setting once, got {again[0]} again from {text!r}"
+                )
+            found += distinct
+        return tuple(found)
 
     def _latency(self) -> Latency | None:
         if self.latency is None:

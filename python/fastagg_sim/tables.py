@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fastagg_sim.config import Task
-from fastagg_sim.records import Curve, read_curves
+from fastagg_sim.records import Curve, Rows, read_curves
 from fastagg_sim.results import ResultsFolder
 
 LAST = 10
@@ -161,7 +160,8 @@ def _friends(curves: Sequence[Curve]) -> tuple[int, int]:
 def _aggregation_seconds(path: Path) -> dict[tuple[str, str], float]:
     """Return the mean seconds of aggregation per round, by (method, dropout)."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
+    rows = Rows(path, ("method", "dropout", "seconds_aggregation"))
+    for row in rows:
+        with rows.numbers():
             times[row["method"], row["dropout"]].append(float(row["seconds_aggregation"]))
     return {key: fmean(seconds) for key, seconds in times.items()}

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastagg_sim.config import ConfigError
+from fastagg_sim.records import Rows
 from fastagg_sim.tables import Grid
 
 
@@ -36,7 +36,7 @@ class Spent:
 def read_spent(folders: Sequence[Path]) -> list[Spent]:
     """Return the times of every method in every results folder at or below one of `folders`.
 
-    Raises ConfigError if one of `folders` contains no results folder.
+    Raises ConfigError if one of `folders` contains no results folder, or a file is damaged.
     """
     found: list[Spent] = []
     for top in folders:
@@ -49,17 +49,24 @@ def read_spent(folders: Sequence[Path]) -> list[Spent]:
                 "(no timings.csv)"
             )
         for file in files:
-            methods: dict[str, Spent] = {}
-            with open(file, newline="", encoding="utf-8") as content:
-                for row in csv.DictReader(content):
-                    name = row["method"]
-                    spent = methods.setdefault(name, Spent(_name(file.parent, top), name))
-                    spent.rounds += 1
-                    spent.training += float(row["seconds_training"])
-                    spent.server += float(row["seconds_aggregation"])
-                    spent.evaluation += float(row["seconds_evaluation"])
-            found += methods.values()
+            found += _read(file, _name(file.parent, top))
     return found
+
+
+def _read(file: Path, folder: str) -> list[Spent]:
+    """Return the times of every method in the timings.csv `file` of the results folder `folder`."""
+    methods: dict[str, Spent] = {}
+    rows = Rows(file, ("method", "seconds_training", "seconds_aggregation", "seconds_evaluation"))
+    for row in rows:
+        with rows.numbers():
+            spent = methods.setdefault(row["method"], Spent(folder, row["method"]))
+            spent.rounds += 1
+            spent.training += float(row["seconds_training"])
+            spent.server += float(row["seconds_aggregation"])
+            spent.evaluation += float(row["seconds_evaluation"])
+    if not methods:
+        raise ConfigError(f"{file}: expected the rows of finished jobs, found none")
+    return list(methods.values())
 
 
 def _name(folder: Path, top: Path) -> str:

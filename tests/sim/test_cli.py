@@ -72,6 +72,11 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--dropout", "bernoulli:p=[0.1,0.5]"], "p"),
         (["--data-options", "normalize=no"], "normalize"),
         (["--alphas", "1.5"], "alpha"),
+        (["--alphas", "0.5", "0.7", "0.5"], "--alphas: expected each dropout ratio once, got 0.5"),
+        (["--dropout", "full", "full"], "--dropout: expected each setting once, got full again"),
+        (["--dropout", "exact", "exact:alpha=0.5"], "got exact-0.5 again from 'exact:alpha=0.5'"),
+        (["--seeds", "1", "1"], "seeds: expected distinct labels"),
+        (["--reuse", "nowhere"], "--reuse: expected a folder with results, got nowhere"),
         (["--rules", "fdms:similar"], "expected KEY=VALUE"),
         (["--rules", "fdms:unknown=1"], "unknown"),
         (["--rules", "fedawe:eta=much"], "expected a number as eta, got 'much'"),
@@ -321,6 +326,45 @@ def test_options_that_have_no_effect_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("theorem4", ["--epsilons"], "--epsilons: expected at least one value"),
+        (
+            "theorem4",
+            ["--epsilons", "0.2", "1"],
+            "--epsilons: expected multiples of 1/20",
+        ),
+        ("theorem4", ["--epsilons", "nan"], "--epsilons: expected multiples of 1/20"),
+        (
+            "theorem4",
+            ["--reuse", "nowhere"],
+            "--reuse: expected a folder with results, got nowhere",
+        ),
+        ("fdms-fig1-mnist", ["--alphas", "0.3", "0.3"], "--alphas: expected each value once"),
+        ("fdms-fig1-mnist", ["--seeds", "0", "0"], "--seeds: expected each value once, got 0 0"),
+        ("fdms-fig1-mnist", ["--eval-every", "0"], "--eval-every: expected at least 1, got 0"),
+        ("late-fig1", ["--seconds", "0"], "--seconds: expected a finite number > 0, got 0.0"),
+        ("late-fig1", ["--seconds", "nan"], "--seconds: expected a finite number > 0, got nan"),
+        ("mimic-fig6", ["--p"], "--p: expected at least one value"),
+        ("mimic-fig6", ["--p", "0.3", "0.1"], "--p: expected ascending values, got 0.3 0.1"),
+        ("mimic-table3", ["--tau-max", "50", "20"], "--tau-max: expected ascending values"),
+        ("mimic-table4-cifar", ["--percent", "30", "10"], "--percent: expected ascending values"),
+        ("mimic-table5", ["--classes", "5", "2"], "--classes: expected ascending values"),
+    ],
+)
+def test_wrong_options_of_an_experiment_are_one_clear_error(
+    name: str,
+    given: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["experiment", name, "--quick", *given, "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
     "command",
     [["demo"], ["experiment", "mimic-table4-fmnist"], ["experiment", "theorem4"]],
     ids=lambda words: words[-1],
@@ -507,9 +551,6 @@ def test_a_trace_that_has_changed_is_another_configuration(
 def test_different_dropout_settings_with_one_label_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"got 'trace-path=a[+]b\.csv' for .*a/b\.csv.*a_b\.csv"):
         RunOptions(dropout=("trace:path=a/b.csv", "trace:path=a_b.csv")).build()
-    same = ("trace:path=a/b.csv", "trace:path=a/b.csv", "exact:alpha=0.5", "exact")
-    labels = [dropout.label for dropout in RunOptions(dropout=same).build().dropouts]
-    assert labels == ["trace-path=a+b.csv", "exact-0.5"]
 
 
 def test_dropout_options_and_ratios() -> None:

@@ -653,6 +653,41 @@ def test_claims_json_keeps_the_verdicts_and_the_options(tmp_path: Path) -> None:
         read_claims_json(tmp_path / "claims.json", {})
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected JSON"),
+        ("[]", "expected an object with experiment, options, claims"),
+        ('{"experiment": "demo"}', "expected an object with experiment, options, claims"),
+        ('{"experiment": [], "options": {}, "claims": []}', "expected an object with"),
+        ('{"experiment": "demo", "options": {"x": 1}, "claims": []}', "options: demo has no x"),
+    ],
+)
+def test_damaged_claims_are_one_clear_error(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "claims.json").write_text(content)
+    with pytest.raises(ConfigError, match=rf"claims\.json: {message}"):
+        list(experiments.repeat(tmp_path, experiments.available()))
+
+
+def test_a_folder_without_experiments_has_no_claims(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected results of experiments \(claims.json\)"):
+        list(experiments.repeat(tmp_path, {}))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["mimic-fig4", "mimic-fig5", "mimic-fig6"])
+@pytest.mark.parametrize("rounds", [0, 1, None])
+def test_rounds_of_mimic_are_those_given(name: str, rounds: int | None) -> None:
+    experiment = experiments.available()[name]
+    options = experiment.options(rounds=rounds)
+    if rounds == 0:
+        with pytest.raises(ConfigError, match="rounds: expected at least 1, got 0"):
+            experiment.configs(options)
+        return
+    (config,) = experiment.configs(options).values()
+    assert config.task.rounds == (rounds or {"4": 200, "5": 400, "6": 60}[name[-1]])
+
+
 @pytest.mark.slow
 def test_everything_is_repeated_from_the_csv_files(tmp_path: Path) -> None:
     """`fastagg-sim claims`: verdicts, figures and the overview, without a run."""

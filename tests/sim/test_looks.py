@@ -123,6 +123,14 @@ def test_titles_have_one_form(text: str, title: str) -> None:
     assert looks.form(title) == title
 
 
+def test_long_texts_are_broken_between_assignments() -> None:
+    assert looks.wrapped("a = 1, b", 8) == "a = 1, b"
+    assert looks.wrapped("Sampled, sample = 1000, among = all", 20) == (
+        "Sampled,\nsample = 1000,\namong = all"
+    )
+    assert looks.wrapped("x" * 25, 10).split("\n") == ["x" * 10, "x" * 10, "x" * 5]
+
+
 def curve(method: str, seed: int, dropout: str = "exact-0.5") -> Curve:
     start = 0.1 * seed + (0.5 if dropout == "full" else 0.0)
     accuracy = [start + 0.01 * t for t in range(5)]

@@ -53,6 +53,38 @@ def test_seeds_without_a_common_time_are_named_and_not_drawn(tmp_path: Path) -> 
     assert "common time: a" in text and ">b<" in text and ">a<" not in text
 
 
+@pytest.mark.slow
+def test_long_and_many_names_leave_the_panel_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A warning of matplotlib, that no room is left for panels, would be an error here."""
+    figures: list[Figure] = []
+
+    def keep(figure: Figure, target: Path) -> None:
+        figure.canvas.draw()
+        figures.append(figure)
+        plt.close(figure)
+
+    monkeypatch.setattr(plots, "save", keep)
+    long = "bucketing-size=3-rule=centered-clip-rule-options=tau+1.5+iterati.1234abcd"
+    dropout = "sampled-sample=1000-among=available-process=bernoulli-options=p+0.1+levels+50"
+    for names in ([long, "fedavg"], [f"method {k}" for k in range(30)]):
+        lines = [[0.01 * k + 0.1 * t for t in range(3)] for k in range(len(names))]
+        curves = [
+            records.Curve(name, "fedavg", dropout, 0, [0, 1, 2], [1, 2, 3], line)
+            for name, line in zip(names, lines, strict=True)
+        ]
+        plots.accuracy_figure(curves, tmp_path / "a.png")
+        (figure,) = figures
+        (panel,), (legend,) = figure.axes, figure.legends
+        whole, beside = figure.bbox, legend.get_window_extent()
+        assert panel.get_window_extent().width > 0.3 * whole.width
+        assert beside.y0 >= whole.y0 and beside.y1 <= whole.y1
+        title = panel.title.get_window_extent()
+        assert title.x0 >= whole.x0 and title.x1 <= whole.x1
+        figures.clear()
+
+
 def test_a_single_value_is_a_marker() -> None:
     figure, panel = plt.subplots()
     plots.draw_line(panel, "a", [([3.0], [0.5])], looks.looks({"a": "fedavg"})["a"])

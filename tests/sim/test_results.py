@@ -374,6 +374,53 @@ def test_jobs_of_another_task_or_without_scores_are_not_reused(tmp_path: Path) -
 def test_a_folder_without_results_cannot_be_reused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--reuse: expected a folder with results"):
         ResultsFolder(tmp_path / "new", CONFIG).prepare([tmp_path / "nothing"])
+    (tmp_path / "config.json").write_text("{")
+    for reuse in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ConfigError):
+            compute([(tmp_path / "new", CONFIG)], reuse=[reuse])
+    assert not (tmp_path / "new").exists()
+
+
+# --- damaged files ----------------------------------------------------------------------------
+
+HEADER = ",".join(JOB_COLUMNS + METRIC_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "line 1: expected a header with method, rule, "),
+        (HEADER, "expected the rows of finished jobs, found none"),
+        (HEADER.replace("accuracy", "loss"), "line 1: expected a header with accuracy"),
+        (f"{HEADER}\nA,fedavg,full,0,0,10,10,0.5,1", "line 2: expected 12 cells"),
+        (f"{HEADER}\nA,fedavg,full,0,0,10,10,x,1,,0,0", "line 2: expected numbers: .*'x'"),
+        (f"{HEADER}\nA,fedavg,full,x,0,10,10,0.5,1,,0,0", "line 2: expected numbers: .*'x'"),
+        (f"{HEADER}\nA,fedavg,full,0,0,10,10,,,,0,0", "A .* seed 0: expected an accuracy"),
+        ("\xff\xfe", "expected a CSV file"),
+    ],
+)
+def test_metrics_that_cannot_be_drawn_are_one_clear_error(
+    content: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=rf"metrics\.csv.*{message}"):
+        plot_folder(tmp_path)
+    assert not (tmp_path / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize("column", ["time", "train_loss"])
+def test_values_beside_accuracies_are_complete(column: str, tmp_path: Path) -> None:
+    rows = [f"A,fedavg,full,0,{t},10,10,0.5,1,,0,0,{value}" for t, value in enumerate(["1.5", ""])]
+    (tmp_path / "metrics.csv").write_text("\n".join([f"{HEADER},{column}", *rows]))
+    with pytest.raises(ConfigError, match=f"expected a {column} beside every accuracy"):
+        read_curves(tmp_path / "metrics.csv")
+
+
+@pytest.mark.parametrize("content", ["", "client,group,0,1", "client,group,0,1\n0,0,,0.5", "a\nb"])
+def test_damaged_scores_are_one_clear_error(content: str, tmp_path: Path) -> None:
+    (tmp_path / "scores.csv").write_text(content)
+    with pytest.raises(ConfigError, match=r"scores\.csv: expected a group and K scores"):
+        read_scores(tmp_path / "scores.csv")
 
 
 # --- files that jobs read ---------------------------------------------------------------------

@@ -72,3 +72,18 @@ def test_no_results_is_an_error(tmp_path: Path) -> None:
     write(tmp_path / "jobs" / "only")
     with pytest.raises(ConfigError, match="none"):
         read_spent([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "line 1: expected a header with method, "),
+        (HEADER, "expected the rows of finished jobs"),
+        (HEADER + "m,r,half,0,0,1.0\n", "line 2: expected 8 cells"),
+        (HEADER + "m,r,half,0,0,1.0,x,1.0\n", "line 2: expected numbers"),
+    ],
+)
+def test_damaged_times_are_one_clear_error(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "timings.csv").write_text(content)
+    with pytest.raises(ConfigError, match=rf"timings\.csv.*{message}"):
+        read_spent([tmp_path])

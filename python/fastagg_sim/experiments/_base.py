@@ -163,16 +163,33 @@ class Experiment:
         return {name: on_device(config, options.device) for name, config in found.items()}
 
     def check_options(self, options: Options) -> None:
-        """Raise ConfigError if `options` sets an option that this experiment does not use, or a
-        number of rounds below 1."""
+        """Raise ConfigError if `options` sets an option that this experiment does not use, has
+        numbers below 1 where rounds are counted, or a list that is empty or has a value twice."""
         defaults = self.options()
         for name in self.unused:
             value = getattr(options, name)
             if value != getattr(defaults, name):
-                option = "--" + name.replace("_", "-")
-                raise ConfigError(f"{option}: {self.name} does not use this option, got {value}")
-        if options.rounds is not None and options.rounds < 1:
-            raise ConfigError(f"--rounds: expected at least 1, got {options.rounds}")
+                raise ConfigError(
+                    f"{_flag(name)}: {self.name} does not use this option, got {value}"
+                )
+        for name in ("rounds", "eval_every"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{_flag(name)}: expected at least 1, got {value}")
+        for field in fields(options):
+            values = getattr(options, field.name)
+            if not isinstance(values, tuple) or field.name == "reuse":
+                continue
+            if not values and getattr(defaults, field.name):
+                raise ConfigError(f"{_flag(field.name)}: expected at least one value, got none")
+            if len(set(values)) < len(values):
+                shown = " ".join(map(str, values))
+                raise ConfigError(f"{_flag(field.name)}: expected each value once, got {shown}")
+
+
+def _flag(name: str) -> str:
+    """Return the option `name` as on the command line."""
+    return "--" + name.replace("_", "-")
 
 
 def claims_json(experiment: Experiment, options: Options, claims: Sequence[Claim]) -> str:
@@ -196,19 +213,36 @@ def claims_json(experiment: Experiment, options: Options, claims: Sequence[Claim
     return json.dumps(content, indent=2) + "\n"
 
 
+def claims_content(path: Path) -> dict[str, Any]:
+    """Return the content of a claims.json. Raises ConfigError if it has another form."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also bytes that are no text
+        raise ConfigError(f"{path}: expected JSON: {error}") from error
+    kinds = {"experiment": str, "options": dict, "claims": list}
+    if not isinstance(content, dict) or any(
+        not isinstance(content.get(name), kind) for name, kind in kinds.items()
+    ):
+        raise ConfigError(f"{path}: expected an object with {', '.join(kinds)}")
+    return content
+
+
 def read_claims_json(path: Path, known: Mapping[str, Experiment]) -> tuple[Experiment, Options]:
     """Return the experiment that wrote a claims.json, and its options.
 
     known: all experiments by name.
+
+    Raises ConfigError if it has another form, or names an unknown experiment or option.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if content["experiment"] not in known:
-        raise ConfigError(
-            f"{path}: experiment: expected one of {sorted(known)}, got {content['experiment']!r}"
-        )
-    experiment = known[content["experiment"]]
+    content = claims_content(path)
+    name, given = content["experiment"], content["options"].items()
+    if name not in known:
+        raise ConfigError(f"{path}: experiment: expected one of {sorted(known)}, got {name!r}")
+    experiment = known[name]
+    unknown = {option for option, _ in given} - {field.name for field in fields(experiment.options)}
+    if unknown:
+        raise ConfigError(f"{path}: options: {name} has no {', '.join(sorted(unknown))}")
     options: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in content["options"].items()
+        key: tuple(value) if isinstance(value, list) else value for key, value in given
     }
     return experiment, experiment.options(**options)

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
+from fastagg_sim.config import Config, ConfigError, Dropout, LocalTraining, Method, Task
 from fastagg_sim.experiments import _figures
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
 from fastagg_sim.experiments._curves import Curves, compare
@@ -125,19 +125,23 @@ def _task(
 ) -> Task:
     partition: dict[str, Any] = {"classes_per_client": classes}
     if options.quick:
-        partition["shard_size"] = QUICK_SAMPLES // classes
+        partition["shard_size"] = QUICK_SAMPLES // max(1, classes)  # fewer classes are refused
         training = replace(training, lr=0.05)
     limit = None if options.count == "rounds" and not options.quick else uploads
     if limit is not None and options.count == "clients" and not options.quick:
         limit *= NUM_CLIENTS
-    # Rounds without active clients cost no uploads, so the limit on the number of rounds is far
-    # above the number usually needed.
+    if options.rounds is not None:
+        rounds = options.rounds
+    elif rounds is None:
+        # Rounds without active clients cost no uploads, so the limit on the number of rounds is far
+        # above the number usually needed.
+        rounds = (uploads or 0) if limit is None else 2 * limit
     return Task(
         dataset=dataset,
         partition="label-limited",
         model=model,
         training=training,
-        rounds=options.rounds or rounds or ((uploads or 0) if limit is None else 2 * limit),
+        rounds=rounds,
         num_clients=NUM_CLIENTS,
         partition_options=partition,
         eval_every=options.eval_every,
@@ -216,6 +220,16 @@ def all_change(
     low, high = (0.0, math.inf) if sign > 0 else (-math.inf, 0.0)
     statements = [Statement(label, e, low, high) for label, e in estimates.items()]
     return Claim.about(f"{text} ({UPLOADS_END.text})", statements)
+
+
+def check_ascending(option: str, values: Sequence[float]) -> None:
+    """Raise ConfigError unless the values of `option` ascend.
+
+    Claims compare the first with the last, or neighbours, and lines are drawn from left to right.
+    """
+    if list(values) != sorted(values):
+        shown = " ".join(map(str, values))
+        raise ConfigError(f"--{option}: expected ascending values, got {shown}")
 
 
 def ends(values: Sequence[Any]) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from fastagg_sim.experiments._mimic import (
     Setting,
     all_change,
     best,
+    check_ascending,
     ends,
     time_varying,
 )
@@ -26,6 +27,7 @@ def participation_settings(
     published: Mapping[int, Sequence[float]],
 ) -> list[Setting]:
     """Return a column for each P (in percent), or for the first and the last with --quick."""
+    check_ascending("percent", percent)
     return [
         Setting(
             f"P = {p} %",

@@ -149,16 +149,22 @@ def run(part: str, instance: int, rule: str, epsilon: float, seed: int, rounds: 
     return x
 
 
+def check_epsilons(epsilons: Sequence[float]) -> None:
+    """Raise ConfigError if an epsilon is not a multiple of 1 / NUM_CLIENTS in (0, 1)."""
+    for epsilon in epsilons:
+        count = epsilon * NUM_CLIENTS
+        if not 0 < epsilon < 1 or abs(count - round(count)) > 1e-9:  # a NaN cannot be rounded
+            raise ConfigError(
+                f"--epsilons: expected multiples of 1/{NUM_CLIENTS} in (0, 1), got {epsilon}"
+            )
+
+
 def measure(epsilons: Sequence[float], seeds: Sequence[int], rounds: int) -> list[Row]:
     """Measure every rule on the first two parts, FedAvg on the third, and the midpoint.
 
-    Raises ConfigError if an epsilon is not a multiple of 1 / NUM_CLIENTS in (0, 1).
+    Raises ConfigError as `check_epsilons` does.
     """
-    for epsilon in epsilons:
-        if abs(epsilon * NUM_CLIENTS - round(epsilon * NUM_CLIENTS)) > 1e-9 or not 0 < epsilon < 1:
-            raise ConfigError(
-                f"epsilons: expected multiples of 1/{NUM_CLIENTS} in (0, 1), got {epsilon}"
-            )
+    check_epsilons(epsilons)
     rows = []
     runs = list(product(epsilons, seeds, PARTS))
     for epsilon, seed, part in track(runs, "theorem 4", console=Console(stderr=True)):

@@ -8,7 +8,6 @@ verdicts in README.md.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastagg_sim.config import ConfigError
 from fastagg_sim.experiments._base import (
     Claim,
     Experiment,
     Options,
+    claims_content,
     claims_json,
     read_claims_json,
 )
@@ -85,10 +86,15 @@ def repeat(root: Path, known: Mapping[str, Experiment], *, figures: bool = True)
 
     known: all experiments by name.
     figures: also draw all figures, those of the runs included.
+
+    Raises ConfigError if there is no experiment, or a file is damaged.
     """
     from fastagg_sim.plots import plot_folder
 
-    for out in claim_folders(root):
+    found = claim_folders(root)
+    if not found:
+        raise ConfigError(f"{root}: expected results of experiments ({CLAIMS}), found none")
+    for out in found:
         experiment, options = read_claims_json(out / CLAIMS, known)
         configs = sorted(out.glob("config.json")) + sorted(out.glob("*/config.json"))
         runs = [path.parent for path in configs]
@@ -111,7 +117,7 @@ def claim_folders(root: Path) -> list[Path]:
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / CLAIMS).read_text(encoding="utf-8"))
+    return claims_content(folder / CLAIMS)
 
 
 def is_quick(folder: Path) -> bool:

@@ -14,13 +14,23 @@ there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from fastagg_sim.config import Config, Dropout, Latency, LocalTraining, Method, Schedule, Task
+from fastagg_sim.config import (
+    Config,
+    ConfigError,
+    Dropout,
+    Latency,
+    LocalTraining,
+    Method,
+    Schedule,
+    Task,
+)
 from fastagg_sim.experiments import _figures
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
 from fastagg_sim.experiments._curves import compare
@@ -52,7 +62,12 @@ class LateOptions(Options):
     """Simulated seconds of every run; by default 1200, with --quick 200."""
 
     def chosen_seconds(self) -> float:
-        return self.seconds or (QUICK_SECONDS if self.quick else SECONDS)
+        """Return the simulated seconds of a run. Raises ConfigError if they are not positive."""
+        if self.seconds is None:
+            return QUICK_SECONDS if self.quick else SECONDS
+        if not (math.isfinite(self.seconds) and self.seconds > 0):
+            raise ConfigError(f"--seconds: expected a finite number > 0, got {self.seconds}")
+        return self.seconds
 
 
 def methods() -> tuple[Method, ...]:

@@ -24,6 +24,7 @@ from fastagg_sim.experiments._mimic import (
     Results,
     Setting,
     best,
+    check_ascending,
     fmnist,
     methods,
     static,
@@ -47,6 +48,7 @@ class Fig6Options(MimicOptions):
 
 
 def settings(options: Fig6Options) -> list[Setting]:
+    check_ascending("p", options.p)
     task = fmnist(options, None, options.chosen_rounds(60, quick=30))
     return [Setting(f"p = {p:g}", task, static(options, p)) for p in options.chosen_p()]
 

@@ -22,6 +22,7 @@ from fastagg_sim.experiments._mimic import (
     Setting,
     all_change,
     best,
+    check_ascending,
     ends,
     fmnist,
     mimic_experiment,
@@ -47,6 +48,7 @@ class Table3Options(MimicOptions):
 
 
 def settings(options: Table3Options) -> list[Setting]:
+    check_ascending("tau-max", options.tau_max)
     task = fmnist(options, 200)
     return [
         Setting(

@@ -17,6 +17,7 @@ from fastagg_sim.experiments._mimic import (
     Results,
     Setting,
     best,
+    check_ascending,
     cifar,
     ends,
     mimic_experiment,
@@ -43,6 +44,7 @@ class Table5Options(CifarMimicOptions):
 
 
 def settings(options: Table5Options) -> Sequence[Setting]:
+    check_ascending("classes", options.classes)
     classes = ends(options.classes) if options.quick else options.classes
     return [
         Setting(

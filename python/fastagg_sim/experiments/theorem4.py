@@ -44,6 +44,10 @@ class Theorem4Options(Options):
 
 
 def configs(options: Theorem4Options) -> Mapping[str, Config]:
+    """Return none, but check `options` before a folder is created."""
+    from fastagg_sim.experiments._theorem4 import check_epsilons
+
+    check_epsilons(options.epsilons)
     return {}
 
 
