@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two kernels with Google Highway, for highway.py: the tiles of `gram` off the diagonal, and a
-// weighted sum of rows. They compute what highway_ours.cpp does with csrc/kernels/cpu/simd.h, in
-// the same order. Highway includes this file once for each instruction set.
+// Two kernels with Google Highway, for highway.py: the tiles of `gram` with AVX2, off the diagonal,
+// and a weighted sum of rows. They compute what highway_ours.cpp does with csrc/kernels/cpu/simd.h,
+// in the same order. Highway includes this file once for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "highway.cpp"
 #include <hwy/foreach_target.h>
@@ -13,9 +13,9 @@
 
 #ifndef BENCHMARKS_HIGHWAY_ONCE
 #define BENCHMARKS_HIGHWAY_ONCE
-constexpr int kRows = 3;             // of a strip
-constexpr int kSlots = 12;           // float64 sums of a tile, of which 9 are used
-constexpr int64_t kPanel = 3 * 768;  // floats of a packed strip
+constexpr int kRows = 4, kOthers = 3;  // of a tile
+constexpr int kSlots = 12;             // float64 sums of a tile
+constexpr int64_t kStride = 768;       // floats from one packed row to the next
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -73,51 +73,45 @@ HWY_INLINE void AddLanes(VF v0, VF v1, VF v2, VF v3, double* sums) {
 #endif
 
 // The accumulators are named one by one, because vectors of SVE cannot be elements of an array.
-HWY_INLINE void AddProducts(const float* a, const float* b, VF& s00, VF& s01, VF& s02, VF& s10,
-                            VF& s11, VF& s12, VF& s20, VF& s21, VF& s22) {
-  const F d;
-  const size_t N = hn::Lanes(d);
-  const VF x0 = hn::LoadU(d, a), x1 = hn::LoadU(d, a + N), x2 = hn::LoadU(d, a + 2 * N);
-  const VF y0 = hn::LoadU(d, b);
-  s00 = hn::MulAdd(x0, y0, s00);
-  s10 = hn::MulAdd(x1, y0, s10);
-  s20 = hn::MulAdd(x2, y0, s20);
-  const VF y1 = hn::LoadU(d, b + N);
-  s01 = hn::MulAdd(x0, y1, s01);
-  s11 = hn::MulAdd(x1, y1, s11);
-  s21 = hn::MulAdd(x2, y1, s21);
-  const VF y2 = hn::LoadU(d, b + 2 * N);
-  s02 = hn::MulAdd(x0, y2, s02);
-  s12 = hn::MulAdd(x1, y2, s12);
-  s22 = hn::MulAdd(x2, y2, s22);
+HWY_INLINE void AddRow(VF x, VF y0, VF y1, VF y2, VF& s0, VF& s1, VF& s2) {
+  s0 = hn::MulAdd(x, y0, s0);
+  s1 = hn::MulAdd(x, y1, s1);
+  s2 = hn::MulAdd(x, y2, s2);
 }
 
-// sums += the 3 x 3 products of two panels of `columns` columns, a multiple of 16.
+// sums += the 4 x 3 products of packed rows over `columns` columns, a multiple of 16.
 HWY_INLINE void Tile(const float* a, const float* b, int64_t columns, double* sums) {
   const F d;
   const auto N = static_cast<int64_t>(hn::Lanes(d));
   for (int k = 0; k < kSlots; k += 8) hwy::Prefetch(sums + k);
   VF s00 = hn::Zero(d), s01 = s00, s02 = s00, s10 = s00, s11 = s00, s12 = s00, s20 = s00, s21 = s00,
-     s22 = s00;
+     s22 = s00, s30 = s00, s31 = s00, s32 = s00;
+  const auto add = [&](const float* x, const float* y) HWY_ATTR {
+    const VF y0 = hn::LoadU(d, y), y1 = hn::LoadU(d, y + kStride),
+             y2 = hn::LoadU(d, y + 2 * kStride);
+    AddRow(hn::LoadU(d, x), y0, y1, y2, s00, s01, s02);
+    AddRow(hn::LoadU(d, x + kStride), y0, y1, y2, s10, s11, s12);
+    AddRow(hn::LoadU(d, x + 2 * kStride), y0, y1, y2, s20, s21, s22);
+    AddRow(hn::LoadU(d, x + 3 * kStride), y0, y1, y2, s30, s31, s32);
+  };
   for (int64_t k = 0; k < columns; k += 2 * N) {
     hwy::Prefetch(a + k);
     hwy::Prefetch(b + k);
     hwy::Prefetch(b + columns + k);
-    AddProducts(a + k * kRows, b + k * kRows, s00, s01, s02, s10, s11, s12, s20, s21, s22);
-    AddProducts(a + (k + N) * kRows, b + (k + N) * kRows, s00, s01, s02, s10, s11, s12, s20, s21,
-                s22);
+    add(a + k, b + k);
+    add(a + k + N, b + k + N);
   }
   AddLanes(s00, s01, s02, s10, sums);
   AddLanes(s11, s12, s20, s21, sums + 4);
-  AddLanes(s22, hn::Zero(d), hn::Zero(d), hn::Zero(d), sums + 8);
+  AddLanes(s22, s30, s31, s32, sums + 8);
 }
 
-void Tiles(const float* panels, int64_t strips, int64_t columns, int64_t repeats, double* sums) {
+void Tiles(const float* packed, int64_t rows, int64_t columns, int64_t repeats, double* sums) {
   for (int64_t r = 0; r < repeats; ++r) {
     double* out = sums;
-    for (int64_t I = 1; I < strips; ++I)
-      for (int64_t J = 0; J < I; ++J, out += kSlots)
-        Tile(panels + I * kPanel, panels + J * kPanel, columns, out);
+    for (int64_t i = 0; i < rows; i += kRows)
+      for (int64_t j = 0; j < rows; j += kOthers, out += kSlots)
+        Tile(packed + i * kStride, packed + j * kStride, columns, out);
   }
 }
 
@@ -194,6 +188,9 @@ extern "C" {
 int highway_rows_of_strip() {
   return kRows;
 }
+int highway_others_of_tile() {
+  return kOthers;
+}
 int highway_slots() {
   return kSlots;
 }
@@ -206,9 +203,9 @@ const char* highway_use_avx2() {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
   return hwy::TargetName(hwy::SupportedTargets() & -hwy::SupportedTargets());
 }
-void highway_tiles(const float* panels, int64_t strips, int64_t columns, int64_t repeats,
+void highway_tiles(const float* packed, int64_t rows, int64_t columns, int64_t repeats,
                    double* sums) {
-  HWY_DYNAMIC_DISPATCH(highway_kernels::Tiles)(panels, strips, columns, repeats, sums);
+  HWY_DYNAMIC_DISPATCH(highway_kernels::Tiles)(packed, rows, columns, repeats, sums);
 }
 #ifndef TILES_ONLY
 void highway_weighted_sum(float* out, const float* const* rows, int64_t S, int64_t d,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two kernels with Google Highway beside ours: speed, compile time, size, bits.
 
-The tiles of `gram` off the diagonal, 3 x 3 products over packed panels, and a weighted sum of rows,
+The tiles of `gram` off the diagonal, 4 x 3 products of packed rows, and a weighted sum of rows,
 both with AVX2 on one thread. highway.cpp has them with Highway, compiled for SSE2, AVX2 and AVX-512
 as ours are; highway_ours.cpp calls ours.
 """
@@ -35,7 +35,8 @@ KERNELS = ROOT / "csrc" / "kernels" / "cpu"
 FLAGS = ["-O3", "-std=c++17", "-fPIC", "-Wno-psabi"]
 TARGETS = "-DHWY_DISABLED_TARGETS=(~(HWY_SSE2|HWY_AVX2|HWY_AVX3))"
 OUR_SOURCES = [KERNELS / f"{name}.cpp" for name in ("weighted_sum", "simd", "scratch")]
-STRIPS, COLUMNS, PASSES = 11, 768, 20  # 55 tiles of one block; passes over them in one measurement
+# Rows that are multiplied with each other, one block of columns, and passes in one measurement.
+TILED, COLUMNS, PASSES = 36, 768, 10
 ROWS = 20
 OLDEST = (1, 1)
 WIDTHS = (16_384, 2_000_000)  # 1 MB, which stays in a cache, and 160 MB
@@ -120,10 +121,10 @@ def _declare(path: Path, prefix: str) -> ctypes.CDLL:
 
 def tiles(ours: ctypes.CDLL, theirs: ctypes.CDLL) -> tuple[list[Callable[[], object]], bool]:
     """Return functions that compute the tiles, ours first, and whether their bits agree."""
-    rows = ours.ours_rows_of_strip()
-    if rows != theirs.highway_rows_of_strip():
-        raise RuntimeError("highway: expected strips of the same number of rows")
-    panels, count = torch.randn(STRIPS, rows * COLUMNS), STRIPS * (STRIPS - 1) // 2
+    rows, others = ours.ours_rows_of_strip(), ours.ours_others_of_tile()
+    if (rows, others) != (theirs.highway_rows_of_strip(), theirs.highway_others_of_tile()):
+        raise RuntimeError("highway: expected tiles of the same shape")
+    packed, count = torch.randn(TILED, COLUMNS), TILED // rows * (TILED // others)
     calls: list[Callable[[], object]] = []
     products = []
     for library, prefix in ((ours, "ours"), (theirs, "highway")):
@@ -132,11 +133,11 @@ def tiles(ours: ctypes.CDLL, theirs: ctypes.CDLL) -> tuple[list[Callable[[], obj
         function = getattr(library, f"{prefix}_tiles")
 
         def call(function: Callable[..., None] = function, sums: Tensor = sums) -> None:
-            function(panels.data_ptr(), STRIPS, COLUMNS, PASSES, sums.data_ptr())
+            function(packed.data_ptr(), TILED, COLUMNS, PASSES, sums.data_ptr())
 
         call()
         slot = getattr(library, f"{prefix}_slot")
-        products.append(sums[:, [slot(k) for k in range(rows * rows)]])
+        products.append(sums[:, [slot(k) for k in range(rows * others)]])
         calls.append(call)
     return calls, torch.equal(*products)
 
@@ -210,7 +211,7 @@ def sizes(folder: Path, source: Source, compiler: str, compiles: int) -> list[Li
     found = [Line("compiling the tiles", "s of CPU time", first, second, ratio)]
     first, second = (_run([*command, "-E", "-P"]).count("\n") for command in commands.values())
     found.append(Line("lines that the compiler reads for it", "", first, second, second / first))
-    patterns = {"ours": r"run_avx2<.*::Tiles,", "highway": r"N_AVX2::Tiles\("}
+    patterns = {"ours": r"run_avx2<.*::(Tiles,|PackedTile<)", "highway": r"N_AVX2::Tiles\("}
     code = []
     for name, path in objects.items():
         listed = _run(["nm", "-C", "-S", str(path)]).splitlines()
@@ -233,8 +234,8 @@ def measure(options: argparse.Namespace, source: Source, compiler: str) -> tuple
         folder = Path(name)
         libraries = compile_all(folder, source, compiler)
         calls, same = tiles(*libraries)
-        flops = STRIPS * (STRIPS - 1) * libraries[0].ours_rows_of_strip() ** 2 * COLUMNS * PASSES
-        lines.append(_rate("tiles of `gram`, panels in L2", "GFLOP/s", flops, calls, options))
+        flops = 2 * TILED**2 * COLUMNS * PASSES
+        lines.append(_rate("tiles of `gram`, rows in L2", "GFLOP/s", flops, calls, options))
         for width in WIDTHS:
             calls, alike = sums(*libraries, width)
             same &= alike

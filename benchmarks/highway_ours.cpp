@@ -9,19 +9,19 @@
 namespace fastagg::cpu {
 namespace {
 
-// The tiles off the diagonal of `strips` panels over `columns` columns, a multiple of 16.
+// All products of `rows` packed rows over `columns` columns, in whole tiles. `rows` is a multiple
+// of R * C, `columns` of 16.
 struct Tiles {
   template <int W>
-  FASTAGG_INLINE static void run(const float* panels, int64_t strips, int64_t columns,
+  FASTAGG_INLINE static void run(const float* packed, int64_t rows, int64_t columns,
                                  int64_t repeats, double* sums) {
     using T = Shape<W>;
     for (int64_t r = 0; r < repeats; ++r) {
       double* out = sums;
-      for (int64_t I = 1; I < strips; ++I)
-        for (int64_t J = 0; J < I; ++J, out += T::kSlots) {
-          const float *a = panels + I * T::kPanel, *b = panels + J * T::kPanel;
-          off_diagonal_tile<W, T::R>(Panel<W>{a}, Panel<W>{b}, columns / W, out,
-                                     Prefetch{a, b, b + columns});
+      for (int64_t i = 0; i < rows; i += T::R)
+        for (int64_t j = 0; j < rows; j += T::C, out += T::kSlots) {
+          const float *a = packed + i * kMaxBlock, *b = packed + j * kMaxBlock;
+          call<W, PackedTile<T::R, T::C>>(a, b, columns / W, out, Prefetch{a, b, b + columns});
         }
     }
   }
@@ -37,19 +37,22 @@ extern "C" {
 int ours_rows_of_strip() {
   return cpu::Shape<8>::R;
 }
+int ours_others_of_tile() {
+  return cpu::Shape<8>::C;
+}
 int ours_slots() {
   return cpu::Shape<8>::kSlots;
 }
 int ours_slot(int product) {
-  return cpu::Shape<8>::OffSums<cpu::Shape<8>::R>::slots()[product];
+  using T = cpu::Shape<8>;
+  return T::OffSums<T::R, T::C>::slots()[product];
 }
 const char* ours_use_avx2() {
   cpu::set_isa(cpu::Isa::kAvx2);
   return cpu::isa_name(cpu::current_isa());
 }
-void ours_tiles(const float* panels, int64_t strips, int64_t columns, int64_t repeats,
-                double* sums) {
-  cpu::dispatch<cpu::Tiles>(cpu::current_isa(), panels, strips, columns, repeats, sums);
+void ours_tiles(const float* packed, int64_t rows, int64_t columns, int64_t repeats, double* sums) {
+  cpu::dispatch<cpu::Tiles>(cpu::current_isa(), packed, rows, columns, repeats, sums);
 }
 // Writes weights / factor and returns the factor.
 double ours_scale(const double* weights, int64_t S, float* quotients) {

@@ -37,14 +37,14 @@ SCALAR = {
 WIDENING = r"v?cvtss2sd\b|fcvt\s+d\d+, s\d+"
 # Stores of vectors on the stack, and copies between memory.
 SPILL = r"v?mov([au]p[sd]|dq[au]\d*)\s+%[xyz]mm\d+,.*\(%r[bs]p|st[rp]\s+q\d+.*\[(sp|x29)"
-# The multiply-adds of one vector of the largest tile: of strips of R rows.
-TILE = {"avx512": 25, "avx2": 9, "portable": 9, "neon": 25}
+# The rows of the largest tile of ``gram``: of a strip, and of what it is multiplied with.
+SHAPE = {"avx512": (5, 5), "avx2": (4, 3), "portable": (3, 3), "neon": (5, 5)}
+# The multiply-adds of one vector in the largest tile of ``gram_rows``.
+ROWS_TILE = {"avx512": 25, "avx2": 12, "portable": 9, "neon": 25}
 # The same for products of int8 numbers, which GCC's builds multiply as whole numbers on x86-64.
 INT8_PRODUCTS = PACKED | {"avx512": r"vpdpbusd\b.*%zmm", "avx2": r"vpmaddwd\b.*%ymm"}
 SIMILAR_TILE = {"avx512": 24, "avx2": 12, "portable": 12, "neon": 24}
-# Kernels of the Gram matrix, and of the one-pass operations.
-TILED = ("ChunkKernel", "RowsKernel")
-# Of the latter, those of the largest groups of rows.
+# Kernels of passes over rows, those of the largest groups of rows.
 STREAMS = (
     *("SumGroups<8", "MoveGroups<8", "Remember<4", "AddRows<8", "AddCorrections<8"),
     *("QuantizedTotal", "ScaffoldMean"),
@@ -88,8 +88,8 @@ def functions(binary: Path, isa: str, kernel: str) -> list[Function]:
     symbols = objdump("-t", "-C", str(binary))
     # address flags section size name
     row = re.compile(
-        rf"^([0-9a-f]+) .* (\S+)\t([0-9a-f]+)\s.*(run_{isa}<fastagg::cpu::\(anonymous namespace\)"
-        rf"::{kernel}\b.*)$",
+        rf"^([0-9a-f]+) .* (\S+)\t([0-9a-f]+)\s.*(run_{isa}<fastagg::cpu::"
+        rf"(?:\(anonymous namespace\)::)?{kernel}\b.*)$",
         re.MULTILINE,
     )
     found = []
@@ -107,12 +107,15 @@ def count(pattern: str, code: list[str]) -> int:
     return sum(re.match(pattern, line) is not None for line in code)
 
 
-def check_tiles(binary: Path, isa: str, kernels: tuple[str, ...] = TILED) -> None:
-    """The tiles of ``gram`` compute with whole registers only and keep their sums in them."""
-    for kernel in kernels:
+def check_tiles(binary: Path, isa: str, least: dict[str, int]) -> None:
+    """Tiles compute with whole registers only and keep their sums in them.
+
+    ``least`` are the multiply-adds of one vector in a tile of each kernel.
+    """
+    for kernel, products in least.items():
         (function,) = functions(binary, isa, kernel)
         assert count(SCALAR[isa], list(function.code.values())) == 0, function.name
-        tiles = [loop for loop in function.loops() if count(PACKED[isa], loop) >= TILE[isa]]
+        tiles = [loop for loop in function.loops() if count(PACKED[isa], loop) >= products]
         assert tiles, f"{function.name}: no loop with the multiply-adds of a whole tile"
         # SSE2 has no multiply-add: products need registers, and GCC spills where it packs rows.
         for loop in tiles if isa != "portable" else ():
@@ -153,7 +156,14 @@ def built() -> list[str]:
 
 @pytest.mark.parametrize("isa", built())
 def test_tiles_use_whole_registers(isa: str) -> None:
-    check_tiles(extension(), isa)
+    rows, others = SHAPE[isa]
+    least = {
+        "ChunkKernel": rows * (rows + 1) // 2,  # a strip with itself
+        f"PackedTile<{rows}, {others}": rows * others,
+        f"TileInPlace<{rows}, {others}": rows * others,
+        "RowsKernel": ROWS_TILE[isa],
+    }
+    check_tiles(extension(), isa, least)
 
 
 @pytest.mark.parametrize("isa", built())
@@ -219,5 +229,5 @@ def test_clang_compiles_for_every_instruction_set(clang: list[str], tmp_path: Pa
         source, target = ROOT / f"csrc/kernels/cpu/{name}.cpp", tmp_path / f"{name}.o"
         subprocess.run([*clang, "-O3", "-c", str(source), "-o", str(target)], check=True)
     for isa in ("avx2", "avx512"):
-        check_tiles(tmp_path / "gram_rows.o", isa, ("RowsKernel",))
+        check_tiles(tmp_path / "gram_rows.o", isa, {"RowsKernel": ROWS_TILE[isa]})
         check_streams(tmp_path / "weighted_sum.o", isa, ("SumGroups<8", "MoveGroups<8"))

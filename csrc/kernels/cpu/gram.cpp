@@ -5,11 +5,12 @@
 //   rows are cut into strips of R rows. A task is one chunk, of all strips or of one group of
 //   strips.
 //
-//   In each block, each pair of strips I >= J is one tile: R x R dot products, held in registers.
-//   With few rows, tiles read the rows where they are. With more rows, the diagonal tile (I, I)
-//   reads its rows where they are and also packs them into a contiguous panel; the other tiles read
-//   panels, which stay in the L2 cache. Every tile prefetches a part of the next block's rows, and
-//   the last tiles of a strip prefetch what the next strip reads first.
+//   In each block, strip I has one tile for every C rows before it, R x C dot products held in
+//   registers, and the diagonal tile of its own rows. With few rows, tiles read the rows where they
+//   are. With more rows, the diagonal tile reads its rows where they are and also packs them into a
+//   contiguous panel; the other tiles read panels, which stay in the L2 cache. Every tile
+//   prefetches a part of the next block's rows, and the last tiles of a strip prefetch what the
+//   next strip reads first.
 //
 //   Rows that are computed (RowSource) are written to a stage of one block, and read from there.
 //
@@ -30,6 +31,7 @@
 #include "pair_order.h"
 #include "scratch.h"
 #include "simd.h"
+#include "tile_map.h"
 #include "weighted_sum_block.h"
 
 namespace fastagg::cpu {
@@ -54,7 +56,7 @@ struct Problem {
   const float* const* rows;  // [S], or nullptr if there is a source
   const RowSource* source;   // or nullptr
   const float* scales;       // [S]
-  const int64_t* place;      // [strips * (strips + 1) / 2] number of each computed tile, or -1
+  const TileMap& tiles;
   int64_t S, d;
   int64_t block;  // columns summed in float32
   int64_t super;  // strips of a super-strip
@@ -62,10 +64,6 @@ struct Problem {
   Isa isa;
   const RowSum* also;  // or nullptr
 };
-
-constexpr int64_t tile_index(int64_t I, int64_t J) {
-  return I * (I + 1) / 2 + J;
-}
 
 // Where a worker keeps the rows of one block, if they come from a source.
 struct Stage {
@@ -97,11 +95,11 @@ struct Ahead {
   }
 };
 
-// Adds the tiles (I, J) with I in [first, last) and J <= I, over one block, to sums[place][slot].
+// Adds the tiles of strips [first, last), over one block, to sums[number of the tile][slot].
 template <int W, bool pack>
 struct Block {
   using T = Shape<W>;
-  static constexpr int R = T::R;
+  static constexpr int R = T::R, C = T::C;
 
   const Problem& p;
   const float* const* rows;  // [S] of which columns [at, at + columns) are read
@@ -125,33 +123,38 @@ struct Block {
     if constexpr (n > 1) strip_of<n - 1>(wanted, I, begin, end);
   }
 
-  // The tiles of strip I with strips [begin, end), and the diagonal tile if this is the first time
-  // that strip I is used in this block.
+  // The tiles of strip I with the rows of strips [begin, end), and the diagonal tile if this is the
+  // first time that strip I is used in this block.
   template <int n>
   FASTAGG_INLINE void strip(int64_t I, int64_t begin, int64_t end) {
     const InPlace<W, n> a(rows + I * R, at);
-    const auto panel = [&](int64_t K) FASTAGG_INLINE_LAMBDA { return panels + K * T::kPanel; };
+    const int64_t tiles = ceil_div(end * R, C), whole = end * R / C;
     if (begin == 0) {
       double unused[T::kSlots] = {};
-      double* out = I < first ? unused : sums + p.place[tile_index(I, I)] * T::kSlots;
-      const Prefetch next = prefetch_in(I, begin, end);
+      double* out = I < first ? unused : sums + p.tiles.diagonal(I) * T::kSlots;
+      const Prefetch next = prefetch_in(I, begin, tiles);
       if constexpr (pack)
-        packing_tile<W, n>(a, p.scales + I * R, columns, panel(I), out, next);
+        packing_tile<W, n>(a, p.scales + I * R, columns, panels + I * T::kPanel, out, next);
       else
         diagonal_tile<W, n>(a, columns / W, out, next);
       if (I < first) return;
     }
-    for (int64_t J = begin; J < end; ++J) {
-      const int64_t place = p.place[tile_index(I, J)];
-      if (place < 0) continue;
-      double* out = sums + place * T::kSlots;
-      const Prefetch next = prefetch_in(I, begin, end - 1 - J);
+    const auto tile = [&](int64_t J, auto others) FASTAGG_INLINE_LAMBDA {
+      const int64_t number = p.tiles.at(I, J);
+      if (number < 0) return;
+      double* out = sums + number * T::kSlots;
+      const Prefetch next = prefetch_in(I, begin, tiles - 1 - J);
       if constexpr (pack)
-        off_diagonal_tile<W, n>(Panel<W>{panel(I)}, Panel<W>{panel(J)}, ceil_div(columns, W), out,
-                                next);
+        call<W, PackedTile<n, others>>(panels + I * T::kPanel, panels + J * C * kMaxBlock,
+                                       ceil_div(columns, W), out, next);
       else
-        off_diagonal_tile<W, n>(a, InPlace<W, R>(rows + J * R, at), columns / W, out, next);
-    }
+        call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
+    };
+    for (int64_t J = begin * R / C; J < whole; ++J) tile(J, std::integral_constant<int, C>());
+    if constexpr (R % C != 0)
+      unroll<C - 1>([&](auto i) FASTAGG_INLINE_LAMBDA {
+        if (end * R - whole * C == i + 1) tile(whole, std::integral_constant<int, i + 1>());
+      });
   }
 
   // What a tile of strip I prefetches if `more` other tiles of the strip follow it: rows of the
@@ -161,15 +164,16 @@ struct Block {
     const float* soon = ahead.idle;
     const int64_t row = (I + 1) * R + more;
     if (more < R && row < p.S && I + 1 < last && columns == p.block)
-      soon = begin == 0 ? rows[row] + at : panels + (I + 1) * T::kPanel + more * columns;
+      soon = begin == 0 ? rows[row] + at
+                        : panels + (I + 1) * T::kPanel + more * (T::kInTurn ? columns : kMaxBlock);
     ahead.credit += ahead.count;
     const float* later = ahead.take();
     return {soon, later, ahead.take()};
   }
 };
 
-// Adds the tiles (I, J) with I in [first, last) and J <= I, over columns [begin, end), to
-// sums[place][slot].
+// Adds the tiles of strips [first, last), over columns [begin, end), to
+// sums[number of the tile][slot].
 //   stage    // of this worker, if there is a source
 //   panels   // [last, kPanel] scratch
 struct ChunkKernel {
@@ -178,9 +182,8 @@ struct ChunkKernel {
                                  int64_t end, const Stage* stage, float* panels, double* sums) {
     const Problem& p = *problem;
     const RowSum* also = last * Shape<W>::R >= p.S ? p.also : nullptr;  // only the last group
-    int64_t tiles = 0;
-    for (int64_t I = 0; I < last; ++I)
-      for (int64_t J = (I < first ? I : 0); J <= I; ++J) tiles += p.place[tile_index(I, J)] >= 0;
+    // Of each strip before the first one, the diagonal tile, which packs it.
+    const int64_t tiles = first + p.tiles.before(last) - p.tiles.before(first);
     for (int64_t column = begin; column < end; column += p.block) {
       const int64_t columns = std::min(p.block, end - column);
       const int64_t used = std::min(p.S, last * Shape<W>::R);
@@ -207,59 +210,26 @@ struct ChunkKernel {
 
 // ---- all tasks ---------------------------------------------------------------------------------
 
-// The slots in which tiles of `rows` x R keep the product of rows i and j: [diagonal][i][j].
-template <int W>
-struct SlotTable {
-  static constexpr int R = Shape<W>::R;
-  int slot[2][R][R] = {};
-
-  explicit SlotTable(int64_t rows) { fill<R>(rows); }
-
- private:
-  template <int rows>
-  void fill(int64_t wanted) {
-    if (rows == wanted) {
-      constexpr auto off = Shape<W>::template OffSums<rows>::slots();
-      constexpr auto diagonal = Shape<W>::template DiagonalSums<rows>::slots();
-      for (int i = 0; i < rows; ++i) {
-        for (int j = 0; j < R; ++j) slot[0][i][j] = off[i * R + j];
-        for (int j = 0; j <= i; ++j) slot[1][i][j] = diagonal[i * (i + 1) / 2 + j];
-      }
-    } else if constexpr (rows > 1) {
-      fill<rows - 1>(wanted);
-    }
-  }
-};
-
-// Whether any pair of a row of strip I and a row of strip J is wanted. A row with itself always is.
-template <int R>
-bool any_wanted(const uint8_t* pairs, int64_t S, int64_t I, int64_t J) {
-  if (I == J) return true;
-  for (int64_t i = I * R; i < std::min(S, (I + 1) * R); ++i)
-    for (int64_t j = J * R; j < (J + 1) * R; ++j)
-      if (pairs[i * S + j]) return true;
-  return false;
-}
-
 // Writes the sums of all tiles as a symmetric matrix, with zeros for pairs that are not wanted.
 template <int W>
-void unpack(const double* sums, const int64_t* places, const uint8_t* pairs, int64_t S,
+void unpack(const double* sums, const TileMap& tiles, const uint8_t* pairs, int64_t S,
             double* out) {
-  constexpr int R = Shape<W>::R;
-  const SlotTable<W> full(R), rest(S % R ? S % R : R);
-  for (int64_t I = 0; I * R < S; ++I) {
-    const SlotTable<W>& table = S - I * R >= R ? full : rest;
-    const int64_t rows = std::min<int64_t>(R, S - I * R);
-    for (int64_t J = 0; J <= I; ++J) {
-      const int64_t place = places[tile_index(I, J)];
-      const double* tile = sums + place * Shape<W>::kSlots;
-      for (int64_t a = 0; a < rows; ++a)
-        for (int64_t b = 0; b < (I == J ? a + 1 : R); ++b) {
-          const int64_t i = I * R + a, j = J * R + b;
-          const bool wanted = place >= 0 && (!pairs || i == j || pairs[i * S + j]);
-          out[i * S + j] = out[j * S + i] = wanted ? tile[table.slot[I == J][a][b]] : 0.0;
-        }
+  constexpr int R = Shape<W>::R, C = Shape<W>::C;
+  // The slot of a sum depends on its number in the tile, not on how many there are.
+  constexpr auto slots = Shape<W>::template OffSums<R, C>::slots();
+  static_assert(R * (R + 1) / 2 <= R * C);
+  const auto write = [&](int64_t i, int64_t j, int64_t tile, int64_t n) {
+    const bool wanted = tile >= 0 && (!pairs || i == j || pairs[i * S + j]);
+    out[i * S + j] = out[j * S + i] = wanted ? sums[tile * Shape<W>::kSlots + slots[n]] : 0.0;
+  };
+  for (int64_t i = 0; i < S; ++i) {
+    const int64_t I = i / R, begin = I * R, a = i - begin;
+    for (int64_t j = 0; j < begin; ++j) {
+      const int64_t J = j / C, others = std::min<int64_t>(C, begin - J * C);
+      write(i, j, tiles.at(I, J), a * others + j - J * C);
     }
+    for (int64_t j = begin; j <= i; ++j)
+      write(i, j, tiles.diagonal(I), a * (a + 1) / 2 + j - begin);
   }
 }
 
@@ -287,25 +257,18 @@ void gram_tiled(const Input& input, const std::vector<float>& scales, int64_t d,
                 const Parallel& parallel) {
   using T = Shape<W>;
   const auto S = static_cast<int64_t>(scales.size());
-  const int64_t strips = ceil_div(S, T::R);
-
-  std::vector<int64_t> places(strips * (strips + 1) / 2, -1);
-  int64_t tiles = 0;
-  std::vector<int64_t> first_place;  // the number of each strip's first tile, and the end
-  for (int64_t I = 0; I < strips; ++I) {
-    first_place.push_back(tiles);
-    for (int64_t J = 0; J <= I; ++J)
-      if (!pairs || any_wanted<T::R>(pairs, S, I, J)) places[tile_index(I, J)] = tiles++;
-  }
-  first_place.push_back(tiles);
+  const TileMap map(S, T::R, T::C, pairs);
+  const int64_t strips = map.strips(), tiles = map.count();
   const GramColumns cut(d);
   const bool scaled = std::any_of(scales.begin(), scales.end(), [](float x) { return x != 1.0f; });
-  const bool pack = scaled || tiles * T::R > strips * kInPlaceRows || crowd_few_sets(input.rows);
+  const bool pack = scaled || tiles * T::C > strips * kInPlaceRows || crowd_few_sets(input.rows);
   // The panels of a super-strip take 3/8 of the L2 cache. The rest is for rows of the next block
   // and for the sums of tiles. Larger shares of 512 KB were slower at 512 and 1024 rows.
-  const int64_t super = std::max<int64_t>(1, l2_bytes() * 3 / 8 / (T::kPanel * 4));
-  const Problem problem{input.rows.data(), input.source, scales.data(), places.data(), S,   d,
-                        cut.block,         super,        pack,          isa,           also};
+  // Tiles do not cross its end.
+  constexpr int64_t kStep = T::R % T::C ? T::C : 1;
+  const int64_t super = std::max<int64_t>(1, l2_bytes() * 3 / 8 / (T::kPanel * 4 * kStep)) * kStep;
+  const Problem problem{input.rows.data(), input.source, scales.data(), map, S,   d,
+                        cut.block,         super,        pack,          isa, also};
 
   const Parallel team = gram_threads<W>(parallel, S, tiles, d);
   const GramMemory<W> memory(tiles, strips, cut.chunks, team.workers);
@@ -325,8 +288,8 @@ void gram_tiled(const Input& input, const std::vector<float>& scales, int64_t d,
   auto* sums = sums_memory.as<double>();
   std::deque<OrderedSum> totals;  // one for each group of strips
   for (int64_t g = 0; g < groups; ++g)
-    totals.emplace_back(sums, first_place[g * group] * T::kSlots,
-                        first_place[std::min(strips, (g + 1) * group)] * T::kSlots,
+    totals.emplace_back(sums, map.before(g * group) * T::kSlots,
+                        map.before(std::min(strips, (g + 1) * group)) * T::kSlots,
                         partial_memory.as<double>(), slots, window);
   team.for_each(cut.chunks * groups, [&](int64_t task, int worker) {
     const int64_t c = task / groups,
@@ -338,7 +301,7 @@ void gram_tiled(const Input& input, const std::vector<float>& scales, int64_t d,
                           panel_memory.as<float>() + worker * strips * T::kPanel, partial);
     totals[g].finish(c);
   });
-  unpack<W>(sums, places.data(), pairs, S, out);
+  unpack<W>(sums, map, pairs, S, out);
 }
 
 void gram_scaled(const Input& input, const std::vector<float>& scales, int64_t d,

@@ -2,6 +2,7 @@
 #include "gram_memory.h"
 
 #include "../gram.h"
+#include "tile_map.h"
 
 namespace fastagg::cpu {
 namespace {
@@ -10,7 +11,7 @@ template <int W>
 int64_t bytes_of_all_pairs(int64_t S, int64_t d, const Parallel& parallel) {
   const int64_t strips = ceil_div(S, Shape<W>::R);
   const GramColumns cut(d);
-  const int64_t tiles = strips * (strips + 1) / 2;
+  const int64_t tiles = all_tiles(S, Shape<W>::R, Shape<W>::C);
   const int workers = gram_threads<W>(parallel, S, tiles, d).workers;
   return GramMemory<W>(tiles, strips, cut.chunks, workers).bytes();
 }

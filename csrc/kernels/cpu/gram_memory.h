@@ -13,10 +13,10 @@ namespace fastagg::cpu {
 // Limit on the partial sums of the chunks in flight; one chunk may exceed it.
 constexpr int64_t kPartialBytes = 64 << 20;
 
-// The threads that `gram` uses for `tiles` tiles of R x R products over d columns.
+// The threads that `gram` uses for `tiles` tiles of R x C products over d columns.
 template <int W>
 Parallel gram_threads(const Parallel& parallel, int64_t S, int64_t tiles, int64_t d) {
-  return parallel.for_work(4 * S * d, tiles * Shape<W>::R * Shape<W>::R * d);
+  return parallel.for_work(4 * S * d, tiles * Shape<W>::R * Shape<W>::C * d);
 }
 
 // Scratch of `gram` with W lanes.

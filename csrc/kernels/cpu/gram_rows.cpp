@@ -15,6 +15,9 @@
 namespace fastagg::cpu {
 namespace {
 
+// Rows that are read at a time, R.
+template <int W>
+constexpr int kStrip = kRegisters<W> >= 32 ? 5 : 3;
 // Changed rows of a tile: R squares and R * kTogether products fit the registers.
 // The baseline of x86-64 needs a register for a product, because it has no multiply-add.
 template <int W>
@@ -26,7 +29,7 @@ constexpr int64_t kMostGroups = 3;
 
 // The sums of a tile: the squares of R rows, and their products with C others.
 template <int W, int C>
-using Sums = LaneSums<W, Shape<W>::R*(C + 1)>;
+using Sums = LaneSums<W, kStrip<W>*(C + 1)>;
 
 template <int W>
 constexpr int kTileSlots = Sums<W, kTogether<W>>::kSlots;
@@ -49,7 +52,7 @@ template <int W, int C>
 FASTAGG_INLINE void tile(const float* const* strip, const float* const* others,
                          const float* const* soon, int64_t column, int64_t soon_column,
                          int64_t columns, double* sums) {
-  constexpr int R = Shape<W>::R;
+  constexpr int R = kStrip<W>;
   const InPlace<W, R> a(strip, column), next(soon, soon_column);
   const InPlace<W, C> b(others, column);
   Vec<float, W> sum[R * (C + 1)] = {};
@@ -110,11 +113,11 @@ struct RowsKernel {
   FASTAGG_INLINE static void strip(const Problem& p, int64_t I, int64_t begin, int64_t end,
                                    int64_t first, double* const* sums) {
     constexpr int T = kTogether<W>;
-    const float* const* rows = p.rows + I * Shape<W>::R;
+    const float* const* rows = p.rows + I * kStrip<W>;
     for (int64_t column = begin; column < end; column += p.cut.block) {
       const int64_t columns = std::min(p.cut.block, end - column);
       const bool last = column + p.cut.block >= end;
-      const float* const* soon = last && I + 1 < p.strips ? rows + Shape<W>::R : rows;
+      const float* const* soon = last && I + 1 < p.strips ? rows + kStrip<W> : rows;
       const int64_t soon_column = last ? begin : column + p.cut.block;
       double* out = sums[column / p.cut.chunk - first] + I * ceil_div(p.C, T) * kTileSlots<W>;
       for (int64_t c = 0; c < p.C; c += T, out += kTileSlots<W>)
@@ -139,7 +142,7 @@ void fill_slots(int64_t wanted, int* slots) {
 template <int W>
 bool stream(const float* const* rows, int64_t S, int64_t d, const int64_t* changed, int64_t C,
             double* out, double* squares, Isa isa, const Parallel& parallel) {
-  constexpr int R = Shape<W>::R, T = kTogether<W>;
+  constexpr int R = kStrip<W>, T = kTogether<W>;
   const int64_t strips = ceil_div(S, R), groups = ceil_div(C, T);
   if (groups > kMostGroups) return false;
   std::vector<const float*> all(rows, rows + S), few;

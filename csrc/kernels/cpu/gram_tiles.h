@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of `gram`: the dot products of the rows of two strips over one block of columns, in
-// registers.
+// The tiles of `gram`: the dot products of a strip's rows with other rows over one block of
+// columns, in registers.
 #pragma once
 
 #include <algorithm>
@@ -14,34 +14,41 @@ namespace fastagg::cpu {
 
 template <int W>
 struct Shape {
-  // Rows of a strip: R * R accumulators and R + 1 operands fit the registers.
-  static constexpr int R = kRegisters<W> >= 32 ? 5 : 3;
-  static_assert(R * R + R + 1 <= kRegisters<W>);
-  // The sums of an off-diagonal tile, `rows` x R, and of a diagonal tile, the lower triangle of
-  // `rows` x `rows`.
-  template <int rows>
-  using OffSums = LaneSums<W, rows * R>;
+  // Rows of a strip, and of a tile beside it: the R * C sums and C + 1 operands of a tile fill the
+  // registers. The baseline of x86-64 needs a register for a product, because it has no
+  // multiply-add.
+  static constexpr int R = kRegisters<W> >= 32 ? 5 : W == 8 ? 4 : 3;
+  static constexpr int C = kRegisters<W> >= 32 ? 5 : 3;
+  static_assert(R * C + C + 1 <= kRegisters<W>);
+  // The sums of an off-diagonal tile, `rows` x `others`, and of a diagonal tile, the lower triangle
+  // of `rows` x `rows`.
+  template <int rows, int others>
+  using OffSums = LaneSums<W, rows * others>;
   template <int rows>
   using DiagonalSums = LaneSums<W, rows*(rows + 1) / 2>;
-  static constexpr int kSlots = OffSums<R>::kSlots;  // float64 sums kept for every tile
+  static constexpr int kSlots = OffSums<R, C>::kSlots;  // float64 sums kept for every tile
   static_assert(DiagonalSums<R>::kSlots <= kSlots);
-  static constexpr int64_t kPanel = R * kMaxBlock;  // floats of a packed strip: [block / W, R, W]
+  // A packed strip, kPanel floats: a vector of each row in turn, or one row after another where a
+  // tile reads parts of two strips.
+  static constexpr int64_t kPanel = R * kMaxBlock;
+  static constexpr bool kInTurn = R == C;
+  static constexpr int64_t kNextRow = kInTurn ? W : kMaxBlock, kNextVector = kInTurn ? R * W : W;
 };
 
-// The rows of a strip, packed into a panel [block / W, R, W] ...
+// Rows of packed strips, the first of them at `data` ...
 template <int W>
-struct Panel {
+struct Packed {
   const float* data;
   FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const {
-    return load<W>(data + (k * Shape<W>::R + i) * W);
+    return load<W>(data + i * Shape<W>::kNextRow + k * Shape<W>::kNextVector);
   }
 };
-// ... or in place.
+// ... or rows in place.
 template <int W, int rows>
 struct InPlace {
   const float* row[rows];
-  FASTAGG_INLINE InPlace(const float* const* strip, int64_t column) {
-    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { row[i] = strip[i] + column; });
+  FASTAGG_INLINE InPlace(const float* const* first, int64_t column) {
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { row[i] = first[i] + column; });
   }
   FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const { return load<W>(row[i] + k * W); }
 };
@@ -63,9 +70,9 @@ FASTAGG_INLINE void hold(V& v) {
 }
 
 // Calls body(k) for k in [0, steps), and fetch(k) before each iteration. With 16 registers, an
-// iteration is a cache line of 16 floats, so that 9 multiply-adds do not need as many instructions
-// for addresses and prefetching. With 32, it is one vector: 25 multiply-adds need fewer, and GCC
-// would move operands of the next vector into registers that sums need.
+// iteration is a cache line of 16 floats, so that few multiply-adds do not need as many
+// instructions for addresses and prefetching. With 32, it is one vector: 25 multiply-adds need
+// fewer, and GCC would move operands of the next vector into registers that sums need.
 template <int W, class Fetch, class Body>
 FASTAGG_INLINE void for_vectors(int64_t steps, const Fetch& fetch, const Body& body) {
   constexpr int kVectors = kRegisters<W> >= 32 ? 1 : 16 / W;
@@ -96,25 +103,44 @@ FASTAGG_INLINE void prefetch_sums(double* sums) {
   for (int k = 0; k < Shape<W>::kSlots; k += 8) __builtin_prefetch(sums + k, 1, 3);
 }
 
-// sums += the `rows` x R products of two strips over `steps` vectors.
-template <int W, int rows, class A, class B>
+// sums += the products of `rows` rows a with `others` rows b over `steps` vectors.
+template <int W, int rows, int others, class A, class B>
 FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, double* sums,
                                       const Prefetch& next) {
-  constexpr int R = Shape<W>::R;
   prefetch_sums<W>(sums);
-  Vec<float, W> sum[rows * R] = {};
+  Vec<float, W> sum[rows * others] = {};
   const auto fetch = [&](int64_t k) FASTAGG_INLINE_LAMBDA { next.at(k * W); };
   for_vectors<W>(steps, fetch, [&](int64_t k) FASTAGG_INLINE_LAMBDA {
-    Vec<float, W> x[rows];
-    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { x[i] = a.at(k, i); });
-    unroll<R>([&](auto j) FASTAGG_INLINE_LAMBDA {
-      const Vec<float, W> y = b.at(k, j);
-      unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA { sum[i * R + j] += x[i] * y; });
+    Vec<float, W> y[others];
+    unroll<others>([&](auto j) FASTAGG_INLINE_LAMBDA { y[j] = b.at(k, j); });
+    unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
+      const Vec<float, W> x = a.at(k, i);
+      unroll<others>([&](auto j) FASTAGG_INLINE_LAMBDA { sum[i * others + j] += x * y[j]; });
     });
-    unroll<rows * R>([&](auto n) FASTAGG_INLINE_LAMBDA { hold(sum[n]); });
+    unroll<rows * others>([&](auto n) FASTAGG_INLINE_LAMBDA { hold(sum[n]); });
   });
-  Shape<W>::template OffSums<rows>::add(sum, sums);
+  Shape<W>::template OffSums<rows, others>::add(sum, sums);
 }
+
+// The same as functions of their own (`call`): where several tiles are inlined into one function,
+// GCC 12 loads operands of a 4 x 3 tile from memory again and again.
+template <int rows, int others>
+struct PackedTile {
+  template <int W>
+  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t steps, double* sums,
+                                 Prefetch next) {
+    off_diagonal_tile<W, rows, others>(Packed<W>{a}, Packed<W>{b}, steps, sums, next);
+  }
+};
+template <int rows, int others>
+struct TileInPlace {
+  template <int W>
+  FASTAGG_INLINE static void run(const float* const* a, const float* const* b, int64_t column,
+                                 int64_t steps, double* sums, Prefetch next) {
+    off_diagonal_tile<W, rows, others>(InPlace<W, rows>(a, column), InPlace<W, others>(b, column),
+                                       steps, sums, next);
+  }
+};
 
 template <int W, int rows>
 FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
@@ -143,14 +169,14 @@ FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, doub
 template <int W, int rows>
 FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales, int64_t columns,
                                  float* panel, double* sums, const Prefetch& next) {
-  constexpr int R = Shape<W>::R;
+  using T = Shape<W>;
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
   // Vector k of the panel, from vector `from` of `source`.
   const auto add = [&](int64_t k, const auto& source, int64_t from) FASTAGG_INLINE_LAMBDA {
     Vec<float, W> x[rows];
     unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
       x[i] = source.at(from, i) * scales[i];
-      store<W>(panel + (k * R + i) * W, x[i]);
+      store<W>(panel + i * T::kNextRow + k * T::kNextVector, x[i]);
     });
     add_triangle<W, rows>(x, sum);
   };
