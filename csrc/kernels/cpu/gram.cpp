@@ -174,12 +174,14 @@ struct Block {
 
 // Adds the tiles of strips [first, last), over columns [begin, end), to
 // sums[number of the tile][slot].
+//   after    // the column that this worker probably reads next
 //   stage    // of this worker, if there is a source
 //   panels   // [last, kPanel] scratch
 struct ChunkKernel {
   template <int W>
   FASTAGG_INLINE static void run(const Problem* problem, int64_t first, int64_t last, int64_t begin,
-                                 int64_t end, const Stage* stage, float* panels, double* sums) {
+                                 int64_t end, int64_t after, const Stage* stage, float* panels,
+                                 double* sums) {
     const Problem& p = *problem;
     const RowSum* also = last * Shape<W>::R >= p.S ? p.also : nullptr;  // only the last group
     // Of each strip before the first one, the diagonal tile, which packs it.
@@ -189,14 +191,15 @@ struct ChunkKernel {
       const int64_t used = std::min(p.S, last * Shape<W>::R);
       const float *const *rows = p.rows, *const *next = p.rows;
       int64_t at = column;
-      const bool more = column + 2 * p.block <= p.d;
+      const int64_t later = column + p.block < end ? column + p.block : after;
+      const bool more = later + p.block <= p.d;
       if (p.source) {
         p.source->read(0, used, column, columns, stage->memory, Stage::kStride);
         rows = stage->rows.data();
         at = 0;
-        next = more ? p.source->ahead(column + p.block, p.block) : nullptr;
+        next = more ? p.source->ahead(later, p.block) : nullptr;
       }
-      const Ahead ahead{next, column + p.block, more && next ? used : 0, tiles, panels};
+      const Ahead ahead{next, later, more && next ? used : 0, tiles, panels};
       if (p.pack || columns < p.block)
         Block<W, true>{p, rows, at, first, last, columns, panels, sums, ahead}.run();
       else
@@ -297,6 +300,7 @@ void gram_tiled(const Input& input, const std::vector<float>& scales, int64_t d,
     double* partial = totals[g].start(c);
     dispatch<ChunkKernel>(isa, &problem, g * group, std::min(strips, (g + 1) * group),
                           c * cut.chunk, std::min(d, (c + 1) * cut.chunk),
+                          (task + team.workers) / groups * cut.chunk,
                           input.source ? &stages[worker] : nullptr,
                           panel_memory.as<float>() + worker * strips * T::kPanel, partial);
     totals[g].finish(c);
