@@ -21,7 +21,8 @@ struct Tiles {
       for (int64_t i = 0; i < rows; i += T::R)
         for (int64_t j = 0; j < rows; j += T::C, out += T::kSlots) {
           const float *a = packed + i * kMaxBlock, *b = packed + j * kMaxBlock;
-          call<W, PackedTile<T::R, T::C>>(a, b, columns / W, out, Prefetch{a, b, b + columns});
+          call<W, PackedTile<T::R, T::C>>(a, b, kMaxBlock, columns / W, out,
+                                          Prefetch{a, b, b + columns});
         }
     }
   }

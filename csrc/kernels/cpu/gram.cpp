@@ -134,7 +134,7 @@ struct Block {
       double* out = I < first ? unused : sums + p.tiles.diagonal(I) * T::kSlots;
       const Prefetch next = prefetch_in(I, begin, tiles);
       if constexpr (pack)
-        packing_tile<W, n>(a, p.scales + I * R, columns, panels + I * T::kPanel, out, next);
+        packing_tile<W, n>(a, p.scales + I * R, p.block, columns, panel_of(I * R), out, next);
       else
         diagonal_tile<W, n>(a, columns / W, out, next);
       if (I < first) return;
@@ -145,7 +145,7 @@ struct Block {
       double* out = sums + number * T::kSlots;
       const Prefetch next = prefetch_in(I, begin, tiles - 1 - J);
       if constexpr (pack)
-        call<W, PackedTile<n, others>>(panels + I * T::kPanel, panels + J * C * kMaxBlock,
+        call<W, PackedTile<n, others>>(panel_of(I * R), panel_of(J * C), p.block,
                                        ceil_div(columns, W), out, next);
       else
         call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
@@ -157,6 +157,9 @@ struct Block {
       });
   }
 
+  // Where the packed strip with this row, its first one, or this packed row, is.
+  FASTAGG_INLINE float* panel_of(int64_t row) const { return panels + row * p.block; }
+
   // What a tile of strip I prefetches if `more` other tiles of the strip follow it: rows of the
   // next block; and, in the last tiles of the strip, what the next strip reads first, into L1. That
   // is its rows, or its panel, which may have been evicted to L3 by then.
@@ -164,8 +167,7 @@ struct Block {
     const float* soon = ahead.idle;
     const int64_t row = (I + 1) * R + more;
     if (more < R && row < p.S && I + 1 < last && columns == p.block)
-      soon = begin == 0 ? rows[row] + at
-                        : panels + (I + 1) * T::kPanel + more * (T::kInTurn ? columns : kMaxBlock);
+      soon = begin == 0 ? rows[row] + at : panel_of(row);
     ahead.credit += ahead.count;
     const float* later = ahead.take();
     return {soon, later, ahead.take()};

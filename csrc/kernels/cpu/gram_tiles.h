@@ -28,19 +28,25 @@ struct Shape {
   using DiagonalSums = LaneSums<W, rows*(rows + 1) / 2>;
   static constexpr int kSlots = OffSums<R, C>::kSlots;  // float64 sums kept for every tile
   static_assert(DiagonalSums<R>::kSlots <= kSlots);
-  // A packed strip, kPanel floats: a vector of each row in turn, or one row after another where a
-  // tile reads parts of two strips.
-  static constexpr int64_t kPanel = R * kMaxBlock;
-  static constexpr bool kInTurn = R == C;
-  static constexpr int64_t kNextRow = kInTurn ? W : kMaxBlock, kNextVector = kInTurn ? R * W : W;
+  static constexpr int64_t kPanel = R * kMaxBlock;  // floats of a packed strip, at most
 };
 
-// Rows of packed strips, the first of them at `data` ...
+// Where a panel has vector k of row i: a vector of each row in turn, or `block` columns of one row
+// after another where a tile reads parts of two panels.
+template <int W>
+FASTAGG_INLINE int64_t packed_at(int64_t block, int64_t k, int i) {
+  constexpr int R = Shape<W>::R;
+  if constexpr (R == Shape<W>::C) return (k * R + i) * W;
+  return i * block + k * W;
+}
+
+// Rows of panels, the first of them at `data` ...
 template <int W>
 struct Packed {
   const float* data;
+  int64_t block;
   FASTAGG_INLINE Vec<float, W> at(int64_t k, int i) const {
-    return load<W>(data + i * Shape<W>::kNextRow + k * Shape<W>::kNextVector);
+    return load<W>(data + packed_at<W>(block, k, i));
   }
 };
 // ... or rows in place.
@@ -127,9 +133,9 @@ FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, dou
 template <int rows, int others>
 struct PackedTile {
   template <int W>
-  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t steps, double* sums,
-                                 Prefetch next) {
-    off_diagonal_tile<W, rows, others>(Packed<W>{a}, Packed<W>{b}, steps, sums, next);
+  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t block, int64_t steps,
+                                 double* sums, Prefetch next) {
+    off_diagonal_tile<W, rows, others>(Packed<W>{a, block}, Packed<W>{b, block}, steps, sums, next);
   }
 };
 template <int rows, int others>
@@ -167,16 +173,16 @@ FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, doub
 // diagonal_tile for any number of columns, which also packs the rows, each times its scale, into
 // `panel`, with zeros up to a whole vector.
 template <int W, int rows>
-FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales, int64_t columns,
-                                 float* panel, double* sums, const Prefetch& next) {
-  using T = Shape<W>;
+FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales, int64_t block,
+                                 int64_t columns, float* panel, double* sums,
+                                 const Prefetch& next) {
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
   // Vector k of the panel, from vector `from` of `source`.
   const auto add = [&](int64_t k, const auto& source, int64_t from) FASTAGG_INLINE_LAMBDA {
     Vec<float, W> x[rows];
     unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
       x[i] = source.at(from, i) * scales[i];
-      store<W>(panel + i * T::kNextRow + k * T::kNextVector, x[i]);
+      store<W>(panel + packed_at<W>(block, k, i), x[i]);
     });
     add_triangle<W, rows>(x, sum);
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of a Gram matrix: S rows in strips of R, and for each strip tiles of the C rows after
-// one another that precede it, and the diagonal tile of its own rows.
+// The tiles of a Gram matrix: S rows are cut into strips of R. A strip has one tile for every C
+// rows before it, and the diagonal tile of its own rows.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,22 @@
 
 namespace fastagg::cpu {
 
+// The number of tiles if all pairs are wanted.
+inline int64_t all_tiles(int64_t S, int R, int C) {
+  int64_t tiles = 0;
+  for (int64_t first = 0; first < S; first += R) tiles += ceil_div(first, C) + 1;
+  return tiles;
+}
+
 // The numbers of the tiles that are computed, strip by strip.
 class TileMap {
  public:
   //   pairs   // [S, S], or nullptr for all; only the lower triangle is read. A diagonal tile is
   //           // computed in any case.
   TileMap(int64_t S, int R, int C, const uint8_t* pairs) : R_(R), C_(C) {
+    number_.reserve(all_tiles(S, R, C));
+    start_.reserve(ceil_div(S, R));
+    before_.reserve(ceil_div(S, R) + 1);
     for (int64_t I = 0; I * R < S; ++I) {
       start_.push_back(static_cast<int64_t>(number_.size()));
       before_.push_back(count());
@@ -46,12 +56,5 @@ class TileMap {
   int64_t R_, C_, count_ = 0;
   std::vector<int64_t> number_, start_, before_;
 };
-
-// The number of tiles if all pairs are wanted.
-inline int64_t all_tiles(int64_t S, int R, int C) {
-  int64_t tiles = 0;
-  for (int64_t first = 0; first < S; first += R) tiles += ceil_div(first, C) + 1;
-  return tiles;
-}
 
 }  // namespace fastagg::cpu
