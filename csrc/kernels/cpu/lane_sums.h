@@ -89,9 +89,12 @@ struct LaneSums {
       });
       fold_to_four<W, kHalf>(v);
       unroll<2>([&](auto i) FASTAGG_INLINE_LAMBDA {
-        double* out = sums + g * W + i * kHalf;
-        const auto a = add_pairs<W>(v[2 * i], positions), b = add_pairs<W>(v[2 * i + 1], positions);
-        store<kHalf>(out, load<kHalf>(out) + add_last<kHalf>(a, b, positions));
+        if constexpr (g * W + i * kHalf < N) {  // else there is no sum in this half of a group
+          double* out = sums + g * W + i * kHalf;
+          const auto a = add_pairs<W>(v[2 * i], positions),
+                     b = add_pairs<W>(v[2 * i + 1], positions);
+          store<kHalf>(out, load<kHalf>(out) + add_last<kHalf>(a, b, positions));
+        }
       });
     });
   }
