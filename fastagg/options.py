@@ -120,23 +120,32 @@ def read_mapping(name: str, value: object) -> dict[str, Any]:
     return dict(value)
 
 
+def read_device_name(value: str | torch.device) -> torch.device:
+    """Return ``value`` as a device that torch knows, also if this build has no kernels for it."""
+    try:
+        return torch.device(value)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"device: expected {_expected_devices()}, got {value!r}") from error
+
+
 def read_device(value: str | torch.device) -> torch.device:
     """Return ``value`` as a device for which this build has kernels.
 
     A GPU gets an index, the current device's if none was given, because tensors on it have one.
     """
-    known = devices()
-    expected = " or ".join(map(repr, known))
-    try:
-        device = torch.device(value)
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(f"device: expected {expected}, got {value!r}") from error
-    if device.type not in known:
-        raise ValueError(f"device: expected {expected}, got {str(value)!r}{_missing(device)}")
+    device = read_device_name(value)
+    if device.type not in devices():
+        raise ValueError(
+            f"device: expected {_expected_devices()}, got {str(value)!r}{_missing(device)}"
+        )
     if device.type == "cpu":
         return torch.device("cpu")
     index = torch.cuda.current_device() if device.index is None else device.index
     return torch.device("cuda", index)
+
+
+def _expected_devices() -> str:
+    return " or ".join(map(repr, devices()))
 
 
 def _missing(device: torch.device) -> str:

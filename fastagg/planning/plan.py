@@ -14,7 +14,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.clipping import clip_bytes
 from fastagg.costs import Cost, Sizes
 from fastagg.norm_bound import norm_bytes, resolve_max_norm
-from fastagg.options import option_defaults, read_size
+from fastagg.options import option_defaults, read_device_name, read_size
 from fastagg.planning.rates import Rates, measure
 from fastagg.registry import find
 from fastagg.rules.option_checks import check_options
@@ -259,7 +259,7 @@ def plan(
     max_norm = resolve_max_norm(options.get("max_norm", "auto"), options.get("nonfinite"), noise)
     clip_norm = options.get("clip_norm")
     moments = optimizer_cost(options.get("server_optimizer", "sgd"), own)
-    on_gpu = device is not None and _device_type(device) != "cpu"
+    on_gpu = device is not None and read_device_name(device).type != "cpu"
     noisy = bool(noise)
     apart = on_gpu or noisy or budget is not None or ranks > 1 or moments.moved > 0
     if rule.moves_at_once and not apart:
@@ -322,18 +322,6 @@ def _sketched_seconds(name: str, rates: Rates, **arguments: Any) -> float | None
         return plan(name, rates=rates, **{**arguments, "sketch": _BUCKETS}).seconds
     except ValueError:
         return None
-
-
-def _device_type(device: str | torch.device) -> str:
-    """Return "cpu" or "cuda" and the like; with ``rates``, this machine need not have the device.
-
-    Raises:
-        ValueError: there is no such device.
-    """
-    try:
-        return torch.device(device).type
-    except (TypeError, RuntimeError) as error:
-        raise ValueError(f"device: expected one such as 'cpu' or 'cuda', got {device!r}") from error
 
 
 def _kernel_bytes(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.options import read_device, read_size
+from fastagg.options import read_device_name, read_size
 from fastagg.updates.allocation import allocate_rows
 
 Clients = Tensor | NDArray[np.integer[Any]] | Sequence[int]
@@ -47,14 +47,13 @@ class UpdateBuffer:
         device: device of the rows.
 
     Raises:
-        TypeError, ValueError: a size is not an int of at least 1, or this build has no kernels for
-            the device.
+        TypeError, ValueError: a size is not an int of at least 1, or there is no such device.
     """
 
     def __init__(self, capacity: int, num_params: int, device: str | torch.device = "cpu") -> None:
         size = read_size("capacity", capacity)
         self._num_params = read_size("num_params", num_params)
-        self._rows = allocate_rows(size, self._num_params, read_device(device))
+        self._rows = allocate_rows(size, self._num_params, read_device_name(device))
 
     @property
     def capacity(self) -> int:

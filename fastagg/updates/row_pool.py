@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastagg.options import read_device, read_size
+from fastagg.options import read_device_name, read_size
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.buffer import UpdateBuffer
 
@@ -32,7 +32,7 @@ class RowPool(UpdateBuffer):
     def __init__(self, capacity: int, num_params: int, device: str | torch.device = "cpu") -> None:
         super().__init__(1, num_params, device)
         self._capacity = read_size("capacity", capacity)
-        self._device = read_device(device)
+        self._device = read_device_name(device)
         self._free = self._rows
         self._taken: dict[int, Tensor] = {}
 
