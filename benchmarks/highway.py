@@ -211,7 +211,7 @@ def sizes(folder: Path, source: Source, compiler: str, compiles: int) -> list[Li
     found = [Line("compiling the tiles", "s of CPU time", first, second, ratio)]
     first, second = (_run([*command, "-E", "-P"]).count("\n") for command in commands.values())
     found.append(Line("lines that the compiler reads for it", "", first, second, second / first))
-    patterns = {"ours": r"run_avx2<.*::(Tiles,|Tile<)", "highway": r"N_AVX2::Tiles\("}
+    patterns = {"ours": r"run_avx2<.*::(Tiles,|PackedTile<)", "highway": r"N_AVX2::Tiles\("}
     code = []
     for name, path in objects.items():
         listed = _run(["nm", "-C", "-S", str(path)]).splitlines()

@@ -9,16 +9,6 @@
 namespace fastagg::cpu {
 namespace {
 
-// A tile as `gram` calls it.
-template <int rows, int others>
-struct Tile {
-  template <int W>
-  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t block, int64_t steps,
-                                 double* sums, Prefetch next) {
-    off_diagonal_tile<W, rows, others>(Packed<W>{a, block}, Packed<W>{b, block}, steps, sums, next);
-  }
-};
-
 // All products of `rows` packed rows over `columns` columns, in whole tiles. `rows` is a multiple
 // of R * C, `columns` of 16.
 struct Tiles {
@@ -31,7 +21,8 @@ struct Tiles {
       for (int64_t i = 0; i < rows; i += T::R)
         for (int64_t j = 0; j < rows; j += T::C, out += T::kSlots) {
           const float *a = packed + i * kMaxBlock, *b = packed + j * kMaxBlock;
-          call<W, Tile<T::R, T::C>>(a, b, kMaxBlock, columns / W, out, Prefetch{a, b, b + columns});
+          call<W, PackedTile<T::R, T::C>>(a, b, kMaxBlock, columns / W, out,
+                                          Prefetch{a, b, b + columns});
         }
     }
   }

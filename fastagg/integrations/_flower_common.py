@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from fastagg.integrations._report import Answer, RoundReport, closed
+from fastagg.integrations._report import Answer, RoundReport, close_and_note
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief
 from fastagg.integrations._wire import Arrays
@@ -198,7 +198,7 @@ def close_missed_round(server: AggregationServer, note: Callable[[RoundReport], 
     """
     if server.has_open_round:
         why = "the round was not aggregated, perhaps because a client failed"
-        closed(lambda: server.skip_round(why), note)
+        close_and_note(lambda: server.skip_round(why), note)
 
 
 def save_last(server: AggregationServer) -> None:

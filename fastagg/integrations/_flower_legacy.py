@@ -34,8 +34,8 @@ from fastagg.integrations._flower_common import (
 )
 from fastagg.integrations._flower_legacy_late import LateResults
 from fastagg.integrations._flower_metrics import combine_results
-from fastagg.integrations._hosted_rule import check_options
-from fastagg.integrations._report import Answer, RoundReport, closed
+from fastagg.integrations._hosted_rule import check_option_names
+from fastagg.integrations._report import Answer, RoundReport, close_and_note
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief, cut, is_finite
 from fastagg.options import read_positive
@@ -126,7 +126,7 @@ class FastAggLegacyStrategy(FedAvg):
         self.node_timeout = read_positive("node_timeout", node_timeout)
         self.resume_from = resume_from
         self.names = None if names is None else [*names]
-        check_options(rule, rule_options or {})
+        check_option_names(rule, rule_options or {})
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
@@ -191,7 +191,7 @@ class FastAggLegacyStrategy(FedAvg):
         self.server.open_round(asked, list(proxies))
         if not asked:  # then Flower's server does not call aggregate_fit
             why = "no client is connected" if not proxies else "all clients work on earlier rounds"
-            closed(lambda: self.server.skip_round(why), self._note)
+            close_and_note(lambda: self.server.skip_round(why), self._note)
             return []
         fit_ins = FitIns(self._model(), config)
         chosen = [proxies[cid] for cid in asked]
@@ -224,13 +224,13 @@ class FastAggLegacyStrategy(FedAvg):
             _LOG.info("\t> Received failure: %s", _reason(failure))
         if failures and not self.accept_failures:
             why = "clients failed, and accept_failures is False"
-            closed(lambda: self.server.skip_round(why), self._note)
+            close_and_note(lambda: self.server.skip_round(why), self._note)
             return None, {}
         answers = [self._read(proxy.cid, result) for proxy, result in results]
         if self.server.takes_late_answers:
             self._late.check_called()
         log_weighing(self.server, "num_examples")
-        report = closed(lambda: self.server.close_round(answers, settled=False), self._note)
+        report = close_and_note(lambda: self.server.close_round(answers, settled=False), self._note)
         metrics: dict[str, Scalar] = {}
         if self.fit_metrics_aggregation_fn is not None:
             used = {p.cid: _note(r) for p, r in results} | report.late_notes

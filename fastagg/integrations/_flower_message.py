@@ -39,8 +39,8 @@ from fastagg.integrations._flower_common import (
 )
 from fastagg.integrations._flower_late import LateReplies
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
-from fastagg.integrations._hosted_rule import check_options
-from fastagg.integrations._report import Answer, RoundReport, closed
+from fastagg.integrations._hosted_rule import check_option_names
+from fastagg.integrations._report import Answer, RoundReport, close_and_note
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import cut
 from fastagg.options import read_positive
@@ -186,7 +186,7 @@ class FastAggStrategy(FedAvg):
         self._id_fn = ids if callable(ids) else None
         self.seed = seed
         self.node_timeout = read_positive("node_timeout", node_timeout)
-        check_options(rule, rule_options)
+        check_option_names(rule, rule_options)
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,
@@ -269,7 +269,7 @@ class FastAggStrategy(FedAvg):
         valid = self._log_errors("aggregate_train", replies)
         answers = [self._read(message) for message in valid]
         log_weighing(self.server, self.weighted_by_key)
-        report = closed(lambda: self.server.close_round(answers, settled=False), self._note)
+        report = close_and_note(lambda: self.server.close_round(answers, settled=False), self._note)
         late = {
             sender: RecordDict({name: MetricRecord(dict(m)) for name, m in note.items()})
             for sender, note in report.late_notes.items()

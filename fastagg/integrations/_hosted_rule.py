@@ -35,7 +35,7 @@ def refuse_needy(rule: str) -> None:
         )
 
 
-def check_options(rule: str | Aggregator, options: Mapping[str, Any], late: str = "") -> None:
+def check_option_names(rule: str | Aggregator, options: Mapping[str, Any], late: str = "") -> None:
     """Check the names of what a user gave as options of a rule.
 
     Args:
@@ -83,7 +83,7 @@ def check_aggregator(
             "rule: 'mimic' with mode 'client' needs clients that keep corrections and receive the "
             "aggregate, which the clients of other frameworks do not; use mode 'server'"
         )
-    check_options(aggregator, options)
+    check_option_names(aggregator, options)
     if num_clients is not None and num_clients != aggregator.num_clients:
         raise ValueError(
             f"num_clients: expected {aggregator.num_clients}, as in the aggregator, got "

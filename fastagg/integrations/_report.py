@@ -157,7 +157,9 @@ class EmptyRounds(RuntimeError):
         self.report = report
 
 
-def closed(close: Callable[[], RoundReport], note: Callable[[RoundReport], None]) -> RoundReport:
+def close_and_note(
+    close: Callable[[], RoundReport], note: Callable[[RoundReport], None]
+) -> RoundReport:
     """Close a round, and pass its report to ``note``, also if the run ends with it; return it.
 
     Raises:

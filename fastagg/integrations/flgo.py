@@ -27,8 +27,8 @@ import flgo.simulator.base  # noqa: E402
 from flgo.algorithm.fedbase import BasicServer  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
-from fastagg.integrations._hosted_rule import check_options, refuse_needy  # noqa: E402
-from fastagg.integrations._report import Answer, RoundReport, closed, listed  # noqa: E402
+from fastagg.integrations._hosted_rule import check_option_names, refuse_needy  # noqa: E402
+from fastagg.integrations._report import Answer, RoundReport, close_and_note, listed  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.registry import find  # noqa: E402
 from fastagg.updates.layout import FlatLayout  # noqa: E402
@@ -149,7 +149,7 @@ class FastAggServer(BasicServer):
             tuple(answered),
         )
         answers = [_answer(*pair) for pair in zip(answered, models, strict=True)]
-        report = closed(lambda: self._core.close_round(answers), self._note)
+        report = close_and_note(lambda: self._core.close_round(answers), self._note)
         return bool(answers) or report.moved
 
     def _note(self, report: RoundReport) -> None:
@@ -308,7 +308,7 @@ def with_rule(
     """
     refuse_needy(rule)
     find(rule, [])  # an aggregator has a state, which runs would share
-    check_options(rule, options, late="FLGO drops late answers, so that none counts")
+    check_option_names(rule, options, late="FLGO drops late answers, so that none counts")
     base = getattr(algorithm, "Server", None)
     if not isinstance(base, type) or not issubclass(base, BasicServer):
         raise TypeError(f"algorithm: expected one with a Server of FLGO, got {algorithm!r}")

@@ -34,7 +34,7 @@ from fastagg.checkpoint import CheckpointError  # noqa: E402
 from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_aggregator,
     check_fields,
-    check_options,
+    check_option_names,
     check_rule,
     check_sizes,
     load_rule,
@@ -83,7 +83,7 @@ class FastAggPostprocessor(Postprocessor, Saveable):
                 "rule: 'stale-models' needs the model, which pfl does not pass to postprocessors; "
                 "choose another rule, such as 'stale'"
             )
-        check_options(rule, rule_options, late="every answer in pfl is one of its own round")
+        check_option_names(rule, rule_options, late="every answer in pfl is one of its own round")
         self._rule = RuleName(rule)
         self._options = {"nonfinite": "drop", **rule_options, "num_clients": num_clients}
         check_aggregator(make(self._rule, num_params=1, **self._options), num_clients, {})

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations import _tensors
-from fastagg.integrations._hosted_rule import check_options
+from fastagg.integrations._hosted_rule import check_option_names
 from fastagg.integrations._report import Answer, EmptyRounds, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._wire import Received, WireError
@@ -174,7 +174,7 @@ class Server:
                 f"initial_model: expected a module or a state dict, got "
                 f"{type(initial_model).__name__}"
             )
-        check_options(rule, options)
+        check_option_names(rule, options)
         self._core = AggregationServer(
             rule,
             num_clients=num_clients,

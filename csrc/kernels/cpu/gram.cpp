@@ -77,26 +77,6 @@ struct Stage {
   }
 };
 
-// Tiles off the diagonal, as functions of their own (`call`): if several tiles are inlined into one
-// function, GCC 12 loads operands of a 4 x 3 tile from memory again and again.
-template <int rows, int others>
-struct PackedTile {
-  template <int W>
-  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t block, int64_t steps,
-                                 double* sums, Prefetch next) {
-    off_diagonal_tile<W, rows, others>(Packed<W>{a, block}, Packed<W>{b, block}, steps, sums, next);
-  }
-};
-template <int rows, int others>
-struct TileInPlace {
-  template <int W>
-  FASTAGG_INLINE static void run(const float* const* a, const float* const* b, int64_t column,
-                                 int64_t steps, double* sums, Prefetch next) {
-    off_diagonal_tile<W, rows, others>(InPlace<W, rows>(a, column), InPlace<W, others>(b, column),
-                                       steps, sums, next);
-  }
-};
-
 // Distributes the rows of the next block evenly over the tiles of this block, for prefetching. Each
 // tile adds `count` credits, and each row costs `tiles` credits. A tile without enough credit
 // prefetches `idle`, which is in cache.
@@ -177,7 +157,8 @@ struct Block {
       });
   }
 
-  // Where the packed strip with this row, its first one, or this packed row, is.
+  // The part of the panels that begins at `row`. Panels whose rows are in turn begin at the first
+  // row of their strip; other parts of these are as long as a row, and only prefetched.
   FASTAGG_INLINE float* panel_of(int64_t row) const { return panels + row * p.block; }
 
   // What a tile of strip I prefetches if `more` other tiles of the strip follow it: rows of the

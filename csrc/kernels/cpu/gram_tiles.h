@@ -128,6 +128,26 @@ FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, dou
   Shape<W>::template OffSums<rows, others>::add(sum, sums);
 }
 
+// Tiles off the diagonal, as functions of their own (`call`): if several tiles are inlined into one
+// function, GCC 12 loads operands of a 4 x 3 tile from memory again and again.
+template <int rows, int others>
+struct PackedTile {
+  template <int W>
+  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t block, int64_t steps,
+                                 double* sums, Prefetch next) {
+    off_diagonal_tile<W, rows, others>(Packed<W>{a, block}, Packed<W>{b, block}, steps, sums, next);
+  }
+};
+template <int rows, int others>
+struct TileInPlace {
+  template <int W>
+  FASTAGG_INLINE static void run(const float* const* a, const float* const* b, int64_t column,
+                                 int64_t steps, double* sums, Prefetch next) {
+    off_diagonal_tile<W, rows, others>(InPlace<W, rows>(a, column), InPlace<W, others>(b, column),
+                                       steps, sums, next);
+  }
+};
+
 template <int W, int rows>
 FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
   unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {

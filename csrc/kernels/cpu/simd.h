@@ -198,25 +198,27 @@ FASTAGG_INLINE void prefetch_l2(const float* p, int64_t offset) {
 }
 
 // They are not inlined, because tests find their machine code by name, and so that code that
-// several kernels call is compiled once.
+// several kernels call is compiled once. They are hidden: no other library could replace them, so a
+// call does not read its address from a table.
+#define FASTAGG_FUNCTION __attribute__((noinline, visibility("hidden")))
 #ifdef FASTAGG_X86
 template <class Kernel, class... Args>
-FASTAGG_TARGET_AVX512 __attribute__((noinline)) void run_avx512(Args... args) {
+FASTAGG_TARGET_AVX512 FASTAGG_FUNCTION void run_avx512(Args... args) {
   Kernel::template run<16>(args...);
 }
 template <class Kernel, class... Args>
-FASTAGG_TARGET_AVX2 __attribute__((noinline)) void run_avx2(Args... args) {
+FASTAGG_TARGET_AVX2 FASTAGG_FUNCTION void run_avx2(Args... args) {
   Kernel::template run<8>(args...);
 }
 #endif
 #ifdef __aarch64__
 template <class Kernel, class... Args>
-__attribute__((noinline)) void run_neon(Args... args) {
+FASTAGG_FUNCTION void run_neon(Args... args) {
   Kernel::template run<4>(args...);
 }
 #else
 template <class Kernel, class... Args>
-__attribute__((noinline)) void run_portable(Args... args) {
+FASTAGG_FUNCTION void run_portable(Args... args) {
   Kernel::template run<4>(args...);
 }
 #endif
