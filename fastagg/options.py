@@ -33,6 +33,7 @@ MOST = (1 << 62) - 1
 """Largest count; sums and products by 2 fit into an int64."""
 
 _SHOWN = 100  # characters of a value in a message
+_FEW = 10  # names in a message
 
 MOST_ITERATIONS = 100_000
 """Largest number of iterations of a rule in a step, which cannot be interrupted."""
@@ -65,6 +66,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
+def few(names: list[str]) -> list[str]:
+    """Return the first of some names from anybody, each cut, for a message."""
+    return [name[:_SHOWN] for name in names[:_FEW]] + (["..."] if len(names) > _FEW else [])
+
+
 def read_count(name: str, value: object, *, least: int, most: int | None = None) -> int:
     """Return ``value`` as an int; it must be in [``least``, ``most``]."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -88,7 +94,8 @@ def read_positive(name: str, value: object, *, infinite: bool = False) -> float:
         raise TypeError(f"{name}: expected a number, got {shown(value)} ({type(value).__name__})")
     number = as_float(value)
     if not 0.0 < number <= (math.inf if infinite else math.nextafter(math.inf, 0.0)):
-        raise ValueError(f"{name}: expected a number > 0, got {number}")
+        kind = "number" if infinite else "finite number"
+        raise ValueError(f"{name}: expected a {kind} > 0, got {number}")
     return number
 
 

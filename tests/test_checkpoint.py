@@ -598,6 +598,13 @@ def test_a_bad_state_dict_changes_nothing(
     assert all(torch.equal(v, before[k]) for k, v in agg.state_dict().items())
 
 
+def test_an_error_does_not_repeat_all_names_of_a_state(agg: MIFA) -> None:
+    many = {f"{i:03d} {'x' * 1000}": torch.zeros(1) for i in range(100)}
+    with pytest.raises(ValueError, match="expected the tensors") as found:
+        agg.load_state_dict(agg.state_dict() | many)
+    assert str(found.value).endswith("x', '...']") and len(str(found.value)) < 2_000
+
+
 def test_read_returns_what_was_written(tmp_path: Path) -> None:
     options = {"a": 0.1, "b": None, "c": {"d": [1, "x"]}, "t": torch.arange(3)}
     state = {"s": torch.randn(2, 3), "n": torch.tensor(5)}

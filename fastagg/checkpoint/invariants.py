@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastagg.memory.rows import RowMemory
+from fastagg.options import few
 
 State = Mapping[str, Tensor | RowMemory]
 """A state to be checked. A row memory is either a tensor [K, d] or a memory without references."""
@@ -27,9 +28,8 @@ _PART = 1 << 22  # numbers
 def check_names(own: Collection[str], given: Collection[str]) -> None:
     """Raise ValueError if a state has other names than that of the rule."""
     if set(given) != set(own):
-        raise ValueError(
-            f"state: expected the tensors {sorted(own)}, got {sorted(map(str, given))}"
-        )
+        got = few(sorted(map(str, given)))
+        raise ValueError(f"state: expected the tensors {sorted(own)}, got {got}")
 
 
 def check_form(name: str, value: object, own: Tensor | RowMemory) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastagg import tensor_file
-from fastagg.options import read_count, read_size
+from fastagg.options import few, read_count, read_size
 from fastagg.tensor_file import TensorFileError
 from fastagg.updates.any_rows import StreamedRow
 from fastagg.updates.layout import FlatLayout
@@ -175,7 +175,7 @@ def _places(descriptor: int, layout: FlatLayout) -> list[_Place]:
     unknown = sorted(set(entries) - known)
     if missing or unknown:
         raise ValueError(
-            f"expected the tensors of the layout: missing {missing}, unknown {_few(unknown)}"
+            f"expected the tensors of the layout: missing {missing}, unknown {few(unknown)}"
         )
     places = []
     for slot in layout.slots:
@@ -187,8 +187,3 @@ def _places(descriptor: int, layout: FlatLayout) -> list[_Place]:
         if slot.stop > slot.start:
             places.append(_Place(slot.start, slot.stop, entry.offset, entry.dtype))
     return places
-
-
-def _few(names: list[str]) -> list[str]:
-    """Return the first of some names that a client chose, each cut, for a message."""
-    return [name[:100] for name in names[:10]] + (["..."] if len(names) > 10 else [])

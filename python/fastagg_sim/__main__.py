@@ -3,11 +3,41 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+
+_CLOSED = 128 + 13  # of a program that SIGPIPE ends
 
 
 def main() -> int:
-    """Run the command line and return its exit code; 2 if packages that it needs are missing."""
+    """Run the command line and return its exit code.
+
+    It is 2 if packages that the command needs are missing, and 141 if nobody reads its output any
+    more, as in `fastagg-sim run --help | head`.
+    """
+    try:
+        try:
+            return _run()
+        finally:
+            if sys.stdout is not None:  # as it is where the shell has closed it
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _has_lost_its_reader(sys.stdout.fileno()):
+            raise
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _CLOSED
+
+
+def _has_lost_its_reader(descriptor: int) -> bool:
+    """Return whether a file descriptor is a pipe whose reading end is closed."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # an error is reported without being asked for
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run() -> int:
     try:
         from fastagg_sim.cli import main as run
     except ModuleNotFoundError as error:

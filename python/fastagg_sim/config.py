@@ -73,6 +73,7 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         _require(self.batch_size >= 1, "batch_size", "at least 1", self.batch_size)
+        _require(self.batch_size < 1 << 63, "batch_size", "at most 2^63 - 1", self.batch_size)
         if (self.local_epochs is None) == (self.local_steps is None):
             raise ConfigError(
                 "local_epochs, local_steps: expected exactly one of the two, got "
@@ -83,9 +84,9 @@ class LocalTraining:
         _require(math.isfinite(self.lr) and self.lr > 0, "lr", "a finite number > 0", self.lr)
         _require(0 < self.lr_decay <= 1, "lr_decay", "0 < lr_decay <= 1", self.lr_decay)
         _require(0 <= self.momentum < 1, "momentum", "0 <= momentum < 1", self.momentum)
-        _require(math.isfinite(self.prox) and self.prox >= 0, "prox", "a number >= 0", self.prox)
-        power = self.lr_power
-        _require(math.isfinite(power) and power >= 0, "lr_power", "a number >= 0", power)
+        for name in ("prox", "lr_power"):
+            number = getattr(self, name)
+            _require(math.isfinite(number) and number >= 0, name, "a finite number >= 0", number)
         _require(
             self.momentum > 0 or not self.keep_momentum,
             "keep_momentum",
@@ -327,7 +328,9 @@ class Task:
         _require(enough, "max_uploads", "at least 1, or none", self.max_uploads)
         limit = self.max_seconds
         if limit is not None:
-            _require(math.isfinite(limit) and limit > 0, "max_seconds", "a number > 0", limit)
+            _require(
+                math.isfinite(limit) and limit > 0, "max_seconds", "a finite number > 0", limit
+            )
             _require(self.latency is not None, "max_seconds", "none without latency", limit)
         _require(
             0 < self.train_fraction <= 1,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -89,7 +91,7 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--latency", "pareto:shape=0"], "shape: expected a number between 0.1 and 100, got 0"),
         (["--latency", "pareto", "--schedule", "late"], "--schedule: unknown schedule 'late'"),
         (["--latency", "pareto", "--schedule", "deadline:seconds=-1"], "seconds: expected a numb"),
-        (["--latency", "pareto", "--max-seconds", "-1"], "max_seconds: expected a number > 0"),
+        (["--latency", "pareto", "--max-seconds", "-1"], "max_seconds: expected a finite number"),
         (["--min-active", "3", "--dropout", "churn:initial=2"], "min_active: expected at most 2"),
         (["--rules", "krum:num_byzantine=1", "--dropout", "churn"], "starts with 1 of 20 clients"),
         (["--dropout", "exact:alpha=half"], "alpha: expected a number, got 'half'"),
@@ -98,7 +100,9 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--rules", "fedavg:server_lr=0.5"], "server_lr for the rule 'fedavg'; --server-lr"),
         (["--rules", "mifa:device=cpu"], "--device"),
         (["--batch-size", "0"], "batch_size: expected at least 1, got 0"),
+        (["--batch-size", f"{1 << 63}"], f"got {1 << 63}"),
         (["--batch-size", "0", "--dataset", "mnist"], "batch_size: expected at least 1, got 0"),
+        (["--prox", "inf"], "prox: expected a finite number >= 0, got inf"),
         (["--workers", "0"], "workers: expected at least 1"),
         (["--workers", "-1"], "workers: expected at least 1"),
         (["--checkpoint-seconds", "nan"], "checkpoint_seconds: expected seconds of at least 0"),
@@ -188,6 +192,17 @@ def test_a_missing_package_is_one_clear_error(
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert __main__.main() == 2
     assert "'tyro', which is not installed; pip install 'fastagg[sim]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["run", "--help"], ["--version"]])
+def test_output_that_nobody_reads_is_no_traceback(arguments: list[str]) -> None:
+    """As with `| head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "fastagg_sim", *arguments]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 @pytest.mark.slow

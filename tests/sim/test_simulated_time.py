@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_is_refused_and_changes_nothing(damage: str, tmp_pa
 def test_settings_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="max_seconds: expected none without latency, got 5"):
         make_job(latency=None, max_seconds=5)
-    with pytest.raises(ConfigError, match="max_seconds: expected a number > 0, got 0"):
+    with pytest.raises(ConfigError, match="max_seconds: expected a finite number > 0, got 0"):
         make_job(max_seconds=0)
     job = make_job(DEADLINE, latency=None)
     with pytest.raises(ConfigError, match="schedule: expected none without latency, got Schedule"):
