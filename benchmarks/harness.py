@@ -7,7 +7,9 @@ the median of the ratios within each turn, from which such a drift is gone. Oper
 and scratch memory are allocated and touched before. Between two contenders the process sleeps until
 the idle threads of the previous library have stopped spinning, which its CPU time shows. The
 calling thread has its own core, so that no two threads start on the same core
-(``machine.threads_apart``). Short calls are timed in batches.
+(``machine.threads_apart``). After a sleep, a core of a virtual machine is slow for about a
+millisecond, so untimed calls come first: of contenders and ceilings alike, unless a call is so long
+that it makes no difference. Short calls are timed in batches.
 
 A ratio is refused (NaN) if it would be meaningless:
 
@@ -54,6 +56,8 @@ SLOWED = 0.8
 
 _BATCH_SECONDS = 2e-3  # a timed batch of calls lasts at least this long
 _MAX_BATCH = 200
+_WARM_SECONDS = 2e-3  # of untimed calls before a batch
+_LONG_SECONDS = 20e-3  # of a call that needs no untimed one before it
 _PATIENCE = 15.0  # seconds after which a disturbed comparison is not measured again
 _SPINNING = 1.0  # seconds after which threads that still spin are not waited for
 _LOOK = 5e-3  # seconds over which the CPU time of the process is compared
@@ -239,7 +243,7 @@ def sample(
     contenders: Sequence[Contender], probes: Sequence[Probe], repeats: int, settle: float
 ) -> Samples:
     """Time all contenders and probes in turn."""
-    batches, peaks = {}, {}
+    batches, peaks, long = {}, {}, set()
     for contender in contenders:
         contender.call()  # compiles, starts threads, touches memory
         start = time.perf_counter()
@@ -249,6 +253,8 @@ def sample(
             contender.call()
         taken = max(time.perf_counter() - start, 1e-9)
         batches[contender.name] = min(_MAX_BATCH, math.ceil(_BATCH_SECONDS / taken))
+        if taken > _LONG_SECONDS:
+            long.add(contender.name)
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     rates: dict[str, list[float]] = {probe.name: [] for probe in probes}
     gc.collect()
@@ -262,10 +268,13 @@ def sample(
                         seconds[contender.name].append(math.nan)
                         continue
                     wait_out_threads(settle)
+                    if contender.name not in long:
+                        warm_up(contender.call)
                     seconds[contender.name].append(_timed(contender, batches[contender.name]))
                     if contender.role == "ours":
                         wait_out_threads(settle)
                         for probe in probes:
+                            warm_up(probe.rate)
                             rates[probe.name].append(probe.rate())
     finally:
         gc.enable()
@@ -287,14 +296,19 @@ def wait_out_threads(settle: float) -> None:
             return
 
 
-def _timed(contender: Contender, batch: int) -> float:
-    """Return the seconds of one call. An untimed call first wakes the threads for short calls."""
-    call = contender.call
-    if batch > 1:
+def warm_up(call: Callable[[], object]) -> None:
+    """Call at least once, and for ``_WARM_SECONDS``: wakes cores and threads, fills caches."""
+    end = time.perf_counter() + _WARM_SECONDS
+    call()
+    while time.perf_counter() < end:
         call()
+
+
+def _timed(contender: Contender, batch: int) -> float:
+    """Return the seconds of one call."""
     start = time.perf_counter()
     for _ in range(batch):
-        call()
+        contender.call()
     return (time.perf_counter() - start) / batch
 
 
