@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "choosing.md"
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
 ROUNDS = "mimic-table4-fmnist-rounds"
-SU = {n: f"adversarial-fig{n}" for n in (1, 9, 11)}
+SU = {n: f"adversarial-fig{n}" for n in (1, 5, 9, 11)}
 SHADOW = "adversarial-fig1-shadow"
 LATE = "late-fig1"
 FIG7, DTYPES = "mimic-fig7", "memory-dtypes"
@@ -58,6 +58,7 @@ DATA = {
     FIG7: "Fashion-MNIST, active with probability 0.1",
     ROUNDS: "Fashion-MNIST, 10 % active, time-varying",
     SU[1]: "CIFAR-10, 2 of 100 active",
+    SU[5]: "CIFAR-10, 8 of 100 active",
     SHADOW: "CIFAR-10, ε = 0.8",
     SU[9]: "Synthetic(1, 1), ε = 0.9",
     SU[11]: "Synthetic(1, 1), ε = 0.7",
@@ -208,6 +209,12 @@ SECTIONS = {
         ),
         Comparison(SU[1], "all", END, "MIFA", "FedProx"),
         Comparison(SU[1], "all", CHANGE, "FedAvg variant", "FedAvg"),
+        *(
+            Comparison(SU[5], "all", END, method, "FedAvg")
+            for method in ("MIFA", "FedProx", "FedAvg variant", "GM", "cclip")
+        ),
+        Comparison(SU[5], "all", END, "MIFA", "FedProx"),
+        Comparison(SU[5], "all", CHANGE, "FedAvg variant", "FedAvg"),
     ),
     "adversary": (
         *(

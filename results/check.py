@@ -48,10 +48,9 @@ SKETCHED = "friends-sketched-seeds/mnist"
 LATE = "late-fig1"
 SERVER, TRAINING = "aggregation", "training"
 TWO, TEN = "quick/mimic-table5/classes-2", "quick/mimic-table5/classes-10"
-SU1, SU9, SU11 = (f"adversarial-fig{n}/baselines" for n in (1, 9, 11))
-SU1R, SU9R, SU11R = (f"adversarial-fig{n}/byzantine" for n in (1, 9, 11))
+SU1, SU5, SU9, SU11 = (f"adversarial-fig{n}/baselines" for n in (1, 5, 9, 11))
+SU1R, SU5R, SU9R, SU11R = (f"adversarial-fig{n}/byzantine" for n in (1, 5, 9, 11))
 SHADOW, SHADOWR = (f"adversarial-fig1-shadow/{part}" for part in ("baselines", "byzantine"))
-SU5, SU5R = "quick/adversarial-fig5/baselines", "quick/adversarial-fig5/byzantine"
 
 # --- the CSV files ------------------------------------------------------------------------------
 
