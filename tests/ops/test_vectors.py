@@ -113,13 +113,15 @@ def check_tiles(binary: Path, isa: str, least: dict[str, int]) -> None:
     ``least`` are the multiply-adds of one vector in a tile of each kernel.
     """
     for kernel, products in least.items():
-        (function,) = functions(binary, isa, kernel)
-        assert count(SCALAR[isa], list(function.code.values())) == 0, function.name
-        tiles = [loop for loop in function.loops() if count(PACKED[isa], loop) >= products]
-        assert tiles, f"{function.name}: no loop with the multiply-adds of a whole tile"
-        # SSE2 has no multiply-add: products need registers, and GCC spills where it packs rows.
-        for loop in tiles if isa != "portable" else ():
-            assert count(SPILL, loop) == 0, "\n".join((function.name, *loop))
+        found = functions(binary, isa, kernel)
+        assert found, kernel
+        for function in found:
+            assert count(SCALAR[isa], list(function.code.values())) == 0, function.name
+            tiles = [loop for loop in function.loops() if count(PACKED[isa], loop) >= products]
+            assert tiles, f"{function.name}: no loop with the multiply-adds of a whole tile"
+            # SSE2 has no multiply-add: products need registers, and GCC spills where it packs rows.
+            for loop in tiles if isa != "portable" else ():
+                assert count(SPILL, loop) == 0, "\n".join((function.name, *loop))
 
 
 def check_streams(

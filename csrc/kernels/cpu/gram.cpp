@@ -130,7 +130,8 @@ struct Block {
     const InPlace<W, n> a(rows + I * R, at);
     const int64_t tiles = ceil_div(end * R, C), whole = end * R / C;
     if (begin == 0) {
-      double unused[T::kSlots] = {};
+      double unused[T::kSlots];
+      if (I < first) std::fill(unused, unused + T::kSlots, 0.0);
       double* out = I < first ? unused : sums + p.tiles.diagonal(I) * T::kSlots;
       const Prefetch next = prefetch_in(I, begin, tiles);
       if constexpr (pack)
@@ -143,12 +144,18 @@ struct Block {
       const int64_t number = p.tiles.at(I, J);
       if (number < 0) return;
       double* out = sums + number * T::kSlots;
+      const auto run = [&](auto next) FASTAGG_INLINE_LAMBDA {
+        if constexpr (pack)
+          call<W, PackedTile<n, others>>(panel_of(I * R), panel_of(J * C), p.block,
+                                         ceil_div(columns, W), out, next);
+        else
+          call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
+      };
       const Prefetch next = prefetch_in(I, begin, tiles - 1 - J);
-      if constexpr (pack)
-        call<W, PackedTile<n, others>>(panel_of(I * R), panel_of(J * C), p.block,
-                                       ceil_div(columns, W), out, next);
+      if (next.soon == ahead.idle && next.later == ahead.idle && next.later_too == ahead.idle)
+        run(NoPrefetch());
       else
-        call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
+        run(next);
     };
     for (int64_t J = begin * R / C; J < whole; ++J) tile(J, std::integral_constant<int, C>());
     if constexpr (R % C != 0)
