@@ -152,10 +152,12 @@ struct Block {
           call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
       };
       const Prefetch next = prefetch_in(I, begin, tiles - 1 - J);
-      if (next.soon == ahead.idle && next.later == ahead.idle && next.later_too == ahead.idle)
-        run(NoPrefetch());
-      else
+      if (next.later_too != ahead.idle)
         run(next);
+      else if (next.soon != ahead.idle || next.later != ahead.idle)
+        run(PrefetchTwo{next.soon, next.later});
+      else
+        run(PrefetchNothing());
     };
     for (int64_t J = begin * R / C; J < whole; ++J) tile(J, std::integral_constant<int, C>());
     if constexpr (R % C != 0)
