@@ -127,17 +127,19 @@ struct Block {
   // first time that strip I is used in this block.
   template <int n>
   FASTAGG_INLINE void strip(int64_t I, int64_t begin, int64_t end) {
-    const InPlace<W, n> a(rows + I * R, at);
     const int64_t tiles = ceil_div(end * R, C), whole = end * R / C;
     if (begin == 0) {
       double unused[T::kSlots];
       if (I < first) std::fill(unused, unused + T::kSlots, 0.0);
       double* out = I < first ? unused : sums + p.tiles.diagonal(I) * T::kSlots;
-      const Prefetch next = prefetch_in(I, begin, tiles);
-      if constexpr (pack)
-        packing_tile<W, n>(a, p.scales + I * R, p.block, columns, panel_of(I * R), out, next);
-      else
-        diagonal_tile<W, n>(a, columns / W, out, next);
+      const auto run = [&](auto next) FASTAGG_INLINE_LAMBDA {
+        if constexpr (pack)
+          call<W, PackingTile<n>>(rows + I * R, at, p.scales + I * R, p.block, columns,
+                                  panel_of(I * R), out, next);
+        else
+          call<W, DiagonalTile<n>>(rows + I * R, at, columns / W, out, next);
+      };
+      with_needed(prefetch_in(I, begin, tiles), run);
       if (I < first) return;
     }
     const auto tile = [&](int64_t J, auto others) FASTAGG_INLINE_LAMBDA {
@@ -151,13 +153,7 @@ struct Block {
         else
           call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
       };
-      const Prefetch next = prefetch_in(I, begin, tiles - 1 - J);
-      if (next.later_too != ahead.idle)
-        run(next);
-      else if (next.soon != ahead.idle || next.later != ahead.idle)
-        run(PrefetchTwo{next.soon, next.later});
-      else
-        run(PrefetchNothing());
+      with_needed(prefetch_in(I, begin, tiles - 1 - J), run);
     };
     for (int64_t J = begin * R / C; J < whole; ++J) tile(J, std::integral_constant<int, C>());
     if constexpr (R % C != 0)
@@ -170,13 +166,26 @@ struct Block {
   // row of their strip; other parts of these are as long as a row, and only prefetched.
   FASTAGG_INLINE float* panel_of(int64_t row) const { return panels + row * p.block; }
 
+  // Calls run with as much of `next` as is not in cache anyway.
+  template <class Run>
+  FASTAGG_INLINE void with_needed(const Prefetch& next, const Run& run) const {
+    if (next.later_too != ahead.idle)
+      run(next);
+    else if (next.soon != ahead.idle)
+      run(PrefetchTwo{next.soon, next.later});
+    else if (next.later != ahead.idle)
+      run(PrefetchOne{next.later});
+    else
+      run(PrefetchNothing());
+  }
+
   // What a tile of strip I prefetches if `more` other tiles of the strip follow it: rows of the
   // next block; and, in the last tiles of the strip, what the next strip reads first, into L1. That
   // is its rows, or its panel, which may have been evicted to L3 by then.
   FASTAGG_INLINE Prefetch prefetch_in(int64_t I, int64_t begin, int64_t more) {
     const float* soon = ahead.idle;
     const int64_t row = (I + 1) * R + more;
-    if (more < R && row < p.S && I + 1 < last && columns == p.block)
+    if (T::kSoon && more < R && row < p.S && I + 1 < last && columns == p.block)
       soon = begin == 0 ? rows[row] + at : panel_of(row);
     ahead.credit += ahead.count;
     const float* later = ahead.take();

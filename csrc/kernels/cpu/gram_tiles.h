@@ -20,6 +20,9 @@ struct Shape {
   static constexpr int R = kRegisters<W> >= 32 ? 5 : W == 8 ? 4 : 3;
   static constexpr int C = kRegisters<W> >= 32 ? 5 : 3;
   static_assert(R * C + C + 1 <= kRegisters<W>);
+  // Whether the last tiles of a strip prefetch into L1 what the next strip reads first. Small tiles
+  // have less time for it: with 4 x 3, 20 x 1M took 1.07 times as long.
+  static constexpr bool kSoon = kRegisters<W> >= 32;
   // The sums of an off-diagonal tile, `rows` x `others`, and of a diagonal tile, the lower triangle
   // of `rows` x `rows`.
   template <int rows, int others>
@@ -111,6 +114,10 @@ struct PrefetchTwo {
     prefetch_l2(later + k);
   }
 };
+struct PrefetchOne {
+  const float* later;
+  FASTAGG_INLINE void at(int64_t k) const { prefetch_l2(later + k); }
+};
 struct PrefetchNothing {
   FASTAGG_INLINE void at(int64_t) const {}
 };
@@ -141,26 +148,6 @@ FASTAGG_INLINE void off_diagonal_tile(const A& a, const B& b, int64_t steps, dou
   Shape<W>::template OffSums<rows, others>::add(sum, sums);
 }
 
-// Tiles off the diagonal, as functions of their own (`call`): if several tiles are inlined into one
-// function, GCC 12 loads operands of a 4 x 3 tile from memory again and again.
-template <int rows, int others>
-struct PackedTile {
-  template <int W, class Next>
-  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t block, int64_t steps,
-                                 double* sums, Next next) {
-    off_diagonal_tile<W, rows, others>(Packed<W>{a, block}, Packed<W>{b, block}, steps, sums, next);
-  }
-};
-template <int rows, int others>
-struct TileInPlace {
-  template <int W, class Next>
-  FASTAGG_INLINE static void run(const float* const* a, const float* const* b, int64_t column,
-                                 int64_t steps, double* sums, Next next) {
-    off_diagonal_tile<W, rows, others>(InPlace<W, rows>(a, column), InPlace<W, others>(b, column),
-                                       steps, sums, next);
-  }
-};
-
 template <int W, int rows>
 FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
   unroll<rows>([&](auto i) FASTAGG_INLINE_LAMBDA {
@@ -170,9 +157,9 @@ FASTAGG_INLINE void add_triangle(const Vec<float, W>* x, Vec<float, W>* sum) {
 }
 
 // sums += the products of a strip with itself over `steps` vectors: the lower triangle.
-template <int W, int rows>
+template <int W, int rows, class Next>
 FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, double* sums,
-                                  const Prefetch& next) {
+                                  const Next& next) {
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
   const auto fetch = [&](int64_t k) FASTAGG_INLINE_LAMBDA { next.at(k * W); };
   for_vectors<W>(steps, fetch, [&](int64_t k) FASTAGG_INLINE_LAMBDA {
@@ -185,10 +172,9 @@ FASTAGG_INLINE void diagonal_tile(const InPlace<W, rows>& a, int64_t steps, doub
 
 // diagonal_tile for any number of columns, which also packs the rows, each times its scale, into
 // `panel`, with zeros up to a whole vector.
-template <int W, int rows>
+template <int W, int rows, class Next>
 FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales, int64_t block,
-                                 int64_t columns, float* panel, double* sums,
-                                 const Prefetch& next) {
+                                 int64_t columns, float* panel, double* sums, const Next& next) {
   Vec<float, W> sum[rows * (rows + 1) / 2] = {};
   // Vector k of the panel, from vector `from` of `source`.
   const auto add = [&](int64_t k, const auto& source, int64_t from) FASTAGG_INLINE_LAMBDA {
@@ -213,5 +199,42 @@ FASTAGG_INLINE void packing_tile(const InPlace<W, rows>& a, const float* scales,
   }
   Shape<W>::template DiagonalSums<rows>::add(sum, sums);
 }
+
+// Tiles as functions of their own (`call`): if several are inlined into one function, GCC 12 loads
+// operands of a 4 x 3 tile from memory again and again, and stores sums of a 5 x 5 tile there.
+template <int rows, int others>
+struct PackedTile {
+  template <int W, class Next>
+  FASTAGG_INLINE static void run(const float* a, const float* b, int64_t block, int64_t steps,
+                                 double* sums, Next next) {
+    off_diagonal_tile<W, rows, others>(Packed<W>{a, block}, Packed<W>{b, block}, steps, sums, next);
+  }
+};
+template <int rows, int others>
+struct TileInPlace {
+  template <int W, class Next>
+  FASTAGG_INLINE static void run(const float* const* a, const float* const* b, int64_t column,
+                                 int64_t steps, double* sums, Next next) {
+    off_diagonal_tile<W, rows, others>(InPlace<W, rows>(a, column), InPlace<W, others>(b, column),
+                                       steps, sums, next);
+  }
+};
+template <int rows>
+struct DiagonalTile {
+  template <int W, class Next>
+  FASTAGG_INLINE static void run(const float* const* a, int64_t column, int64_t steps, double* sums,
+                                 Next next) {
+    diagonal_tile<W, rows>(InPlace<W, rows>(a, column), steps, sums, next);
+  }
+};
+template <int rows>
+struct PackingTile {
+  template <int W, class Next>
+  FASTAGG_INLINE static void run(const float* const* a, int64_t column, const float* scales,
+                                 int64_t block, int64_t columns, float* panel, double* sums,
+                                 Next next) {
+    packing_tile<W, rows>(InPlace<W, rows>(a, column), scales, block, columns, panel, sums, next);
+  }
+};
 
 }  // namespace fastagg::cpu
