@@ -143,7 +143,7 @@ struct Block {
         else
           call<W, DiagonalTile<n>>(rows + I * R, at, columns / W, out, next);
       };
-      with_needed(prefetch_in(I, begin, tiles), run);
+      with_needed<W>(prefetch_in(I, begin, tiles), ahead.idle, run);
       if (I < first) return;
     }
     const auto tile = [&](int64_t J, auto others) FASTAGG_INLINE_LAMBDA {
@@ -157,7 +157,7 @@ struct Block {
         else
           call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
       };
-      with_needed(prefetch_in(I, begin, tiles - 1 - J), run);
+      with_needed<W>(prefetch_in(I, begin, tiles - 1 - J), ahead.idle, run);
     };
     for (int64_t J = begin * R / C; J < whole; ++J) tile(J, std::integral_constant<int, C>());
     if constexpr (R % C != 0)
@@ -169,19 +169,6 @@ struct Block {
   // The part of the panels that begins at `row`. Panels whose rows are in turn begin at the first
   // row of their strip; other parts of these are as long as a row, and only prefetched.
   FASTAGG_INLINE float* panel_of(int64_t row) const { return panels + row * p.block; }
-
-  // Calls run with as much of `next` as is not in cache anyway.
-  template <class Run>
-  FASTAGG_INLINE void with_needed(const Prefetch& next, const Run& run) const {
-    if (next.later_too != ahead.idle)
-      run(next);
-    else if (next.soon != ahead.idle)
-      run(PrefetchTwo{next.soon, next.later});
-    else if (next.later != ahead.idle)
-      run(PrefetchOne{next.later});
-    else
-      run(PrefetchNothing());
-  }
 
   // What a tile of strip I prefetches if `more` other tiles of the strip follow it: rows of the
   // next block; and, in the last tiles of the strip, what the next strip reads first, into L1. That

@@ -94,10 +94,15 @@ FASTAGG_INLINE void for_vectors(int64_t steps, const Fetch& fetch, const Body& b
     for (; k < steps; ++k) body(k);
 }
 
-// What a tile prefetches while it computes: one cache line of each for every line of a row. Rows of
-// the next block go to L2 only; in an L1 cache of 32 KB they evicted what the tiles of this block
-// read (20 x 1M took 1.2 times as long).
+// What a tile may prefetch while it computes, one cache line of each for every line of a row; idle
+// pointers are to what is in cache. Rows of the next block go to L2 only; in an L1 cache of 32 KB
+// they evicted what the tiles of this block read (20 x 1M took 1.2 times as long).
 struct Prefetch {
+  const float *soon, *later, *later_too;
+};
+// What it does prefetch is no more than it needs: three prefetches for 24 multiply-adds, of lines
+// that are in cache, take a tenth of a tile's time.
+struct PrefetchAll {
   const float *soon, *later, *later_too;
   FASTAGG_INLINE void at(int64_t k) const {
     prefetch(soon + k);
@@ -105,13 +110,18 @@ struct Prefetch {
     prefetch_l2(later_too + k);
   }
 };
-// Less of it, for tiles that need no more: three prefetches for 24 multiply-adds, of lines that are
-// in cache, take a tenth of a tile's time.
-struct PrefetchTwo {
+struct PrefetchSoon {
   const float *soon, *later;
   FASTAGG_INLINE void at(int64_t k) const {
     prefetch(soon + k);
     prefetch_l2(later + k);
+  }
+};
+struct PrefetchBoth {
+  const float *later, *later_too;
+  FASTAGG_INLINE void at(int64_t k) const {
+    prefetch_l2(later + k);
+    prefetch_l2(later_too + k);
   }
 };
 struct PrefetchOne {
@@ -121,6 +131,19 @@ struct PrefetchOne {
 struct PrefetchNothing {
   FASTAGG_INLINE void at(int64_t) const {}
 };
+
+// Calls run(what a tile prefetches).
+template <int W, class Run>
+FASTAGG_INLINE void with_needed(const Prefetch& next, const float* idle, const Run& run) {
+  if constexpr (Shape<W>::kSoon) {
+    if (next.later_too != idle) return run(PrefetchAll{next.soon, next.later, next.later_too});
+    if (next.soon != idle) return run(PrefetchSoon{next.soon, next.later});
+  } else {
+    if (next.later_too != idle) return run(PrefetchBoth{next.later, next.later_too});
+  }
+  if (next.later != idle) return run(PrefetchOne{next.later});
+  run(PrefetchNothing());
+}
 
 // At its start, a tile prefetches the sums to which it will add: the sums of many tiles do not stay
 // in L2.
