@@ -225,5 +225,5 @@ def test_a_checkpoint_keeps_the_cap_and_an_older_one_has_none(tmp_path: Path) ->
 )  # fmt: skip
 def test_bad_caps(value: Any, error: type[Exception]) -> None:
     for name in ("fdms", "fdms-soft"):
-        with pytest.raises(error, match="max_share: expected a (finite )?number"):
+        with pytest.raises(error, match=r"max_share: expected a (finite )?number"):
             fastagg.make(name, num_clients=4, num_params=1, max_share=value)
