@@ -8,8 +8,8 @@ and scratch memory are allocated and touched before. Between two contenders the 
 the idle threads of the previous library have stopped spinning, which its CPU time shows. The
 calling thread has its own core, so that no two threads start on the same core
 (``machine.threads_apart``). After a sleep, a core of a virtual machine is slow for about a
-millisecond, so untimed calls come first: of contenders and ceilings alike, unless a call is so long
-that it makes no difference. Short calls are timed in batches.
+millisecond, so untimed calls come first, of contenders and ceilings alike; not of a contender whose
+call is so long that it makes no difference. Short calls are timed in batches.
 
 A ratio is refused (NaN) if it would be meaningless:
 
@@ -297,7 +297,7 @@ def wait_out_threads(settle: float) -> None:
 
 
 def warm_up(call: Callable[[], object]) -> None:
-    """Call at least once, and for ``_WARM_SECONDS``: wakes cores and threads, fills caches."""
+    """Call at least once, and until ``_WARM_SECONDS`` have passed, to wake cores and threads."""
     end = time.perf_counter() + _WARM_SECONDS
     call()
     while time.perf_counter() < end:

@@ -22,7 +22,7 @@ struct Tiles {
         for (int64_t j = 0; j < rows; j += T::C, out += T::kSlots) {
           const float *a = packed + i * kMaxBlock, *b = packed + j * kMaxBlock;
           call<W, PackedTile<T::R, T::C>>(a, b, kMaxBlock, columns / W, out,
-                                          PrefetchAll{a, b, b + columns});
+                                          Prefetch<1, 2>{{a, b, b + columns}});
         }
     }
   }

@@ -332,6 +332,35 @@ def test_spinning_threads_are_waited_out() -> None:
     assert any(waits_for_a_spinning_thread() for _ in range(10))
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.025])
+def test_short_calls_are_warmed_up_before_every_batch(seconds: float) -> None:
+    """Of a call that takes 25 ms, a millisecond makes no difference."""
+    untimed, timed = [0], [0]
+    timing = [untimed]
+
+    def call() -> None:
+        timing[0][0] += 1
+        time.sleep(seconds)
+
+    def timed_call(contender: harness.Contender, batch: int) -> float:
+        timing[0] = timed
+        found = original(contender, batch)
+        timing[0] = untimed
+        return found
+
+    original = harness._timed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(harness, "_timed", timed_call)
+        patch.setattr(harness, "peak_bytes", lambda _: 0.0)
+        harness.sample([harness.Contender("x", call, role="peer")], [], 3, 0.0)
+    assert timed[0] >= 3
+    # Before the turns, a call compiles, and another one is timed for the size of the batches.
+    assert (untimed[0] - 2 == 0) == (seconds > 0)
+    start = time.perf_counter()
+    harness.warm_up(lambda: None)
+    assert time.perf_counter() - start >= harness._WARM_SECONDS
+
+
 def test_measurements_without_ratios_are_listed_with_their_rule() -> None:
     assert report.left_out(rows_of(comparison(), samples(), "avx2")) == []
     busy = rows_of(comparison(), samples(busy=True), "avx2")

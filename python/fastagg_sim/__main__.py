@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 
-_CLOSED = 128 + 13  # of a program that SIGPIPE ends
+_CLOSED = 128 + signal.SIGPIPE  # as shells report a program that this signal ends
 
 
 def main() -> int:
@@ -23,7 +24,7 @@ def main() -> int:
             if sys.stdout is not None:  # as it is where the shell has closed it
                 sys.stdout.flush()
     except BrokenPipeError:
-        if not _has_lost_its_reader(sys.stdout.fileno()):
+        if sys.stdout is None or not _has_lost_its_reader(sys.stdout.fileno()):
             raise
         # Python flushes once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -38,6 +39,7 @@ def _has_lost_its_reader(descriptor: int) -> bool:
 
 
 def _run() -> int:
+    """Run the command line; report a package that is missing."""
     try:
         from fastagg_sim.cli import main as run
     except ModuleNotFoundError as error:

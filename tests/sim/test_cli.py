@@ -100,7 +100,7 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--rules", "fedavg:server_lr=0.5"], "server_lr for the rule 'fedavg'; --server-lr"),
         (["--rules", "mifa:device=cpu"], "--device"),
         (["--batch-size", "0"], "batch_size: expected at least 1, got 0"),
-        (["--batch-size", f"{1 << 63}"], f"got {1 << 63}"),
+        (["--batch-size", f"{1 << 63}"], "batch_size: expected at most 2^63 - 1"),
         (["--batch-size", "0", "--dataset", "mnist"], "batch_size: expected at least 1, got 0"),
         (["--prox", "inf"], "prox: expected a finite number >= 0, got inf"),
         (["--workers", "0"], "workers: expected at least 1"),

@@ -41,8 +41,7 @@ namespace {
 // them would cost more than it saves.
 constexpr int64_t kInPlaceRows = 20;
 // The same if packing would only copy: panels have one row after another, and vectors of the rows
-// are aligned. (Others lie across two cache lines; in place, 64 x 1,000,001 took 1.04 times as
-// long.)
+// are aligned. (Others lie across two cache lines, which is slower if they are read often.)
 constexpr int64_t kAlignedInPlaceRows = 64;
 // Rows of a group of strips, at most. More rows are split over several tasks, although each of
 // these packs the rows before its own group again.
@@ -143,7 +142,7 @@ struct Block {
         else
           call<W, DiagonalTile<n>>(rows + I * R, at, columns / W, out, next);
       };
-      with_needed<W>(prefetch_in(I, begin, tiles), ahead.idle, run);
+      with_prefetch<W>(upcoming(I, begin, tiles), run);
       if (I < first) return;
     }
     const auto tile = [&](int64_t J, auto others) FASTAGG_INLINE_LAMBDA {
@@ -157,7 +156,7 @@ struct Block {
         else
           call<W, TileInPlace<n, others>>(rows + I * R, rows + J * C, at, columns / W, out, next);
       };
-      with_needed<W>(prefetch_in(I, begin, tiles - 1 - J), ahead.idle, run);
+      with_prefetch<W>(upcoming(I, begin, tiles - 1 - J), run);
     };
     for (int64_t J = begin * R / C; J < whole; ++J) tile(J, std::integral_constant<int, C>());
     if constexpr (R % C != 0)
@@ -170,17 +169,17 @@ struct Block {
   // row of their strip; other parts of these are as long as a row, and only prefetched.
   FASTAGG_INLINE float* panel_of(int64_t row) const { return panels + row * p.block; }
 
-  // What a tile of strip I prefetches if `more` other tiles of the strip follow it: rows of the
-  // next block; and, in the last tiles of the strip, what the next strip reads first, into L1. That
-  // is its rows, or its panel, which may have been evicted to L3 by then.
-  FASTAGG_INLINE Prefetch prefetch_in(int64_t I, int64_t begin, int64_t more) {
-    const float* soon = ahead.idle;
+  // What there is to prefetch for a tile of strip I, if `more` other tiles of the strip follow it:
+  // rows of the next block; and, in the last tiles of the strip, what the next strip reads first.
+  // That is its rows, or its panel, which may have been evicted to L3 by then.
+  FASTAGG_INLINE Upcoming upcoming(int64_t I, int64_t begin, int64_t more) {
+    const float* first_of_strip = ahead.idle;
     const int64_t row = (I + 1) * R + more;
-    if (T::kSoon && more < R && row < p.S && I + 1 < last && columns == p.block)
-      soon = begin == 0 ? rows[row] + at : panel_of(row);
+    if (T::kPrefetchStrip && more < R && row < p.S && I + 1 < last && columns == p.block)
+      first_of_strip = begin == 0 ? rows[row] + at : panel_of(row);
     ahead.credit += ahead.count;
-    const float* later = ahead.take();
-    return {soon, later, ahead.take()};
+    const float* of_block = ahead.take();
+    return {first_of_strip, of_block, ahead.take(), ahead.idle};
   }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "gram_columns.h"
@@ -20,9 +21,9 @@ struct Shape {
   static constexpr int R = kRegisters<W> >= 32 ? 5 : W == 8 ? 4 : 3;
   static constexpr int C = kRegisters<W> >= 32 ? 5 : 3;
   static_assert(R * C + C + 1 <= kRegisters<W>);
-  // Whether the last tiles of a strip prefetch into L1 what the next strip reads first. Small tiles
-  // have less time for it: with 4 x 3, 20 x 1M took 1.07 times as long.
-  static constexpr bool kSoon = kRegisters<W> >= 32;
+  // Whether the last tiles of a strip prefetch into L1 what the next strip reads first. Tiles of
+  // 4 x 3 are so short that this takes more time than it saves.
+  static constexpr bool kPrefetchStrip = kRegisters<W> >= 32;
   // The sums of an off-diagonal tile, `rows` x `others`, and of a diagonal tile, the lower triangle
   // of `rows` x `rows`.
   template <int rows, int others>
@@ -94,55 +95,37 @@ FASTAGG_INLINE void for_vectors(int64_t steps, const Fetch& fetch, const Body& b
     for (; k < steps; ++k) body(k);
 }
 
-// What a tile may prefetch while it computes, one cache line of each for every line of a row; idle
-// pointers are to what is in cache. Rows of the next block go to L2 only; in an L1 cache of 32 KB
-// they evicted what the tiles of this block read (20 x 1M took 1.2 times as long).
+// What a tile prefetches while it computes: one cache line of each of these rows for every line of
+// its own, of the first `to_l1` into L1. Rows of the next block go to L2 only; in an L1 cache of
+// 32 KB they evicted what the tiles of this block read (20 x 1M took 1.2 times as long).
+template <int to_l1, int to_l2>
 struct Prefetch {
-  const float *soon, *later, *later_too;
-};
-// What it does prefetch is no more than it needs: three prefetches for 24 multiply-adds, of lines
-// that are in cache, take a tenth of a tile's time.
-struct PrefetchAll {
-  const float *soon, *later, *later_too;
+  std::array<const float*, to_l1 + to_l2> rows;
   FASTAGG_INLINE void at(int64_t k) const {
-    prefetch(soon + k);
-    prefetch_l2(later + k);
-    prefetch_l2(later_too + k);
+    unroll<to_l1>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch(rows[i] + k); });
+    unroll<to_l2>([&](auto i) FASTAGG_INLINE_LAMBDA { prefetch_l2(rows[to_l1 + i] + k); });
   }
-};
-struct PrefetchSoon {
-  const float *soon, *later;
-  FASTAGG_INLINE void at(int64_t k) const {
-    prefetch(soon + k);
-    prefetch_l2(later + k);
-  }
-};
-struct PrefetchBoth {
-  const float *later, *later_too;
-  FASTAGG_INLINE void at(int64_t k) const {
-    prefetch_l2(later + k);
-    prefetch_l2(later_too + k);
-  }
-};
-struct PrefetchOne {
-  const float* later;
-  FASTAGG_INLINE void at(int64_t k) const { prefetch_l2(later + k); }
-};
-struct PrefetchNothing {
-  FASTAGG_INLINE void at(int64_t) const {}
 };
 
-// Calls run(what a tile prefetches).
+// What there is to prefetch for a tile: a row that the next strip reads first, and up to two rows
+// of the next block. A pointer that equals `idle` stands for nothing; it is safe to prefetch.
+struct Upcoming {
+  const float *first_of_strip, *of_block, *of_block_too, *idle;
+};
+
+// Calls run(the Prefetch of a tile) with no more than it needs, because the instructions take time
+// even if the line is in cache.
 template <int W, class Run>
-FASTAGG_INLINE void with_needed(const Prefetch& next, const float* idle, const Run& run) {
-  if constexpr (Shape<W>::kSoon) {
-    if (next.later_too != idle) return run(PrefetchAll{next.soon, next.later, next.later_too});
-    if (next.soon != idle) return run(PrefetchSoon{next.soon, next.later});
+FASTAGG_INLINE void with_prefetch(const Upcoming& next, const Run& run) {
+  const auto [first, one, two, idle] = next;
+  if constexpr (Shape<W>::kPrefetchStrip) {
+    if (two != idle) return run(Prefetch<1, 2>{{first, one, two}});
+    if (first != idle) return run(Prefetch<1, 1>{{first, one}});
   } else {
-    if (next.later_too != idle) return run(PrefetchBoth{next.later, next.later_too});
+    if (two != idle) return run(Prefetch<0, 2>{{one, two}});
   }
-  if (next.later != idle) return run(PrefetchOne{next.later});
-  run(PrefetchNothing());
+  if (one != idle) return run(Prefetch<0, 1>{{one}});
+  run(Prefetch<0, 0>());
 }
 
 // At its start, a tile prefetches the sums to which it will add: the sums of many tiles do not stay
