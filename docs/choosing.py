@@ -38,7 +38,7 @@ from fastagg_sim.verdicts import Estimate
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "choosing.md"
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
-ROUNDS = "mimic-table4-fmnist-rounds"
+TABLE4, ROUNDS = "mimic-table4-fmnist", "mimic-table4-fmnist-rounds"
 SU = {n: f"adversarial-fig{n}" for n in (1, 5, 9, 11)}
 SHADOW = "adversarial-fig1-shadow"
 LATE = "late-fig1"
@@ -56,6 +56,7 @@ DATA = {
     DTYPES: "MNIST, {} absent",
     TABLE3: "Fashion-MNIST, absent for up to {} rounds",
     FIG7: "Fashion-MNIST, active with probability 0.1",
+    TABLE4: "Fashion-MNIST, {} active, time-varying, few rounds",
     ROUNDS: "Fashion-MNIST, 10 % active, time-varying",
     SU[1]: "CIFAR-10, 2 of 100 active",
     SU[5]: "CIFAR-10, 8 of 100 active",
@@ -196,6 +197,11 @@ SECTIONS = {
             for method, other in (("MimiC", "FedAvg"), ("MimiC", "MIFA"), ("MIFA", "FedAvg"))
         ),
         Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
+        *(
+            Comparison(TABLE4, rate, UPLOADS_END, method, other)
+            for rate in ("0.1", "0.3", "0.5")
+            for method, other in (("MimiC", "FedAvg"), ("MimiC", "MIFA"), ("MIFA", "FedAvg"))
+        ),
         *(
             Comparison(folder, dropout, UPLOADS_END, method, "FedAvg")
             for folder, dropout in ((FIG7, ""), (ROUNDS, "0.1"))
