@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import warnings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fastagg
+from fastagg import _C
 from fastagg.ops import memory
 from fastagg.updates import cohort
 from fastagg.updates.any_rows import SMALL_BYTES, each_row
@@ -347,3 +349,50 @@ def test_a_stream_of_an_empty_sequence_has_no_rows() -> None:
     assert agg.step(torch.zeros(D), rows, []).skipped
     with pytest.raises(ValueError, match=r"^clients: expected one id per row"):
         agg.step(torch.zeros(D), rows, [1])
+
+
+class EmptiesAList:
+    """A cycle whose finalizer empties a list, whenever the garbage collector finds it."""
+
+    def __init__(self, items: list[Tensor]) -> None:
+        self.me, self.items = self, items
+
+    def __del__(self) -> None:
+        self.items.clear()
+
+
+@pytest.mark.parametrize("threshold", [1, 2, 5, 10, 100])
+def test_rows_stay_alive_if_a_finalizer_empties_their_list(threshold: int) -> None:
+    updates = [torch.full((D,), float(k)) for k in range(1000)]
+    usual, before = gc.isenabled(), gc.get_threshold()
+    gc.disable()
+    gc.collect()
+    try:
+        EmptiesAList(updates)
+        gc.set_threshold(threshold)
+        gc.enable()
+        found = _C.usual_cohort(torch.zeros(D), updates, list(range(1000)), 1000, D, False, 0)
+    finally:
+        gc.set_threshold(*before)
+        (gc.enable if usual else gc.disable)()
+    if found is not None:  # the list had all rows when they were read
+        assert [float(row[0]) for row in found[2]] == list(range(1000))
+
+
+def test_numbers_are_read_from_a_copy_of_their_list() -> None:
+    class Empties:
+        def __init__(self, items: list[object]) -> None:
+            self.items = items
+
+        def __index__(self) -> int:
+            self.items.clear()
+            return 7
+
+    items: list[object] = []
+    items += [Empties(items), *range(10_000)]
+    assert _C.int_tensor(items).tolist() == [7, *range(10_000)]
+    assert items == []
+    with pytest.raises(TypeError, match="expected a sequence of numbers"):
+        _C.int_tensor(3)
+    with pytest.raises(TypeError):
+        _C.int_tensor([1, "two", 3])

@@ -205,7 +205,7 @@ inline const uint8_t* check_pairs(const std::optional<at::Tensor>& pairs, int64_
   if (flags)
     for (int64_t i = 0; i < S; ++i)
       for (int64_t j = 0; j < i; ++j)
-        TORCH_CHECK_VALUE(flags[i * S + j] == flags[j * S + i],
+        TORCH_CHECK_VALUE(!flags[i * S + j] == !flags[j * S + i],
                           "pairs: expected a symmetric matrix, got different values at [", i, ", ",
                           j, "] and [", j, ", ", i, "]");
   return flags;

@@ -18,8 +18,9 @@ namespace {
 template <class Check>
 void for_tensors(const c10::IValue& argument, const Check& check) {
   if (argument.isTensor() && argument.toTensor().defined()) return check(argument.toTensor());
-  if (!argument.isTensorList()) return;
-  for (const c10::IValue& element : argument.toListRef()) check(element.toTensor());
+  if (!argument.isList()) return;  // of tensors, or of tensors and None
+  for (const c10::IValue& item : argument.toListRef())
+    if (item.isTensor() && item.toTensor().defined()) check(item.toTensor());
 }
 
 // The autograd kernel of ops that change tensors. They return nothing, so there is no result whose

@@ -81,7 +81,7 @@ void difference_sum_(const at::Tensor& out, const at::Tensor& squares, at::Tenso
   static const auto weighted_sum =
       c10::Dispatcher::singleton().findSchemaOrThrow("fastagg::weighted_sum_", "").typed<Sum>();
   check_differences(out, squares, tensors, base);
-  check_weights(weights, squares.numel(), out.device());
+  check_floating(weights, "weights", {squares.numel()});
   std::vector<at::Tensor> differences;
   for (const at::Tensor& row : one_by_one(tensors))
     differences.push_back(at::sub(row.to(at::kFloat), base));
@@ -102,7 +102,7 @@ void difference_gram_and_sum_(const at::Tensor& out, const at::Tensor& gram, at:
   check_dense(weights, "weights");
   const int64_t S = weights.numel(), end = begin + out.numel();
   const std::size_t L = check_models(out, gram, models, base, S, begin).size();
-  check_weights(weights, S, out.device());
+  check_floating(weights, "weights", {S});
   std::vector<at::Tensor> differences;
   for (int64_t s = 0; s < S; ++s) {
     std::vector<at::Tensor> parts;

@@ -29,16 +29,19 @@ at::Tensor new_tensor(at::IntArrayRef shape, at::ScalarType dtype) {
 
 // --- small tensors ------------------------------------------------------------------------------
 
-// A tensor [n] that each(tensor, i, item i) fills from a Python sequence of n items.
+// A tensor [n] that each(tensor, i, item i) fills from a Python sequence of n items. It reads a tuple
+// of its own, because a conversion can run Python code, which may change the caller's list.
 template <class Each>
 at::Tensor tensor_of_items(py::handle items, at::ScalarType dtype, const Each& each) {
-  const auto fast = py::reinterpret_steal<py::object>(
-      PySequence_Fast(items.ptr(), "expected a sequence of numbers"));
-  if (!fast) throw py::error_already_set();
-  const int64_t count = PySequence_Fast_GET_SIZE(fast.ptr());
+  if (!PySequence_Check(items.ptr())) throw py::type_error("expected a sequence of numbers");
+  const auto own = py::reinterpret_steal<py::object>(PySequence_Tuple(items.ptr()));
+  if (!own) throw py::error_already_set();
+  const int64_t count = PyTuple_GET_SIZE(own.ptr());
   at::Tensor out = new_tensor({count}, dtype);
-  for (int64_t i = 0; i < count; ++i) each(out, i, PySequence_Fast_GET_ITEM(fast.ptr(), i));
-  if (PyErr_Occurred()) throw py::error_already_set();
+  for (int64_t i = 0; i < count; ++i) {
+    each(out, i, PyTuple_GET_ITEM(own.ptr(), i));
+    if (PyErr_Occurred()) throw py::error_already_set();
+  }
   return out;
 }
 
@@ -288,8 +291,9 @@ class UsualRows {
     usual_ = by_client ? ids[order.back()] < given : given == S;
     for (int64_t s = 0; s < S && usual_; ++s) {
       const int64_t place = by_client ? ids[order[s]] : order[s];
-      items_.push_back(PySequence_Fast_GET_ITEM(updates, place));
-      addresses_.push_back(plain_vector(items_.back(), d));
+      PyObject* item = PySequence_Fast_GET_ITEM(updates, place);
+      items_.push_back(py::reinterpret_borrow<py::object>(item));
+      addresses_.push_back(plain_vector(item, d));
       usual_ = addresses_.back() != nullptr;
     }
   }
@@ -319,10 +323,9 @@ class UsualRows {
   }
 
  private:
-  static py::list listed(const std::vector<PyObject*>& items) {
+  static py::list listed(const std::vector<py::object>& items) {
     py::list rows(items.size());
-    for (std::size_t s = 0; s < items.size(); ++s)
-      rows[s] = py::reinterpret_borrow<py::object>(items[s]);
+    for (std::size_t s = 0; s < items.size(); ++s) rows[s] = items[s];
     return rows;
   }
 
@@ -331,7 +334,9 @@ class UsualRows {
   int64_t d_;
   bool usual_ = false;
   const at::Tensor* matrix_ = nullptr;
-  std::vector<PyObject*> items_;  // without a matrix, in order
+  // Without a matrix, in order. References: making a Python object can run the garbage collector,
+  // and so code that empties the caller's list.
+  std::vector<py::object> items_;
   std::vector<const float*> addresses_;
 };
 

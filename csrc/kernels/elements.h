@@ -32,7 +32,7 @@ FASTAGG_HD float widened(Bfloat16 x) {
 }
 
 // The bits of x rounded to the nearest Bfloat16, ties to even, as those of a float: the lower half
-// is zero. NaN becomes one NaN, as in PyTorch.
+// is zero. Every NaN becomes the same one, 0x7fc0.
 FASTAGG_HD uint32_t bfloat16_bits(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);

@@ -26,7 +26,8 @@ Results and errors:
 * Results are invariant to the thread count (``torch.set_num_threads``), bit for bit, on one
   instruction set (``fastagg.build_info()["isa"]``).
 * Shapes, dtypes, devices and ids are checked. A ValueError, TypeError or IndexError names the
-  argument, what was expected and what came. After an exception nothing has changed.
+  argument, what was expected and what came. After one of these nothing has changed. If memory runs
+  out in an op (MemoryError), the tensors that it changes may hold anything.
 * Values are not checked: a NaN in the input gives a NaN in the result. (The aggregators check that
   rows are finite.)
 * The ops are not differentiable. Those that change tensors raise RuntimeError outside of

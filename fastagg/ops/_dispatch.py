@@ -133,7 +133,15 @@ def gram_scratch(num_rows: int, num_params: int, threads: int | None = None) -> 
         num_params: d of one call.
         threads: number of threads; None: ``torch.get_num_threads()``.
     """
-    return _C.gram_scratch(num_rows, num_params, threads or torch.get_num_threads())
+    threads = torch.get_num_threads() if threads is None else threads
+    for name, value, least in (
+        ("num_rows", num_rows, 0),
+        ("num_params", num_params, 0),
+        ("threads", threads, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name}: expected {least} or more, got {value}")
+    return _C.gram_scratch(num_rows, num_params, threads)
 
 
 def devices() -> tuple[str, ...]:

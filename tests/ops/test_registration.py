@@ -195,6 +195,16 @@ def test_what_is_changed_in_place_has_no_wrong_gradient(tensor: str) -> None:
     assert torch.equal(out.detach(), before + sum(row.detach() for row in rows))
 
 
+def test_a_row_among_absent_ones_may_not_require_gradients() -> None:
+    rows, v, peaks = torch.ones(2, D), torch.zeros(D, dtype=torch.float64), torch.zeros(2)
+    before = [None, torch.ones(D, requires_grad=True)]
+    given = (v, torch.zeros(D), peaks, rows, torch.zeros(2, D), torch.arange(2))
+    with pytest.raises(RuntimeError, match=r"fastagg::mimic_mean_ .* not differentiable"):
+        ops.mimic_mean_(*given, references=before)
+    with torch.no_grad():
+        ops.mimic_mean_(*given, references=before)
+
+
 def test_forward_mode_is_refused() -> None:
     with forward_ad.dual_level(), torch.no_grad():
         dual = forward_ad.make_dual(torch.ones(D), torch.ones(D))

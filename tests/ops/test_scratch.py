@@ -94,3 +94,14 @@ def test_threads_share_what_is_kept() -> None:
     use = _C.scratch()
     assert use["used"] == 0
     assert 0 < use["kept"] <= use["limit"]
+
+
+def test_sizes_of_gram_are_checked() -> None:
+    assert ops.gram_scratch(0, 0) == 0
+    for sizes, message in (
+        ((-1, 5), "num_rows: expected 0 or more, got -1"),
+        ((3, -1), "num_params: expected 0 or more, got -1"),
+        ((3, 5, 0), "threads: expected 1 or more, got 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.gram_scratch(*sizes)

@@ -172,3 +172,23 @@ def test_all_threads_compute_in_the_arithmetic_of_the_caller() -> None:
     assert torch.equal(results[1], results[3])
     assert results[0].min() > 0
     assert results[1].max() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
+def test_a_fault_of_a_helper_reaches_its_handler(tmp_path: Path) -> None:
+    """Rows in a file that was cut off: reading them is a bus error, in whichever thread."""
+    code = """
+        import faulthandler, mmap, os, torch
+        from fastagg import ops
+        faulthandler.enable()
+        torch.set_num_threads(2)
+        with open("rows", "w+b") as file:
+            file.truncate(8 * 400_000 * 4)
+            rows = torch.frombuffer(mmap.mmap(file.fileno(), 0), dtype=torch.float32)
+            file.truncate(0)
+            ops.gram(rows.view(8, -1))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode < 0 and "Fatal Python error: Bus error" in done.stderr

@@ -19,7 +19,7 @@ int64_t bytes_of_all_pairs(int64_t S, int64_t d, const Parallel& parallel) {
 }  // namespace
 
 int64_t gram_scratch(int64_t S, int64_t d, int threads) {
-  if (S == 0) return 0;
+  if (S <= 0) return 0;
   const Parallel parallel{threads, nullptr};
   return with_lanes(current_isa(), [&](auto W) { return bytes_of_all_pairs<W>(S, d, parallel); });
 }

@@ -81,9 +81,12 @@ class Pool {
  private:
   void start_helpers(int wanted) {
     if (started_ >= wanted) return;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // a new thread inherits the mask
+    sigset_t blocked, before;
+    sigfillset(&blocked);
+    // A thread receives these for what it did itself. If it blocks them, no handler runs.
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT})
+      sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before);  // a new thread inherits the mask
     try {
       for (; started_ < wanted; ++started_) std::thread([this] { help(); }).detach();
     } catch (...) {  // no more threads, or memory: go on with those that there are

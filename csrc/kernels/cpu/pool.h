@@ -15,8 +15,10 @@ namespace fastagg::cpu {
 // Helpers are started when a call first needs them. After a call they look for another one for some
 // microseconds, because waking takes longer, and then sleep (wake_core.h). They compute in the
 // floating-point environment of the caller (rounding, flushing of denormal numbers), and block all
-// signals, so that the threads of the application receive them. A process made by fork() starts its
-// own helpers. If the system refuses a thread, calls run with fewer.
+// signals but those of their own faults, so that the threads of the application receive them. A
+// helper may run on the cores that the thread whose call started it might run on, whichever call it
+// helps later. A process made by fork() starts its own helpers. If the system refuses a thread,
+// calls run with fewer.
 Parallel pool_threads(int workers);
 
 }  // namespace fastagg::cpu

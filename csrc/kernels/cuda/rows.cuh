@@ -323,10 +323,15 @@ cudaError_t launch_rows(RowBlock block, void (*kernel)(int64_t, Parameters...), 
   const int64_t tasks = ceil_div(d, int64_t{block.vectors} * V);
   if (tasks == 0) return cudaSuccess;
   const int64_t shared = row_shared(block, V, S, tables).bytes;
-  if (shared > kUnaskedShared)
-    if (cudaError_t error = cudaFuncSetAttribute(
-            kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)))
+  if (shared > kUnaskedShared) {
+    // The limit is one of the kernel, not of this launch, and other threads may launch the kernel
+    // for other numbers of rows at the same time. So all of them set the most that it ever needs.
+    const int64_t most = row_shared(row_block(kStagedRows), V, kStagedRows, tables).bytes;
+    if (cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(std::max(shared, most))))
       return error;
+  }
   int blocks = 0;
   if (cudaError_t error =
           resident_blocks(kernel, block.vectors * block.splits, tasks, &blocks, shared))

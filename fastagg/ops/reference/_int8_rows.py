@@ -28,7 +28,7 @@ def quantize_(numbers: Sequence[Tensor], scales: Tensor, rows: Rows) -> Sequence
         ``numbers``.
     """
     for s, row in enumerate(rows):
-        for b, block in enumerate(row.split(256)):
+        for b, block in enumerate(row.split(256) if len(row) else ()):
             peak = block.abs().max()
             scales[s, b] = peak / torch.tensor(127.0, device="cpu")
             if peak.isfinite() and not (127.0 * scales[s, b]).isfinite():

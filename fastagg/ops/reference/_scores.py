@@ -156,7 +156,7 @@ def select_friends(
         the highest score in row k, the lowest id on ties; -1 if there is none.
     """
     num_clients = len(active)
-    allowed = active[None, :] & (counts != 0)
+    allowed = active[None, :] & (counts > 0)
     if candidates is not None:
         allowed &= _flags(candidates)
     friends = []
