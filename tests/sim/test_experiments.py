@@ -39,7 +39,10 @@ from fastagg_sim.experiments._statistics import (
     CHANGE,
     END,
     UPLOADS_AREA,
+    UPLOADS_CHANGE,
+    UPLOADS_END,
     UPLOADS_FINAL,
+    Statistic,
     Trace,
     contrast,
     largest_rise,
@@ -251,14 +254,43 @@ def test_fluctuation_is_the_mean_absolute_change_of_the_second_half() -> None:
 
 
 def test_curves_measured_at_other_uploads_are_compared_between() -> None:
-    """SCAFFOLD needs two uploads per round: its curve is read at MimiC's uploads."""
+    """SCAFFOLD needs two uploads per round, so it has half as many evaluations."""
     mimic = Curve("MimiC", "r", "x", 0, [0, 1, 2, 3], [10, 20, 30, 40], [0.2, 0.4, 0.6, 0.8])
     other = Curve("SCAFFOLD", "r", "x", 0, [0, 1], [20, 40], [0.3, 0.5])
     estimate = contrast([(1, [mimic]), (-1, [other])], UPLOADS_AREA)
-    # MimiC starts from 0.2, 0.4, 0.6; where SCAFFOLD has values, at 20 and 30 of 40 uploads
     assert estimate.error is None
+    # From half of the uploads on, where SCAFFOLD starts from its first model: MimiC starts one
+    # quarter from 0.4 and one from 0.6.
+    assert estimate.value == pytest.approx(50.0 - 30.0)
     found = contrast([(1, [mimic]), (-1, [other])], UPLOADS_FINAL)
     assert found.value == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("statistic", [UPLOADS_END, UPLOADS_AREA, UPLOADS_CHANGE])
+def test_a_difference_does_not_depend_on_the_order_of_methods(statistic: Statistic) -> None:
+    rng = np.random.default_rng(1)
+    methods = [
+        Curve(name, "r", "x", 0, list(range(n)), [3 * k * (k0 + i) for i in range(n)], list(y))
+        for name, n, k, k0 in (("A", 60, 1, 10), ("B", 31, 2, 7))
+        for y in [rng.random(n)]
+    ]
+    one, two = ([curve] for curve in methods)
+    there, back = (
+        contrast([(1, one), (-1, two)], statistic),
+        contrast([(1, two), (-1, one)], statistic),
+    )
+    assert there.value == pytest.approx(-back.value) and there.value != 0
+    assert there.error == pytest.approx(back.error) and there.error
+
+
+def test_a_difference_is_that_of_the_means_where_both_have_values() -> None:
+    often = Curve(
+        "A", "r", "x", 0, list(range(40)), list(range(1, 41)), [0.01 * k for k in range(40)]
+    )
+    seldom = Curve("B", "r", "x", 0, list(range(5)), [8, 16, 24, 32, 40], [0.1, 0.5, 0.2, 0.3, 0.9])
+    found = contrast([(1, [often]), (-1, [seldom])], UPLOADS_END)
+    assert found.value == pytest.approx(np.mean(range(31, 40)) - np.mean([30.0, 90.0]))
+    assert found.error is None  # two values of B in the window
 
 
 def test_rises_within_blocks() -> None:
@@ -278,7 +310,7 @@ def test_comparison_claims_pass_and_fail() -> None:
     good = panel(Full=[0.9] * 60, FDMS=[0.88] * 60, Dropout=[0.5, 0.7] * 30, Stale=[0.4] * 60)
     found = verdicts(_panel.comparison_claims("alpha=0.5", good))
     assert len(found) == 6 and set(found.values()) == {"holds"}
-    bad = panel(Full=[0.9] * 60, FDMS=[0.3, 0.5] * 30, Dropout=[0.7] * 60, Stale=[0.5] * 60)
+    bad = panel(Full=[0.9] * 60, FDMS=[0.3, 0.5] * 30, Dropout=[0.7] * 60, Stale=[0.6] * 60)
     found = verdicts(_panel.comparison_claims("alpha=0.5", bad))
     assert set(found.values()) == {"fails"}
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -160,10 +159,10 @@ def published_claims(name: str, panel: Panel, published: Published) -> list[Clai
                 missing.setdefault(method, []).append(rounds)
                 continue
             ours = [over_rounds(curve) for curve in panel.curves[method]]
-            x = ours[0].x
-            x = x[(abs(x - rounds) <= AROUND) & (x >= line.x[0]) & (x <= line.x[-1])]
+            x = ours[0].x[(ours[0].x >= line.x[0]) & (ours[0].x <= line.x[-1])]
+            theirs = [Trace(trace.seed, x, line.at(x)) for trace in ours]
+            x = x[abs(x - rounds) <= AROUND]
             statistic = of_rounds(x[0], x[-1])
-            theirs = [replace(line, seed=trace.seed) for trace in ours]
             estimate = combine([(1, ours), (-1, theirs)], statistic)
             text = f"{name}: {method} within {TOLERANCE} of published after {rounds} rounds"
             claims.append(

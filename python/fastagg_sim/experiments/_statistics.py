@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,13 +39,29 @@ class Trace:
     seed: the seed of the run.
     x: where the values were measured, ascending: rounds, or uploads.
     y: the values, in the same order.
-    weights: how much each value counts in a mean; None: equally.
+    weights: how much each value counts in a mean; None: equally. Series at different x can only be
+        combined if these are the distances to the next x, where the value ends.
     """
 
     seed: int
     x: np.ndarray
     y: np.ndarray
     weights: np.ndarray | None = None
+
+    @property
+    def end(self) -> float:
+        """Return the x up to which there are values."""
+        return float(self.x[-1] + (0 if self.weights is None else self.weights[-1]))
+
+    def at(self, x: np.ndarray) -> np.ndarray:
+        """Return the values at x: between two, or the one before if values are weighted."""
+        if self.weights is None:
+            return np.interp(x, self.x, self.y)
+        return self.y[np.searchsorted(self.x, x, side="right") - 1]
+
+    def weights_at(self, x: np.ndarray) -> np.ndarray | None:
+        """Return the weights of the values at x, each of which is one of its own."""
+        return None if self.weights is None else self.weights[np.searchsorted(self.x, x)]
 
 
 @dataclass(frozen=True)
@@ -96,31 +112,48 @@ def combine(terms: Sequence[tuple[float, Sequence[Trace]]], statistic: Statistic
         raise ValueError("terms: expected a seed that all methods have, found none")
     if any(len(trace.x) == 0 for _, traces in by_seed for trace in traces.values()):
         return Estimate(math.nan, None, 0, len(seeds))
-    sums = [_sum([(factor, traces[seed]) for factor, traces in by_seed]) for seed in seeds]
-    if any(len(total.x) == 0 for total in sums):
-        return Estimate(math.nan, None, 0, len(seeds))
     estimates = [
-        over_blocks(s.y, statistic.window(s.x), s.weights, length=1 if statistic.blocks else None)
-        for s in sums
+        _of_one_seed([(factor, traces[seed]) for factor, traces in by_seed], statistic)
+        for seed in seeds
     ]
+    if any(math.isnan(estimate.value) for estimate in estimates):
+        return Estimate(math.nan, None, 0, len(seeds))
     return estimates[0] if len(seeds) == 1 else over_seeds([e.value for e in estimates])
 
 
-def _sum(terms: Sequence[tuple[float, Trace]]) -> Trace:
-    """Return the sum of the series at the x of the first one, where all of them have values.
+def _of_one_seed(terms: Sequence[tuple[float, Trace]], statistic: Statistic) -> Estimate:
+    """As `combine`, for one series of each method, in the range of x where all have values.
 
-    A series that was measured at other x is interpolated linearly.
+    Series that were measured at different x count with their own means, so the order of terms does
+    not matter. The error is that of the sum at the x of the series with the fewest values there.
     """
-    first = terms[0][1]
     start = max(trace.x[0] for _, trace in terms)
-    end = min(trace.x[-1] for _, trace in terms)
-    chosen = (first.x >= start) & (first.x <= end)
-    x = first.x[chosen]
-    total = np.zeros_like(x)
-    for factor, trace in terms:
-        same = np.array_equal(trace.x, first.x)
-        total += factor * (trace.y[chosen] if same else np.interp(x, trace.x, trace.y))
-    return Trace(first.seed, x, total, None if first.weights is None else first.weights[chosen])
+    end = min(trace.end for _, trace in terms)
+    own = [trace.x[(trace.x >= start) & (trace.x <= end)] for _, trace in terms]
+    x = min(own, key=lambda x: (len(x), list(x)))
+    if len(x) == 0:
+        return Estimate(math.nan, None, 0, 1)
+    y = sum((factor * trace.at(x) for factor, trace in terms), np.zeros_like(x))
+    length = 1 if statistic.blocks else None
+    if all(np.array_equal(x, other) for other in own):
+        first = terms[0][1]
+        return over_blocks(y, statistic.window(x), first.weights_at(x), length=length)
+    estimate = over_blocks(y, statistic.window(x), _distances(x, terms), length=length)
+    value = 0.0
+    for (factor, trace), at in zip(terms, own, strict=True):
+        # Between the points of a weighted series, another one may begin or end.
+        at = at if trace.weights is None else np.unique(np.concatenate(own))
+        weights, window = _distances(at, terms), statistic.window(at)
+        counts = None if weights is None else weights[window]
+        value += factor * float(np.average(trace.at(at)[window], weights=counts))
+    return replace(estimate, value=value)
+
+
+def _distances(x: np.ndarray, terms: Sequence[tuple[float, Trace]]) -> np.ndarray | None:
+    """Return the weights at x of weighted series, up to the first of their ends."""
+    if any(trace.weights is None for _, trace in terms):
+        return None
+    return np.diff(np.append(x, min(trace.end for _, trace in terms)))
 
 
 # --- series -----------------------------------------------------------------------------------
