@@ -445,12 +445,13 @@ class Aggregator(
             clipped=None if factors is None else cohort.clients[factors < 1.0],
             noise=noise,
         )
+        reserve(_RESERVE + _RESERVE_ROW * len(received))  # before other ranks commit
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         if confirm is not None:
             confirm(reasons)
         if accept is not None:
             accept(self._moved(params, reading.aggregate))
-        reserve(_RESERVE + _RESERVE_ROW * len(received))
+            reserve(_RESERVE + _RESERVE_ROW * len(received))
         with SignalsDeferred():
             if self._move(params, reading.aggregate, self._moments):
                 self._commit(received, plan, reading)

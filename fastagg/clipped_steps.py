@@ -39,6 +39,8 @@ class ClippedSteps(RowChecks):
     """Whether the vector of the aggregate becomes state, which must not get the noise."""
     no_noise: str = "no bound is known of what one client can change in its aggregate"
     """Why the rule takes no ``noise_multiplier``; empty if it does."""
+    no_clipping: str = ""
+    """Why the rule takes no ``clip_norm``; empty if it does."""
     no_weights: str = "it gives every active client the same weight"
     """Why a step takes no ``weights``; empty if it does."""
     random_bytes: RandomBytes = staticmethod(os.urandom)
@@ -54,6 +56,10 @@ class ClippedSteps(RowChecks):
     @clip_norm.setter
     def clip_norm(self, value: float | str | AdaptiveClip | Mapping[str, Any] | None) -> None:
         clip_norm = read_clip_norm(value)
+        if clip_norm is not None and self.no_clipping:
+            raise ValueError(
+                f"clip_norm: expected None for {self.name}, got {clip_norm}: {self.no_clipping}"
+            )
         check_noise(self, self._noise_multiplier, clip_norm=clip_norm)
         self._check_noise_change(clip_norm, self._noise_multiplier)
         if clip_norm is None:

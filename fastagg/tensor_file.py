@@ -235,7 +235,9 @@ def pass_over(descriptor: int, entry: Entry, note: Callable[[memoryview], object
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, not copied."""
-    view: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    # A contiguous tensor of one number may have stride 0, with which no view has another dtype.
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    view: memoryview = flat.view(torch.uint8).numpy().data
     return view
 
 

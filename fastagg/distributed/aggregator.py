@@ -271,11 +271,20 @@ class ShardedAggregator:
 
         Raises:
             TypeError, ValueError, IndexError: the ids of this rank are wrong. Nothing has changed.
-            RankError: another rank has other ids, or a rank is gone.
+            RankError: another rank has other ids or has failed, or a rank is gone.
+
+        After an exception no rank has changed.
         """
         ids = self._agreed_ids("the clients to forget", clients)
-        with self._ranks.failing_together("forgetting clients"):
-            self.local.forget(ids)
+        restore = None
+        try:
+            with self._ranks.succeeding_together("forgetting clients"):
+                restore = self.local._kept(ids)
+                self.local.forget(ids)
+        except Exception:
+            if restore is not None:
+                restore()
+            raise
 
     @torch.no_grad()
     def withdraw(self, rows: Tensor, clients: Clients) -> None:

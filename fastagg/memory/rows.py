@@ -234,6 +234,12 @@ class RowMemory:
         if fitting and (cohort.owner is not None or not copy):
             return cohort
         rows = self.spares.rows(cohort.ids)
+        position = -1 if cohort.streamed else shared_row(cohort.rows, rows)
+        if position >= 0:  # a view of a buffer's row from before a step that took it
+            raise ValueError(
+                "updates: must not share memory with the state of the aggregator, but the row of "
+                f"client {cohort.ids[position]} does; pass a separate tensor, such as row.clone()"
+            )
         columns.copy_(rows, cohort.rows, cohort.scales)
         known = RowList(rows) if self.dtype == torch.float32 else rows
         return replace(cohort, rows=known, owner=self.spares, scales=None)

@@ -341,7 +341,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
 
     def _forget(self, ids: list[int]) -> None:
         peaks = self._peaks.index_fill(0, torch.tensor(ids, device="cpu"), 0.0)
-        total = self._total_without(ids)
+        total = self._total_without(sorted(ids))  # the order of subtractions shows in the bits
         if not bool(peaks.any()):
             total.zero_()  # no rounding errors remain
         self.memory.forget(ids)

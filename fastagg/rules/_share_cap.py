@@ -22,6 +22,9 @@ class Proposal(NamedTuple):
     part: float  # of what is left of the client's share; the parts of one client have sum 1
 
 
+_ROUNDING = 1e-12
+"""Room of a row, or a share without a row, of at most this part of the cap are roundings."""
+
 Propose = Callable[[list[int], list[int]], list[Proposal]]
 """(absent clients, positions of the rows with room) -> proposals; clients without a friend make
 none."""
@@ -71,7 +74,8 @@ def divide(
         The weights [S] float64; and for each absent client of which a row took something in a pass,
         the position of the first such row.
     """
-    weights, room = list(own), [max(0.0, cap - share) for share in own]
+    least = _ROUNDING * cap
+    weights, room = list(own), [cap - share if cap - share > least else 0.0 for share in own]
     rest, orphaned, first = dict(absent), 0.0, dict[int, int]()
     while rest:
         proposals = propose(list(rest), [p for p, free in enumerate(room) if free > 0.0])
@@ -82,8 +86,9 @@ def divide(
             if room[position] > 0.0:
                 first.setdefault(client, position)
             weights[position] += taken
-            room[position] -= taken
-            if taken < amount:
+            left = room[position] - taken
+            room[position] = left if left > least else 0.0
+            if amount - taken > least:
                 refused[client] = refused.get(client, 0.0) + (amount - taken)
         heard = {proposal.client for proposal in proposals}
         orphaned += sum(share for client, share in rest.items() if client not in heard)

@@ -20,7 +20,7 @@ from fastagg.registry import register
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.signals import SignalsDeferred
-from fastagg.staleness import none_but_constant
+from fastagg.staleness import no_late_rows
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Cohort, check_vector, read_ids, read_integers
@@ -56,8 +56,9 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
     was lost, or rejected by the server, leaves no trace at the client, and one whose
     acknowledgement was lost is counted once.
 
-    ``max_norm`` limits the norms of differences. ``forget`` of a client needs its row, which only
-    the client has: see :meth:`withdraw`.
+    ``max_norm`` limits the norms of differences. There is no ``clip_norm``, and late differences
+    are refused: a client would have another row than the total. ``forget`` of a client needs its
+    row, which only the client has: see :meth:`withdraw`.
 
     Args:
         client_weights: [K] relative weights, for instance sample counts; None: equal.
@@ -73,8 +74,12 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
 
     column_state = frozenset({"total"})
     state_options = frozenset({"client_weights"})  # those of the rows in the total
-    refused_staleness = none_but_constant(
-        "the total must hold the whole difference of a client, however late it is"
+    refused_staleness = no_late_rows(
+        "a client that was asked again has discarded the difference that it sent before"
+    )
+    no_clipping = (
+        "its clients add the whole difference to their rows; max_norm rejects long differences, "
+        "and their clients learn of it"
     )
     collects_streams = False
     no_weights = (
@@ -281,10 +286,10 @@ class MIFAClient:
         """
         (answers,) = read_integers("answers", [answers], 1)  # a tensor may change later
         if answers == self.answers + 1 and self.pending is not None:
-            self.row.add_(self.pending)  # exact but for the last bits of float64
+            self.row = self.row + self.pending  # exact but for the last bits of float64
             self.answers = answers
         elif answers == 0:
-            self.row.zero_()
+            self.row = torch.zeros_like(self.row)
             self.answers = 0
         elif answers != self.answers:
             more = "" if self.pending is None else f" or {self.answers + 1}"

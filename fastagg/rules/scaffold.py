@@ -245,4 +245,4 @@ def _read_work(value: object, num_clients: int) -> Tensor:
         raise ValueError(
             f"local_work: expected at least {_LEAST_WORK:.3g}, got {float(work.min()):.3g}"
         )
-    return work.expand(num_clients).clone()
+    return work.expand(num_clients).clone(memory_format=torch.contiguous_format)

@@ -150,6 +150,8 @@ def test_rules_that_grow_and_forget_have_the_bits_of_one_process(run: Run, tmp_p
         assert said[5].startswith(("RankError: the clients that withdraw", "ValueError: clients"))
         assert said[6] == "done" and answers.tolist() == [0, 1, 0, 0, 0, 0]
         assert total.tolist() == [1.0] * worker.D
+        assert "MemoryError" in said[7] and said[7].startswith(("MemoryError", "RankError: forget"))
+        assert said[8] == "True"  # no rank has forgotten the client
 
 
 @pytest.mark.slow

@@ -201,8 +201,21 @@ def job_grow(folder: Path) -> Any:
         outcome(lambda: kept.withdraw(updates[1:], [3, 4 - rank])),
         outcome(lambda: kept.withdraw(updates[1:], [3, 4])),
     ]
+    first = torch.ones(K, agg.num_own)
+    agg.step(agg.own(first_params()), first, range(K))
+    total = agg.local.state_dict()["total"]
+    if rank == 1:  # it fails after the others have begun
+        agg.local._total_without = no_memory  # type: ignore[attr-defined]
+    said.append(outcome(lambda: agg.forget([0])))
+    if rank == 1:
+        del agg.local._total_without  # type: ignore[attr-defined]
+    said.append(str(torch.equal(agg.local.state_dict()["total"], total)))
     state = kept.state_dict()
     return results, said, agg.num_clients, state["answers"], kept.gather(state["total"])
+
+
+def no_memory(_: object) -> None:
+    raise MemoryError("no memory")
 
 
 def outcome(call: Callable[[], Any]) -> str:

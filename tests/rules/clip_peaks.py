@@ -26,7 +26,7 @@ from torch import Tensor
 import fastagg
 from fastagg import ColumnBlocks
 from fastagg.updates.differences import Differences
-from tests.rules.conftest import CONFIGURATIONS, as_form
+from tests.rules.conftest import CLIPPING, as_form
 
 K, D = 6, 1 << 21
 SCRATCH = 40 << 20  # bytes; two pieces of rows, of 16 MiB each, and what is small
@@ -65,7 +65,7 @@ def main(names: list[str]) -> int:
     draw = torch.Generator().manual_seed(1)
     block = torch.randn(K, 1 << 16, generator=draw)
     seen, wrong, of_matrix = set(), 0, 0
-    for name, options in CONFIGURATIONS:
+    for name, options in CLIPPING:
         kind = (name, *(f"{key}={options[key]}" for key in KINDS if key in options))
         if kind in seen or (names and name not in names):
             continue

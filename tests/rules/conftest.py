@@ -115,10 +115,12 @@ LATE: list[Configuration] = [
     ("fdms", {"staleness": "polynomial"}),
 ]
 CONFIGURATIONS = [*EXACT, *INT8, *LATE]
+CLIPPING = [case for case in CONFIGURATIONS if case[0] != "mifa-client"]  # it takes no clip_norm
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every_rule: for all configurations (name, options)")
+    config.addinivalue_line("markers", "clipping_rule: for those that take clip_norm")
     config.addinivalue_line("markers", "exact_rule: for those that use the numbers as given")
     config.addinivalue_line("markers", "averaging_rule: the mean, with all clients active")
 
@@ -126,6 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     markers = {
         "every_rule": CONFIGURATIONS,
+        "clipping_rule": CLIPPING,
         "exact_rule": [*EXACT, *LATE],
         "averaging_rule": [*AVERAGING, *LATE_AVERAGING],
     }

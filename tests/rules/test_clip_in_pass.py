@@ -23,7 +23,7 @@ from tests.scripts import HANG, ROOT
 K, D = 6, 23
 CLIP = 4.0  # rows of D standard normal numbers have norms of about 4.8
 Check = Callable[..., None]
-every_rule = pytest.mark.every_rule
+clipping_rule = pytest.mark.clipping_rule
 
 
 def make(name: str, options: dict[str, Any], **more: Any) -> Aggregator:
@@ -46,7 +46,7 @@ def rounds(count: int, seed: int = 11) -> list[tuple[Tensor, list[int]]]:
     return found
 
 
-@every_rule
+@clipping_rule
 @pytest.mark.parametrize("form", ["matrix", "list", "buffer", "stream", "float64", "bfloat16"])
 def test_no_rule_copies_rows(
     monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], form: str
@@ -66,14 +66,14 @@ def test_no_rule_copies_rows(
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
 def test_the_peak_of_memory_is_that_without_copies() -> None:
     """A rule for each way of scaling rows; without names, the program measures all rules."""
-    rules = ["fdms", "krum", "median", "mimic", "scaffold", "mifa-client"]
+    rules = ["fdms", "krum", "median", "mimic", "scaffold"]
     command = [sys.executable, "-m", "tests.rules.clip_peaks", *rules]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("\n") == 6 * 11 + 1  # six forms of eleven configurations
+    assert done.stdout.count("\n") == 6 * 10 + 1  # six forms of ten configurations
 
 
-@every_rule
+@clipping_rule
 @pytest.mark.parametrize("form", ["matrix", "buffer", "stream"])
 def test_a_step_is_that_with_copies(
     same_bits: Check, same_state: Check, name: str, options: dict[str, Any], form: str
@@ -100,7 +100,7 @@ def test_a_step_is_that_with_copies(
 
 IN_WEIGHTS = (
     *("geometric-median", "centered-clip", "krum", "multi-krum", "nnm", "bucketing"),
-    *("fdms", "fdms-soft", "fdms-means", "bulyan", "scaffold", "mifa-client"),
+    *("fdms", "fdms-soft", "fdms-means", "bulyan", "scaffold"),
 )
 
 

@@ -22,7 +22,7 @@ from tests.rules.conftest import as_form
 K, D = 6, 23
 CLIP = 4.0  # rows of D standard normal numbers have norms of about 4.8
 Check = Callable[..., None]
-every_rule = pytest.mark.every_rule
+clipping_rule = pytest.mark.clipping_rule
 exact_rule = pytest.mark.exact_rule
 few_examples = settings(max_examples=max(3, settings.default.max_examples // 3))
 
@@ -57,7 +57,7 @@ def test_hand_worked() -> None:
     assert report.weights.tolist() == [0.5, 0.25]  # the factors of the rows as they came
 
 
-@every_rule
+@clipping_rule
 def test_a_step_is_that_with_rows_that_were_scaled_down_before(
     same_state: Check, name: str, options: dict[str, Any]
 ) -> None:
@@ -89,7 +89,7 @@ def test_follows_the_oracle() -> None:
         assert np.abs(params.numpy() - expected).max() <= 8 * 2.0**-24 * np.abs(expected).max()
 
 
-@every_rule
+@clipping_rule
 def test_a_bound_that_no_row_exceeds_changes_no_bit(
     same_bits: Check, same_state: Check, name: str, options: dict[str, Any]
 ) -> None:
@@ -104,7 +104,7 @@ def test_a_bound_that_no_row_exceeds_changes_no_bit(
         assert expected.clipped is None and expected.clip_norm is None
 
 
-@every_rule
+@clipping_rule
 @few_examples
 @given(data=st.data())
 def test_any_order_and_form_gives_the_same_bits(
@@ -142,7 +142,7 @@ def test_rejected_rows_are_judged_before() -> None:
     assert report.clipped is not None and report.clipped.tolist() == [1, 3]
 
 
-@every_rule
+@clipping_rule
 def test_a_refused_step_changes_nothing(
     same_bits: Check, name: str, options: dict[str, Any]
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_refused_step_changes_nothing(
         same_bits(value, state[key], key)
 
 
-@every_rule
+@clipping_rule
 def test_rows_of_a_buffer_stay_if_the_step_is_refused(name: str, options: dict[str, Any]) -> None:
     agg, buffer = make(name, options, clip_norm=1.0), fastagg.UpdateBuffer(K, D)
     for client in range(3):
@@ -238,7 +238,7 @@ def test_a_round_in_which_all_rows_are_refused_leaves_the_bound(name: str) -> No
     assert agg.state_dict()["clip_bound"].item() == before
 
 
-@every_rule
+@clipping_rule
 def test_a_checkpoint_goes_on_bit_identically(
     same_bits: Check, same_state: Check, tmp_path: Path, name: str, options: dict[str, Any]
 ) -> None:

@@ -152,3 +152,15 @@ def test_which_rules_tell_clients_apart() -> None:
     ]
     for rule, options in apart:
         assert fastagg.make(rule, **sizes, **options).tells_clients_apart
+
+
+@pytest.mark.parametrize("name", ["mifa", "stale", "fedvarp", "fedstale"])
+def test_clients_are_forgotten_in_any_order_with_the_same_bits(name: str) -> None:
+    kept = []
+    for ids in ([0, 1, 2, 3], [3, 1, 2, 0]):
+        agg = fastagg.make(name, num_clients=6, num_params=501)
+        rows = torch.randn(6, 501, generator=torch.Generator().manual_seed(1))
+        agg.step(torch.zeros(501), rows, range(6))
+        agg.forget(ids)
+        kept.append(agg.state_dict()["total"])
+    assert torch.equal(*kept)

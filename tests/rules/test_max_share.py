@@ -64,6 +64,17 @@ def test_the_mean_takes_what_no_friend_has_room_for() -> None:
     assert agg_three.friends is not None and agg_three.friends.tolist() == [0, 1, 0, -1, 4]
 
 
+def test_roundings_are_no_room() -> None:
+    """0.35 - 7 * 0.05 is 1.4e-17: a seventh client does not have row 0 as its friend."""
+    scores = {(k, 0): 0.99 - 0.01 * k for k in range(3, 20)}  # the friend of all, in this order
+    scores |= {(k, 1): 0.5 for k in range(3, 20)} | {(k, 2): 0.1 for k in range(3, 20)}
+    agg = scored(FDMS(num_clients=20, num_params=3, max_share=0.35), scores)
+    report = agg.step(torch.zeros(3), torch.randn(3, 3), [0, 1, 2])
+    assert report.friends is not None
+    assert report.friends.tolist() == [0, 1, 2] + [0] * 6 + [1] * 6 + [2] * 5
+    torch.testing.assert_close(report.weights, torch.tensor([0.35, 0.35, 0.3]))
+
+
 def test_a_share_above_the_cap_counts_in_full() -> None:
     agg = scored(
         FDMS(num_clients=4, num_params=3, max_share=0.3, client_weights=[6, 1, 1, 2]),

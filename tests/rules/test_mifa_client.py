@@ -275,14 +275,35 @@ def test_a_checkpoint_does_not_depend_on_how_equal_weights_were_given(
     assert params.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("staleness", ["polynomial", "hinge"])
-def test_late_differences_count_in_full(staleness: str) -> None:
-    with pytest.raises(ValueError, match=r"staleness.*the whole difference"):
+@pytest.mark.parametrize("staleness", ["constant", "polynomial", "hinge"])
+def test_late_differences_are_refused(staleness: str) -> None:
+    """The client would have another row: it was asked again, and discarded the late difference."""
+    with pytest.raises(ValueError, match=r"staleness: expected None, got .*has discarded"):
         fastagg.make("mifa-client", num_clients=1, num_params=1, staleness=staleness)
-    agg = fastagg.make("mifa-client", num_clients=1, num_params=1, staleness="constant")
-    params = torch.zeros(1)
-    agg.step(params, torch.tensor([[8.0]]), [0], ages=[3])
-    assert params.tolist() == [8.0]
+
+
+def test_differences_are_not_clipped() -> None:
+    """The client adds the whole difference to its row, so the total must, too."""
+    message = "clip_norm: expected None for mifa-client, got 1.0: its clients add the whole"
+    with pytest.raises(ValueError, match=message):
+        fastagg.make("mifa-client", num_clients=1, num_params=1, clip_norm=1.0)
+    agg = fastagg.make("mifa-client", num_clients=1, num_params=1, max_norm=9.0)
+    with pytest.raises(ValueError, match=message):
+        agg.clip_norm = 1.0
+    client, params = fastagg.MIFAClient(1), torch.zeros(1)
+    for update in (8.0, 30.0, 7.0):  # the difference to 30 is rejected
+        client.learn(int(agg.answers[0]))
+        agg.step(params, client.difference_(torch.tensor([update])).view(1, 1), [0])
+        client.learn(int(agg.answers[0]))
+        assert client.row.tolist() == agg.total.tolist() == [7.0 if update == 7.0 else 8.0]
+
+
+def test_a_client_made_in_inference_mode_goes_on() -> None:
+    with torch.inference_mode():
+        client = fastagg.MIFAClient(2)
+        client.difference_(torch.ones(2))
+    client.learn(1)
+    assert client.row.tolist() == [1.0, 1.0] and client.answers == 1 and client.pending is None
 
 
 def test_steps_that_leave_the_range_are_refused(same_state: Callable[..., None]) -> None:

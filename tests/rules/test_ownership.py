@@ -186,6 +186,32 @@ def test_params_may_not_share_memory_with_a_row_of_the_rule(
     agg.step(params, updates, [2, 3])
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "ages"),
+    [
+        ("geometric-median", {"reuse": True}, None),
+        ("krum", {"reuse": True}, None),
+        ("mifa", {}, None),
+        ("mimic", {"staleness": "constant", "max_staleness": 3}, [0, 1]),
+        ("fedstale", {"clip_norm": 30.0}, None),
+    ],
+)
+def test_rows_may_not_share_memory_with_a_spare_row(
+    name: str, options: dict[str, Any], ages: list[int] | None
+) -> None:
+    """A view of a buffer's row from before a step that took the row, which is a spare row now."""
+    agg, buffer = fastagg.make(name, num_clients=3, num_params=8, **options), UpdateBuffer(3, 8)
+    params, view = torch.zeros(8), buffer.row(0)
+    view.fill_(1.0)
+    agg.step(params, buffer, [0])
+    agg.step(params, torch.full((1, 8), 2.0), [0])
+    view.copy_(torch.arange(8.0))
+    before = params.clone()
+    with pytest.raises(ValueError, match=r"updates: .*shares? memory"):
+        agg.step(params, [torch.full((8,), 20.0), view], [0, 1], ages=ages)
+    assert torch.equal(view, torch.arange(8.0)) and torch.equal(params, before)
+
+
 def test_a_memory_knows_each_row_that_it_has_had_and_parts_of_them() -> None:
     few, more = (RowMemory(size, 40, torch.device("cpu")) for size in (3, 5))
     apart = torch.zeros(100, 40)  # allocated last: likely between rows, or beside them

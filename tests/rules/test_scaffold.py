@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import fastagg
 from fastagg import Scaffold
 
 
@@ -149,3 +151,9 @@ def test_its_state_is_refused_as_an_update(same_bits: Callable[..., None], name:
 def test_bad_local_work(work: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="local_work"):
         Scaffold(num_clients=2, num_params=1, local_work=work)  # type: ignore[arg-type]
+
+
+def test_a_rule_for_one_client_is_saved(tmp_path: Path) -> None:
+    agg = fastagg.make("scaffold", num_clients=1, num_params=4, local_work=0.5)
+    agg.save(tmp_path / "agg")
+    assert fastagg.load(tmp_path / "agg").local_work.tolist() == [0.5]
