@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastagg.checkpoint import invariants
-from fastagg.options import from_saved, read_count, read_positive, replace_fields
+from fastagg.options import from_saved, read_count, read_positive, replace_fields, shown
 
 ADAPTIVE = "adaptive"
 _FEWEST = 3
@@ -70,6 +70,10 @@ def read_max_norm(value: object) -> MaxNorm:
         return AdaptiveNorm()
     if isinstance(value, Mapping):
         return from_saved("max_norm", value, AdaptiveNorm)
+    if isinstance(value, str):
+        raise TypeError(
+            f'max_norm: expected None, "auto", "adaptive" or a number > 0, got {shown(value)}'
+        )
     return read_positive("max_norm", value)
 
 

@@ -147,7 +147,7 @@ class RowChecks:
         too_long = {k: norm for k, norm in norms.items() if norm > bound}
         oversized = {k: norm for k, norm in norms.items() if norm > largest and norm <= bound}
         if too_long or oversized:
-            reasons = {k: f"norm {n:.6g}, but {name} is {bound:.6g}" for k, n in too_long.items()}
+            reasons = {k: _too_long(n, name, bound) for k, n in too_long.items()}
             limits = dict.fromkeys(oversized, largest)
             raise RefusedUpdates(
                 reasons | dict(OversizedUpdates(oversized, "norm", limits).reasons)
@@ -186,3 +186,9 @@ class RowChecks:
             return True
         moments.measure(self.columns)
         return peak + moments.change(aggregate, self.server_lr) <= FLOAT32_LIMIT
+
+
+def _too_long(norm: float, name: str, bound: float) -> str:
+    """Return why a row is rejected, with as many digits as tell the two numbers apart."""
+    digits = 6 if f"{norm:.6g}" != f"{bound:.6g}" else 17
+    return f"norm {norm:.{digits}g}, but {name} is {bound:.{digits}g}"

@@ -67,12 +67,14 @@ class FedAWEClient:
         """Take the server's new model [d] float32 after a round in which the answer counted.
 
         Raises:
-            ValueError: as for :meth:`answer_`.
+            TypeError, ValueError: as for :meth:`answer_`, or the model is not finite. Nothing has
+                changed.
         """
         self._rounds_since(number)
-        if model.shape != self.model.shape:
-            raise ValueError(f"model: expected shape {[*self.model.shape]}, got {[*model.shape]}")
-        self.model.copy_(model)
+        check_vector("model", model, len(self.model), self.model.device)
+        if not bool(torch.isfinite(model).all()):
+            raise ValueError("model: expected finite numbers, got NaN or Inf")
+        self.model = model.clone()
         self.last = number
 
     def _rounds_since(self, number: int) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -198,12 +198,19 @@ class Scaffold(Aggregator[Plan, Controlled]):
     def _forget(self, ids: list[int]) -> None:
         peaks = self._peaks.index_fill(0, torch.tensor(ids, device="cpu"), 0.0)
         mean = self.mean_control.to(torch.float64)
-        for client in ids:
+        for client in sorted(ids):  # the order of subtractions shows in the bits
             mean.sub_(self.controls.rows[client], alpha=1.0 / self.num_clients)
         rest = mean.to(torch.float32) if bool(peaks.any()) else torch.zeros_like(self.mean_control)
         mean_peak = self.columns.abs_max([rest]).item()
         self.controls.forget(ids)
         self.mean_control, self._peaks, self._mean_peak = rest, peaks, mean_peak
+
+    def _check_state(self, state: State) -> None:
+        super()._check_state(state)
+        mean, controls = cast(Tensor, state["mean_control"]), state["controls"]
+        invariants.check_range("mean_control", mean, -FLOAT32_LIMIT / 2, FLOAT32_LIMIT / 2)
+        for row in invariants.rows_of(controls):  # so that any two have a difference
+            invariants.check_range("controls", row, -FLOAT32_LIMIT / 2, FLOAT32_LIMIT / 2)
 
     def _widened(self, state: dict[str, Tensor | RowMemory]) -> dict[str, Tensor | RowMemory]:
         mean = torch.zeros(self.num_params, dtype=torch.float64, device=self.device)

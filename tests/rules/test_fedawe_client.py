@@ -123,3 +123,16 @@ def test_a_model_of_another_form_is_refused() -> None:
     for first in ([0.0], torch.zeros(3, dtype=torch.float64), torch.zeros(3, 1)):
         with pytest.raises((TypeError, ValueError), match=r"^first_model: expected "):
             FedAWEClient(first)  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_none_changes_nothing() -> None:
+    client = FedAWEClient(torch.zeros(2))
+    for model, error in (
+        ([1.0, 2.0], TypeError),
+        (torch.zeros(2, dtype=torch.float64), TypeError),
+        (torch.zeros(3), ValueError),
+        (torch.tensor([1.0, float("nan")]), ValueError),
+    ):
+        with pytest.raises(error, match=r"^model: expected"):
+            client.receive(model, 1)  # type: ignore[arg-type]
+    assert client.model.tolist() == [0.0, 0.0] and client.last == -1

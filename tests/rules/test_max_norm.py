@@ -164,7 +164,7 @@ def test_rows_above_the_limit_that_is_known_before_a_step_are_rejected(
     [(0.0, ValueError), (-1, ValueError), (math.inf, ValueError), ("1", TypeError)],
 )
 def test_bad_bounds(value: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"max_norm: expected a (finite )?number"):
+    with pytest.raises(error, match=r"max_norm: expected (a|None, .* or a) (finite )?number"):
         fastagg.make("fedavg", num_clients=2, num_params=1, max_norm=value)
     agg = fastagg.make("fedavg", num_clients=2, num_params=1, max_norm=3)
     with pytest.raises(error, match="max_norm"):

@@ -157,3 +157,11 @@ def test_a_rule_for_one_client_is_saved(tmp_path: Path) -> None:
     agg = fastagg.make("scaffold", num_clients=1, num_params=4, local_work=0.5)
     agg.save(tmp_path / "agg")
     assert fastagg.load(tmp_path / "agg").local_work.tolist() == [0.5]
+
+
+def test_a_state_whose_controls_are_too_far_apart_is_refused() -> None:
+    agg = Scaffold(num_clients=2, num_params=1, local_work=1.0)
+    state = agg.state_dict()
+    state["controls"] = torch.full((2, 1), 3e38)
+    with pytest.raises(ValueError, match=r"state\['controls'\]: expected numbers in \[-1.7"):
+        agg.load_state_dict(state)
