@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import fastagg
-from benchmarks import peers
+from benchmarks import peers, products
 from benchmarks.harness import Comparison, Contender
 from benchmarks.operands import normal, zeros
 
@@ -49,8 +49,8 @@ class Round:
 
         return Contender("fastagg", call, "ours")
 
-    def square_distances(self, rows: Tensor) -> Tensor:
-        torch.mm(rows, rows.T, out=self.gram)
+    def square_distances(self, rows: Tensor, product: products.Product = products.by_mm) -> Tensor:
+        product(rows, self.gram)
         squares = self.gram.diagonal()
         return squares[:, None] + squares - 2 * self.gram
 
@@ -101,15 +101,16 @@ def multi_krum(S: int, d: int) -> Comparison:
     r = Round(S, d)
     keep, neighbours = S - r.f - 1, S - r.f - 2
 
-    def careful() -> Tensor:
-        distances = r.square_distances(r.rows).fill_diagonal_(math.inf)
+    def careful(product: products.Product) -> Tensor:
+        distances = r.square_distances(r.rows, product).fill_diagonal_(math.inf)
         scores = distances.topk(neighbours, largest=False).values.sum(dim=1)
         weights = torch.zeros(S).index_fill_(0, scores.topk(keep, largest=False).indices, 1 / keep)
         return r.apply(weights, r.rows)
 
     contenders = [
         r.step("multi-krum", num_byzantine=r.f, keep=keep),
-        Contender("careful eager, X @ X.T", careful),
+        Contender("careful eager, X @ X.T", lambda: careful(products.by_mm)),
+        Contender("careful eager, ssyrk", lambda: careful(products.by_syrk)),
     ]
     if module := peers.byzfl_aggregators():
         rule = module.MultiKrum(r.f + 1)

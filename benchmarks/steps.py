@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import fastagg
-from benchmarks import peers, robust
+from benchmarks import peers, products, robust
 from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update as memory_op
 from benchmarks.memory_ops import mimic as mimic_op
@@ -78,12 +79,14 @@ class FdmsState:
         present[clients] = True
         return (~present).nonzero().squeeze(1)
 
-    def careful_step(self, updates: Tensor, clients: Tensor) -> Tensor:
+    def careful_step(
+        self, updates: Tensor, clients: Tensor, product: products.Product = products.by_mm
+    ) -> Tensor:
         """Run a step on the active rows: one weight per row, then one pass over the rows.
 
         Assumes that every absent client has a friend.
         """
-        torch.mm(updates, updates.T, out=self.gram)
+        product(updates, self.gram)
         norms = self.gram.diagonal().sqrt()
         similarity = self.gram.div_(torch.outer(norms, norms)).add_(1).mul_(0.5)
         known = self.absent(clients)[:, None], clients
@@ -144,6 +147,10 @@ def fdms(S: int, d: int) -> Comparison:
         Contender("fastagg", lambda: ours(updates), "ours"),
         Contender("fastagg, separate rows", lambda: ours(separate), "variant"),
         Contender("careful eager", lambda: state.careful_step(updates, clients)),
+        Contender(
+            "careful eager, ssyrk",
+            lambda: state.careful_step(updates, clients, products.by_syrk),
+        ),
         Contender("naive eager", lambda: naive.naive_step(all_rows, clients), "naive", repeats=3),
     ]
     return Comparison("step fdms", S, d, contenders, (updates,), K)
@@ -178,7 +185,7 @@ def fedavg(S: int, d: int) -> Comparison:
     clients, updates = half_of(K), normal(S, d).mul_(1e-3)
     params, eager = torch.zeros(d), torch.zeros(d)
     agg = fastagg.make("fedavg", num_clients=K, num_params=d)
-    shares = torch.full((S,), 1 / S)
+    shares, scratch = torch.full((S,), 1 / S), np.empty(d, np.float32)
 
     def ours() -> Tensor:
         agg.step(params, updates, clients)
@@ -187,6 +194,7 @@ def fedavg(S: int, d: int) -> Comparison:
     contenders = [
         Contender("fastagg", ours, "ours"),
         Contender("torch.addmv", lambda: torch.addmv(eager, updates.T, shares, out=eager)),
+        Contender("numpy w @ X", lambda: eager.add_(products.by_numpy(updates, shares, scratch))),
         Contender("naive eager", lambda: eager.add_(updates.mean(dim=0)), "naive"),
     ]
     if aggregate := peers.flower_aggregate():
