@@ -235,8 +235,9 @@ def pass_over(descriptor: int, entry: Entry, note: Callable[[memoryview], object
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, not copied."""
-    # A contiguous tensor of one number may have stride 0, with which no view has another dtype.
-    flat = tensor.as_strided((tensor.numel(),), (1,))
+    flat = tensor.view(-1)
+    if flat.numel() == 1:  # its stride may be 0, with which no view has another dtype
+        flat = flat.as_strided((1,), (1,))
     view: memoryview = flat.view(torch.uint8).numpy().data
     return view
 

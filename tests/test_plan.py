@@ -174,6 +174,10 @@ def test_clipping_costs_a_pass_and_an_adaptive_bound_one_number(name: str) -> No
     sizes = {"num_clients": 100, "num_active": 10, "num_params": 1000}
     options = REQUIRED.get(name, {})
     without = fastagg.plan(name, **sizes, **options)
+    if name == "mifa-client":
+        with pytest.raises(ValueError, match="clip_norm: expected None for mifa-client"):
+            fastagg.plan(name, clip_norm=1.0, **sizes, **options)
+        return
     clipped = fastagg.plan(name, clip_norm=1.0, **sizes, **options)
     assert clipped.bytes_moved == without.bytes_moved + 4 * 10 * 1000
     assert clipped.flops == without.flops + 2 * 10 * 1000

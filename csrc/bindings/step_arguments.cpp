@@ -29,8 +29,8 @@ at::Tensor new_tensor(at::IntArrayRef shape, at::ScalarType dtype) {
 
 // --- small tensors ------------------------------------------------------------------------------
 
-// A tensor [n] that each(tensor, i, item i) fills from a Python sequence of n items. It reads a tuple
-// of its own, because a conversion can run Python code, which may change the caller's list.
+// A tensor [n] that each(tensor, i, item i) fills from a Python sequence of n items. It reads a
+// tuple of its own, because a conversion can run Python code, which may change the caller's list.
 template <class Each>
 at::Tensor tensor_of_items(py::handle items, at::ScalarType dtype, const Each& each) {
   if (!PySequence_Check(items.ptr())) throw py::type_error("expected a sequence of numbers");

@@ -6,6 +6,7 @@
 // two kernels must have the same bits.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
