@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.linalg.blas import ssyrk
 from torch import Tensor
 
-from benchmarks import pair_ops
+from benchmarks import pair_ops, products
 from benchmarks.harness import Comparison, Contender
 from benchmarks.memory_ops import memory_update, mimic
 from benchmarks.moments import adam
@@ -70,9 +69,8 @@ def _with(make: Callable[..., Comparison], with_compile: bool) -> Callable[[int,
 
 def gram(S: int, d: int, *, with_avx2: bool = False) -> Comparison:
     x = normal(S, d)
-    out = torch.empty(S, S)
+    out, out_triangle = torch.empty(S, S), torch.empty(S, S)
     x_numpy, out_numpy = x.numpy(), np.empty((S, S), np.float32)
-    out_fortran = np.empty((S, S), np.float32, order="F")
     chunks, part = x.split(_CHUNK, dim=1), torch.empty(S, S)
     total = torch.empty(S, S, dtype=torch.float64)
 
@@ -82,16 +80,12 @@ def gram(S: int, d: int, *, with_avx2: bool = False) -> Comparison:
             total.add_(torch.mm(chunk, chunk.T, out=part))
         return total
 
-    def syrk() -> np.ndarray:  # the rows of X are the columns of a Fortran matrix A: A^T A
-        c = ssyrk(1.0, x_numpy.T, beta=0.0, c=out_fortran, trans=1, overwrite_c=1)
-        return c  # only the upper triangle is computed
-
     contenders = [
         Contender("fastagg", lambda: ops.gram(x), "ours"),
         Contender("torch X @ X.T", lambda: torch.mm(x, x.T, out=out)),
         *([Contender("torch, chunks of d", chunked)] if S <= _CHUNKED_ROWS else []),
         Contender("numpy X @ X.T", lambda: np.matmul(x_numpy, x_numpy.T, out=out_numpy)),
-        Contender("scipy ssyrk", syrk),
+        Contender("scipy ssyrk", lambda: products.triangle(x, out_triangle)),
     ]
     if with_avx2 and _C.isa() == "avx512":
         contenders.append(Contender("fastagg, AVX2", lambda: _gram_avx2(x), "variant", "avx2"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of all pairs of rows, as careful code with the libraries at hand computes them."""
+"""Products of rows with the libraries at hand, in memory that is allocated before."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ def by_mm(rows: Tensor, out: Tensor) -> Tensor:
     return torch.mm(rows, rows.T, out=out)
 
 
-def by_syrk(rows: Tensor, out: Tensor) -> Tensor:
-    """Compute one triangle with scipy's BLAS, half of the multiply-adds, and mirror it."""
+def triangle(rows: Tensor, out: Tensor) -> Tensor:
+    """Compute the lower triangle with scipy's BLAS: half of the multiply-adds."""
     # The rows are the columns of a Fortran matrix A, and ``out`` is A^T A. Its upper triangle is
     # the lower one of a matrix in the order of C.
     ssyrk(1.0, rows.numpy().T, beta=0.0, c=out.numpy().T, trans=1, overwrite_c=1)
-    out.tril_()
+    return out
+
+
+def by_syrk(rows: Tensor, out: Tensor) -> Tensor:
+    """Compute the lower :func:`triangle`, and mirror it."""
+    triangle(rows, out).tril_()
     diagonal = out.diagonal().clone()
     out.add_(out.T.clone())
     out.diagonal().copy_(diagonal)

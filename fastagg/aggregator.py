@@ -445,13 +445,15 @@ class Aggregator(
             clipped=None if factors is None else cohort.clients[factors < 1.0],
             noise=noise,
         )
-        reserve(_RESERVE + _RESERVE_ROW * len(received))  # before other ranks commit
+        room = _RESERVE + _RESERVE_ROW * len(received)
+        reserve(room)  # before other ranks commit
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
         if confirm is not None:
             confirm(reasons)
         if accept is not None:
             accept(self._moved(params, reading.aggregate))
-            reserve(_RESERVE + _RESERVE_ROW * len(received))
+        if confirm is not None or accept is not None:
+            reserve(room)  # they may have taken it
         with SignalsDeferred():
             if self._move(params, reading.aggregate, self._moments):
                 self._commit(received, plan, reading)

@@ -334,8 +334,8 @@ class UsualRows {
   int64_t d_;
   bool usual_ = false;
   const at::Tensor* matrix_ = nullptr;
-  // Without a matrix, in order. References: making a Python object can run the garbage collector,
-  // and so code that empties the caller's list.
+  // Without a matrix, in order. They own their objects, because making a Python object can run the
+  // garbage collector, and so code that empties the caller's list.
   std::vector<py::object> items_;
   std::vector<const float*> addresses_;
 };

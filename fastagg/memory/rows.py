@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.stores import AddressRange, RowStore, SpareRows
 from fastagg.ops.memory import shared_row
 from fastagg.ops.row_lists import RowList
@@ -234,12 +235,8 @@ class RowMemory:
         if fitting and (cohort.owner is not None or not copy):
             return cohort
         rows = self.spares.rows(cohort.ids)
-        position = -1 if cohort.streamed else shared_row(cohort.rows, rows)
-        if position >= 0:  # a view of a buffer's row from before a step that took it
-            raise ValueError(
-                "updates: must not share memory with the state of the aggregator, but the row of "
-                f"client {cohort.ids[position]} does; pass a separate tensor, such as row.clone()"
-            )
+        # A row may be a view of a row of a buffer that an earlier step took ownership of.
+        refuse_shared_memory(cohort, rows)
         columns.copy_(rows, cohort.rows, cohort.scales)
         known = RowList(rows) if self.dtype == torch.float32 else rows
         return replace(cohort, rows=known, owner=self.spares, scales=None)

@@ -18,12 +18,12 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import RowAges, check_ages, read_max_age
-from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.rules._recent_aggregates import RECENT, RecentAggregates, check_recent, recent_bytes
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector

@@ -24,6 +24,7 @@ from fastagg.memory.int8 import (
     make_memory,
     remembered,
 )
+from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
 from fastagg.ops.memory import replaced
@@ -32,7 +33,6 @@ from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import age_bytes, check_ages, make_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._interval_state import Intervals
-from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort

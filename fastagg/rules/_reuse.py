@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.memory.int8 import make_memory
+from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.stores import RowStore
-from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.updates.any_rows import AnyRow, AnyRows, alike
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns

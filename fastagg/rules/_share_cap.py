@@ -23,7 +23,7 @@ class Proposal(NamedTuple):
 
 
 _ROUNDING = 1e-12
-"""Room of a row, or a share without a row, of at most this part of the cap are roundings."""
+"""Amounts up to this part of the cap are rounding errors: neither room of a row nor a share."""
 
 Propose = Callable[[list[int], list[int]], list[Proposal]]
 """(absent clients, positions of the rows with room) -> proposals; clients without a friend make

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.registry import register
 from fastagg.report import Aggregate
 from fastagg.rules._ages import age_bytes, make_ages
 from fastagg.rules._correction_rule import Corrected, CorrectionPlan, CorrectionRule
-from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import no_late_rows
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort

@@ -15,11 +15,11 @@ from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
+from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.rows import RowMemory
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
 from fastagg.report import Aggregate, Plan, Reading
-from fastagg.rules._overlap import refuse_shared_memory
 from fastagg.staleness import no_late_rows
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort

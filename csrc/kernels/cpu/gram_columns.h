@@ -24,10 +24,10 @@ struct GramColumns {
   int64_t block, chunk, chunks;  // columns, columns, number of chunks
 
   // The rounding errors of blocks of n columns are independent, unless all numbers of a row have
-  // one magnitude. Adding n / 16 products in each lane (more in each of fewer lanes)
-  // leaves an error proportional to n / sqrt(d) in the result; adding the lanes leaves one
-  // proportional to sqrt(n / d). With n below 1.5 sqrt(d) and d / 200, all measured cosines were
-  // exact to 1e-8 from d = 10,000 on.
+  // one magnitude. Adding n / 16 products in each lane (more if there are fewer lanes) leaves an
+  // error proportional to n / sqrt(d) in the result; adding the lanes leaves one proportional to
+  // sqrt(n / d). With n below 1.5 sqrt(d) and d / 200, all measured cosines were exact to 1e-8 from
+  // d = 10,000 on.
   explicit GramColumns(int64_t d) {
     constexpr int64_t kLanes = 16;
     const int64_t most = std::min<int64_t>(d / 200, std::llround(1.5 * std::sqrt(d)));

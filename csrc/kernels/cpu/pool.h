@@ -16,9 +16,9 @@ namespace fastagg::cpu {
 // microseconds, because waking takes longer, and then sleep (wake_core.h). They compute in the
 // floating-point environment of the caller (rounding, flushing of denormal numbers), and block all
 // signals but those of their own faults, so that the threads of the application receive them. A
-// helper may run on the cores that the thread whose call started it might run on, whichever call it
-// helps later. A process made by fork() starts its own helpers. If the system refuses a thread,
-// calls run with fewer.
+// helper keeps the CPU affinity of the thread whose call started it, whichever call it helps later.
+// A process made by fork() starts its own helpers. If the system refuses a thread, calls run with
+// fewer.
 Parallel pool_threads(int workers);
 
 }  // namespace fastagg::cpu

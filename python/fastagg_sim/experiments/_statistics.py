@@ -140,9 +140,10 @@ def _of_one_seed(terms: Sequence[tuple[float, Trace]], statistic: Statistic) -> 
         return over_blocks(y, statistic.window(x), first.weights_at(x), length=length)
     estimate = over_blocks(y, statistic.window(x), _distances(x, terms), length=length)
     value = 0.0
-    for (factor, trace), at in zip(terms, own, strict=True):
-        # Between the points of a weighted series, another one may begin or end.
-        at = at if trace.weights is None else np.unique(np.concatenate(own))
+    every = np.unique(np.concatenate(own))
+    for (factor, trace), points in zip(terms, own, strict=True):
+        # A weighted value lasts up to the next x, and a window may begin in between.
+        at = points if trace.weights is None else every
         weights, window = _distances(at, terms), statistic.window(at)
         counts = None if weights is None else weights[window]
         value += factor * float(np.average(trace.at(at)[window], weights=counts))
