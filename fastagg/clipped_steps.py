@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastagg.clipping import (
+    LEAST_FACTOR,
     AdaptiveClip,
     ClipNorm,
     Clipping,
@@ -22,7 +24,7 @@ from fastagg.clipping import (
 from fastagg.modes import plain_modes
 from fastagg.noise import Noise, RandomBytes, add_noise_
 from fastagg.options import read_factor
-from fastagg.report import Aggregate
+from fastagg.report import Aggregate, RefusedUpdates
 from fastagg.row_checks import RowChecks
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.scaled import scaled
@@ -111,6 +113,11 @@ class ClippedSteps(RowChecks):
         If weights can scale rows down, the rows are as they were; so are they if the rule scales
         them itself, with the ``scales`` of the cohort. Otherwise rows that are too long are copied.
         Without ``clip_norm`` there are no factors.
+
+        Raises:
+            RefusedUpdates: a factor would be below the normal numbers of float32, in which rules
+                scale rows: the scaled row could be longer than ``clip_norm``. Also as
+                :meth:`_check_squares`.
         """
         if self._clipping is None:
             return cohort, None
@@ -119,6 +126,15 @@ class ClippedSteps(RowChecks):
         squares: list[float] = self.columns.square_norms(cohort.rows).tolist()
         self._check_squares(cohort, squares)
         factors = self._clipping.factors(squares, self.random_bytes)
+        if min(factors) < LEAST_FACTOR:
+            raise RefusedUpdates(
+                {
+                    client: f"norm {math.sqrt(square):.4g} is more than {1 / LEAST_FACTOR:.1e} "
+                    f"times clip_norm = {float(self._clipping.bound):.4g}"
+                    for client, square, factor in zip(cohort.ids, squares, factors, strict=True)
+                    if factor < LEAST_FACTOR
+                }
+            )
         found = factors_tensor(factors)
         if self.sums_rows_by_plan or min(factors) == 1.0:
             return cohort, found

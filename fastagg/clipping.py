@@ -17,6 +17,8 @@ from fastagg.norm_bound import MaxNorm
 from fastagg.options import from_saved, read_factor, read_part, read_positive, replace_fields
 
 _LEAST, _MOST = 1e-30, 1e30  # of an adaptive bound
+LEAST_FACTOR = 2.0**-126
+"""The least normal number of float32. Factors below it have fewer digits."""
 _LARGEST_EXPONENT = 200.0  # exp(200) takes any bound beyond _MOST, and exp(710) would overflow
 
 

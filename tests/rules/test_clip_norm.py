@@ -76,6 +76,26 @@ def test_a_step_is_that_with_rows_that_were_scaled_down_before(
         assert (params - twin).abs().max() <= tolerance * twin.abs().max()
 
 
+@clipping_rule
+def test_a_row_too_long_to_scale_is_refused(
+    same_state: Check, name: str, options: dict[str, Any]
+) -> None:
+    """Its factor, 1.4e-43, would be a denormal number of 2 digits: 100 times 2^-149."""
+    agg, twin_agg = make(name, options, clip_norm=1e-4), make(name, options, clip_norm=1e-4)
+    params, twin = torch.zeros(D), torch.zeros(D)
+    for rows, clients in rounds(2):
+        hostile = next(k for k in range(K) if k not in clients)
+        twin_agg.step(twin, rows, clients)
+        report = agg.step(
+            params, torch.cat([torch.full((1, D), 1.5e38), rows]), [hostile, *clients]
+        )
+        assert report.reasons == {
+            hostile: "norm 7.194e+38 is more than 8.5e+37 times clip_norm = 0.0001"
+        }
+        assert torch.equal(params, twin)
+    same_state(agg, twin_agg)
+
+
 def test_follows_the_oracle() -> None:
     weights = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0]
     agg = make("fedavg", {"client_weights": weights, "server_lr": 0.7}, clip_norm=CLIP)
