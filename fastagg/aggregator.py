@@ -415,7 +415,7 @@ class Aggregator(
                 if self.max_norm is not None and not known and received.ids:
                     squares = self.columns.square_norms(received.rows)
                     self._check_squares(received, squares.tolist())
-                plan = self._plan(received)
+                plan = self._plan_without_bad(received)
                 noise = self._noise(received, plan)
                 if factors is not None and self.sums_rows_by_plan:
                     plan.weights = plan.weights * factors
@@ -428,6 +428,10 @@ class Aggregator(
                     raise ValueError(f'{found}; use nonfinite="drop" to leave them out') from None
                 reasons |= found.reasons
                 cohort = cohort.without(found.reasons)
+            except ValueError as error:
+                if type(error) is not ValueError or not reasons:
+                    raise
+                raise ValueError(f"{error}{_rejected(reasons)}") from error
         if noise is not None:
             reading.aggregate = self._noised(params, reading.aggregate, noise.std)
         counted = reading.weights
@@ -462,6 +466,23 @@ class Aggregator(
         # Nothing has changed. Without a RowSum, the step finds out why: it leaves rows out or
         # raises.
         return self._step(params, updates, clients, ages, weights, confirm, accept, at_once=False)
+
+    def _plan_without_bad(self, cohort: Cohort) -> P:
+        """Return the plan. If there is none, find out whether that is because of bad rows.
+
+        Most rules see only as they read rows which ones they must reject. But a rule that needs
+        more rows, or refuses so many, refuses them before.
+
+        Raises:
+            RefusedUpdates: rows must be rejected.
+            ValueError: no plan for the other rows.
+        """
+        try:
+            return self._plan(cohort)
+        except ValueError:
+            if cohort.ids and (self.max_norm is not None or self.nonfinite == "drop"):
+                self._check_squares(cohort, self.columns.square_norms(cohort.rows).tolist())
+            raise
 
     def _without_late(self, cohort: Cohort) -> tuple[Cohort, dict[int, str]]:
         """Return the cohort without rows that are too late, and why, by client id.
@@ -646,3 +667,10 @@ class Aggregator(
 
     def __repr__(self) -> str:
         return describe(self)
+
+
+def _rejected(reasons: Mapping[int, str]) -> str:
+    """Return at most five of the reasons for rejections, as the end of an error message."""
+    listed = [f"client {client}: {reasons[client]}" for client in sorted(reasons)]
+    more = f"; and {len(listed) - 5} more" if len(listed) > 5 else ""
+    return f" (rejected: {'; '.join(listed[:5])}{more})"

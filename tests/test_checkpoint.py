@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import json
 import math
 import os
 import resource
+import stat
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -382,6 +384,29 @@ def test_the_last_files_are_kept(agg: MIFA, tmp_path: Path) -> None:
     assert kept == contents[-3:]
     with pytest.raises(ValueError, match="keep: expected"):
         agg.save(tmp_path / "a", keep=0)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EIO])
+def test_files_are_kept_where_there_are_no_hard_links(
+    agg: MIFA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    agg.save(tmp_path / "a", keep=2)
+    first = (tmp_path / "a").read_bytes()
+    agg.step(torch.zeros(100), torch.randn(1, 100), [0])
+    if code == errno.EIO:  # another error is one
+        with pytest.raises(OSError, match="cannot be written: Input/output error"):
+            agg.save(tmp_path / "a", keep=2)
+        assert (tmp_path / "a").read_bytes() == first
+        assert [path.name for path in tmp_path.iterdir()] == ["a"]
+        return
+    agg.save(tmp_path / "a", keep=2)
+    assert (tmp_path / "a.1").read_bytes() == first != (tmp_path / "a").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.1"]
+    assert stat.S_IMODE((tmp_path / "a.1").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("number", [1, 2])

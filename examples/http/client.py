@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from urllib.error import HTTPError, URLError
+from http.client import HTTPException
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import safetensors.torch
@@ -35,8 +36,8 @@ def main() -> None:
             if error.code == 410:  # the run has ended
                 return
             print(f"refused: {error.code} {error.read().decode()}", flush=True)
-        except (URLError, OSError):
-            pass  # the server does not run now: try again
+        except (OSError, HTTPException):
+            pass  # the server does not run now, or ended while it sent: try again
         time.sleep(0.1)
 
 

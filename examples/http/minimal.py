@@ -28,7 +28,9 @@ async def post(request: web.Request) -> web.Response:
 
 async def main() -> None:
     app = web.Application(client_max_size=server.answer_limit)
-    app.add_routes([web.get(r"/{client:\d+}", get), web.post(r"/{client:\d+}/{key}", post)])
+    app.add_routes(
+        [web.get("/{client:[0-9]{1,9}}", get), web.post("/{client:[0-9]{1,9}}/{key}", post)]
+    )
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", int(sys.argv[1])).start()

@@ -29,11 +29,14 @@ def application(server: fastagg.Server) -> web.Application:
         return web.Response(status=200 if reason is None else 409, text=reason)
 
     app = web.Application(client_max_size=server.answer_limit)
-    app.add_routes([web.get(r"/{client:\d+}", get), web.post(r"/{client:\d+}/{key}", post)])
+    app.add_routes(
+        [web.get("/{client:[0-9]{1,9}}", get), web.post("/{client:[0-9]{1,9}}/{key}", post)]
+    )
     return app
 
 
-async def run(server: fastagg.Server, port: int, rounds: int, log: Path) -> None:
+async def run(server: fastagg.Server, port: int, rounds: int, folder: Path) -> None:
+    log, model = folder / "rounds.jsonl", folder / "model.safetensors"
     runner = web.AppRunner(application(server))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
@@ -45,7 +48,8 @@ async def run(server: fastagg.Server, port: int, rounds: int, log: Path) -> None
             line = {"round": report.round, "active": report.active, "ignored": report.ignored}
             line["late"] = report.late
             file.write(json.dumps(line) + "\n")
-    server.close()
+    model.write_bytes(server.model_bytes())
+    server.close()  # may raise OSError: there is no room for the last checkpoint, say
     await asyncio.sleep(2.0)  # so that the clients learn that the run has ended
     await runner.cleanup()
 
@@ -72,8 +76,7 @@ def main() -> None:
     )
     if checkpoint.exists():
         server.resume(checkpoint)
-    asyncio.run(run(server, options.port, options.rounds, options.folder / "rounds.jsonl"))
-    (options.folder / "model.safetensors").write_bytes(server.model_bytes())
+    asyncio.run(run(server, options.port, options.rounds, options.folder))
 
 
 if __name__ == "__main__":

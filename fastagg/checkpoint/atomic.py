@@ -8,12 +8,15 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from fastagg.durable import sync, sync_folder
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -151,6 +154,20 @@ def _is_open(path: Path, descriptor: int) -> bool:
     return os.path.samestat(status, os.fstat(descriptor))
 
 
+def _link(source: Path, link: Path) -> None:
+    """Make a second name of a file; a copy, on file systems without hard links (FAT, many FUSE)."""
+    try:
+        os.link(source, link)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with source.open("rb") as old, link.open("xb") as new:
+            shutil.copyfileobj(old, new)
+            os.fchmod(new.fileno(), stat.S_IMODE(os.fstat(old.fileno()).st_mode))
+            new.flush()
+            sync(new.fileno())
+
+
 def _rotate(target: Path, partial: Path, keep: int) -> None:
     """Rename ``partial`` to ``target``, ``target`` to ``target.1``, that to ``target.2`` and so on.
 
@@ -170,8 +187,8 @@ def _rotate(target: Path, partial: Path, keep: int) -> None:
         (link, f"{target}.1"),
     ]
     try:
-        os.link(target, link)
         made.append(link)
+        _link(target, link)
         for old, new in renames:
             with suppress(FileNotFoundError):
                 os.replace(old, new)

@@ -83,12 +83,14 @@ def write(
 
     Raises:
         OSError, TypeError, ValueError: this rank could not write.
-        RankError: another rank could not write.
+        RankError: another rank could not write, or its further tensors have other names, shapes
+            but for the columns, or dtypes.
     """
     target = Path(folder)
     own = target / manifest.file(ranks.rank)
     error: Exception | None = None
     text = ""
+    alike = [(name, [*value.shape[:-1]], str(value.dtype)) for name, value in columns.items()]
     try:
         if ranks.rank == 0:  # its notes are stored
             text = _text(manifest)
@@ -98,7 +100,7 @@ def write(
     except Exception as found:  # agree raises it after the other ranks know of it
         error = found
     try:
-        ranks.agree("writing the checkpoint", [manifest.split, manifest.columns], error=error)
+        ranks.agree("writing the checkpoint", [manifest.split, alike], error=error)
     except BaseException:
         with suppress(OSError):  # no manifest names this file
             own.unlink()
@@ -285,6 +287,7 @@ def read(
     """
     whole: dict[str, Tensor] = {}
     parts: dict[str, list[Tensor]] = {}
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     split = [*manifest.split, *(_FURTHER + name for name in manifest.columns)]
     for rank, (first, last) in enumerate(manifest.bounds):
         apart = last <= begin or end <= first
@@ -305,6 +308,11 @@ def read(
                         saved.path,
                         f"{name}: expected {width} columns, as in {MANIFEST}, got shape "
                         f"{[*saved.entries[name].shape]}",
+                    )
+                kind = saved.entries[name].kind, saved.entries[name].shape[:-1]
+                if kinds.setdefault(name, kind) != kind:
+                    raise CheckpointError(
+                        saved.path, f"{name}: expected {kinds[name]}, as in other files, got {kind}"
                     )
             wanted: dict[str, slice | None] = {}
             if rank == 0:

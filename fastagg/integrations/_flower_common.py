@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from fastagg.integrations._report import Answer, RoundReport, close_and_note
+from fastagg.integrations._report import NOT_WRITTEN, Answer, RoundReport, close_and_note
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief
 from fastagg.integrations._wire import Arrays
@@ -173,9 +173,7 @@ def log_weighing(server: AggregationServer, key: str) -> None:
 def log_report(report: RoundReport) -> None:
     """Log the report of a round; a checkpoint that could not be written is an error."""
     for line in report.lines():
-        _LOG.info("\t%s", line)
-    if report.checkpoint_error is not None:
-        _log_checkpoint_error(report.checkpoint_error)
+        _LOG.log(logging.ERROR if line.startswith(NOT_WRITTEN) else logging.INFO, "\t%s", line)
 
 
 def settle_round(server: AggregationServer, report: RoundReport | None) -> RoundReport | None:
@@ -185,7 +183,7 @@ def settle_round(server: AggregationServer, report: RoundReport | None) -> Round
     """
     error = server.settle_round()
     if error is not None:
-        _log_checkpoint_error(error)
+        _LOG.error("\t%s, the next round tries again: %s", NOT_WRITTEN, error)
         report = None if report is None else replace(report, checkpoint_error=error)
     return report
 
@@ -210,10 +208,6 @@ def save_last(server: AggregationServer) -> None:
         server.save_if_due()
     except (OSError, ValueError, MemoryError) as error:
         _LOG.error("\tthe last checkpoint was not written: %s", str(error) or type(error).__name__)
-
-
-def _log_checkpoint_error(error: str) -> None:
-    _LOG.error("\tthe checkpoint was not written, the next round tries again: %s", error)
 
 
 def log_changes(changes: Sequence[str]) -> None:

@@ -234,7 +234,7 @@ class FastAggLegacyStrategy(FedAvg):
         metrics: dict[str, Scalar] = {}
         if self.fit_metrics_aggregation_fn is not None:
             used = {p.cid: _note(r) for p, r in results} | report.late_notes
-            order = sorted(report.ids, key=lambda cid: report.ids[cid])
+            order = sorted(report.ids.keys() & used.keys(), key=lambda cid: report.ids[cid])
             metrics = combine_results(
                 {cid: (used[cid]["num_examples"], used[cid]["metrics"] or {}) for cid in order},
                 self.fit_metrics_aggregation_fn,

@@ -37,7 +37,7 @@ from fastagg.integrations._flower_common import (
     settle_round,
     wait_for_nodes,
 )
-from fastagg.integrations._flower_late import LateReplies
+from fastagg.integrations._flower_late import LateReplies, from_those_asked
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
 from fastagg.integrations._hosted_rule import check_option_names
 from fastagg.integrations._report import Answer, RoundReport, close_and_note
@@ -206,6 +206,7 @@ class FastAggStrategy(FedAvg):
         )
         self.last_report: RoundReport | None = None
         self._questions = LateReplies(self._keep_late)
+        self._asked: dict[str, list[Message]] = {}  # the last messages of each type
         self._runs = False  # whether start runs the rounds
         self._record: ArrayRecord | None = None  # the global model in the form that is sent
         self._data: dict[str, bytes] = {}  # its arrays when it was made
@@ -266,7 +267,7 @@ class FastAggStrategy(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the new model, None if it did not change, and the metrics of active clients."""
-        valid = self._log_errors("aggregate_train", replies)
+        valid = self._answered("aggregate_train", MessageType.TRAIN, replies)
         answers = [self._read(message) for message in valid]
         log_weighing(self.server, self.weighted_by_key)
         report = close_and_note(lambda: self.server.close_round(answers, settled=False), self._note)
@@ -286,7 +287,7 @@ class FastAggStrategy(FedAvg):
     ) -> MetricRecord | None:
         """Return the combined metrics of the replies whose metrics are valid."""
         known = self.server.ids.known
-        messages = self._log_errors("aggregate_evaluate", replies)
+        messages = self._answered("aggregate_evaluate", MessageType.EVALUATE, replies)
         ids = {
             _sender(message): known.get(_sender(message), self.server.num_clients)
             for message in messages
@@ -517,10 +518,12 @@ class FastAggStrategy(FedAvg):
         self, message_type: str, arrays: ArrayRecord, config: ConfigRecord, nodes: list[str]
     ) -> list[Message]:
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
-        return [
+        messages = [
             Message(content=record, message_type=message_type, dst_node_id=int(node))
             for node in nodes
         ]
+        self._asked[message_type] = messages  # the grid gives them ids
+        return messages
 
     def _read(self, message: Message) -> Answer:
         """Return the answer in a reply; its ``problem`` is set if it cannot be used."""
@@ -565,25 +568,25 @@ class FastAggStrategy(FedAvg):
             messages: replies in time.
             ids: of the senders.
             aggregate: the user's function, if there is one.
-            late: what is known of late replies that count, by sender.
+            late: what is known of late replies that count, by sender. One with too many metrics
+                may be missing.
         """
         contents = {_sender(message): message.content for message in messages} | dict(late or {})
-        order = sorted(ids, key=lambda sender: (ids[sender], sender))
+        order = sorted(ids.keys() & contents.keys(), key=lambda sender: (ids[sender], sender))
         ignored = self.partition_key
         return combine_metrics(
             {s: contents[s] for s in order}, self.weighted_by_key, ignored, aggregate
         )
 
-    @staticmethod
-    def _log_errors(step: str, replies: Iterable[Message]) -> list[Message]:
-        """Return the replies that are not errors; log the errors."""
+    def _answered(self, step: str, message_type: str, replies: Iterable[Message]) -> list[Message]:
+        """Return the replies of nodes that were asked, without errors; log the others."""
         everything = list(replies)
         valid = [message for message in everything if not message.has_error()]
         errors = [message for message in everything if message.has_error()]
         _LOG.info("%s: Received %s results and %s failures", step, len(valid), len(errors))
         for message in errors:
             _log_error(message)
-        return valid
+        return from_those_asked(self._asked.get(message_type, []), valid)
 
 
 def _log_error(message: Message) -> None:

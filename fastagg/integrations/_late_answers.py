@@ -8,6 +8,7 @@ reports. What it keeps is an update: the model of its round is needed only until
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import threading
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from fastagg.inbox import Answers, Inbox
+from fastagg.inbox import MOST_NOTE, Answers, Inbox
 from fastagg.integrations._late import EarlierRounds
 from fastagg.integrations._report import Answer
 from fastagg.integrations._wire import WireError, WireLayout
@@ -193,12 +194,19 @@ class LateAnswers:
     def _keep(
         self, inbox: Inbox, answer: Answer, row: torch.Tensor, note: dict[str, Any]
     ) -> str | None:
-        """Put an answer into the inbox; return why it does not wait there."""
+        """Put an answer into the inbox; return why it does not wait there.
+
+        What the framework has noted is left out if it is too large for an inbox: an update counts
+        without its metrics.
+        """
         assert answer.round is not None  # it is late
         before = dict(inbox.waiting())
         note |= {name: getattr(answer, name) for name in _KEPT}
         try:
-            if not inbox.put(answer.sender, row, round=answer.round - 1, note=_packed(note)):
+            packed = _packed(note)
+            if _is_large(packed):
+                packed = _packed(note | {"note": None})
+            if not inbox.put(answer.sender, row, round=answer.round - 1, note=packed):
                 return NEWER
         except (TypeError, ValueError, RecursionError) as error:  # a note that no file may have
             return str(error)
@@ -278,11 +286,15 @@ class LateAnswers:
             self._rejected = {key: why for key, why in self._rejected.items() if key[1] != number}
 
     def forget(self, senders: Collection[str]) -> None:
-        """Note that senders have left: their answers do not count any more."""
+        """Note that senders have left: their answers do not count any more.
+
+        Raises:
+            OSError: the file of an answer cannot be deleted. It waits on.
+        """
         with self._lock:
-            self.earlier.forget(senders)
             if self._inbox is not None:
                 self._inbox.discard(lambda sender, _: sender in senders)
+            self.earlier.forget(senders)
             self._rejected = {k: why for k, why in self._rejected.items() if k[0] not in senders}
 
     def waiting(self) -> list[tuple[str, int]]:
@@ -342,6 +354,14 @@ def _row(layout: WireLayout, answer: Answer, base: torch.Tensor | None) -> torch
     layout.subtract(answer.arrays, None if answer.is_update else base, update)
     layout.copy_statistics(answer.arrays, row[layout.num_params :])
     return row
+
+
+def _is_large(note: Any) -> bool:
+    """Return whether a note is too large for an inbox, which says what else is wrong with it."""
+    try:
+        return len(json.dumps(note)) > MOST_NOTE
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def _packed(value: Any) -> Any:

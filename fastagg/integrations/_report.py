@@ -13,6 +13,9 @@ from fastagg.integrations._untrusted import cut, small
 from fastagg.integrations._wire import Received
 from fastagg.report import StepReport
 
+NOT_WRITTEN = "the checkpoint was not written"
+"""Begins the line of a report that a framework logs as an error."""
+
 _LISTED = 20  # at most this many clients are listed in a line of text
 
 
@@ -142,6 +145,8 @@ class RoundReport:
             lines.append(f"the model stays as it was: {reason}")
         elif not self.active:
             lines.append("there is no update: the rule applied what it remembers")
+        if self.checkpoint_error is not None:
+            lines.append(f"{NOT_WRITTEN}, the next round tries again: {self.checkpoint_error}")
         return lines
 
 

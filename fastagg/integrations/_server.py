@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.making import make
 from fastagg.options import read_count, read_size
 from fastagg.registry import RuleName
+from fastagg.signals import SignalsDeferred
+from fastagg.updates.cohort import read_ids
 from fastagg.updates.roles import Roles, read_roles
 from fastagg.updates.row_pool import RowPool
 
@@ -149,6 +151,7 @@ class AggregationServer:
         self.selection = Selection(selection)
         self.roles = read_roles(roles)
         self.rounds = 0
+        self.last_report: RoundReport | None = None
         self.empty_rounds = 0
         self._id_options: dict[str, Any] = {"source": ids, "release_after": release_after}
         self.ids = self._new_ids()
@@ -248,9 +251,11 @@ class AggregationServer:
         """
         return self.model.layout
 
-    def held(self) -> AbstractContextManager[None]:
-        """Delay the guard's signals within this context; nothing is saved until it ends."""
-        return self.guard.held()
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Run signal handlers after this context; nothing is saved for them until it ends."""
+        with SignalsDeferred(), self.guard.held():
+            yield
 
     def set_model(self, arrays: Arrays) -> None:
         """Set the global model. The rule's state, the client ids and the rounds do not change.
@@ -382,15 +387,16 @@ class AggregationServer:
         Raises:
             TypeError, ValueError, IndexError: as for :meth:`fastagg.Aggregator.forget`. Nothing has
                 changed.
-            OSError: the checkpoint could not be written. The clients are forgotten in this process,
-                and the next round tries again.
+            OSError: a late answer in the folder ``inbox_path`` cannot be deleted: the clients are
+                not forgotten. Or the checkpoint could not be written: they are forgotten in this
+                process, and the next round tries again.
         """
         with self.held():
             rule = self._aggregator or self._make(num_params=1)  # to check the ids
-            rule.forget(clients)
-            left = {int(client) for client in clients}
+            left = set(read_ids(clients, rule.num_clients))
             names = {sender for sender, client in self.ids.known.items() if client in left}
             self._late.forget(names.union(senders))
+            rule.forget([*left])
             self.ids.forget(left)
             self._clients_changed |= self.has_model and bool(left)
             problem = self._try_to_save() if self._clients_changed else None
@@ -508,6 +514,7 @@ class AggregationServer:
             self._settled = settled or not report.moved
             if self._settled:
                 report = replace(report, checkpoint_error=self._end_round())
+            self.last_report = report  # a handler may raise an exception in the place of a return
             self._count_empty(report, asked)
         return report
 
@@ -542,6 +549,7 @@ class AggregationServer:
                 error=error,
                 checkpoint_error=self._end_round(),
             )
+            self.last_report = report
             self._count_empty(report, len(asked))
         return report
 
@@ -716,13 +724,14 @@ class AggregationServer:
             rule_for=self._rule_for,
         )
         run, changed = read_run(path, host)
-        self.history, self._model, self._aggregator = run.history, run.model, run.rule
-        self.ids, self.selection = run.ids, run.selection
-        self._late.restart(run.earlier, run.steps, run.name)
-        self._resize(run.rule.num_clients)
-        self.rounds = self._saved_rounds = run.rounds
-        self._open = False
-        self._clients_changed = False
+        with self.held():
+            self.history, self._model, self._aggregator = run.history, run.model, run.rule
+            self.ids, self.selection = run.ids, run.selection
+            self._late.restart(run.earlier, run.steps, run.name)
+            self._resize(run.rule.num_clients)
+            self.rounds = self._saved_rounds = run.rounds
+            self._open = False
+            self._clients_changed = False
         if self.takes_late_answers:  # they may come before the next round opens
             with suppress(OSError, ValueError):  # open_round tries again, and raises it
                 self._open_inbox()

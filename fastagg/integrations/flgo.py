@@ -28,7 +28,13 @@ from flgo.algorithm.fedbase import BasicServer  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
 from fastagg.integrations._hosted_rule import check_option_names, refuse_needy  # noqa: E402
-from fastagg.integrations._report import Answer, RoundReport, close_and_note, listed  # noqa: E402
+from fastagg.integrations._report import (  # noqa: E402
+    NOT_WRITTEN,
+    Answer,
+    RoundReport,
+    close_and_note,
+    listed,
+)
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.registry import find  # noqa: E402
 from fastagg.updates.layout import FlatLayout  # noqa: E402
@@ -243,9 +249,8 @@ class FastAggServer(BasicServer):
     def _log(self, participation: Participation, report: RoundReport) -> None:
         """Write a round to FLGO's log, and to the record that FLGO saves as JSON after the run."""
         for line in [*participation.lines(), *report.lines()]:
-            self.gv.logger.info(line)
-        if report.checkpoint_error is not None:
-            self.gv.logger.error(f"no checkpoint was written: {report.checkpoint_error}")
+            log = self.gv.logger.error if line.startswith(NOT_WRITTEN) else self.gv.logger.info
+            log(line)
         entry: dict[str, Any] = {
             "active": list(report.active),
             "friends": report.friends,

@@ -42,7 +42,7 @@ from nvflare.app_common.app_event_type import AppEventType  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
 from fastagg.integrations._npy import npy_header, read_header, view  # noqa: E402
-from fastagg.integrations._report import Answer, EmptyRounds, RoundReport  # noqa: E402
+from fastagg.integrations._report import NOT_WRITTEN, Answer, EmptyRounds, RoundReport  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.integrations._untrusted import (  # noqa: E402
     LONGEST,
@@ -467,9 +467,8 @@ class FastAggAggregator(ModelAggregator):
         """Write the report to NVFlare's log."""
         for line in report.lines():
             log = self.log_warning if line.startswith("rejected ") else self.log_info
+            log = self.log_error if line.startswith(NOT_WRITTEN) else log
             log(fl_ctx, line)
-        if report.checkpoint_error is not None:
-            self.log_error(fl_ctx, f"the checkpoint was not written: {report.checkpoint_error}")
 
 
 def _sender(shareable: Shareable) -> str:

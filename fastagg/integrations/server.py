@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fastagg.aggregator import Aggregator
 from fastagg.integrations import _tensors
 from fastagg.integrations._hosted_rule import check_option_names
-from fastagg.integrations._report import Answer, EmptyRounds, RoundReport
+from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._wire import Received, WireError
 from fastagg.options import MOST, read_positive
@@ -289,8 +289,9 @@ class Server:
 
         Raises:
             TypeError, ValueError, IndexError: they are not clients. Nothing has changed.
-            OSError: the checkpoint could not be written. The clients are forgotten in this process,
-                and the next round tries again.
+            OSError: a late answer in the folder ``inbox_path`` cannot be deleted: the clients are
+                not forgotten. Or the checkpoint could not be written: they are forgotten in this
+                process, and the next round tries again.
             RuntimeError: a round is open, or the server is closed.
         """
         senders = [self._sender(client) for client in clients]
@@ -426,24 +427,27 @@ class Server:
                 )
             current.ended = True
             number = current.task.round
-        ends = None
         try:
             with self._turn:
-                report = self._aggregate([*current.answers.values()])
-        except EmptyRounds as error:
-            report, ends = error.report, error
-        finally:
+                self._aggregate([*current.answers.values()])
+        finally:  # after the round, too, if a signal handler has raised an exception
             with self._changed:
                 self._round = None
+                ignored, self._ignored = self._ignored, {}
                 if self._core.rounds < number:  # it has not happened, and may be begun again
                     self._core.discard_late(number)
-                ignored, self._ignored = self._ignored, {}
+                else:
+                    self._last_report = self._reported(ignored)
+        assert self._last_report is not None
+        return self._last_report
+
+    def _reported(self, ignored: dict[str, str]) -> RoundReport:
+        """Return the report of the last round, with the answers that were not taken."""
+        report = self._core.last_report
+        assert report is not None
         if self._numbered:
             report = replace(report, absent={sender: int(sender) for sender in report.absent})
-        self._last_report = replace(report, ignored=ignored)
-        if ends is not None:
-            raise ends
-        return self._last_report
+        return replace(report, ignored=ignored)
 
     def run_round(self, clients: Iterable[Client] | None = None) -> RoundReport:
         """Call :meth:`begin_round` and :meth:`finish_round`, for clients that ask for tasks."""
@@ -456,12 +460,16 @@ class Server:
         Late answers to earlier rounds wait for the next one. A thread that waits in
         :meth:`finish_round` gets a RuntimeError. A round whose answers are being aggregated is not
         aborted.
+
+        Raises:
+            OSError: a late answer to this round, in the folder ``inbox_path``, cannot be deleted.
+                The round is aborted; a server that opens the folder again deletes the answer.
         """
         with self._changed:
             if self._round is not None and not self._round.ended:
                 number, self._round = self._round.task.round, None
-                self._core.discard_late(number)
                 self._changed.notify_all()
+                self._core.discard_late(number)
 
     def close(self) -> None:
         """Abort the open round, take no more answers, and write a checkpoint if one is missing.
@@ -469,17 +477,20 @@ class Server:
         Another server may use ``inbox_path`` then.
 
         Raises:
-            OSError: the checkpoint could not be written.
+            OSError: the checkpoint could not be written, or as for :meth:`abort_round`. The server
+                is closed.
             ValueError: its header is larger than a reader accepts: there are too many clients.
         """
         with self._changed:
             self._closed = True
-        self.abort_round()
-        with self._turn:
-            try:
-                self._core.save_if_due()
-            finally:
-                self._core.close()
+        try:
+            self.abort_round()
+        finally:
+            with self._turn:
+                try:
+                    self._core.save_if_due()
+                finally:
+                    self._core.close()
 
     def __enter__(self) -> Server:
         return self

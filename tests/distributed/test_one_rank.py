@@ -232,6 +232,22 @@ def test_columns_of_any_number_of_dimensions_come_back(tmp_path: Path) -> None:
         assert torch.equal(found[name], value), name
 
 
+@pytest.mark.parametrize("other", [torch.zeros(3, 5), torch.zeros(2, 5, dtype=torch.int64)])
+def test_files_of_other_shapes_and_dtypes_are_refused(other: torch.Tensor, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    agg = ShardedAggregator("fedavg", num_clients=K, num_params=D)
+    agg.save(folder, columns={"m": torch.zeros(2, D)})
+    manifest = storage.describe(folder).manifest
+    halves = dataclasses.replace(manifest, bounds=[[0, 2], [2, D]])
+    (folder / storage.MANIFEST).write_text(storage._text(halves))
+    options = agg.local.options()
+    for rank, column in enumerate((torch.zeros(2, 2), other)):
+        path = folder / halves.file(rank)
+        checkpoint.write(path, "fedavg", options, {storage._FURTHER + "m": column})
+    with pytest.raises(CheckpointError, match=r"m: expected \('F32', \(2,\)\), as in other files"):
+        ShardedAggregator.load(folder)
+
+
 @pytest.mark.parametrize("field", ["columns", "split"])
 def test_a_name_that_comes_twice_in_a_manifest_is_refused(field: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"

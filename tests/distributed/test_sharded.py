@@ -181,6 +181,8 @@ def test_an_error_on_one_rank_is_raised_on_all_ranks(run: Run, tmp_path: Path) -
     assert one["save"].startswith("ValueError")
     assert zero["save"].startswith("RankError: writing the checkpoint: rank 1 of 2 refused")
     for seen in (zero, one):
+        for key in ("shapes", "dtypes"):
+            assert seen[key].startswith("RankError: writing the checkpoint: expected the same")
         assert seen["load"].startswith("FileNotFoundError: folder: there is no checkpoint")
         assert seen["unchanged"]
         assert seen["rejected"] == [1]

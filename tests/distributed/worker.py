@@ -246,6 +246,10 @@ def in_own_folder(folder: Path, rank: int) -> ShardedAggregator:
         os.chdir(before)
 
 
+def save(agg: ShardedAggregator, folder: Path, column: torch.Tensor) -> None:
+    agg.save(folder / "columns", columns={"m": column})
+
+
 def job_refuse(folder: Path) -> Any:
     """Cause errors on one rank only; the steps in between succeed."""
     rank = dist.get_rank()
@@ -267,6 +271,10 @@ def job_refuse(folder: Path) -> Any:
         ),
         "options": outcome(lambda: ShardedAggregator("mifa", num_clients=K + rank, num_params=D)),
         "save": outcome(lambda: agg.save(folder / ("missing/\0" if odd else "good"))),
+        "shapes": outcome(lambda: save(agg, folder, torch.zeros(2 + rank, agg.num_own))),
+        "dtypes": outcome(
+            lambda: save(agg, folder, torch.zeros(agg.num_own, dtype=(torch.int64, None)[rank]))
+        ),
         "folder": outcome(lambda: in_own_folder(folder, rank)),
         "load": outcome(lambda: ShardedAggregator.load(folder / "nothing")),
         "read": outcome(lambda: agg.step(params, breaking(agg, odd), [0, 1, 2])),

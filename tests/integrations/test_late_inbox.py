@@ -263,6 +263,44 @@ def test_a_note_that_no_file_may_have_is_rejected(made: Callable[..., Run], nest
     assert report.active == (0,) and report.rejected == {"n1 (of round 1)": reason}
 
 
+def test_an_answer_with_too_many_metrics_counts_without_them(made: Callable[..., Run]) -> None:
+    run = made()
+    run.round(0)
+    for client, numbers in ((1, 6000), (2, 10_000)):  # of 35 bytes each; 2^18 are accepted
+        note = {"metrics": {"x": [0.1 + 1e-9 * number for number in range(numbers)] * 2}}
+        assert run.late(client, 1, note=note if client == 2 else {"x": 1.0}) is None
+    report = run.round(0)
+    assert report.active == (0, 1, 2) and report.late == {"n1": 1, "n2": 1}
+    assert report.late_notes == {"n1": {"x": 1.0}}
+
+
+def spoil(run: Run) -> None:
+    """Put folders, which cannot be deleted as files, in the place of the files of answers."""
+    for path in (run.folder / "inbox").iterdir():
+        path.unlink()
+        path.mkdir()
+
+
+def test_clients_are_not_forgotten_if_a_file_cannot_be_deleted(made: Callable[..., Run]) -> None:
+    run = made(rule="mifa")
+    run.round(0, 1, 2)
+    run.begin()
+    run.close(0, 2)
+    assert run.late(1, 2) is None
+    before = run.server.aggregator.state_dict()
+    spoil(run)
+    with pytest.raises(OSError, match="Is a directory"):
+        run.server.forget([1])
+    after = run.server.aggregator.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert run.server.ids.known == {"n0": 0, "n1": 1, "n2": 2}
+    for path in (run.folder / "inbox").iterdir():
+        path.rmdir()
+        path.touch()
+    run.server.forget([1])
+    assert run.server.ids.known == {"n0": 0, "n2": 2}
+
+
 def test_a_new_run_refuses_the_answers_of_another_one(made: Callable[..., Run]) -> None:
     run = made()
     run.round(0)

@@ -328,6 +328,15 @@ def test_a_checkpoint_for_which_there_is_no_memory_is_reported(
     assert again.rounds == 2
 
 
+def test_a_checkpoint_that_is_not_written_is_in_the_lines(tmp_path: Path) -> None:
+    loop = server("mifa", checkpoint_path=tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    *_, last = run_round(loop, range(K)).lines()
+    assert last.startswith("the checkpoint was not written, the next round tries again: [Errno 21]")
+    (tmp_path / "run").rmdir()
+    assert not any("checkpoint" in line for line in run_round(loop, range(K)).lines())
+
+
 def test_names_keep_their_ids(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     loop = server(ids="name", checkpoint_path=path)
@@ -429,6 +438,37 @@ def test_an_error_leaves_the_server_as_it_was(monkeypatch: pytest.MonkeyPatch) -
     run_round(twin, range(K))
     run_round(twin, range(3))
     assert report.round == 2 and loop.model_bytes() == twin.model_bytes()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGALRM"])
+def test_a_handler_runs_after_the_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may raise an exception, such as that of a time limit, between any two lines of a round."""
+    loop, number = server("mifa"), getattr(signal, name)
+    run_round(loop, range(K))
+    step = fastagg.Aggregator.step
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        signal.raise_signal(number)
+        return result
+
+    def limit(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(number, limit)
+    monkeypatch.setattr(fastagg.Aggregator, "step", interrupted)
+    try:
+        with pytest.raises(TimeoutError):
+            run_round(loop, range(3))
+    finally:
+        signal.signal(number, before)
+        monkeypatch.setattr(fastagg.Aggregator, "step", step)
+    twin = server("mifa")
+    run_round(twin, range(K))
+    report = run_round(twin, range(3))
+    assert loop.rounds == 2 and loop.model_bytes() == twin.model_bytes()
+    assert loop.last_report is not None and loop.last_report.lines() == report.lines()
+    assert run_round(loop, [1]).absent == run_round(twin, [1]).absent
 
 
 def test_a_signal_waits_for_the_end_of_the_round(
