@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastagg.clipping import (
+    FLOAT32_SUM,
     LEAST_FACTOR,
     AdaptiveClip,
     ClipNorm,
@@ -116,8 +117,8 @@ class ClippedSteps(RowChecks):
 
         Raises:
             RefusedUpdates: a factor would be below the normal numbers of float32, in which rules
-                scale rows: the scaled row could be longer than ``clip_norm``. Also as
-                :meth:`_check_squares`.
+                scale rows: the scaled row could be longer than ``clip_norm``. (With noise, the
+                factor is 0.) Also as :meth:`_check_squares`.
         """
         if self._clipping is None:
             return cohort, None
@@ -126,7 +127,10 @@ class ClippedSteps(RowChecks):
         squares: list[float] = self.columns.square_norms(cohort.rows).tolist()
         self._check_squares(cohort, squares)
         factors = self._clipping.factors(squares, self.random_bytes)
-        if min(factors) < LEAST_FACTOR:
+        if min(factors) < LEAST_FACTOR and self._noise_multiplier > 0.0:
+            # A rejection would show in the mean that a row was so long.
+            factors = [factor if factor >= LEAST_FACTOR else 0.0 for factor in factors]
+        elif min(factors) < LEAST_FACTOR:
             raise RefusedUpdates(
                 {
                     client: f"norm {math.sqrt(square):.4g} is more than {1 / LEAST_FACTOR:.1e} "
@@ -156,7 +160,8 @@ class ClippedSteps(RowChecks):
         if self._clipping is None or self._noise_multiplier == 0.0:
             return None
         largest = self._largest_change(cohort, plan)
-        return noise_of(self._clipping, self._noise_multiplier, largest)
+        rounding = self._largest_rounding(cohort, plan)
+        return noise_of(self._clipping, self._noise_multiplier, largest, rounding)
 
     def _noised(self, params: Tensor, aggregate: Aggregate, std: float) -> Aggregate:
         """Return an aggregate with noise, in the vector of the other one if that is only scratch.
@@ -183,3 +188,11 @@ class ClippedSteps(RowChecks):
         clipped at a larger bound: ``_check_noise_change``.)
         """
         raise NotImplementedError(f"{self.name} takes no noise_multiplier")
+
+    def _largest_rounding(self, cohort: Cohort, plan: Any) -> float:
+        """Return how much more the aggregate can change because sums over rows are rounded.
+
+        In units of ``clip_norm``, like :meth:`_largest_change`. By default, no row has a larger
+        factor than that, and all clients have one.
+        """
+        return FLOAT32_SUM * self.num_clients * self._largest_change(cohort, plan)

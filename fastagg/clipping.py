@@ -153,8 +153,14 @@ def check_clipping(state: invariants.State) -> None:
 
 
 _ROUNDING = 1.0 + 2.0**-16
-"""Margin of the sensitivity for roundings: of norms, whose squares are added up in float32 within
-blocks of 768 columns, of factors, and of scaled rows and sums, which are float32."""
+"""Margin of the sensitivity for roundings in a client's own row: of its norm, whose squares are
+added up in float32 within blocks of 768 columns, of factors, and of the scaled row."""
+FLOAT32_SUM = 2.0**-19
+"""Largest difference of two sums of S rows by roundings, in units of the sum of |factor| |row|.
+Quotients of factors, sums of eight rows (7 additions) and the result are float32, so each sum has
+an error of at most 9 roundings of 2^-24."""
+FLOAT64_SUM = 2.0**-23
+"""The same if only the result is float32."""
 
 
 class Noisy(Protocol):
@@ -247,7 +253,7 @@ def check_remembered(
         )
 
 
-def noise_of(clipping: Clipping, multiplier: float, largest: float) -> Noise:
+def noise_of(clipping: Clipping, multiplier: float, largest: float, rounding: float) -> Noise:
     """Return the noise of a round.
 
     A count with noise of the standard deviation s is a Gaussian release, too: one client changes it
@@ -259,11 +265,12 @@ def noise_of(clipping: Clipping, multiplier: float, largest: float) -> Noise:
         clipping: the bound.
         multiplier: z > 0.
         largest: the largest change of the aggregate by one client, in units of the bound.
+        rounding: how much more it can change because sums are rounded, in the same units.
     """
     own = multiplier
     if isinstance(clipping.options, AdaptiveClip):
         count_noise = clipping.options.count_noise
         ratio = multiplier / count_noise  # < 1
         own = multiplier / math.sqrt(1.0 - ratio**2)  # z**-2 could overflow
-    sensitivity = _ROUNDING * float(clipping.bound) * largest
+    sensitivity = float(clipping.bound) * (_ROUNDING * largest + rounding)
     return Noise(multiplier, sensitivity, own * sensitivity)

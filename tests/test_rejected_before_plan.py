@@ -60,7 +60,9 @@ def test_a_refused_step_says_which_rows_were_rejected_before(
     agg = fastagg.make(rule, num_clients=D, num_params=D, max_norm=5.0, **options)
     params = torch.zeros(D)
     rows = given(form, torch.cat([ROWS[:1], LONG]))
-    with pytest.raises(ValueError, match=r"got 1 \(rejected: client 3: norm 200, but max_norm is 5"):
+    with pytest.raises(
+        ValueError, match=r"got 1 \(rejected: client 3: norm 200, but max_norm is 5"
+    ):
         agg.step(params, rows, [0, 3])
     assert not params.any()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
-from fastagg.clipping import ClipNorm, check_remembered, read_clip_norm
+from fastagg.clipping import FLOAT64_SUM, ClipNorm, check_remembered, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.int8 import (
     COLUMN_BLOCKS,
@@ -325,6 +325,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
         # Which rows count follows from who was active, and is the same without a client's rows.
         return plan.norm * float(self._shares.max())
+
+    def _largest_rounding(self, cohort: Cohort, plan: MemoryPlan) -> float:
+        return FLOAT64_SUM * plan.norm * float(self._shares.sum())
 
     def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
         self.memory.forget(plan.blank)

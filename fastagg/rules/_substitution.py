@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fastagg.aggregator import CommonOptions, R
+from fastagg.clipping import FLOAT32_SUM
 from fastagg.ops.memory import shares_by_friend, tensor_of
 from fastagg.rules._client_weights import absent_without_weights, all_shares, relative
 from fastagg.rules._share_cap import Propose, divide, read_max_share, round_cap
@@ -56,6 +57,9 @@ class SubstitutionRule(WeightedRule[P, R]):
         own = self._shares[cohort.clients]
         absent = max(0.0, 1.0 - math.fsum(own.tolist()))
         return float(own.max()) + 2.0 * absent
+
+    def _largest_rounding(self, cohort: Cohort, plan: P) -> float:
+        return FLOAT32_SUM  # shares add up to 1
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """Return factors [S] float64: a client's share goes to its friend's row, or all rows."""

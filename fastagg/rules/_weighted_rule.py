@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastagg.aggregator import Aggregator, CommonOptions, R, State
+from fastagg.clipping import FLOAT32_SUM
 from fastagg.costs import Cost, Sizes
 from fastagg.report import Aggregate, Plan, Reading, RowSum
 from fastagg.rules._client_weights import read_client_weights
@@ -114,3 +115,6 @@ class AveragingRule(WeightedRule[P, Reading]):
         # [K], of all rows of a client
         whole = torch.zeros(self.num_clients, dtype=torch.float64, device="cpu")
         return float(whole.index_add_(0, cohort.clients, plan.weights.abs()).max())
+
+    def _largest_rounding(self, cohort: Cohort, plan: P) -> float:
+        return FLOAT32_SUM * float(plan.weights.abs().sum())

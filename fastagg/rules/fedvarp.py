@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.clipping import FLOAT64_SUM
 from fastagg.costs import Cost, Sizes
 from fastagg.registry import register
 from fastagg.rules._client_weights import relative
@@ -53,6 +54,9 @@ class FedVARP(MemoryRule):
         own = self._shares.index_select(0, cohort.clients)
         active = float((plan.weights + (plan.weights - own).abs()).max())
         return max(active, float(self._shares.max()))
+
+    def _largest_rounding(self, cohort: Cohort, plan: MemoryPlan) -> float:
+        return FLOAT64_SUM * float(self._shares.sum() + 2.0 * plan.weights.sum())
 
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: list[float]

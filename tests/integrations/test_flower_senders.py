@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed (make test-flower inst
 
 from flwr.app import Message
 
-from tests.integrations.test_flower import K, NODES, NodesGrid, SlowGrid, initial, reply, strategy
+from tests.integrations.test_flower import NODES, K, NodesGrid, SlowGrid, initial, reply, strategy
 
 pytestmark = pytest.mark.flower
 
