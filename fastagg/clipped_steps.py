@@ -36,6 +36,7 @@ class ClippedSteps(RowChecks):
     """Scales rows down and adds noise; :class:`fastagg.Aggregator` has the options."""
 
     name: ClassVar[str]
+    num_clients: int
     sums_rows_by_plan: bool = False
     """Whether the aggregate is ``plan.weights @ rows``, so that weights can scale rows down."""
     keeps_aggregate: ClassVar[bool] = False

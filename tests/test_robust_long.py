@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import fastagg
 from fastagg import robust
 from fastagg.robust import callables
 
@@ -281,6 +282,70 @@ def test_centered_clipping_recovers() -> None:
     expected = good[1:].sum(0, dtype=np.float64) / N + 100.0 / N / math.sqrt(D)
     np.testing.assert_allclose(first, expected, rtol=1e-12)
     np.testing.assert_allclose(rule(good), good.mean(0, dtype=np.float64), rtol=2e-6)  # float32
+
+
+def of_length(name: str, length: float) -> Any:
+    """Return a callable whose length, if it has one, is ``length``."""
+    made: dict[str, Callable[[], Any]] = {
+        "GeometricMedian": lambda: robust.GeometricMedian(nu=0.1 * length, T=5),
+        "CenteredClipping": lambda: robust.CenteredClipping(L=3, tau=0.5 * length),
+        "Clipping": lambda: robust.Clipping(c=length),
+    }
+    return made.get(name, RULES[name])()
+
+
+@pytest.mark.parametrize("power", [-300, -540, -900, -1000])
+@pytest.mark.parametrize("name", RULES)
+def test_short_vectors(name: str, power: int) -> None:
+    """Their squares underflow from 2^-537 on, where Krum returned an outlier."""
+    vectors = np.random.default_rng(-power).standard_normal((N, D))
+    vectors[:F] += 20.0
+    scale = 2.0**power
+    found = of_length(name, scale)(vectors * scale) / scale
+    # Exact but for numbers near 2^-1074, the spacing of denormal numbers.
+    tolerance = 1e-12 if power > -1000 else 2.0**-60
+    np.testing.assert_allclose(found, of_length(name, 1.0)(vectors), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("far", [1.0, 1e300])
+@pytest.mark.parametrize("name", ["Krum", "MultiKrum", "MDA", "SMEA", "MoNNA", "GeometricMedian"])
+def test_others_beside_short_vectors(name: str, far: float) -> None:
+    vectors = np.random.default_rng(1).standard_normal((N, D)) * 2.0**-600
+    vectors[:F] = far
+    found = of_length(name, 2.0**-600)(vectors) * 2.0**600
+    assert np.abs(found).max() < 3.0
+
+
+def test_meamed_of_two_values_at_the_same_distance() -> None:
+    """The rounded median of [a, a, b, b] is nearer to a or b; the smaller one is left in."""
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        low, high = np.sort(generator.random(2))
+        (found,) = robust.Meamed(1)(np.array([[low], [high], [high], [low]]))
+        assert found == pytest.approx((2 * low + high) / 3, rel=1e-15)
+    values = np.sort(generator.integers(0, 30, (9, 500)), axis=0).astype(np.float64)
+    expected = []
+    for column in values.T:
+        order = sorted(column, key=lambda value: (abs(value - column[4]), value))
+        expected.append(np.mean(order[: 9 - 4]))
+    np.testing.assert_allclose(robust.Meamed(4)(values), expected, rtol=1e-15)
+
+
+def test_a_result_beyond_the_dtype_of_the_vectors_is_refused() -> None:
+    clip = robust.CenteredClipping(m=torch.full((3,), 1e6), tau=1.0)
+    with pytest.raises(ValueError, match=r"m: expected numbers in the range of torch\.float16"):
+        clip(torch.ones(4, 3, dtype=torch.float16))
+    assert torch.equal(clip.m, torch.full((3,), 1e6))
+
+
+@pytest.mark.parametrize("nu", [1e-300, 5e-309, 5e-324])
+def test_a_tiny_nu(nu: float) -> None:
+    (found,) = robust.GeometricMedian(nu=nu, T=5)(np.array([[1.0], [1.0], [2.0]]))[None]
+    assert found == pytest.approx(1.0, abs=0.02)
+    agg = fastagg.make("geometric-median", num_clients=3, num_params=2, nu=nu)
+    params = torch.zeros(2)
+    report = agg.step(params, torch.ones(3, 2), [0, 1, 2])
+    assert params.tolist() == [1.0, 1.0] and report.weights.sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("tau", [100.0, 1e100, 1e200, 1e300, math.inf])

@@ -155,13 +155,14 @@ def weiszfeld(gram: Tensor, weights: Tensor, start: Tensor, nu: float, iteration
             squared norms of the rows, so distances below 1e-4 of the norms are noise.
         weights: float64 [n], > 0; only their ratios matter.
         start: float64 [n], the first factors.
-        nu: > 0, in units of the rows; the smoothing.
+        nu: > 0, in units of the rows; the smoothing. At least 2^-900 is used, so that no
+            factor is infinite.
         iterations: number of steps, 0 to 100,000.
 
     Returns:
         float64 [n], the factors. Their sum is 1 (up to rounding) after the first step.
     """
-    return compiled.weiszfeld(gram, weights, start, nu, iterations)
+    return compiled.weiszfeld(gram, weights, start, max(nu, 2.0**-900), iterations)
 
 
 @op(

@@ -23,6 +23,7 @@ from fastagg.robust.long_rows import (
     headroom,
     in_unit,
     multiplied,
+    own_units,
 )
 from fastagg.robust.vectors import Products, Vectors, combine, peak_of
 from fastagg.rules.bucketing import draw_buckets
@@ -287,7 +288,7 @@ class CenteredClipping(_Callable):
         """Aggregate n vectors into one of the same kind, dtype and shape; see the module."""
         given = self._read(vectors)
         size = len(given.rows)
-        start = self._start(given.rows[0])
+        start = self._start(given.rows[0], given.dtype)
         unit = common_unit(given.peaks, self.tau, peak_of(start))
         # A long vector adds its direction times tau, so it may be shortened in the sum as well.
         rows = divided([*given.rows, start], [*divisors(given.peaks, unit), unit])
@@ -295,13 +296,13 @@ class CenteredClipping(_Callable):
         gram = Products(rows, size).translated
         factors = ops.clip_towards(gram, equal, in_unit(self.tau, unit), self.L)
         result = multiplied(combine(rows, factors[None]), unit)
-        if not math.isfinite(peak_of(result[0])):
-            raise ValueError(f"vectors: the result is out of the range of {result.dtype}")
+        if not math.isfinite(peak_of(result[0].to(given.dtype))):
+            raise ValueError(f"vectors: the result is out of the range of {given.dtype}")
         self._m = result[0]
         return given.pack(result.clone())[0]
 
-    def _start(self, row: Tensor) -> Tensor:
-        """Return the starting point in the dtype of ``row`` [d]."""
+    def _start(self, row: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the starting point in the dtype of ``row`` [d]; ``dtype`` is that of vectors."""
         if self._m is None:
             return torch.zeros_like(row)
         if self._m.shape != row.shape:
@@ -310,9 +311,9 @@ class CenteredClipping(_Callable):
                 f"got {row.numel()}; set m = None to start again from zero"
             )
         start = self._m.to(row)
-        if not math.isfinite(peak_of(start)):
+        if not math.isfinite(peak_of(start.to(dtype))):
             raise ValueError(
-                f"m: expected numbers in the range of {row.dtype}, as the vectors, got up to "
+                f"m: expected numbers in the range of {dtype}, as the vectors, got up to "
                 f"{peak_of(self._m):.3g}; set m = None to start again from zero"
             )
         return start
@@ -411,9 +412,17 @@ class Meamed(TrMean):
         ops.meamed_(out, peak, rows, len(rows) - self.f)
 
     def _of(self, ascending: Tensor) -> Tensor:
-        distances = (ascending - _median(ascending)).abs()
-        order = distances.sort(dim=0, stable=True).indices[: len(ascending) - self.f]
-        return ascending.gather(0, order).mean(dim=0)
+        size, count = ascending.shape
+        middle = _two_sum(ascending[(size - 1) // 2], ascending[size // 2])
+        left = torch.zeros(1, count, dtype=torch.int64, device="cpu")
+        right = left + size - 1
+        for _ in range(self.f):  # leave out the end that is farther from the median
+            total, error = _two_sum(ascending.gather(0, left)[0], ascending.gather(0, right)[0])
+            above = (total > middle[0]) | ((total == middle[0]) & (error >= middle[1]))
+            right -= above.to(torch.int64)
+            left += (~above).to(torch.int64)
+        window = left + torch.arange(size - self.f, device="cpu")[:, None]
+        return ascending.gather(0, window).mean(dim=0)
 
 
 # --- pre-aggregators ------------------------------------------------------------------------
@@ -462,8 +471,8 @@ class _Clipping(_Callable, ABC):
     def __call__(self, vectors: VectorsLike) -> Array:
         """Turn n vectors into n vectors of the same kind, stacked: [n, ...]; see the module."""
         given = self._read(vectors)
-        # No distances are needed, so each long row has a unit of its own and others keep theirs.
-        own = divisors(given.peaks)
+        # No distances are needed, so each long or short row has a unit of its own.
+        own = own_units(given.peaks)
         rows, units = divided(given.rows, own), torch.tensor(own, dtype=torch.float64, device="cpu")
         room = headroom(max(given.peaks))  # a norm may be beyond float64
         divided_norms = Products(rows).gram.diagonal().sqrt()
@@ -518,6 +527,13 @@ def _mean_of(members: Sequence[int], size: int) -> Tensor:
     factors = torch.zeros(1, size, dtype=torch.float64, device="cpu")
     factors[0, list(members)] = 1.0 / len(members)
     return factors
+
+
+def _two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rounded sum and its error: their exact sum is that of ``a`` and ``b`` (Knuth)."""
+    total = a + b
+    other = total - a
+    return total, (a - (total - other)) + (b - other)
 
 
 def _median(ascending: Tensor) -> Tensor:
