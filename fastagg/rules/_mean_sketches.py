@@ -57,6 +57,8 @@ class Means:
         mean = old.scales[:, None] * old.numbers  # [S, k] float32
         mean += weights[:, None] * (directions - mean)
         scales = mean.abs().amax(dim=1) / _MOST
+        # A denormal scale has few digits: what it is divided by would not be rounded to 127.
+        scales = torch.where(scales >= torch.finfo(torch.float32).tiny, scales, 0.0)
         numbers = mean / torch.where(scales > 0.0, scales, 1.0)[:, None]
         new = rounded_(numbers).clamp_(-_MOST, _MOST).to(torch.int8)
         return Means(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,16 @@ def grouped_rounds(count: int, size: int, seed: int = 0) -> list[tuple[Tensor, T
         noise = 1.5 * torch.randn(size, D, generator=g)
         rounds.append((common[clients % GROUPS] + noise, clients))
     return rounds
+
+
+@pytest.mark.parametrize("rest", [1e-40, 1e-42, 3e-43, 1e-44])
+def test_a_mean_with_a_denormal_scale_is_zero(rest: float, tmp_path: Path) -> None:
+    agg = FDMSMeans(num_clients=2, num_params=2, sketch=64, min_weight=0.0)
+    for first in (1.0, -1.0):  # their mean is the rest
+        agg.step(torch.zeros(2), torch.tensor([[first, rest]]), [0])
+    assert agg.scales.tolist() == [0.0, 0.0] and not agg.means.any()
+    agg.save(tmp_path / "run")
+    assert fastagg.load(tmp_path / "run").counts.tolist() == [2, 0]
 
 
 def test_by_hand() -> None:
