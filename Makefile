@@ -114,15 +114,19 @@ ARM_TREE := build/arm/tree
 ARM_PYTHON = PYTHONPATH=$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
 # Tests that start processes must find the package for ARM64 in them, too, and not that of the checkout.
 ARM_TESTS = PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(ARM_TREE)):$(ARM)/site PYTHONDONTWRITEBYTECODE=1 $(ARM)/python
-# Left out: gram of so many rows and columns takes 10 s to 10 minutes there, and goes the same way with fewer or other numbers; and what
-# processes of their own, which take 20 s to start, observe of threads, signals and the scheduler: they are those of the machine that
-# emulates.
+# Left out: so many rows and columns take 10 s to 10 minutes there, and go the same way with fewer or other numbers; statistics of sketches,
+# whose bits another test compares with those of the portable kernels; and what processes of their own, which take 20 s to start, and
+# several callers observe of threads, signals and the scheduler: they are those of the machine that emulates.
 ARM_SAME := test_registration.py test_aliasing.py
 ARM_LEFT_OUT := "test_gram.py::test_many_rows[1000-600]" "test_gram.py::test_many_rows[2045-600]" \
   "test_gram.py::test_many_rows[4096-600]" test_gram.py::test_many_rows_on_many_threads \
   "test_gram.py::test_against_oracle[neon-positive-41-40000]" "test_gram.py::test_against_oracle[neon-correlated-41-40000]" \
   "test_scratch.py::test_gram_needs_as_much_as_gram_scratch_returns[neon-400-4099-1]" \
   "test_scratch.py::test_gram_needs_as_much_as_gram_scratch_returns[neon-400-4099-3]" \
+  "test_rounded_memory.py::test_the_bits_of_float32_rows_with_rounded_values[neon-41-400003-False]" \
+  "test_rounded_memory.py::test_the_bits_of_float32_rows_with_rounded_values[neon-41-400003-True]" \
+  test_sketch.py::test_mean_and_variance test_sketch.py::test_error_of_cosines_falls_with_k \
+  test_threads.py::test_concurrent_callers_share_the_threads_and_get_the_same_bits \
   test_threads.py::test_a_forked_process_starts_its_own_threads \
   test_threads.py::test_a_fork_during_calls_of_other_threads_locks_nothing \
   test_threads.py::test_small_calls_start_no_thread_and_helpers_block_signals \
