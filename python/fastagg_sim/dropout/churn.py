@@ -13,7 +13,6 @@ import torch
 from fastagg_sim.dropout.base import DropoutProcess, register
 from fastagg_sim.dropout.combined import Combined
 from fastagg_sim.dropout.sampled import Sampled
-from fastagg_sim.seeds import generator
 
 _NEVER = 1 << 62  # rounds
 
@@ -86,7 +85,7 @@ class Churn(Combined):
     def _own_leaves(self) -> torch.Tensor:
         if self.lifetime is None:
             return torch.full((self.num_clients,), _NEVER)
-        rng = generator(self.seed, "dropout", "churn")
+        rng = self.stream("churn")
         drawn = torch.rand(self.num_clients, generator=rng, dtype=torch.float64)  # in [0, 1)
         # The number of rounds is above n with the probability (1 - 1 / lifetime)^n.
         rate = torch.tensor(-1.0 / self.lifetime, dtype=torch.float64).log1p()

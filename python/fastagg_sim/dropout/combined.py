@@ -17,6 +17,7 @@ from fastagg_sim.dropout.base import (
     make_dropout,
     needs,
 )
+from fastagg_sim.seeds import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,10 @@ class Combined(DropoutProcess):
     """A process in which another one decides which clients are available, join and leave.
 
     process, options: the name and the options of the other process. It uses all K clients and the
-        same seed and history.
+        same seed and history, and draws what it draws alone.
+
+    A process with other processes of its own kind inside adds their number to the names of its
+    random streams (`stream`): all of them have the same seed.
     """
 
     process: str = "full"
@@ -72,6 +76,17 @@ class Combined(DropoutProcess):
             label_counts=self.label_counts,
             **self.options,
         )
+
+    def stream(self, *names: str | int) -> torch.Generator:
+        """Return the generator of the stream ("dropout", names) of this process.
+
+        With n > 0 processes of its own kind inside, the stream is ("dropout", names, n).
+        """
+        inside, other = 0, self.inner
+        while isinstance(other, Combined):
+            inside += type(other) is type(self)
+            other = other.inner
+        return generator(self.seed, "dropout", *names, *([inside] if inside else []))
 
     def joined(self, round: int) -> int:
         return self.inner.joined(round)

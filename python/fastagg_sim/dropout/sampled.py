@@ -11,7 +11,7 @@ import torch
 from fastagg_sim.dropout.base import register
 from fastagg_sim.dropout.combined import Combined
 from fastagg_sim.dropout.full import Full
-from fastagg_sim.seeds import first_of_order, generator
+from fastagg_sim.seeds import first_of_order
 
 
 @register("sampled")
@@ -60,7 +60,7 @@ class Sampled(Combined):
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         # A separate stream: the other process already uses the stream of `rng`.
-        own = generator(self.seed, "dropout", "sampled", round)
+        own = self.stream("sampled", round)
         if isinstance(self.inner, Full) and self.selection == "random":
             return first_of_order(self.num_clients, self.sample, own).sort().values
         order = torch.randperm(self.num_clients, generator=own)

@@ -9,10 +9,15 @@ import torch
 
 from fastagg_sim.dropout import DropoutProcess, make_dropout
 from fastagg_sim.dropout.base import PROCESSES
+from fastagg_sim.dropout.churn import Churn
 
 K = 20
 ALONE: dict[str, Any] = {"process": "full", "options": {}}
 Make = Callable[..., DropoutProcess]
+
+
+def _inside(process: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {"process": process, "options": options}
 
 
 class TestChurn:
@@ -69,22 +74,46 @@ class TestChurn:
         assert process.joined(0) == 4
 
     def test_churn_within_churn(self, make: Make) -> None:
-        """A client is present while it is in both; it leaves once, and never before it joins."""
+        """A client is present while it is in both; it leaves once, and never before it joins.
+
+        The inner one is the same as alone; the outer one draws other lifetimes than it.
+        """
         inner = {"initial": 2, "join_every": 3, "lifetime": 12.0}
         outer = {"initial": 12, "join_every": 1, "lifetime": 9.0}
         first, second = (make("churn", **ALONE, **options) for options in (inner, outer))
         sampled = {"sample": K, "process": "churn", "options": inner}
         process = make("churn", **outer, process="sampled", options=sampled)
-        gone = set[int]()
+        assert isinstance(process, Churn)
+        leaves, gone = process._own_leaves(), set[int]()
         for round in range(150):
             joined = min(first.joined(round), second.joined(round))
             assert process.joined(round) == joined
             left = process.left(round)
             assert not gone & {*left} and all(client < joined for client in left)
             gone.update(left)
-            both = {*first.active(round).tolist()} & {*second.active(round).tolist()}
+            both = {k for k in first.active(round).tolist() if round < leaves[k]}
+            both &= {*range(second.joined(round))}
             assert {*process.active(round).tolist()} == {*range(joined)} - gone == both
         assert len(gone) == K
+
+    def test_lifetimes_within_each_other_are_independent(
+        self, assert_rate: Callable[..., None]
+    ) -> None:
+        """A client stays for a round in both with the product of the probabilities."""
+        count, mean, rounds = 20_000, 10.0, (1, 2, 5, 12)
+        options: dict[str, Any] = {"initial": count, "lifetime": mean}
+        twice = {**options, "process": "churn", "options": options}
+        between = {"process": "sampled", "options": {"sample": count, **_inside("churn", options)}}
+        for inner, churns in (
+            (_inside("churn", options), 2),
+            (between, 2),
+            (_inside("churn", twice), 3),
+        ):
+            process = make_dropout("churn", num_clients=count, seed=3, **options, **inner)
+            assert process.leaves is not None
+            for round in rounds:
+                still = (process.leaves > round).double().sum()
+                assert_rate(still, count, (1 - 1 / mean) ** (churns * round))
 
     def test_processes_that_change_clients(self) -> None:
         def changes(name: str, options: dict[str, Any]) -> bool:

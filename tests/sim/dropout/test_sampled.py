@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,42 @@ class TestSampled:
             assert_rate(active.sum(dim=0), rounds, 0.4 * 0.5)
             together = 0.25 if process == "bernoulli" else 10 * 9 / (20 * 19)
             assert_rate(pair_counts(active), rounds, 8 * 7 / (20 * 19) * together)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("between", [False, True], ids=["sampled", "churn"])
+    def test_independent_of_another_sampled(
+        self,
+        make: Make,
+        indicator: Callable[..., torch.Tensor],
+        pair_counts: Callable[..., torch.Tensor],
+        assert_rate: Callable[..., None],
+        between: bool,
+    ) -> None:
+        """Also with another process between the two."""
+        inner = {"sample": 8, "process": "full", "options": {}}
+        other: dict[str, Any] = {"process": "sampled", "options": inner}
+        if between:
+            other = {"process": "churn", "options": {"initial": K, **other}}
+        rounds = 2000
+        active = indicator(make("sampled", sample=8, **other), rounds)
+        assert_rate(active.sum(dim=0), rounds, 0.4**2)
+        assert_rate(pair_counts(active), rounds, (8 * 7 / (20 * 19)) ** 2)
+
+    def test_ten_of_ten_of_a_hundred_are_one_on_average(self) -> None:
+        """The number of active clients is hypergeometric; of three samples, a tenth of that."""
+        twice = {"sample": 10, "process": "sampled", "options": {"sample": 10}}
+        for options, mean in ((twice, 1.0), ({**twice, "options": twice}, 0.1)):
+            process = make_dropout("sampled", num_clients=100, seed=0, **options)
+            counts = [len(process.active(t)) for t in range(600)]
+            # Its variance is below its mean; five standard errors.
+            assert abs(sum(counts) / 600 - mean) < 5 * (mean / 600) ** 0.5
+
+    def test_the_inner_one_of_two_draws_what_it_draws_alone(self, make: Make) -> None:
+        inner = {"sample": 8, "process": "bernoulli", "options": {"p": 0.5}}
+        alone = make("sampled", **inner)
+        given = {"process": "sampled", "options": inner, "among": "available"}
+        for t in range(20):
+            assert torch.equal(make("sampled", sample=K, **given).active(t), alone.active(t))
 
     def test_the_same_clients_can_answer_as_without_sampling(self, make: Make) -> None:
         options = {"rate": 0.5, "memory": 0.7}
