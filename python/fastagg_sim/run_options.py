@@ -69,7 +69,8 @@ class RunOptions:
     fdms:similarity=distance). Also fedawe, or fedawe:eta=RATE: fedavg with the clients of FedAWE,
     which keep their models while they are absent."""
     with_full: bool = False
-    """Also run "Full": fedavg with every client active in every round."""
+    """Also run "Full": fedavg with every client active in every round. It has the options of the
+    server and --gradient-units. It waits for all clients, whatever --schedule says."""
     full_first_round: bool = False
     """Make every client active in round 0, regardless of the dropout process."""
     gradient_units: bool = False
@@ -298,7 +299,15 @@ class RunOptions:
     def _methods(self) -> tuple[Method, ...]:
         full: tuple[Method, ...] = ()
         if self.with_full:
-            full = (Method("Full", "fedavg", self._server_options(), full_participation=True),)
+            full = (
+                Method(
+                    "Full",
+                    "fedavg",
+                    self._server_options(),
+                    full_participation=True,
+                    gradient_units=self.gradient_units,
+                ),
+            )
         settings: list[Schedule | None] = [
             Schedule(*_named("schedule", text)) for text in self.schedule
         ]

@@ -469,6 +469,22 @@ def test_options_of_the_server_hold_for_all_rules() -> None:
         RunOptions(server_optimizer="adm").build()
 
 
+@pytest.mark.parametrize("units", [False, True])
+def test_full_has_the_units_of_the_rules_and_waits_for_all(units: bool) -> None:
+    """With a server optimizer that has a state, other units are another method."""
+    options = RunOptions(
+        rules=("fedavg",),
+        with_full=True,
+        gradient_units=units,
+        server_optimizer="adam",
+        latency="lognormal",
+        schedule=("deadline:seconds=3",),
+    )
+    full, fedavg = options.build().methods
+    assert full.gradient_units is fedavg.gradient_units is units
+    assert full.schedule is None and fedavg.schedule is not None
+
+
 @pytest.mark.slow
 def test_a_run_with_a_server_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*TINY, "--rules", "fedavg", "mifa", "--server-optimizer", "adam"]
