@@ -28,6 +28,7 @@ _OF_THE_TASK = {
     "num_clients": "--num-clients (num_clients of the task)",
     "device": "--device (device of the task)",
     "num_params": "the model",
+    "local_work": "local training (the learning rate and the steps of each client)",
 }
 
 

@@ -99,6 +99,7 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--dropout", "adversarial:candidates=5"], "candidates: expected "),
         (["--rules", "fedavg:server_lr=0.5"], "server_lr for the rule 'fedavg'; --server-lr"),
         (["--rules", "mifa:device=cpu"], "--device"),
+        (["--rules", "scaffold:local_work=3"], "local_work for the rule 'scaffold'; local train"),
         (["--batch-size", "0"], "batch_size: expected at least 1, got 0"),
         (["--batch-size", f"{1 << 63}"], "batch_size: expected at most 2^63 - 1"),
         (["--batch-size", "0", "--dataset", "mnist"], "batch_size: expected at least 1, got 0"),
