@@ -1,16 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write files so that a full disk leaves the old ones, and errors name the file."""
+"""Read JSON, and write files so that a full disk leaves the old ones; errors name the file."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from fastagg.durable import sync, sync_folder
+from fastagg_sim.config import ConfigError
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in the JSON file `path`.
+
+    Raises ConfigError, naming the file, if it does not contain JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # also bytes that are no text
+        raise ConfigError(f"{path}: expected JSON: {error}") from error
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

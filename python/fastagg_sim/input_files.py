@@ -16,7 +16,7 @@ from typing import Any
 from fastagg_sim.client_process import ClientProcess
 from fastagg_sim.config import ConfigError, Job
 from fastagg_sim.dropout.base import PROCESSES
-from fastagg_sim.files import write_atomically
+from fastagg_sim.files import read_json, write_atomically
 from fastagg_sim.job_folder import check_same
 from fastagg_sim.latency.base import LATENCIES
 
@@ -67,10 +67,7 @@ def read_digests(folder: Path) -> dict[str, str]:
     file = folder / NAME
     if not file.exists():
         return {}
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: expected JSON: {error}") from error
+    found = read_json(file)
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: expected a digest by path, got {found!r}")
     return found

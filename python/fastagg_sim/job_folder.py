@@ -13,7 +13,7 @@ from pathlib import Path
 import fastagg
 from fastagg.durable import sync, sync_folder
 from fastagg_sim.config import ConfigError, Job, job_from_dict, to_json
-from fastagg_sim.files import naming, write_atomically
+from fastagg_sim.files import naming, read_json, write_atomically
 from fastagg_sim.simulation import RoundRecord, Simulation
 
 JOB_COLUMNS = ("method", "rule", "dropout", "seed")
@@ -102,12 +102,19 @@ class JobFolder:
         return (job.method.label, job.method.rule, job.dropout.label, str(job.seed))
 
     def prepare(self) -> None:
-        """Create the folder, or raise ConfigError if it belongs to another job."""
+        """Create the folder, or check that an existing one is of this job.
+
+        Raises ConfigError if it belongs to another job, or if its job.json is damaged.
+        """
         text = to_json(self.job)
         file = self.path / "job.json"
         if file.exists():
-            # Parse it as a Job first: settings that are newer than the file get their defaults.
-            before = to_json(job_from_dict(json.loads(file.read_text())))
+            content = read_json(file)
+            try:
+                # As a Job first: settings that are newer than the file get their defaults.
+                before = to_json(job_from_dict(content))
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error}") from error
             check_same(json.loads(before), json.loads(text), file)
             return
         self.path.mkdir(parents=True, exist_ok=True)

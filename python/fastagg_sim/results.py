@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 
 from fastagg_sim.config import Config, ConfigError, config_from_dict, to_json
-from fastagg_sim.files import write_atomically
+from fastagg_sim.files import read_json, write_atomically
 from fastagg_sim.input_files import (
     check_digests,
     digests,
@@ -123,7 +123,9 @@ class ResultsFolder:
     def _reuse(self, sources: Sequence[ResultsFolder], inputs: Mapping[str, str]) -> None:
         missing = {to_json(f.job): f for f in self.job_folders() if not f.started}
         file = self.path / "reused.json"
-        taken: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        taken = read_json(file) if file.exists() else {}
+        if not isinstance(taken, dict):
+            raise ConfigError(f"{file}: expected a folder by the key of a job, got {taken!r}")
         for source in sources:
             path = source.path
             if path.resolve() == self.path.resolve():
@@ -182,11 +184,7 @@ def read_config(path: Path) -> Config:
     """
     if not path.is_file():
         raise ConfigError(f"{path}: expected a configuration file, found none")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also bytes that are no text
-        raise ConfigError(f"{path}: expected JSON: {error}") from error
-    return config_from_dict(content)
+    return config_from_dict(read_json(path))
 
 
 def versions(device: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 from fastagg_sim import report
+from fastagg_sim.cli import main
 from fastagg_sim.config import (
     Config,
     ConfigError,
@@ -134,6 +136,51 @@ def test_a_configuration_that_is_no_json_is_refused(content: bytes, tmp_path: Pa
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"config\.json: expected JSON"):
         read_config(tmp_path / "config.json")
+
+
+JOB_FILE = "jobs/Full_full_seed0/job.json"
+
+
+@pytest.mark.parametrize("name", [JOB_FILE, "reused.json"])
+@pytest.mark.parametrize("content", [b"", b'{"task":', b"\x89PNG\r\n", b"[" * 100_000])
+def test_files_of_a_folder_that_are_no_json_are_refused(
+    name: str, content: bytes, tmp_path: Path
+) -> None:
+    folder = fake_results(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name}: expected JSON: "):
+        folder.prepare()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (JOB_FILE, "[]", "job: expected an object, got []"),
+        (JOB_FILE, "{}", "job: the keys ['dropout', 'method', 'seed', 'task'] are missing"),
+        ("reused.json", "[]", "expected a folder by the key of a job, got []"),
+    ],
+)
+def test_files_of_a_folder_of_another_form_are_refused(
+    name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    folder = fake_results(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path / name}: {message}")):
+        folder.prepare()
+
+
+@pytest.mark.parametrize("name", [JOB_FILE, "reused.json"])
+def test_a_run_into_a_damaged_folder_ends_with_2(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("fastagg_sim.report.check", lambda config: None)
+    fake_results(tmp_path)
+    (tmp_path / name).write_text('{"task":')
+    assert main(["run", "--config", str(tmp_path / "config.json"), "--out", str(tmp_path)]) == 2
+    assert f"error: {tmp_path / name}: expected JSON" in capsys.readouterr().err
 
 
 def test_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastagg_sim.config import Config, ConfigError
+from fastagg_sim.files import read_json
 from fastagg_sim.tables import Grid
 from fastagg_sim.verdicts import Statement, Verdict, judge
 
@@ -215,10 +216,7 @@ def claims_json(experiment: Experiment, options: Options, claims: Sequence[Claim
 
 def claims_content(path: Path) -> dict[str, Any]:
     """Return the content of a claims.json. Raises ConfigError if it has another form."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also bytes that are no text
-        raise ConfigError(f"{path}: expected JSON: {error}") from error
+    content = read_json(path)
     kinds = {"experiment": str, "options": dict, "claims": list}
     if not isinstance(content, dict) or any(
         not isinstance(content.get(name), kind) for name, kind in kinds.items()
