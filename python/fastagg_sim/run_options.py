@@ -140,7 +140,8 @@ class RunOptions:
     clients_at_once: int | None = None
     """Number of clients that are trained together, in one pass through the model. By default the
     fastest number measured on a CPU for this model and batch size, and up to 128 on a GPU; 1 trains
-    one client after the other. The results of different numbers differ by rounding errors."""
+    one client after the other. The results of different numbers differ by rounding errors. It has
+    no effect on fedawe, whose clients start from different models and train one after the other."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the models, the data and the server. The results of cpu and cuda differ by rounding
     errors."""
