@@ -2,10 +2,12 @@
 """Steps of the robust rules compared with careful eager torch, ByzFL and Flower.
 
 fastagg reads the rows twice, for their Gram matrix and for the aggregate, and needs no temporary of
-size S x d. The careful implementations follow the definitions without unnecessary work: they
-compute all distances from one product of the rows (the median needs two passes over the rows in
-every iteration) and use preallocated scratch memory. The frameworks follow the definitions
-literally.
+size S x d. The careful implementations use preallocated scratch memory and compute all distances
+from one product of the rows. They have the geometric median in two forms, of which the faster one
+depends on S: from the rows, with two passes over them in every iteration; and from their Gram
+matrix, as fastagg, with all iterations on S factors and one weighted sum of the rows at the end. In
+the second form the rows that nearest-neighbour mixing makes, W X, need no memory: their Gram matrix
+is W G W^T. The frameworks follow the definitions literally.
 """
 
 from __future__ import annotations
@@ -58,6 +60,10 @@ class Round:
         """Add a linear combination of the rows to the parameters."""
         return torch.addmv(self.params, rows.T, weights, out=self.params)
 
+    def apply_by_numpy(self, weights: Tensor, rows: Tensor, z: Tensor) -> Tensor:
+        """Compute what `apply` does with numpy's sum of rows. ``z`` [d] is scratch memory."""
+        return self.params.add_(products.by_numpy(rows, weights, z.numpy()))
+
     def median(self, rows: Tensor, z: Tensor) -> Tensor:
         """Return the factors of the rows in their geometric median. ``z`` [d] is scratch memory."""
         squares = self.gram.diagonal()
@@ -66,6 +72,17 @@ class Round:
             torch.mv(rows.T, weights, out=z)
             squared = (squares - 2 * (rows @ z) + z @ z).clamp_min_(0)
             weights = 1 / squared.sqrt_().clamp_min_(_NU)
+            weights = weights / weights.sum()
+        return weights
+
+    def median_by_gram(self, gram: Tensor) -> Tensor:
+        """Compute what `median` does from the Gram matrix of the rows alone."""
+        squares = gram.diagonal()
+        weights = self.shares
+        for _ in range(_ITERATIONS):
+            with_mean = gram @ weights
+            squared = squares - 2 * with_mean + weights @ with_mean
+            weights = 1 / squared.clamp_min_(0).sqrt_().clamp_min_(_NU)
             weights = weights / weights.sum()
         return weights
 
@@ -83,9 +100,18 @@ def geometric_median(S: int, d: int) -> Comparison:
         r.gram.diagonal().copy_(ones.square())
         return r.apply(r.median(r.rows, z), r.rows)
 
+    def by_gram() -> Tensor:
+        return r.apply(r.median_by_gram(products.by_mm(r.rows, r.gram)), r.rows)
+
+    def by_syrk() -> Tensor:
+        weights = r.median_by_gram(products.by_syrk(r.rows, r.gram))
+        return r.apply_by_numpy(weights, r.rows, z)
+
     contenders = [
         r.step("geometric-median", iterations=_ITERATIONS, nu=_NU),
         Contender("careful eager, two passes each", careful),
+        Contender("careful eager, Gram, X @ X.T", by_gram),
+        Contender("careful eager, Gram, ssyrk", by_syrk),
     ]
     if module := peers.byzfl_aggregators():
         for iterations, repeats in ((_ITERATIONS, None), (3, 3)):
@@ -133,17 +159,32 @@ def nnm(S: int, d: int) -> Comparison:
     r = Round(S, d)
     mixed, z, near = zeros(S, d), torch.empty(d), S - r.f
 
+    def mixing(product: products.Product) -> Tensor:
+        """Compute the Gram matrix of the rows, too."""
+        nearest = r.square_distances(r.rows, product).topk(near, largest=False).indices
+        return torch.zeros(S, S).scatter_(1, nearest, 1 / near)
+
+    def factors(product: products.Product) -> Tensor:
+        weights = mixing(product)
+        return weights.T @ r.median_by_gram(weights @ r.gram @ weights.T)
+
     def careful() -> Tensor:
-        nearest = r.square_distances(r.rows).topk(near, largest=False).indices
-        mixing = torch.zeros(S, S).scatter_(1, nearest, 1 / near)
-        torch.mm(mixing, r.rows, out=mixed)
+        torch.mm(mixing(products.by_mm), r.rows, out=mixed)
         r.gram.diagonal().copy_(torch.linalg.vector_norm(mixed, dim=1).square_())
         return r.apply(r.median(mixed, z), mixed)
+
+    def by_gram() -> Tensor:
+        return r.apply(factors(products.by_mm), r.rows)
+
+    def by_syrk() -> Tensor:
+        return r.apply_by_numpy(factors(products.by_syrk), r.rows, z)
 
     options = {"iterations": _ITERATIONS, "nu": _NU}
     contenders = [
         r.step("nnm", num_byzantine=r.f, rule="geometric-median", rule_options=options),
         Contender("careful eager, W @ X", careful),
+        Contender("careful eager, Gram, X @ X.T", by_gram),
+        Contender("careful eager, Gram, ssyrk", by_syrk),
     ]
     if (module := peers.byzfl_aggregators()) and 4 * S * near * d <= _PEER_BYTES:
         mix, median = module.NNM(r.f), module.GeometricMedian(nu=_NU, T=_ITERATIONS)
