@@ -16,6 +16,7 @@ import fastagg
 from fastagg import Aggregator, UpdateBuffer
 from fastagg.planning.rates import Rates, measure
 from fastagg.updates.columns import Columns
+from fastagg.updates.streams import TensorRows
 
 K, S, D = 9, 4, 37
 REQUIRED: dict[str, dict[str, Any]] = {"scaffold": {"local_work": 1.0}}
@@ -67,6 +68,53 @@ def test_no_more_vectors_than_the_plan_says() -> None:
         agg.step(params, buffer, clients)
     plan = fastagg.plan("mimic", num_clients=K, num_active=4, num_params=D, owned=True)
     assert agg.memory_bytes == plan.state_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *itertools.product(
+            ["mimic", "mimic-aged"], ["stream", "late", "late stream", "late buffer"]
+        ),
+        ("stale-models", "stream"),
+    ],
+)
+def test_copied_rows_need_no_reference(name: str, form: str) -> None:
+    """The state is not larger than the plan says, and has the bits of one with references."""
+    late, streamed, buffered = "late" in form, "stream" in form, "buffer" in form
+    options: dict[str, Any] = {"staleness": "constant", "max_staleness": 3} if late else {}
+    agg = fastagg.make(name, num_clients=K, num_params=D, **options)
+    twin = fastagg.make(name, num_clients=K, num_params=D, **options)  # takes rows, if in time
+    buffer, own = UpdateBuffer(K, D), UpdateBuffer(K, D)
+    params, other = torch.zeros(D), torch.zeros(D)
+    plan = fastagg.plan(
+        name,
+        num_clients=K,
+        num_active=3,
+        num_params=D,
+        owned=buffered,
+        budget=10**6 if streamed else None,
+        **options,
+    )
+    for t in range(2 * K):
+        clients = sorted((t + offset) % K for offset in range(3))
+        updates = torch.randn(3, D)
+        ages = [0, t % 2, 1] if late and t > 0 else None
+        for row, again, update in zip(
+            buffer.rows(clients), own.rows(clients), updates, strict=True
+        ):
+            row.copy_(update)
+            again.copy_(update)
+        rows = TensorRows(updates) if streamed else buffer if buffered else updates
+        agg.step(params, rows, clients, ages=ages)
+        twin.step(other, own, clients, ages=ages)
+        assert agg.memory_bytes <= plan.state_bytes
+        assert torch.equal(params.view(torch.int32), other.view(torch.int32))
+        state, expected = agg.state_dict(), twin.state_dict()
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], expected[key]) for key in state)
+    if not buffered:
+        assert agg.memory_bytes == plan.state_bytes
 
 
 @pytest.mark.slow

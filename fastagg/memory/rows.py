@@ -338,13 +338,22 @@ class RowMemory:
     def _add_reference_(self, row: Tensor, client: int) -> None:
         """Set ``row = reference + sign * row`` in place, if ``client`` has a reference.
 
-        The op adds in float64 and then rounds to float32. The result equals a float32 sum, because
-        float64 has more than twice the precision of float32.
+        The result has the bits of a float32 sum.
         """
         reference = self.references[client]
         if reference is not None:
-            one = torch.ones(1, dtype=torch.float32, device="cpu")
-            ops.weighted_sum_(row, [reference.vector], one, beta=self.sign)
+            add_to_each_([row], reference.vector, self.sign)
+
+
+def add_to_each_(rows: Iterable[Tensor], vector: Tensor, sign: float = 1.0) -> None:
+    """Set each row [d] to ``vector + sign * row``, in place.
+
+    The op adds in float64 and then rounds to float32. The result equals a float32 sum, because
+    float64 has more than twice the precision of float32.
+    """
+    one = torch.ones(1, dtype=torch.float32, device="cpu")
+    for row in rows:
+        ops.weighted_sum_(row, [vector], one, beta=sign)
 
 
 def check_apart(params: Tensor, state: Iterable[Tensor | RowMemory | None]) -> None:

@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fastagg import ops
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.overlap import refuse_shared_memory
-from fastagg.memory.rows import RowMemory
+from fastagg.memory.rows import RowMemory, add_to_each_
 from fastagg.memory.stores import read_store
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
@@ -189,12 +188,14 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         own_peaks = [aggregate] * len(ids)
         for (position, vector), bound in zip(earlier.items(), largest, strict=True):
             own_peaks[position] = bound
-            row = cohort.tensors()[position]
-            one = torch.ones(1, dtype=torch.float32, device="cpu")
-            ops.weighted_sum_(row, [vector], one, beta=-1.0)
+            add_to_each_([cohort.tensors()[position]], vector, sign=-1.0)
+        copied = cohort.owner is None or cohort.owner is self.corrections.spares
+        if copied and not copies and not kept:  # streams and late rows
+            others = [row for at, row in enumerate(cohort.tensors()) if at not in earlier]
+            add_to_each_(others, rounded, sign=-1.0)
         both = zip(own_peaks, row_peaks, strict=True)
         peaks = [(own_peak + row_peak) * _ROUNDING for own_peak, row_peak in both]
-        reference = None if kept and not copies else rounded
+        reference = None if copied and not copies else rounded
         late = [cohort.ids[position] for position in earlier]
         v = Aggregate(self._mean, aggregate)
         return Corrected(plan.weights, v, peaks, reference, rounded, late)

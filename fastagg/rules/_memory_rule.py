@@ -25,7 +25,7 @@ from fastagg.memory.int8 import (
     remembered,
 )
 from fastagg.memory.overlap import refuse_shared_memory
-from fastagg.memory.rows import RowMemory
+from fastagg.memory.rows import RowMemory, add_to_each_
 from fastagg.memory.stores import read_store, row_bytes
 from fastagg.ops.memory import replaced
 from fastagg.options import FLOAT32_LIMIT
@@ -74,7 +74,7 @@ class Remembered(Reading):
     """Results of the pass over the rows; the new total and memory rows are in scratch."""
 
     peaks: Tensor  # [K] float64, >= |memory[k]| after the step
-    reference: Tensor | None  # [d], of the new rows, if they are owned and models
+    reference: Tensor | None  # [d], of the new rows, if they are the caller's and models
     base: Tensor | None  # [d] float64, the total without the expired rows, if there are any
 
 
@@ -88,7 +88,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     S rows that change, so it reads S memory rows, not K. One pass over the received rows computes
     the new total and writes the new memory rows into spare rows. If the rule may take ownership of
     the received rows, they become memory rows without a copy; a model is then remembered as its
-    update with the parameters of its round as the reference.
+    update with the parameters of its round as the reference. Streamed updates are copied, and the
+    parameters are added to the copies.
 
     With ``max_age``, rows that are too old are subtracted from the total before the round's rows
     enter it. They count as never seen: in the mean, in differences to new rows, in ``memory``.
@@ -287,7 +288,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         reference = None
         if self.remembers_models:
             row_peaks = [row_peak + peak for row_peak in row_peaks]
-            if cohort.owner is not None and isinstance(self.memory, RowMemory):
+            if cohort.owner is self.memory.spares:  # copies of updates: no reference is needed
+                add_to_each_(cohort.tensors(), params)
+            elif cohort.owner is not None and isinstance(self.memory, RowMemory):
                 reference = self.memory.new_reference().copy_(params)
         peaks, old_peaks = replaced(before, cohort.ids, row_peaks)
         changes = list(map(operator.add, row_peaks, old_peaks))  # >= |new row - old row|
