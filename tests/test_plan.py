@@ -515,7 +515,8 @@ def test_an_int8_memory_takes_a_byte_a_number_and_a_scale_a_block(
     narrow = fastagg.plan(name, **sizes, **options, memory_dtype="int8")
     saved = 3 * D - 4 * -(-D // 256)
     assert narrow.state_bytes == wide.state_bytes - K * saved
-    assert narrow.scratch_bytes == wide.scratch_bytes - S * saved
+    zeros = int("max_age" in options)  # a row of zeros in the place of expired ones
+    assert narrow.scratch_bytes == wide.scratch_bytes - (S + zeros) * saved
     agg = after_rounds(name, False, options | {"memory_dtype": "int8"}, 3)
     assert agg.memory_bytes == narrow.state_bytes
 
@@ -525,3 +526,74 @@ def test_mifa_of_ten_thousand_clients_in_int8() -> None:
     sizes = {"num_clients": 10_000, "num_params": 62_006}
     plan = fastagg.plan("mifa", **sizes, num_active=100, memory_dtype="int8")
     assert plan.state_bytes == 10_000 * (62_006 + 4 * 243) + 8 * 62_006 <= 0.65e9
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_expired_rows_take_a_total_without_them_and_a_row_of_zeros(owned: bool) -> None:
+    d, block = 10**6, 1 << 18
+    sizes = {"num_clients": K, "num_active": S, "num_params": d, "owned": owned}
+
+    def more(name: str, **options: Any) -> int:
+        plain = fastagg.plan(name, **sizes, **options)
+        return fastagg.plan(name, max_age=1, **sizes, **options).scratch_bytes - plain.scratch_bytes
+
+    for name in ("mifa", "stale", "fedvarp", "fedstale", "stale-models"):
+        assert more(name) == 12 * d + 12 * block, name
+    assert more("mifa", memory_dtype="bfloat16") == 10 * d + 12 * block
+    assert more("krum", reuse=True) == 4 * d
+    assert more("krum", reuse=True, memory_dtype="bfloat16") == 2 * d
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks")
+@pytest.mark.parametrize("name", ["mifa", "fedstale", "stale-models"])
+def test_a_step_in_which_rows_expire_takes_what_the_plan_says(name: str) -> None:
+    d = 1 << 21
+    options = {"num_clients": 4, "num_params": d}
+    agg = fastagg.make(name, max_age=1, **options)
+    params, rows = torch.zeros(d), torch.ones(2, d)
+    for clients in ([0, 1], [2, 3]) * 2:  # writes all rows and spare rows
+        agg.step(params, rows, clients)
+    Path("/proc/self/clear_refs").write_text("5")  # forget earlier peaks
+    before = _status("VmRSS")
+    agg.step(params, rows, [0, 1])  # their rows have expired, and new ones enter
+    grown = _status("VmHWM") - before
+    scratch = [
+        fastagg.plan(name, num_active=2, max_age=max_age, **options).scratch_bytes
+        for max_age in (1, None)
+    ]
+    # 2 MB for small things; a copy of a row and its float64 numbers would take 24 MB.
+    assert grown <= scratch[0] - scratch[1] + (2 << 20)
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize(
+    ("name", "memory_dtype"),
+    [
+        *itertools.product(["mifa", "stale"], ["float32", "bfloat16", "int8"]),
+        ("stale-models", "float32"),
+    ],
+)
+def test_expired_rows_leave_the_total_in_pieces_of_the_same_bits(
+    name: str, memory_dtype: str, owned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for block in (256, 1 << 18):
+        monkeypatch.setattr("fastagg.rules._memory_rule._BLOCK", block)
+        torch.manual_seed(1)
+        options = {"max_age": 1, "memory_dtype": memory_dtype}
+        agg = fastagg.make(name, num_clients=K, num_params=1003, **options)
+        buffer, params = UpdateBuffer(K, 1003), torch.zeros(1003)
+        for clients in ([0, 1, 2], [3, 4], [1, 2], [0, 5], [6]):
+            for row in buffer.rows(clients):
+                row.normal_()
+            agg.step(params, buffer if owned else buffer.rows(clients), clients)
+        agg.forget([0])
+        found.append((params, agg.state_dict()["total"]))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

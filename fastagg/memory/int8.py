@@ -84,8 +84,15 @@ class Int8Memory:
 
     def __getitem__(self, client: int) -> Tensor:
         """Return the remembered vector of client ``client`` as float32 [d]."""
-        out = torch.empty(self.shape[1], dtype=torch.float32, device=self.scales.device)
-        ops.dequantize_([out], [self.numbers.rows[client]], [self.scales[client]])
+        return self.part(client, 0, self.shape[1])
+
+    def part(self, client: int, begin: int, end: int) -> Tensor:
+        """Return columns [begin, end) of ``self[client]``; ``begin`` is a multiple of 256."""
+        numbers = self.numbers.rows[client][begin:end]
+        first = begin // SCALE_BLOCK
+        scales = self.scales[client][first : first + num_scales(len(numbers))]
+        out = torch.empty(len(numbers), dtype=torch.float32, device=self.scales.device)
+        ops.dequantize_([out], [numbers], [scales])
         return out
 
     def clone(self) -> Tensor:

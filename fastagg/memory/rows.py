@@ -103,6 +103,13 @@ class RowMemory:
         self._add_reference_(value, client)
         return value
 
+    def part(self, client: int, begin: int, end: int) -> Tensor:
+        """Return a copy of columns [begin, end) of ``self[client]``, with the same bits."""
+        value, reference = self.rows[client][begin:end].clone(), self.references[client]
+        if reference is not None:
+            add_to_each_([value], reference.vector[begin:end], self.sign)
+        return value
+
     def clone(self) -> Tensor:
         """Return a copy of all remembered vectors: [K, d]."""
         matrix = torch.empty(self.shape, dtype=self.dtype, device=self._device)

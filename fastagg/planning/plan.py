@@ -182,7 +182,10 @@ def plan(
     With sketches, it is 20Sk more, or 24Sk for the robust rules that have them.
     Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic, mimic-aged and
     fedstale 12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S
-    spare rows, 4Sd, into which a step writes the new memory rows.
+    spare rows, 4Sd, into which a step writes the new memory rows. With ``max_age``, these rules but
+    the mimic ones need 12d and up to 3 MB more, a total without the expired rows and a row of
+    zeros (with bfloat16 or int8 rows, 8d and one row), and the robust rules with ``reuse`` one row
+    more. Reading expired rows is not counted.
     mifa-client needs 12d. Pieces of bfloat16 or int8 memory rows that are converted to float32 are
     not counted: up to 64 MiB (128 MiB with a stream), or 4 KiB for each converted row if that is
     more.

@@ -390,6 +390,8 @@ class GramRule(Aggregator[GramPlan, Judged]):
         state = 4 * d * extra + (sizes.K * row if reuse else 0)
         copies = reuse and not sizes.owned  # into spare rows
         copied, spares = (8 * S * d, S * row) if copies else (0, 0)
+        if options.get("max_age") is not None:
+            spares += row  # a row of zeros
         rounds = 8 if policy.uses_round else 0
         if reuse:
             rounds += age_bytes(options, sizes.K, counts_rounds=policy.uses_round)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_BLOCK = 1 << 18  # columns of the total that are checked at a time
+_BLOCK = 1 << 18  # columns of the total that are checked or changed at a time
 _DRIFT = 1e30
 """Largest accumulated rounding error of a step's result: that of 10^6 steps with rows near 3.4e38
 is below 10^29, and the range check of a step has a margin of 2.8e35."""
@@ -224,8 +224,11 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
     def _total_without(self, clients: list[int]) -> Tensor:
         """Return the total [d] without the memory rows of ``clients``."""
         base = self.total.clone()
-        for client in clients:
-            base -= self.memory[client].to(torch.float64).mul_(float(self._shares[client]))
+        for begin in range(0, len(base), _BLOCK):
+            part = base[begin : begin + _BLOCK]
+            for client in clients:
+                row = self.memory.part(client, begin, begin + len(part))
+                part -= row.to(torch.float64).mul_(float(self._shares[client]))
         return base
 
     def _read_rows(
@@ -399,14 +402,18 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         row = row_bytes(options, d)
         state = K * row + 8 * d + age_bytes(options, K)
         flops = (4 if cls.remembers_models else 3) * S * d + 3 * d
+        scratch = 8 * d
+        if options.get("max_age") is not None:  # the total without expired rows, a row of zeros,
+            scratch += 8 * d + row + 12 * min(d, _BLOCK)  # and a part of an expired row
         # abs_max reads params; rows, memory rows and total are read and the new total is written;
         # the total is added to params.
         moved = S * (4 * d + row) + 36 * d
         if not sizes.owned:  # the new memory rows are written into spare rows
             spares = S * row
-            return Cost(state, 8 * d + spares, moved + spares, flops)
+            return Cost(state, scratch + spares, moved + spares, flops)
         if not cls.remembers_models:
-            return Cost(state, 8 * d, moved, flops)
+            return Cost(state, scratch, moved, flops)
         # the sum reads params and an earlier reference; params are copied to a new reference
         references = 4 * (K - S + 1) * d
-        return Cost(state, 12 * d, moved + 16 * d, flops + S * d, references=references)
+        scratch, moved = scratch + 4 * d, moved + 16 * d
+        return Cost(state, scratch, moved, flops + S * d, references=references)
