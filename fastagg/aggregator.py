@@ -183,6 +183,9 @@ class Aggregator(
     """Names of ``column_state`` that has one element for a block of columns, and their number."""
     norms_known: ClassVar[bool] = False
     """Whether ``_read`` computes the norms of all rows and calls ``_check_squares``."""
+    computes_gram: ClassVar[bool] = False
+    """Whether ``_read`` computes a Gram matrix, of rows or of sketches (for
+    :func:`fastagg.plan`)."""
     reads_streams_once: bool = False
     """Whether a step reads streamed rows once, and checks their norms in this pass."""
     moves_at_once: ClassVar[bool] = False

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fastagg
-from fastagg import Aggregator, UpdateBuffer
+from fastagg import Aggregator, UpdateBuffer, ops
 from fastagg.planning.rates import Rates, measure
 from fastagg.updates.columns import Columns
 from fastagg.updates.streams import TensorRows
@@ -597,3 +597,34 @@ def test_expired_rows_leave_the_total_in_pieces_of_the_same_bits(
         agg.forget([0])
         found.append((params, agg.state_dict()["total"]))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, REQUIRED.get(name, {})) for name in fastagg.available()),
+        ("fdms", {"sketch": 64}),
+        ("krum", {"sketch": 64}),
+        ("krum", {"reuse": True}),
+    ],
+)
+def test_rules_that_compute_a_gram_matrix_have_the_memory_of_its_kernel(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def spy(owner: object, method: str) -> None:
+        compute = getattr(owner, method)
+
+        def noted(*args: Any, **more: Any) -> Any:
+            calls.append(method)
+            return compute(*args, **more)
+
+        monkeypatch.setattr(owner, method, noted)
+
+    for method in ("gram", "gram_rows", "gram_and_sum_"):
+        spy(Columns, method)
+    spy(ops, "gram")
+    after_rounds(name, False, options, 2)
+    plan = fastagg.plan(name, num_clients=K, num_active=S, num_params=D, **options)
+    assert (plan.kernel_bytes > 0) == bool(calls)

@@ -331,7 +331,7 @@ def _kernel_bytes(
     rule: type[Aggregator[Any, Any]], sizes: Sizes, num_params: int, options: Mapping[str, Any]
 ) -> int:
     """Return the bytes that the Gram kernel takes for one segment; 0 for rules without it."""
-    if not rule.norms_known:
+    if not rule.computes_gram:
         return 0
     rows = sizes.K if options.get("reuse", False) else sizes.S
     columns = options.get("sketch") or min(sizes.d, segment_columns(num_params))

@@ -152,6 +152,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
     column_state = frozenset({"previous", "memory", SCALES})
     column_blocks = COLUMN_BLOCKS
     norms_known = True
+    computes_gram = True
     collects_streams = False
     no_weights = (
         "it must withstand clients that lie, and such numbers come from the clients; "

@@ -112,6 +112,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
     """
 
     norms_known = True
+    computes_gram = True
     state_options = frozenset({"similarity"})  # of which scores are means
 
     def __init__(
