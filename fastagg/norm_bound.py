@@ -84,11 +84,6 @@ def resolve_max_norm(value: object, nonfinite: object, noise_multiplier: object 
     return value
 
 
-def is_adaptive(value: object) -> bool:
-    """Return whether an option ``max_norm``, which need not be valid, is adaptive."""
-    return value == ADAPTIVE or isinstance(value, AdaptiveNorm | Mapping)
-
-
 def norm_bytes(value: object) -> int:
     """Return the bytes of state of an option ``max_norm``.
 

@@ -7,7 +7,7 @@ import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NewType, NoReturn, TypeVar
+from typing import Any, NewType, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.clipping import clip_bytes, read_clip_norm
 from fastagg.costs import Cost, Sizes
-from fastagg.modes import plain_modes
-from fastagg.norm_bound import is_adaptive, norm_bytes, resolve_max_norm
+from fastagg.modes import plain_modes, writable
+from fastagg.norm_bound import norm_bytes, resolve_max_norm
 from fastagg.options import did_you_mean, option_names, read_factor, read_size
 from fastagg.server_optimizer import optimizer_cost, read_server_optimizer
 from fastagg.updates.cohort import check_vector
@@ -33,6 +33,16 @@ They refuse a plain ``str`` there, since a misspelt name in the code is a ``str`
 _RULES: dict[str, type[Aggregator]] = {}
 
 Rule = TypeVar("Rule", bound=type[Aggregator])
+
+_BOUNDS = ("max_norm", "clip_norm", "noise_multiplier")
+"""Options that :func:`load` assigns after it has read the state, as a caller may."""
+
+
+class Bounded(Protocol):
+    """What :func:`set_bounds` asks of an aggregator, which has all of ``_BOUNDS``."""
+
+    @property
+    def noise_multiplier(self) -> float: ...
 
 
 def register(name: str) -> Callable[[Rule], Rule]:
@@ -125,6 +135,10 @@ def load(
             refused.
         **options: options to change, for example ``memory_folder``, ``nonfinite`` or ``device``.
             On another device the state is the same, but further steps may differ in the last bits.
+            ``max_norm``, ``clip_norm`` and ``noise_multiplier`` are set after the state was read,
+            as if you assigned the attributes: an adaptive bound begins anew, unless it is equal.
+            ``nonfinite="drop"`` makes ``max_norm`` adaptive if the file has "raise" and no limit,
+            as by default; pass ``max_norm=None`` for none.
             Options on which the state depends cannot change: ``client_weights`` of rules with a
             total, ``similarity`` of ``fdms``, ``seed`` of ``fdms-means``, and all that change its
             size, such as ``num_clients``, ``memory_dtype``, ``max_age``, ``staleness``, ``sketch``
@@ -141,15 +155,30 @@ def load(
     After an exception ``params`` have not changed.
     """
     with plain_modes(), checkpoint.opened(path, key=key) as saved:
-        aggregator = _make_saved(saved, options)
-        if params is not None:
-            check_vector("params", params, aggregator.num_params, aggregator.device)
-        try:
-            aggregator.load_saved(saved, params)
-        except CheckpointError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(saved.path, error) from error
+        return _load(saved, params, options)
+
+
+def _load(saved: checkpoint.Saved, params: Tensor | None, options: Mapping[str, Any]) -> Aggregator:
+    """Load an open file; other arguments and errors as for :func:`load`.
+
+    Raises:
+        CheckpointError: as there, or the file does not fit ``options``.
+    """
+    aggregator = _make_saved(saved, options)
+    if params is not None:
+        check_vector("params", params, aggregator.num_params, aggregator.device)
+    bounds = changed_bounds(saved.options, options)
+    # A bound may be refused after the parameters were read.
+    vector = torch.empty_like(params) if params is not None and bounds else params
+    try:
+        aggregator.load_saved(saved, vector)
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(saved.path, error) from error
+    set_bounds(aggregator, bounds)
+    if params is not None and vector is not None and vector is not params:
+        writable(params).copy_(vector)
     return aggregator
 
 
@@ -168,7 +197,7 @@ def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregat
             saved.path, f"params: expected shape [{size}], got {[*saved.params.shape]}"
         )
     try:
-        aggregator = rule(**{"max_norm": None, **saved.options, **options})
+        aggregator = rule(**merged_options(saved.options, options))
         check_state_options(aggregator, saved.options, options)
         return aggregator
     except (MemoryError, OSError):
@@ -221,24 +250,13 @@ def check_saved(
         read_factor("noise_multiplier", saved.get("noise_multiplier", 0.0))
     except Exception as error:
         raise CheckpointError(path, f"options: {error}") from error
-    merged = _merged(saved, options)
+    merged = merged_options(saved, options)
     try:
         cost = _saved_cost(rule, merged)
-        clipping = [clip_bytes(given.get("clip_norm")) for given in (saved, merged)]
         chosen = [given.get("server_optimizer", "sgd") for given in (saved, merged)]
         optimizers = [read_server_optimizer(value).name for value in chosen]
     except Exception as error:
         raise_for(path, error, options)
-    if is_adaptive(merged.get("max_norm")) != is_adaptive(saved.get("max_norm")):
-        raise ValueError(
-            "max_norm: expected an adaptive one where the file has one, and none where it has not; "
-            "load the file without this option, then set the attribute max_norm"
-        )
-    if clipping[0] != clipping[1]:
-        raise ValueError(
-            "clip_norm: expected an adaptive one where the file has one, and none where it has "
-            "not; load the file without this option, then set the attribute clip_norm"
-        )
     if optimizers[0] != optimizers[1]:
         raise ValueError(
             f"server_optimizer: expected {optimizers[0]!r}, as in the file, because the moments of "
@@ -266,13 +284,49 @@ def check_saved(
     return rule
 
 
-def _merged(saved: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a file, changed by those of the caller."""
-    merged = {"max_norm": None, **saved, **options}  # files from before this option have none
-    if "max_norm" in options:
-        noise = merged.get("noise_multiplier", 0.0)
-        merged["max_norm"] = resolve_max_norm(merged["max_norm"], merged.get("nonfinite"), noise)
+def merged_options(saved: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with which a rule is made before its state is read.
+
+    Args:
+        saved: those of the file.
+        options: those of the caller, which replace them, but for ``_BOUNDS``.
+    """
+    merged = {"max_norm": None, **saved}  # files from before this option have none
+    merged |= {name: value for name, value in options.items() if name not in _BOUNDS}
     return merged
+
+
+def changed_bounds(saved: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of ``_BOUNDS`` that change after the state of a file was read.
+
+    Args:
+        saved: the options of the file.
+        options: those of the caller.
+    """
+    bounds = {name: options[name] for name in _BOUNDS if name in options}
+    nonfinite = options.get("nonfinite", saved.get("nonfinite"))
+    without = saved.get("max_norm") is None and saved.get("nonfinite") == "raise"
+    if without and nonfinite != "raise":  # the default of the file's nonfinite
+        bounds.setdefault("max_norm", "auto")
+    if "max_norm" in bounds:
+        noise = bounds.get("noise_multiplier", saved.get("noise_multiplier", 0.0))
+        bounds["max_norm"] = resolve_max_norm(bounds["max_norm"], nonfinite, noise)
+    return bounds
+
+
+def set_bounds(aggregator: Bounded, bounds: Mapping[str, Any]) -> None:
+    """Assign the options of :func:`changed_bounds`, in an order in which each fits the others.
+
+    Raises:
+        TypeError, ValueError: an option is not as expected, or does not fit the state.
+    """
+    names = [name for name in _BOUNDS if name in bounds]
+    if "noise_multiplier" in bounds:
+        noise = read_factor("noise_multiplier", bounds["noise_multiplier"])
+        if noise < aggregator.noise_multiplier:  # the other ones may need less noise
+            names.reverse()
+    for name in names:
+        setattr(aggregator, name, bounds[name])
 
 
 def _saved_cost(rule: type[Aggregator], options: Mapping[str, Any]) -> Cost:
@@ -304,7 +358,7 @@ def _changing_the_state(
 
     def fits(changed: Mapping[str, Any]) -> bool:
         try:
-            merged = _merged(saved, changed)
+            merged = merged_options(saved, changed)
             kept = [value for name, value in saved.items() if name not in changed]
             each = [len(value) for value in kept if isinstance(value, Tensor)]  # one per client
             return (
@@ -344,7 +398,6 @@ def check_state_options(
         same = torch.equal(before, now) if isinstance(before, Tensor) else before == now
         if not same:
             raise _state_depends([name], aggregator.name)
-    aggregator.check_saved_noise(saved)
 
 
 def raise_for(

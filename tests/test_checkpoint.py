@@ -183,7 +183,6 @@ LATE: dict[str, Any] = {"staleness": "constant", "max_staleness": 2}
         ("fdms-means", {}, {"sketch": 64}),
         ("fedavg", ADAM, {"server_optimizer": FLOWER}),
         ("fedavg", {}, {"num_clients": 5}),  # no state, but weights of clients
-        ("fedavg", {"max_norm": "adaptive"}, {"max_norm": {"window": 9, "warmup": 3}}),
     ],
 )
 def test_options_that_change_the_size_of_the_state_are_named(

@@ -25,7 +25,15 @@ from fastagg.making import make
 from fastagg.modes import plain_modes
 from fastagg.norm_bound import AdaptiveNorm, MaxNorm
 from fastagg.options import read_size
-from fastagg.registry import RuleName, check_saved, check_state_options, raise_for
+from fastagg.registry import (
+    RuleName,
+    changed_bounds,
+    check_saved,
+    check_state_options,
+    merged_options,
+    raise_for,
+    set_bounds,
+)
 from fastagg.report import StepReport
 from fastagg.rules.mifa_client import MIFADifferences
 from fastagg.signals import SignalsDeferred
@@ -454,7 +462,8 @@ class ShardedAggregator:
         shard_bounds(manifest.num_params, ranks.size, manifest.segment)  # raises for many ranks
         first = Path(folder) / manifest.file(0)  # it holds the options
         try:
-            agg = cls(manifest.rule, group=group, segment=manifest.segment, **{**saved, **options})
+            merged = merged_options(saved, options)
+            agg = cls(manifest.rule, group=group, segment=manifest.segment, **merged)
             check_state_options(agg.local, saved, options)
         except (TypeError, ValueError) as failure:
             raise_for(first, failure, options)
@@ -472,6 +481,10 @@ class ShardedAggregator:
                 agg.local.load_state_dict(state)
         except (TypeError, ValueError) as failure:
             raise CheckpointError(folder, failure) from failure
+        bounds = changed_bounds(saved, options)
+        ranks.agree("the options of all ranks", bounds)
+        with ranks.succeeding_together("setting the options"):
+            set_bounds(agg, bounds)
         return Loaded(agg, further, manifest.notes)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
-from fastagg.clipping import FLOAT64_SUM, ClipNorm, check_remembered, read_clip_norm
+from fastagg.clipping import FLOAT64_SUM, ClipNorm, check_remembered
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.int8 import (
     COLUMN_BLOCKS,
@@ -323,10 +323,6 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         has_rows = "_peaks" in vars(self) and bool(self._peaks.any())  # a new rule has none
         before = (self.clip_norm, self.noise_multiplier) if has_rows else None
         check_remembered(self.name, before, clip_norm, multiplier)
-
-    def check_saved_noise(self, saved: Mapping[str, Any]) -> None:
-        before = read_clip_norm(saved.get("clip_norm")), saved.get("noise_multiplier", 0.0)
-        check_remembered(self.name, before, self.clip_norm, self.noise_multiplier)
 
     def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
         # Which rows count follows from who was active, and is the same without a client's rows.

@@ -81,6 +81,22 @@ def test_an_error_in_an_option_of_the_caller_stays_what_it_is(tmp_path: Path) ->
         ShardedAggregator.load(tmp_path / "checkpoint", server_lr="x")
 
 
+def test_bounds_are_set_after_the_state_was_read(tmp_path: Path) -> None:
+    agg = ShardedAggregator("fedavg", num_clients=K, num_params=D, clip_norm={"initial": 2.0})
+    agg.step(torch.zeros(D), torch.ones(K, D), range(K))
+    agg.save(tmp_path / "checkpoint")
+    for value, bound in (
+        ({"initial": 2.0}, float(agg.local.state_dict()["clip_bound"])),
+        ({"initial": 50.0}, 50.0),
+    ):
+        given = {"clip_norm": value, "nonfinite": "drop"}
+        loaded = ShardedAggregator.load(tmp_path / "checkpoint", **given).aggregator
+        assert float(loaded.local.state_dict()["clip_bound"]) == bound
+        assert loaded.max_norm is not None
+    with pytest.raises(ValueError, match="clip_norm: count_noise: expected 0"):
+        ShardedAggregator.load(tmp_path / "checkpoint", clip_norm={"count_noise": 1.0})
+
+
 def test_a_save_waits_for_a_step_of_another_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,13 +196,41 @@ def test_impossible_states_are_refused(key: str, place: int, value: float, match
         agg.load_state_dict(state)
 
 
-def test_a_file_keeps_its_kind_of_bound(tmp_path: Path) -> None:
-    make("mifa", {}, max_norm="adaptive").save(tmp_path / "adaptive")
-    make("mifa", {}, nonfinite="drop", max_norm=None).save(tmp_path / "none")
-    assert fastagg.load(tmp_path / "none").max_norm is None
-    for name, value in (("adaptive", None), ("none", "adaptive")):
-        with pytest.raises(ValueError, match="max_norm: expected an adaptive one where"):
-            fastagg.load(tmp_path / name, max_norm=value)
+OTHER: list[Any] = [None, 3.0, AdaptiveNorm(multiple=3.0), AdaptiveNorm(window=9, warmup=3)]
+
+
+@pytest.mark.parametrize("before", ["adaptive", None])
+@pytest.mark.parametrize("value", [*OTHER, "adaptive"])
+def test_a_file_is_loaded_with_another_bound_as_if_it_was_set(
+    before: Any, value: Any, tmp_path: Path
+) -> None:
+    """An adaptive bound begins anew, unless it is equal."""
+    agg = make("mifa", {}, max_norm=before)
+    rejected(agg, 1.0, 2.0)
+    agg.save(tmp_path / "agg")
+    loaded = fastagg.load(tmp_path / "agg", max_norm=value)
+    agg.max_norm = value
+    assert loaded.max_norm == agg.max_norm
+    state, expected = loaded.state_dict(), agg.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+    if "norm_count" in state:
+        assert int(state["norm_count"]) == (2 if value == before else 0)
+
+
+def test_a_file_without_a_bound_gets_the_default_of_drop(tmp_path: Path) -> None:
+    make("mifa", {}).save(tmp_path / "raise")
+    make("mifa", {}, nonfinite="drop", max_norm=None).save(tmp_path / "drop")
+    path = tmp_path / "raise"
+    assert fastagg.load(path, nonfinite="drop").max_norm == AdaptiveNorm()
+    assert fastagg.load(path, nonfinite="drop", max_norm=None).max_norm is None
+    assert fastagg.load(path, nonfinite="drop", max_norm=2.0).max_norm == 2.0
+    assert fastagg.load(path).max_norm is None
+    for options in ({}, {"nonfinite": "drop"}, {"nonfinite": "raise"}):
+        assert fastagg.load(tmp_path / "drop", **options).max_norm is None
+    noise: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    make("fedavg", {}, **noise).save(tmp_path / "noise")
+    assert fastagg.load(tmp_path / "noise", nonfinite="drop").max_norm is None
 
 
 def test_a_plan_counts_the_norms() -> None:

@@ -284,13 +284,23 @@ def test_a_forged_bound_is_refused(value: float) -> None:
     assert agg.state_dict()["clip_bound"].item() == 0.1
 
 
-def test_a_file_is_not_loaded_with_another_kind_of_bound(tmp_path: Path) -> None:
-    make("fedavg", {}, clip_norm="adaptive").save(tmp_path / "agg")
-    with pytest.raises(ValueError, match=r"^clip_norm: expected an adaptive one"):
-        fastagg.load(tmp_path / "agg", clip_norm=1.0)
-    changed = fastagg.load(tmp_path / "agg")
-    changed.clip_norm = 1.0
-    assert changed.clip_norm == 1.0 and not changed.state_dict()
+@pytest.mark.parametrize("before", [AdaptiveClip(initial=3.0), 1.0, None])
+@pytest.mark.parametrize("value", [AdaptiveClip(initial=3.0), AdaptiveClip(initial=5.0), 2.0, None])
+def test_a_file_is_loaded_with_another_bound_as_if_it_was_set(
+    before: Any, value: Any, tmp_path: Path
+) -> None:
+    """An adaptive bound begins anew, unless it is equal."""
+    agg, params = make("fedavg", {}, clip_norm=before), torch.zeros(D)
+    for rows, clients in rounds(3):
+        agg.step(params, rows, clients)
+    agg.save(tmp_path / "agg")
+    loaded = fastagg.load(tmp_path / "agg", clip_norm=value)
+    agg.clip_norm = value
+    assert loaded.clip_norm == agg.clip_norm == value
+    state = loaded.state_dict()
+    assert state == agg.state_dict()
+    if isinstance(value, AdaptiveClip):
+        assert (state["clip_bound"].item() == value.initial) is (value != before)
 
 
 BAD: list[tuple[Any, type[Exception]]] = [
