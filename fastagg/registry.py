@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NewType, NoReturn, Protocol, TypeVar
@@ -36,6 +37,8 @@ Rule = TypeVar("Rule", bound=type[Aggregator])
 
 _BOUNDS = ("max_norm", "clip_norm", "noise_multiplier")
 """Options that :func:`load` assigns after it has read the state, as a caller may."""
+_PLACES = ("memory_folder", "device")
+"""Options that say where the state is, which may not fit elsewhere."""
 
 
 class Bounded(Protocol):
@@ -138,7 +141,8 @@ def load(
             ``max_norm``, ``clip_norm`` and ``noise_multiplier`` are set after the state was read,
             as if you assigned the attributes: an adaptive bound begins anew, unless it is equal.
             ``nonfinite="drop"`` makes ``max_norm`` adaptive if the file has "raise" and no limit,
-            as by default; pass ``max_norm=None`` for none.
+            as by default; pass ``max_norm=None`` for none. With another ``rule`` inside a wrapper,
+            ``rule_options`` of the file do not count.
             Options on which the state depends cannot change: ``client_weights`` of rules with a
             total, ``similarity`` of ``fdms``, ``seed`` of ``fdms-means``, and all that change its
             size, such as ``num_clients``, ``memory_dtype``, ``max_age``, ``staleness``, ``sketch``
@@ -149,13 +153,27 @@ def load(
         CheckpointError: a ValueError. The file is truncated, damaged or changed, is not a
             checkpoint of this library, has another format version, is not signed with ``key``, or
             holds no possible state of its rule.
-        ValueError: the value of an argument is invalid.
+        ValueError: the value of an argument is invalid, or the file is right, but not with these
+            ``options``. To tell which it is, the file is read again without them.
         TypeError: the rule has no such option, or an argument has a wrong type.
 
     After an exception ``params`` have not changed.
     """
-    with plain_modes(), checkpoint.opened(path, key=key) as saved:
-        return _load(saved, params, options)
+    with plain_modes():
+        try:
+            with checkpoint.opened(path, key=key) as saved:
+                return _load(saved, params, options)
+        except CheckpointError as error:
+            found = error
+        kept = {name: options[name] for name in _PLACES if name in options}
+        changed = sorted(options.keys() - kept.keys())
+        if changed:
+            for failed in (found, found.__cause__):  # frees the state that was read
+                if failed is not None:
+                    traceback.clear_frames(failed.__traceback__)
+            if _loads(path, key, params, kept):
+                raise _fault_of(changed, path, found.__cause__ or found) from found
+        raise found
 
 
 def _load(saved: checkpoint.Saved, params: Tensor | None, options: Mapping[str, Any]) -> Aggregator:
@@ -176,10 +194,49 @@ def _load(saved: checkpoint.Saved, params: Tensor | None, options: Mapping[str, 
         raise
     except (TypeError, ValueError) as error:
         raise CheckpointError(saved.path, error) from error
-    set_bounds(aggregator, bounds)
+    try:
+        set_bounds(aggregator, bounds)
+    except (TypeError, ValueError) as error:
+        if _names_one_of(options, error):
+            raise
+        raise _fault_of(sorted(bounds), saved.path, error) from error
     if params is not None and vector is not None and vector is not params:
         writable(params).copy_(vector)
     return aggregator
+
+
+def _loads(
+    path: str | os.PathLike[str],
+    key: bytes | None,
+    params: Tensor | None,
+    options: Mapping[str, Any],
+) -> bool:
+    """Return whether a file is right with these options; arguments as for :func:`load`."""
+    try:
+        with checkpoint.opened(path, key=key) as saved:
+            aggregator = _make_saved(saved, options)
+            vector = None  # where parameters of the file go that the caller wants
+            if params is not None:
+                size, device = aggregator.num_params, aggregator.device
+                vector = torch.empty(size, dtype=torch.float32, device=device)
+            aggregator.load_saved(saved, vector)
+    except Exception:
+        return False
+    return True
+
+
+def _fault_of(names: list[str], path: str | os.PathLike[str], error: BaseException) -> Exception:
+    """Return the error for options with which a file that is right cannot be loaded.
+
+    Args:
+        names: of the caller's options.
+        path: the file.
+        error: what went wrong.
+    """
+    problem = error.args[-1] if isinstance(error, CheckpointError) else error
+    these, them = ("this option", "it") if len(names) == 1 else ("these options", "them")
+    text = f"{', '.join(names)}: {path} loads without {these}, but not with {them}: {problem}"
+    return TypeError(text) if isinstance(error, TypeError) else ValueError(text)
 
 
 def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregator:
@@ -293,6 +350,8 @@ def merged_options(saved: Mapping[str, Any], options: Mapping[str, Any]) -> dict
     """
     merged = {"max_norm": None, **saved}  # files from before this option have none
     merged |= {name: value for name, value in options.items() if name not in _BOUNDS}
+    if "rule_options" not in options and merged.get("rule") != saved.get("rule"):
+        merged.pop("rule_options", None)  # they are those of another rule
     return merged
 
 
@@ -404,6 +463,11 @@ def raise_for(
     path: str | os.PathLike[str], error: Exception, options: Mapping[str, Any]
 ) -> NoReturn:
     """Raise the error of a constructor: as it is if it names one of the caller's ``options``."""
-    if options.keys() & set(str(error).partition(":")[0].split(", ")):
+    if _names_one_of(options, error):
         raise error
     raise CheckpointError(path, f"options: {error}") from error
+
+
+def _names_one_of(options: Mapping[str, Any], error: Exception) -> bool:
+    """Return whether an error is about one of the options, by the beginning of its message."""
+    return bool(options.keys() & set(str(error).partition(":")[0].split(", ")))
