@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -34,9 +34,11 @@ def describe(aggregator: object) -> str:
     """Return the class of an aggregator with its sizes and the options that are not defaults."""
     kind: type = type(aggregator)
     shown = {name: getattr(aggregator, name) for name in _ALWAYS}
-    for name, default in option_defaults(kind).items():
+    own: Mapping[str, Any] = getattr(kind, "own_defaults", {})
+    for name, default in {**option_defaults(kind), **own}.items():
         if name == "max_norm":
-            default = resolve_max_norm(default, getattr(aggregator, "nonfinite"))  # noqa: B009
+            others = (getattr(aggregator, other) for other in ("nonfinite", "noise_multiplier"))
+            default = resolve_max_norm(default, *others)
         if name in _READERS:
             default = _READERS[name](default)
         if name not in shown and not _is(getattr(aggregator, name, default), default):

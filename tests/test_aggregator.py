@@ -203,6 +203,17 @@ def test_repr_shows_the_options_that_are_not_defaults() -> None:
     assert "num_byzantine=2" in shown and "rule='krum'" in shown and "max_norm" not in shown
 
 
+def test_repr_knows_defaults_that_depend_on_other_options_and_on_the_rule() -> None:
+    noise: dict[str, Any] = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+    noisy = fastagg.make("fedavg", num_clients=2, num_params=2, nonfinite="drop", **noise)
+    assert noisy.max_norm is None and "max_norm" not in repr(noisy)
+    buffered = fastagg.make("fedbuff", num_clients=2, num_params=2)
+    assert repr(buffered) == "FedBuff(num_clients=2, num_params=2, server_lr=1.0)"
+    for staleness in ("hinge", None):
+        given = fastagg.make("fedbuff", num_clients=2, num_params=2, staleness=staleness)
+        assert ", staleness=" in repr(given)
+
+
 @pytest.mark.parametrize(
     ("cuda", "visible", "reason"),
     [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +51,7 @@ class FedBuff(AveragingRule[Plan]):
     """
 
     repeats_clients = True
+    own_defaults = MappingProxyType({"staleness": "polynomial"})
     no_weights = (
         "it divides by the number of rows and not by the sum of their weights, so numbers in other "
         "units, such as sample counts, would scale the step; client_weights are relative to the "
@@ -64,7 +66,7 @@ class FedBuff(AveragingRule[Plan]):
         client_weights: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        options.setdefault("staleness", "polynomial")
+        options.setdefault("staleness", self.own_defaults["staleness"])
         super().__init__(client_weights=client_weights, **options)
         self.buffer_size = None if buffer_size is None else read_size("buffer_size", buffer_size)
         weights = self.client_weights  # [K]
