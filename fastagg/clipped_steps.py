@@ -99,16 +99,6 @@ class ClippedSteps(RowChecks):
             ValueError: the noise would not cover rows that the rule remembers.
         """
 
-    def check_saved_noise(self, saved: Mapping[str, Any]) -> None:
-        """Do the same for a rule that is loaded with other options.
-
-        Args:
-            saved: the options in the checkpoint.
-
-        Raises:
-            ValueError: as there.
-        """
-
     def _clip(self, cohort: Cohort) -> tuple[Cohort, Tensor | None]:
         """Return the cohort with rows up to ``clip_norm``, and factors [S] of its rows.
 
