@@ -114,7 +114,8 @@ def test_a_timing_subcommand_writes_its_documented_files(
         assert bool(row["update_gbytes_per_s"]) == (work.pattern == "update")
         refused = row["verdict"] in ("busy", "noisy")
         assert refused == (row["percent_of_ceiling"] == "")
-        if refused:
+        # With a noisy share of the ceiling, a ratio of two times may be known.
+        if row["verdict"] == "busy":
             assert row["times_ours"] == ""
     ours = [row for row in rows if row["role"] == "ours"]
     assert len(ours) == len({(r["op"], r["K"], r["S"], r["d"], r["threads"]) for r in rows})
