@@ -14,7 +14,7 @@ from flwr.app import Message
 
 from tests.integrations.test_flower import NODES, K, NodesGrid, SlowGrid, initial, reply, strategy
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.usefixtures("flower_identity")]
 
 FORGER, VICTIM = K - 1, 1
 
