@@ -376,3 +376,20 @@ def test_published_ranges_are_beside_the_ends_of_the_lines(monkeypatch: pytest.M
     texts = [text.get_text() for text in panels[1].get_legend().get_texts()]
     assert texts[-1].startswith("published ranges at the end")
     plt.close(panels[0].get_figure())
+
+
+def test_lines_of_fewer_seeds_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    panels: list[Axes] = []
+    monkeypatch.setattr(_adversarial_plots, "save", lambda figure, _: panels.extend(figure.axes))
+    of = {"FedAvg": 2, "FedProx": 1}
+    curves = [
+        Curve(m, "r", "x", seed, [0, 9], [2, 20], [0.1, 0.2], train_loss=[2, 1])
+        for m, count in of.items()
+        for seed in range(count)
+    ]
+    lines = _curves.Curves(curves)
+    _adversarial_plots._figure(lines, {0: [(0.8, 2)] * 10}, [tuple(of)], Path("x.png"), {})
+    legend = panels[1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "FedProx (n = 1)"]
+    assert legend.get_title().get_text().startswith("n = 2 seeds")
+    plt.close(panels[0].get_figure())

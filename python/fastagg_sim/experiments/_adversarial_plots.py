@@ -107,7 +107,11 @@ def _figure(
             )
         row[0].set_ylabel("train loss")
         row[1].set_ylabel("test accuracy")
-        handles = row[1].get_legend_handles_labels()[0]
+        handles, labels = row[1].get_legend_handles_labels()
+        counts = {method: len(lines.curves[method]) for method in methods}
+        for handle, method in zip(handles, labels, strict=True):
+            if counts[method] < max(counts.values()):
+                handle.set_label(f"{method} (n = {counts[method]})")
         ends = {m: end for m, end in published.items() if m in methods and trained >= end.rounds}
         if ends:
             _draw_ends(row[0], {m: (end.rounds, end.train_loss) for m, end in ends.items()})
@@ -121,7 +125,7 @@ def _figure(
             frameon=False,
             handlelength=3.2,
             title=seeds_note(
-                max(len(lines.curves[m]) for m in methods),
+                max(counts.values()),
                 smooth=[smooth],
             ),
             title_fontsize=8,
