@@ -28,11 +28,12 @@ from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.clipping import AdaptiveClip
 from fastagg.inbox import Inbox
+from fastagg.loading import load
 from fastagg.making import make
 from fastagg.norm_bound import AdaptiveNorm
 from fastagg.ops import bits, reference
 from fastagg.planning.plan import RoundPlan, plan
-from fastagg.registry import RuleName, available, load
+from fastagg.registry import RuleName, available
 from fastagg.report import StepReport
 from fastagg.rules import (
     FDMS,

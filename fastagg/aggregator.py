@@ -46,6 +46,7 @@ from fastagg.report import (
     RefusedUpdates,
     RowSum,
     StepReport,
+    list_reasons,
 )
 from fastagg.saved_state import SavedState
 from fastagg.saved_state import State as State
@@ -436,7 +437,8 @@ class Aggregator(
             except ValueError as error:
                 if type(error) is not ValueError or not reasons:
                     raise
-                raise ValueError(f"{error}{_rejected(reasons)}") from error
+                rejected = list_reasons(dict(sorted(reasons.items())), most=5)
+                raise ValueError(f"{error} (rejected: {rejected})") from error
         if noise is not None:
             reading.aggregate = self._noised(params, reading.aggregate, noise.std)
         counted = reading.weights
@@ -672,10 +674,3 @@ class Aggregator(
 
     def __repr__(self) -> str:
         return describe(self)
-
-
-def _rejected(reasons: Mapping[int, str]) -> str:
-    """Return at most five of the reasons for rejections, as the end of an error message."""
-    listed = [f"client {client}: {reasons[client]}" for client in sorted(reasons)]
-    more = f"; and {len(listed) - 5} more" if len(listed) > 5 else ""
-    return f" (rejected: {'; '.join(listed[:5])}{more})"

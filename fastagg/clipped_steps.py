@@ -183,7 +183,8 @@ class ClippedSteps(RowChecks):
     def _largest_rounding(self, cohort: Cohort, plan: Any) -> float:
         """Return how much more the aggregate can change because sums over rows are rounded.
 
-        In units of ``clip_norm``, like :meth:`_largest_change`. By default, no row has a larger
-        factor than that, and all clients have one.
+        In units of ``clip_norm``, like :meth:`_largest_change`. It grows with the sum of the
+        factors of all rows. By default, this sum is taken to be K times the largest change: no row
+        of one of the K clients has a larger factor.
         """
         return FLOAT32_SUM * self.num_clients * self._largest_change(cohort, plan)

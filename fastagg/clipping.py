@@ -156,11 +156,11 @@ _ROUNDING = 1.0 + 2.0**-16
 """Margin of the sensitivity for roundings in a client's own row: of its norm, whose squares are
 added up in float32 within blocks of 768 columns, of factors, and of the scaled row."""
 FLOAT32_SUM = 2.0**-19
-"""Largest difference of two sums of S rows by roundings, in units of the sum of |factor| |row|.
-Quotients of factors, sums of eight rows (7 additions) and the result are float32, so each sum has
-an error of at most 9 roundings of 2^-24."""
+"""How far roundings can move two sums over rows apart, in units of the sum of |factor| * |row|.
+The quotients of factors, the sums of eight rows each (eight operations) and the result are float32,
+so an error has at most 10 roundings of 2^-24, and two errors are below 2^-19."""
 FLOAT64_SUM = 2.0**-23
-"""The same if only the result is float32."""
+"""The same if only the result is float32: two roundings of 2^-24."""
 
 
 class Noisy(Protocol):

@@ -43,6 +43,10 @@ class InboxFull(RuntimeError):
     """Raised by :meth:`Inbox.put` if there is no room for another answer."""
 
 
+class LargeNote(ValueError):
+    """Raised by :meth:`Inbox.put` if the note takes more than 256 KiB as JSON."""
+
+
 @dataclass(frozen=True, eq=False)
 class Answers:
     """Answers that were taken from an inbox for a step.
@@ -542,7 +546,7 @@ def _read_note(value: object) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"note: expected values that JSON represents: {error}") from error
     if len(text) > MOST_NOTE:
-        raise ValueError(f"note: expected at most {MOST_NOTE} bytes as JSON, got {len(text)}")
+        raise LargeNote(f"note: expected at most {MOST_NOTE} bytes as JSON, got {len(text)}")
     note: dict[str, Any] = json.loads(text)
     return note
 

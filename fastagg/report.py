@@ -124,6 +124,18 @@ class Reading:
     friends: Tensor | None = field(default=None, kw_only=True)
 
 
+def list_reasons(reasons: Mapping[int, str], most: int | None = None) -> str:
+    """Return why rows are rejected, as text.
+
+    Args:
+        reasons: by client id.
+        most: how many are listed; None: all.
+    """
+    listed = [f"client {client}: {reason}" for client, reason in reasons.items()]
+    more = [] if most is None or len(listed) <= most else [f"and {len(listed) - most} more"]
+    return "; ".join(listed[:most] + more)
+
+
 class RefusedUpdates(Exception):
     """Raised within a step to reject rows.
 
@@ -133,8 +145,7 @@ class RefusedUpdates(Exception):
     """
 
     def __init__(self, reasons: Mapping[int, str], message: str = "") -> None:
-        listed = "; ".join(f"client {client}: {reason}" for client, reason in reasons.items())
-        super().__init__(f"updates: {message or listed}")
+        super().__init__(f"updates: {message or list_reasons(reasons)}")
         self.reasons = reasons
 
 

@@ -35,7 +35,7 @@ LAYERS = [
     },
     {"fastagg.aggregator"},
     {"fastagg.registry"},
-    {"fastagg.making"},
+    {"fastagg.making", "fastagg.loading"},
     {"fastagg.rules"},
     {
         *("fastagg.robust", "fastagg.distributed", "fastagg.planning"),

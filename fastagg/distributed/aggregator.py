@@ -21,12 +21,7 @@ from fastagg.clipping import AdaptiveClip, ClipNorm, read_clip_norm
 from fastagg.distributed import storage
 from fastagg.distributed.ranks import Ranks, ShardedColumns
 from fastagg.distributed.shards import default_segment, shard_bounds
-from fastagg.making import make
-from fastagg.modes import plain_modes
-from fastagg.norm_bound import AdaptiveNorm, MaxNorm
-from fastagg.options import read_size
-from fastagg.registry import (
-    RuleName,
+from fastagg.loading import (
     changed_bounds,
     check_saved,
     check_state_options,
@@ -34,6 +29,11 @@ from fastagg.registry import (
     raise_for,
     set_bounds,
 )
+from fastagg.making import make
+from fastagg.modes import plain_modes
+from fastagg.norm_bound import AdaptiveNorm, MaxNorm
+from fastagg.options import read_size
+from fastagg.registry import RuleName
 from fastagg.report import StepReport
 from fastagg.rules.mifa_client import MIFADifferences
 from fastagg.signals import SignalsDeferred

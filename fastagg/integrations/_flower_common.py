@@ -11,7 +11,8 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
-from fastagg.integrations._report import NOT_WRITTEN, Answer, RoundReport, close_and_note
+from fastagg.integrations._empty_rounds import close_and_note
+from fastagg.integrations._report import Answer, RoundReport, not_written
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief
 from fastagg.integrations._wire import Arrays
@@ -171,9 +172,9 @@ def log_weighing(server: AggregationServer, key: str) -> None:
 
 
 def log_report(report: RoundReport) -> None:
-    """Log the report of a round; a checkpoint that could not be written is an error."""
-    for line in report.lines():
-        _LOG.log(logging.ERROR if line.startswith(NOT_WRITTEN) else logging.INFO, "\t%s", line)
+    """Log the report of a round."""
+    for level, line in report.leveled_lines():
+        _LOG.log(level, "\t%s", line)
 
 
 def settle_round(server: AggregationServer, report: RoundReport | None) -> RoundReport | None:
@@ -183,7 +184,7 @@ def settle_round(server: AggregationServer, report: RoundReport | None) -> Round
     """
     error = server.settle_round()
     if error is not None:
-        _LOG.error("\t%s, the next round tries again: %s", NOT_WRITTEN, error)
+        _LOG.error("\t%s", not_written(error))
         report = None if report is None else replace(report, checkpoint_error=error)
     return report
 

@@ -9,44 +9,15 @@ After a restart of the server Flower has another run, and replies that were not 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 
 from flwr.app import Message
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from fastagg.integrations._flower_senders import is_from, question
+
 _PAUSE = 0.2  # seconds between two pulls
-
-
-def from_those_asked(asked: Iterable[Message], replies: Iterable[Message]) -> list[Message]:
-    """Return the replies of the nodes that were asked; log the others.
-
-    The SuperLink knows which node sends a reply. But Flower's grid reads the name of the node from
-    the message that the node has written, and this may be another node's name.
-
-    Args:
-        asked: the messages that were sent. A grid that gives them no ids proves nothing: then all
-            replies are returned.
-        replies: to these messages.
-    """
-    nodes = {m.metadata.message_id: m.metadata.dst_node_id for m in asked if m.metadata.message_id}
-    return [m for m in replies if not nodes or _is_from(m, nodes.get(_question(m)))]
-
-
-def _question(reply: Message) -> str:
-    return reply.metadata.reply_to_message_id
-
-
-def _is_from(reply: Message, node: int | None) -> bool:
-    """Return whether a reply is from the node that was asked, None: nobody was; log if not."""
-    source = reply.metadata.src_node_id
-    if source != node:
-        whom = "no node" if node is None else f"node {node}"
-        why = f"it answers a message to {whom}"
-        log(logging.WARNING, "\t> Ignored a reply in the name of node %s: %s", source, why)
-    return source == node
 
 
 class LateReplies:
@@ -85,8 +56,8 @@ class LateReplies:
         while True:
             found = list(grid.pull_messages(list(self._open))) if self._open else []
             for message in found:
-                asked, node = self._open.pop(_question(message), (number, None))
-                if not _is_from(message, node):
+                asked, node = self._open.pop(question(message), (number, None))
+                if not is_from(message, node):
                     continue
                 if asked == number:
                     replies.append(message)

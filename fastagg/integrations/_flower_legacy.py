@@ -19,6 +19,7 @@ from flwr.server.strategy import FedAvg
 from flwr.server.strategy.aggregate import weighted_loss_avg
 
 from fastagg.aggregator import Aggregator
+from fastagg.integrations._empty_rounds import close_and_note
 from fastagg.integrations._flower_common import (
     IdFn,
     answer_with_id,
@@ -35,7 +36,7 @@ from fastagg.integrations._flower_common import (
 from fastagg.integrations._flower_legacy_late import LateResults
 from fastagg.integrations._flower_metrics import combine_results
 from fastagg.integrations._hosted_rule import check_option_names
-from fastagg.integrations._report import Answer, RoundReport, close_and_note
+from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief, cut, is_finite
 from fastagg.options import read_positive

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 
 from fastagg.aggregator import Aggregator
+from fastagg.integrations._empty_rounds import close_and_note
 from fastagg.integrations._flower_common import (
     IdFn,
     answer_with_id,
@@ -37,10 +38,11 @@ from fastagg.integrations._flower_common import (
     settle_round,
     wait_for_nodes,
 )
-from fastagg.integrations._flower_late import LateReplies, from_those_asked
+from fastagg.integrations._flower_late import LateReplies
 from fastagg.integrations._flower_metrics import MetricsFn, combine_metrics, weight_problem
+from fastagg.integrations._flower_senders import from_those_asked
 from fastagg.integrations._hosted_rule import check_option_names
-from fastagg.integrations._report import Answer, RoundReport, close_and_note
+from fastagg.integrations._report import Answer, RoundReport
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import cut
 from fastagg.options import read_positive

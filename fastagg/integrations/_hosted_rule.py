@@ -12,8 +12,9 @@ from torch import Tensor
 from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.churn import widened_state
+from fastagg.loading import check_saved
 from fastagg.options import to_saved
-from fastagg.registry import check_saved, find
+from fastagg.registry import find
 from fastagg.rules.mimic import MimiC
 from fastagg.server_optimizer import ServerOptimizer
 

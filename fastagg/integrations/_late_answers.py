@@ -8,7 +8,6 @@ reports. What it keeps is an update: the model of its round is needed only until
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fastagg.inbox import MOST_NOTE, Answers, Inbox
+from fastagg.inbox import Answers, Inbox, LargeNote
 from fastagg.integrations._late import EarlierRounds
 from fastagg.integrations._report import Answer
 from fastagg.integrations._wire import WireError, WireLayout
@@ -194,19 +193,12 @@ class LateAnswers:
     def _keep(
         self, inbox: Inbox, answer: Answer, row: torch.Tensor, note: dict[str, Any]
     ) -> str | None:
-        """Put an answer into the inbox; return why it does not wait there.
-
-        What the framework has noted is left out if it is too large for an inbox: an update counts
-        without its metrics.
-        """
+        """Put an answer into the inbox; return why it does not wait there."""
         assert answer.round is not None  # it is late
         before = dict(inbox.waiting())
         note |= {name: getattr(answer, name) for name in _KEPT}
         try:
-            packed = _packed(note)
-            if _is_large(packed):
-                packed = _packed(note | {"note": None})
-            if not inbox.put(answer.sender, row, round=answer.round - 1, note=packed):
+            if not self._put(inbox, answer, row, note):
                 return NEWER
         except (TypeError, ValueError, RecursionError) as error:  # a note that no file may have
             return str(error)
@@ -217,6 +209,20 @@ class LateAnswers:
                 why = NEWER if same else f"no room: {inbox.capacity} late answers wait"
                 self._rejected[sender, number + 1] = why
         return None
+
+    @staticmethod
+    def _put(inbox: Inbox, answer: Answer, row: torch.Tensor, note: dict[str, Any]) -> bool:
+        """Do what :meth:`fastagg.Inbox.put` does, without what is too large for a note.
+
+        That are the metrics: the update counts without them.
+        """
+        assert answer.round is not None  # it is late
+        number = answer.round - 1
+        try:
+            return inbox.put(answer.sender, row, round=number, note=_packed(note))
+        except LargeNote:
+            smaller = _packed(note | {"note": None})
+            return inbox.put(answer.sender, row, round=number, note=smaller)
 
     def take(self, rounds: int, given: Collection[str]) -> tuple[Taken, dict[str, str]]:
         """Take the answers to earlier rounds that wait, for a round after ``rounds`` others.
@@ -354,14 +360,6 @@ def _row(layout: WireLayout, answer: Answer, base: torch.Tensor | None) -> torch
     layout.subtract(answer.arrays, None if answer.is_update else base, update)
     layout.copy_statistics(answer.arrays, row[layout.num_params :])
     return row
-
-
-def _is_large(note: Any) -> bool:
-    """Return whether a note is too large for an inbox, which says what else is wrong with it."""
-    try:
-        return len(json.dumps(note)) > MOST_NOTE
-    except (TypeError, ValueError, RecursionError):
-        return False
 
 
 def _packed(value: Any) -> Any:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,6 @@ from torch import Tensor
 from fastagg.integrations._untrusted import cut, small
 from fastagg.integrations._wire import Received
 from fastagg.report import StepReport
-
-NOT_WRITTEN = "the checkpoint was not written"
-"""Begins the line of a report that a framework logs as an error."""
 
 _LISTED = 20  # at most this many clients are listed in a line of text
 
@@ -115,6 +113,33 @@ class RoundReport:
 
     def lines(self) -> list[str]:
         """Return the report as lines of text, for a log."""
+        return [line for _, line in self.leveled_lines()]
+
+    def leveled_lines(self) -> list[tuple[int, str]]:
+        """Return the lines, each after its level of :mod:`logging`.
+
+        A rejected answer is a warning, and a checkpoint that was not written an error.
+        """
+        found = [(logging.INFO, line) for line in self._clients_lines()]
+        for level, what, reasons in (
+            (logging.WARNING, "rejected", self.rejected),
+            (logging.INFO, "ignored", self.ignored),
+        ):
+            found += [(level, f"{what} {cut(s)}: {why}") for s, why in sorted(reasons.items())]
+        if self.error is not None:
+            found.append((logging.INFO, f"the model stays as it was: {self.error}"))
+        elif not self.moved:
+            reason = "there is no update" if self.step is None else self.step.reason
+            found.append((logging.INFO, f"the model stays as it was: {reason}"))
+        elif not self.active:
+            text = "there is no update: the rule applied what it remembers"
+            found.append((logging.INFO, text))
+        if self.checkpoint_error is not None:
+            found.append((logging.ERROR, not_written(self.checkpoint_error)))
+        return found
+
+    def _clients_lines(self) -> list[str]:
+        """Return who was active, absent and late, and what happened to clients and their ids."""
         lines = [f"round {self.round}: {len(self.active)} active: {listed(self.active)}"]
         if self.absent:
             order = sorted((c is None, c or 0, str(s), s) for s, c in self.absent.items())
@@ -136,47 +161,7 @@ class RoundReport:
             lines.append(f"client {client}: {cut(old)} has left, it is {cut(new)} now")
         if self.forgotten:
             lines.append(f"the rule forgot what it remembered of: {listed(self.forgotten)}")
-        for what, reasons in (("rejected", self.rejected), ("ignored", self.ignored)):
-            lines += [f"{what} {cut(sender)}: {why}" for sender, why in sorted(reasons.items())]
-        if self.error is not None:
-            lines.append(f"the model stays as it was: {self.error}")
-        elif not self.moved:
-            reason = "there is no update" if self.step is None else self.step.reason
-            lines.append(f"the model stays as it was: {reason}")
-        elif not self.active:
-            lines.append("there is no update: the rule applied what it remembers")
-        if self.checkpoint_error is not None:
-            lines.append(f"{NOT_WRITTEN}, the next round tries again: {self.checkpoint_error}")
         return lines
-
-
-class EmptyRounds(RuntimeError):
-    """Raised after too many rounds in a row without an active client.
-
-    Attributes:
-        report: of the last of them, which is finished.
-    """
-
-    def __init__(self, text: str, report: RoundReport) -> None:
-        super().__init__(text)
-        self.report = report
-
-
-def close_and_note(
-    close: Callable[[], RoundReport], note: Callable[[RoundReport], None]
-) -> RoundReport:
-    """Close a round, and pass its report to ``note``, also if the run ends with it; return it.
-
-    Raises:
-        EmptyRounds: from ``close``.
-    """
-    try:
-        report = close()
-    except EmptyRounds as error:
-        note(error.report)
-        raise
-    note(report)
-    return report
 
 
 def substitutions(step: StepReport | None) -> dict[int, int]:
@@ -192,6 +177,11 @@ def _name(sender: str, client: int | None) -> str:
     """Return sender and client id as text."""
     name = cut(str(sender))
     return f"{name} (not known)" if client is None else f"client {client} ({name})"
+
+
+def not_written(error: str) -> str:
+    """Return the line of a log for a checkpoint that could not be written."""
+    return f"the checkpoint was not written, the next round tries again: {error}"
 
 
 def listed(values: Sequence[object]) -> str:

@@ -29,13 +29,14 @@ from torch import Tensor
 
 from fastagg.aggregator import Aggregator
 from fastagg.integrations._closing import ClosingRound, Counted
+from fastagg.integrations._empty_rounds import EmptyCount
 from fastagg.integrations._history import MetricHistory
 from fastagg.integrations._hosted_rule import check_aggregator, refuse_needy
 from fastagg.integrations._ids import ClientIds, Resolved, by_number
 from fastagg.integrations._late import EarlierRounds
 from fastagg.integrations._late_answers import LateAnswers
 from fastagg.integrations._model import GlobalModel
-from fastagg.integrations._report import Answer, EmptyRounds, RoundReport, substitutions
+from fastagg.integrations._report import Answer, RoundReport, substitutions
 from fastagg.integrations._run_checkpoint import Host, Run, read_run, write_run
 from fastagg.integrations._selection import Selection
 from fastagg.integrations._signals import SignalGuard
@@ -91,8 +92,7 @@ class AggregationServer:
 
     Attributes:
         rounds: number of finished rounds.
-        empty_rounds: number of rounds without an active client since the last one with one, in this
-            process.
+        last_report: of the last finished round of this process; None before it.
         ids: ids of the clients.
         history: metrics of the rounds, for the checkpoint.
         example: an aggregator with the options of the rule, perhaps for another model.
@@ -147,12 +147,11 @@ class AggregationServer:
         self.checkpoint_keep = read_size("checkpoint_keep", checkpoint_keep)
         self.checkpoint_every = read_size("checkpoint_every", checkpoint_every)
         self.min_answers = read_count("min_answers", min_answers, least=0)
-        self.max_empty_rounds = read_size("max_empty_rounds", max_empty_rounds)
+        self._empty = EmptyCount(read_size("max_empty_rounds", max_empty_rounds))
         self.selection = Selection(selection)
         self.roles = read_roles(roles)
         self.rounds = 0
         self.last_report: RoundReport | None = None
-        self.empty_rounds = 0
         self._id_options: dict[str, Any] = {"source": ids, "release_after": release_after}
         self.ids = self._new_ids()
         self.history = MetricHistory()
@@ -184,6 +183,11 @@ class AggregationServer:
                 "max_clients: expected equal options of all clients, because nobody says those of "
                 "new ones; got others, so call grow instead"
             )
+
+    @property
+    def empty_rounds(self) -> int:
+        """Rounds without an active client since the last one with one, in this process."""
+        return self._empty.in_a_row
 
     @property
     def rule_name(self) -> str:
@@ -254,6 +258,8 @@ class AggregationServer:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Run signal handlers after this context; nothing is saved for them until it ends."""
+        # The first delays all handlers if this is the main thread. In another thread it does
+        # nothing, and the guard's handlers run in the main thread: they must not save now.
         with SignalsDeferred(), self.guard.held():
             yield
 
@@ -515,7 +521,7 @@ class AggregationServer:
             if self._settled:
                 report = replace(report, checkpoint_error=self._end_round())
             self.last_report = report  # a handler may raise an exception in the place of a return
-            self._count_empty(report, asked)
+            self._end_if_empty(report, asked)
         return report
 
     def skip_round(self, reason: str) -> RoundReport:
@@ -550,7 +556,7 @@ class AggregationServer:
                 checkpoint_error=self._end_round(),
             )
             self.last_report = report
-            self._count_empty(report, len(asked))
+            self._end_if_empty(report, len(asked))
         return report
 
     def _finish(
@@ -624,26 +630,14 @@ class AggregationServer:
         Raises:
             RuntimeError: the run has had rounds, and no client was active in any of them.
         """
-        rounds = self.rounds - since + 1
-        if 0 < rounds <= self.empty_rounds:
-            raise RuntimeError(
-                f"no client was active in any of the {rounds} rounds; the log says why"
-            )
+        self._empty.check_run(self.rounds - since + 1)
 
-    def _count_empty(self, report: RoundReport, asked: int) -> None:
+    def _end_if_empty(self, report: RoundReport, asked: int) -> None:
         """Count rounds without an active client; raise an error if there are too many in a row."""
-        self.empty_rounds = 0 if report.active or not self._trains else self.empty_rounds + 1
-        if self.empty_rounds < self.max_empty_rounds:
-            return
-        self._try_to_save()
-        reasons = list(dict.fromkeys(report.rejected.values()))[:3]
-        raise EmptyRounds(
-            f"max_empty_rounds: {self.empty_rounds} rounds in a row had no active client; in the "
-            f"last one, round {report.round}, {asked} clients were asked, "
-            f"{len(report.absent)} did not answer and {len(report.rejected)} answers were rejected"
-            + (f" ({'; '.join(reasons)})" if reasons else ""),
-            report,
-        )
+        error = self._empty.add(report, asked, trains=self._trains)
+        if error is not None:
+            self._try_to_save()
+            raise error
 
     def save_if_due(self) -> None:
         """Write a checkpoint if the last one is missing something, and the last round is settled.

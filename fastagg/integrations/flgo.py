@@ -27,14 +27,9 @@ import flgo.simulator.base  # noqa: E402
 from flgo.algorithm.fedbase import BasicServer  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
+from fastagg.integrations._empty_rounds import close_and_note  # noqa: E402
 from fastagg.integrations._hosted_rule import check_option_names, refuse_needy  # noqa: E402
-from fastagg.integrations._report import (  # noqa: E402
-    NOT_WRITTEN,
-    Answer,
-    RoundReport,
-    close_and_note,
-    listed,
-)
+from fastagg.integrations._report import Answer, RoundReport, listed  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.registry import find  # noqa: E402
 from fastagg.updates.layout import FlatLayout  # noqa: E402
@@ -248,9 +243,10 @@ class FastAggServer(BasicServer):
 
     def _log(self, participation: Participation, report: RoundReport) -> None:
         """Write a round to FLGO's log, and to the record that FLGO saves as JSON after the run."""
-        for line in [*participation.lines(), *report.lines()]:
-            log = self.gv.logger.error if line.startswith(NOT_WRITTEN) else self.gv.logger.info
-            log(line)
+        for line in participation.lines():
+            self.gv.logger.info(line)
+        for level, line in report.leveled_lines():
+            self.gv.logger.log(level, line)
         entry: dict[str, Any] = {
             "active": list(report.active),
             "friends": report.friends,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import math
 import os
 import threading
@@ -41,8 +42,9 @@ from nvflare.app_common.app_constant import AppConstants  # noqa: E402
 from nvflare.app_common.app_event_type import AppEventType  # noqa: E402
 
 from fastagg.integrations import _tensors  # noqa: E402
+from fastagg.integrations._empty_rounds import EmptyRounds  # noqa: E402
 from fastagg.integrations._npy import npy_header, read_header, view  # noqa: E402
-from fastagg.integrations._report import NOT_WRITTEN, Answer, EmptyRounds, RoundReport  # noqa: E402
+from fastagg.integrations._report import Answer, RoundReport  # noqa: E402
 from fastagg.integrations._server import AggregationServer  # noqa: E402
 from fastagg.integrations._untrusted import (  # noqa: E402
     LONGEST,
@@ -465,10 +467,13 @@ class FastAggAggregator(ModelAggregator):
 
     def _log(self, report: RoundReport, fl_ctx: FLContext) -> None:
         """Write the report to NVFlare's log."""
-        for line in report.lines():
-            log = self.log_warning if line.startswith("rejected ") else self.log_info
-            log = self.log_error if line.startswith(NOT_WRITTEN) else log
-            log(fl_ctx, line)
+        logs = {
+            logging.INFO: self.log_info,
+            logging.WARNING: self.log_warning,
+            logging.ERROR: self.log_error,
+        }
+        for level, line in report.leveled_lines():
+            logs[level](fl_ctx, line)
 
 
 def _sender(shareable: Shareable) -> str:

@@ -30,7 +30,7 @@ scores agree to about 1e-6 may be broken differently than in ByzFL.
 
 Float64 vectors may have any finite numbers. If one has numbers beyond 2^256 (1e77), which none of
 float32 has, norms and distances are computed from vectors that are divided by powers of two, so
-that squares are finite; ``fastagg.robust.long_rows`` says how. The errors above then hold for the
+that squares are finite; ``fastagg.robust.row_units`` says how. The errors above then hold for the
 majority, and such a vector is as far from it as in exact arithmetic, up to rounding. Only the
 distances of several such vectors from each other are not kept: if there are more than f, a rule may
 choose others of them than in exact arithmetic. Results are finite in any case.

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.options import read_count, read_positive
 from fastagg.robust.covariance import calmest_subset, filtered_shares
-from fastagg.robust.long_rows import (
+from fastagg.robust.row_units import (
     common_unit,
     divided,
     divisors,

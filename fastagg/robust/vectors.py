@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastagg import ops
-from fastagg.robust.long_rows import common_unit, divided, divisors, headroom, multiplied
+from fastagg.robust.row_units import common_unit, divided, divisors, headroom, multiplied
 from fastagg.rules.common_row import CLOSE, find_common_row, with_common_row
 from fastagg.updates.columns import Columns, segment_columns
 
@@ -107,7 +107,7 @@ class Vectors:
         )
 
     def products(self) -> Products:
-        """Return the products of the rows, or of rows divided as in ``long_rows``."""
+        """Return the products of the rows, or of rows divided as in ``row_units``."""
         unit = common_unit(self.peaks)
         return Products(divided(self.rows, divisors(self.peaks, unit)))
 
