@@ -201,8 +201,8 @@ class Aggregator(
     """Options of other rules that this one cannot have, with the reasons."""
     refused_staleness: Mapping[str, str] = {}
     """Functions of ages that the rule cannot have as ``staleness``, with the reasons."""
-    own_defaults: ClassVar[Mapping[str, Any]] = {}
-    """Defaults of options of every rule that are others for this one."""
+    own_defaults: Mapping[str, Any] = {}
+    """Defaults of options that are not those of the constructor."""
     repeats_clients: ClassVar[bool] = False
     """Whether a step takes several rows of a client, of different ages."""
 

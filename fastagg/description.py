@@ -34,7 +34,7 @@ def describe(aggregator: object) -> str:
     """Return the class of an aggregator with its sizes and the options that are not defaults."""
     kind: type = type(aggregator)
     shown = {name: getattr(aggregator, name) for name in _ALWAYS}
-    own: Mapping[str, Any] = getattr(kind, "own_defaults", {})
+    own: Mapping[str, Any] = getattr(aggregator, "own_defaults", {})
     for name, default in {**option_defaults(kind), **own}.items():
         if name == "max_norm":
             others = (getattr(aggregator, other) for other in ("nonfinite", "noise_multiplier"))

@@ -212,6 +212,12 @@ def test_repr_knows_defaults_that_depend_on_other_options_and_on_the_rule() -> N
     for staleness in ("hinge", None):
         given = fastagg.make("fedbuff", num_clients=2, num_params=2, staleness=staleness)
         assert ", staleness=" in repr(given)
+    for name in ("nnm", "bucketing"):
+        plain = fastagg.make(name, num_clients=2, num_params=2, rule="krum")
+        assert repr(plain).endswith("(num_clients=2, num_params=2, server_lr=1.0, rule='krum')")
+        start = {"start": "zero"}
+        given = fastagg.make(name, num_clients=2, num_params=2, rule_options=start)
+        assert "'start': 'zero'" in repr(given)
 
 
 @pytest.mark.parametrize(

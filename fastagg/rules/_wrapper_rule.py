@@ -48,13 +48,19 @@ class WrapperRule(GramRule):
         policy = wrap(inside.policy)
         super().__init__(policy, reuse=reuse, client_weights=client_weights, **options)
         self.rule = rule
-        without = (*_OWN, *_sketches_of(type(inside)))
-        self.rule_options = {k: v for k, v in inside.options().items() if k not in without}
+        self.rule_options = _options_of(inside)
+        self.own_defaults = {"rule_options": _options_of(_rule_inside(rule, {}))}
 
 
 def _sketches_of(rule: type) -> tuple[str, ...]:
     """Return the options of an inner rule that concern sketches."""
     return ("sketch", "seed") if issubclass(rule, SketchedGramRule) else ()
+
+
+def _options_of(inside: GramRule) -> dict[str, Any]:
+    """Return the options of an inner rule that do not belong to the wrapper."""
+    without = (*_OWN, *_sketches_of(type(inside)))
+    return {name: value for name, value in inside.options().items() if name not in without}
 
 
 def _fits(rule: type) -> TypeGuard[type[GramRule]]:

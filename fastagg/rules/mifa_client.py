@@ -174,11 +174,24 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
         self._leave(ids, self.total)
 
     def _check_growth(self, grown: MIFADifferences) -> None:
-        if not torch.equal(grown._weights[: self.num_clients], self._weights):
+        if self._scale(grown) is None:
             raise ValueError(
                 "client_weights: expected the same weights for the present clients, which only "
                 "they could apply to their rows in the total, got others"
             )
+
+    def _keep_others(self, before: MIFADifferences) -> None:
+        scale = before._scale(self)
+        if scale is not None:  # equal weights, whatever they are, are ones in the total of `before`
+            self.total.mul_(scale)
+
+    def _scale(self, grown: MIFADifferences) -> float | None:
+        """Return the factor of the total for the weights of ``grown``; None if no factor fits."""
+        present = grown._weights[: self.num_clients]
+        if torch.equal(present, self._weights):
+            return 1.0
+        alike = bool((present == present[0]).all()) and bool((self._weights == 1.0).all())
+        return float(present[0]) if alike else None
 
     def _receive(self, cohort: Cohort) -> Cohort:
         return cohort  # rows need not be in memory

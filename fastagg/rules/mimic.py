@@ -37,8 +37,9 @@ class MimiC(CorrectionRule):
     In mode "client" the clients keep their corrections (:class:`fastagg.MimiCClient`) and send
     u_s + c_s. The server has no state: it needs only the sum of the received rows, which secure
     aggregation can compute, and sends v back to the clients of the round. Parameters are those of
-    mode "server", up to the rounding of u_s + c_s to float32. This mode takes no late rows: their
-    clients would need the v of their own round.
+    mode "server", up to the rounding of u_s + c_s to float32, unless ``max_norm`` or ``clip_norm``
+    takes effect: here they limit u_s + c_s, and a client does not learn that its row was clipped.
+    This mode takes no late rows: their clients would need the v of their own round.
 
     Args:
         mode: "server" or "client": where corrections are kept.

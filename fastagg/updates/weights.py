@@ -34,7 +34,7 @@ def read_weights(name: str, value: object, count: int) -> Tensor:
     if not bool(((weights >= 0) & (weights <= FLOAT32_LIMIT)).all()):
         raise ValueError(
             f"{name}: expected finite numbers >= 0, got {weights.min().item()} to "
-            f"{weights.max().item()}"
+            f"{weights.max().item()}; at most {FLOAT32_LIMIT:.3g} is accepted"
         )
     if count and not bool((weights > 0).any()):
         raise ValueError(f"{name}: expected at least one weight > 0, got all zeros")

@@ -310,3 +310,19 @@ def test_other_states_are_refused() -> None:
         widened_state(few, many.state_dict(), 4)
     with pytest.raises(ValueError, match="expected the tensors"):
         widened_state(many, {}, 2)
+
+
+def test_equal_weights_may_become_unequal_ones() -> None:
+    options: dict[str, Any] = {"num_clients": 2, "num_params": 3, "client_weights": [2.0, 2.0]}
+    here, there = fastagg.make("mifa", **options), fastagg.make("mifa-client", **options)
+    weights, ids = [2.0, 2.0, 5.0], [0, 1, 2]
+    first, second, params, other = torch.randn(2, 3), torch.randn(3, 3), *torch.zeros(2, 3)
+    here.step(params, first, ids[:2])
+    there.step(other, first, ids[:2])  # differences to rows of zeros
+    here.grow(3, client_weights=weights)
+    there.grow(3, client_weights=weights)
+    here.step(params, second, ids)
+    there.step(other, second - torch.cat([first, torch.zeros(1, 3)]), ids)
+    mean = (torch.tensor(weights) @ second) / sum(weights)
+    torch.testing.assert_close(params, first.mean(0) + mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(other, params, rtol=1e-6, atol=1e-6)
