@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,3 +29,10 @@ def test_round_trip(seed: int, rows: int, size: int) -> None:
     some, others = torch.randperm(rows, generator=g), torch.randperm(size, generator=g)[:7]
     assert torch.equal(bits.pick(packed, some, others), flags[some][:, others])
     assert torch.equal(bits.ones(rows, size), bits.pack(torch.ones(rows, size, dtype=torch.bool)))
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(TypeError, match=r"flags: expected dtype bool, got torch\.float32"):
+        bits.pack(torch.tensor([[0.5, 2.0]]))
+    with pytest.raises(ValueError, match="bits: expected 3 bytes in a row, for 20 flags, got 1"):
+        bits.unpack(torch.zeros(3, 1, dtype=torch.uint8), 20)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import runpy
 import subprocess
@@ -126,6 +127,19 @@ def test_selfcheck_notices_a_wrong_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastagg.ops, "gram", lambda *a, **k: right(*a, **k) * (1 + 1e-6))
     failed = [check.op for check in selfcheck.run(d=5_003) if not check.passed]
     assert failed == ["gram"]
+
+
+@pytest.mark.parametrize("how", ["NaN", "shape", "dtype"])
+def test_selfcheck_notices_what_has_no_error(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    right = fastagg.ops.abs_max
+    wrong = {
+        "NaN": lambda *a: right(*a) * math.nan,
+        "shape": lambda *a: right(*a)[None],
+        "dtype": lambda *a: right(*a).double(),
+    }
+    monkeypatch.setattr(fastagg.ops, "abs_max", wrong[how])
+    failed = [check.op for check in selfcheck.run(d=300) if not check.passed]
+    assert failed == ["abs_max"]
 
 
 def test_selfcheck_covers_every_op() -> None:

@@ -628,3 +628,10 @@ def test_rules_that_compute_a_gram_matrix_have_the_memory_of_its_kernel(
     after_rounds(name, False, options, 2)
     plan = fastagg.plan(name, num_clients=K, num_active=S, num_params=D, **options)
     assert (plan.kernel_bytes > 0) == bool(calls)
+
+
+def test_no_gram_matrix_has_so_many_rows() -> None:
+    sizes = {"num_clients": 10**9, "num_params": 10}
+    for name, options in (("num_active", {}), ("num_clients", {"reuse": True})):
+        with pytest.raises(ValueError, match=rf"^{name}: expected at most 16777216 for 'krum'"):
+            fastagg.plan("krum", num_active=10**8, **sizes, **options)

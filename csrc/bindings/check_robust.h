@@ -47,7 +47,7 @@ inline int64_t check_weiszfeld(const at::Tensor& gram, const at::Tensor& weights
 inline int64_t check_clip_towards(const at::Tensor& gram, const at::Tensor& weights,
                                   int64_t iterations) {
   const int64_t n = check_gram(gram) - 1;
-  TORCH_CHECK_VALUE(n >= 0, "gram: expected at least one row, got none");
+  TORCH_CHECK_VALUE(n >= 1, "gram: expected at least two rows, got ", n + 1);
   check_tensor(weights, "weights", at::kDouble, {n});
   check_iterations(iterations);
   return n;

@@ -90,6 +90,7 @@ inline void check_vector(const at::Tensor& t, const char* name, at::ScalarType d
 // Checks a tensor of float32 or float64.
 inline void check_floating(const at::Tensor& t, const char* name,
                            std::initializer_list<int64_t> shape) {
+  check_dense(t, name);
   TORCH_CHECK_TYPE(t.scalar_type() == at::kDouble || t.scalar_type() == at::kFloat, name,
                    ": expected dtype Float or Double, got ", t.scalar_type());
   check_tensor(t, name, t.scalar_type(), shape);

@@ -126,7 +126,7 @@ void update_scores_(const at::Tensor& scores, const at::Tensor& counts,
   const int64_t S = clients.numel();
   const int64_t* ids = check_clients(clients, S, K);
   check_floating(round_scores, "round_scores", {S, S});
-  const uint8_t* flags = check_flags(pairs, "pairs", S, scores.device());
+  const uint8_t* flags = check_pairs(pairs, S, scores.device());
   changed_scores(scores, counts, round_scores, pairs).check(clients, "clients");
   if (called_off(when, scores.device())) return;
   const at::Tensor wide = round_scores.to(at::kDouble);

@@ -27,7 +27,8 @@ Results and errors:
   instruction set (``fastagg.build_info()["isa"]``).
 * Shapes, dtypes, devices and ids are checked. A ValueError, TypeError or IndexError names the
   argument, what was expected and what came. After one of these nothing has changed. If memory runs
-  out in an op (MemoryError), the tensors that it changes may hold anything.
+  out in an op (MemoryError; RuntimeError if it is torch's allocator that has none), the tensors
+  that it changes may hold anything.
 * Values are not checked: a NaN in the input gives a NaN in the result. (The aggregators check that
   rows are finite.)
 * The ops are not differentiable. Those that change tensors raise RuntimeError outside of
@@ -48,6 +49,7 @@ Devices:
 from __future__ import annotations
 
 from fastagg.ops import _gram, _int8_rows, _moments, _robust, _rows, _scores, _sketch, _sorted
+from fastagg.ops._dispatch import MOST_ROWS as MOST_ROWS
 from fastagg.ops._dispatch import devices as devices
 from fastagg.ops._dispatch import gram_scratch as gram_scratch
 from fastagg.ops._gram import *  # noqa: F403

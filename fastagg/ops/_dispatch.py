@@ -122,6 +122,10 @@ def _returns_nothing(*args: object, **kwargs: object) -> None:
     return None
 
 
+MOST_ROWS = 2**24
+"""No op takes more rows (``kMostRows`` of ``check_rows.h``)."""
+
+
 def gram_scratch(num_rows: int, num_params: int, threads: int | None = None) -> int:
     """Return the bytes of temporary memory that ``gram`` and ``gram_and_sum_`` take on the CPU.
 
@@ -129,7 +133,7 @@ def gram_scratch(num_rows: int, num_params: int, threads: int | None = None) -> 
     process.
 
     Args:
-        num_rows: S.
+        num_rows: S, at most 2^24.
         num_params: d of one call.
         threads: number of threads; None: ``torch.get_num_threads()``.
     """
@@ -141,6 +145,8 @@ def gram_scratch(num_rows: int, num_params: int, threads: int | None = None) -> 
     ):
         if value < least:
             raise ValueError(f"{name}: expected {least} or more, got {value}")
+    if num_rows > MOST_ROWS:
+        raise ValueError(f"num_rows: expected at most {MOST_ROWS}, got {num_rows}")
     return _C.gram_scratch(num_rows, num_params, threads)
 
 

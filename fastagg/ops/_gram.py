@@ -15,7 +15,7 @@ __all__ = ["difference_gram_and_sum_", "gram", "gram_and_sum_", "gram_rows", "re
 
 # Bounds of the self-check. On a CPU, products are summed in float32 inside blocks, and these errors
 # average out over the blocks (measured: 1e-8), unless all numbers of a row have one magnitude. On a
-# GPU a product is off by up to 2^-16, which averages out, and sums of 16 products are truncated.
+# GPU a product is off by up to 2^-26, which averages out, and sums of 16 products are truncated.
 _CPU, _CUDA = 1e-7, 1e-5
 
 

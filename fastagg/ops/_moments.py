@@ -107,7 +107,7 @@ def add_adaptive_(
         lr: server learning rate.
         beta_1: in [0, 1).
         beta_2: in [0, 1); not used by "adagrad".
-        tau: > 0, the degree of adaptivity: the smaller, the more.
+        tau: at least 2^-149, the degree of adaptivity: the smaller, the more.
         norm: factor that makes ``aggregate`` a mean.
         models: ``aggregate`` is a sum of models, not of updates.
 

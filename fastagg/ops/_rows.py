@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -67,7 +68,8 @@ def weighted_sum_(
         rows: S rows of d float32 or short. None may share memory with ``out``.
         weights: float32 or float64 [S]. Their common factor is applied in float64, and the
             quotients are rounded to float32. Equal weights, and small multiples of the smallest
-            one, are therefore not rounded.
+            one, are therefore not rounded. Weights whose magnitudes add up to more than 2^960 are
+            rounded to float32 themselves: those above its range are infinite.
         beta: factor of the old content.
         when: bool [], on the device of ``out``; if False, nothing changes. On a GPU it may be the
             result of work that is still queued; the call does not wait for it.
@@ -241,6 +243,14 @@ def memory_update_(
     return params
 
 
+_Item = TypeVar("_Item", bound=Tensor | None)
+
+
+def _listed(rows: Sequence[_Item] | None) -> list[_Item]:
+    """Return optional rows as a list. A matrix has no truth value, or that of its only number."""
+    return [] if rows is None else list(rows)
+
+
 # --- the same rounds, without a write to anything that is read -----------------------------------
 
 
@@ -316,8 +326,7 @@ def mimic_mean_(
         ``out``. Rows are added in the order of their client ids.
     """
     rows, own = row_list(updates, "updates"), row_list(corrections, "corrections")
-    written = list(kept or [])
-    bases = list(references or [])
+    bases, written = _listed(references), _listed(kept)
     compiled.mimic_mean_(
         out, rounded, peaks, rows, own, clients, bases, written, copies, weights, scales
     )
@@ -398,7 +407,7 @@ def memory_total_(
         ``out``. Rows are added in the order of their client ids.
     """
     own, rows = row_list(memory, "memory"), row_list(updates, "updates")
-    bases, written = list(references or []), list(kept or [])
+    bases, written = _listed(references), _listed(kept)
     compiled.memory_total_(
         out, peaks, total, own, rows, clients, weights, bases, params, written, scales
     )

@@ -27,7 +27,12 @@ def pack(flags: Tensor) -> Tensor:
 
     Returns:
         uint8 [K, ceil(n / 8)].
+
+    Raises:
+        TypeError: flags are not bool.
     """
+    if flags.dtype != torch.bool:
+        raise TypeError(f"flags: expected dtype bool, got {flags.dtype}")
     rows, size = flags.shape
     padded = flags.new_zeros(rows, packed_bytes(size), 8, dtype=torch.uint8)
     padded.view(rows, -1)[:, :size] = flags
@@ -35,7 +40,16 @@ def pack(flags: Tensor) -> Tensor:
 
 
 def unpack(bits: Tensor, size: int) -> Tensor:
-    """Unpack the first ``size`` flags of each row: uint8 [K, ceil(size / 8)] -> bool [K, size]."""
+    """Unpack ``size`` flags of each row: uint8 [K, ceil(size / 8)] -> bool [K, size].
+
+    Raises:
+        ValueError: rows have another number of bytes.
+    """
+    if bits.shape[1] != packed_bytes(size):
+        raise ValueError(
+            f"bits: expected {packed_bytes(size)} bytes in a row, for {size} flags, got "
+            f"{bits.shape[1]}"
+        )
     return (bits[:, :, None] & _places(bits.device)).ne(0).flatten(1)[:, :size].contiguous()
 
 

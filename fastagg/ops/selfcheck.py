@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -118,13 +119,19 @@ def _outcome(op: Op, implementation: Any, data: ExampleData) -> list[Tensor]:
 
 
 def _error(got: list[Tensor], expected: list[Tensor]) -> float:
-    """Return the largest error, relative to the largest magnitude in each expected tensor."""
+    """Return the largest error, relative to the largest magnitude in each expected tensor.
+
+    It is infinite if a result is NaN where the oracle has a number, or has another shape or dtype.
+    """
     worst = 0.0
     for a, b in zip(got, expected, strict=True):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return math.inf
         if torch.equal(a, b):  # arguments that the op does not change, mostly
             continue
         scale = max(b.double().abs().max().item(), 1e-300)
-        worst = max(worst, (a.double() - b.double()).abs().max().item() / scale)
+        error = (a.double() - b.double()).abs().max().item() / scale
+        worst = max(worst, math.inf if math.isnan(error) else error)  # max() passes over NaN
     return worst
 
 

@@ -333,7 +333,11 @@ def _kernel_bytes(
     """Return the bytes that the Gram kernel takes for one segment; 0 for rules without it."""
     if not rule.computes_gram:
         return 0
-    rows = sizes.K if options.get("reuse", False) else sizes.S
+    reuse = options.get("reuse", False)
+    rows = sizes.K if reuse else sizes.S
+    if rows > ops.MOST_ROWS:
+        name = "num_clients" if reuse else "num_active"
+        raise ValueError(f"{name}: expected at most {ops.MOST_ROWS} for {rule.name!r}, got {rows}")
     columns = options.get("sketch") or min(sizes.d, segment_columns(num_params))
     return ops.gram_scratch(rows, columns)
 

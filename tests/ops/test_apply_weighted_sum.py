@@ -140,6 +140,9 @@ def test_no_rows_and_no_columns() -> None:
     params = torch.arange(2500.0)
     applied, before = call(params, torch.empty(0, 2500), torch.empty(0), largest=0.0)
     assert applied and torch.equal(before, torch.arange(2500.0)) and torch.equal(params, before)
+    params[0] = -0.0  # and 0 more is 0, as it is with rows
+    assert call(params, torch.empty(0, 2500), torch.empty(0))[0]
+    assert math.copysign(1.0, params[0].item()) == 1.0
     params[2400] = math.nan
     assert not call(params, torch.empty(0, 2500), torch.empty(0))[0]
     assert call(torch.empty(0), torch.empty(2, 0), torch.ones(2))[0]

@@ -36,6 +36,12 @@ def test_cosine_scores_by_hand() -> None:
     assert torch.allclose(scores, expected, rtol=0, atol=1e-15)
 
 
+def test_a_zero_row_scores_one_half_beside_a_row_whose_square_is_infinite() -> None:
+    gram = torch.tensor([[math.inf, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    assert ops.cosine_scores(gram).tolist() == [[1.0, 0.5], [0.5, 0.5]]
+    assert torch.equal(ops.cosine_scores(gram), reference.cosine_scores(gram))
+
+
 def test_cosine_scores_stay_in_range_and_scale_free() -> None:
     base = torch.randn(8, 300)
     rows = torch.cat([base, base * 3, -base])
@@ -72,6 +78,10 @@ def test_update_scores_by_hand() -> None:
     assert counts.tolist() == [[0, 0, 3], [0, 0, 0], [3, 0, 0]]
     nothing = torch.zeros(2, 2, dtype=torch.bool)
     ops.update_scores_(scores, counts, torch.ones(2, 2), clients, nothing)
+    assert counts.sum() == 6
+    one_way = torch.tensor([[True, True], [False, True]])
+    with pytest.raises(ValueError, match="pairs: expected a symmetric matrix"):
+        ops.update_scores_(scores, counts, torch.ones(2, 2), clients, one_way)
     assert counts.sum() == 6
 
 

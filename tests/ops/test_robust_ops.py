@@ -346,6 +346,8 @@ def test_bad_arguments(op: str) -> None:
             return ops.weiszfeld(gram, weights, torch.zeros(3).double(), 0.1, iterations)
         return ops.clip_towards(gram, weights, 0.1, iterations)
 
+    with pytest.raises(ValueError, match="gram: expected at least two rows, got 1"):
+        ops.clip_towards(torch.eye(1, dtype=torch.float64), torch.zeros(0).double(), 1.0, 1)
     gram = torch.eye(3, dtype=torch.float64)
     weights = shares(3 if op == "weiszfeld" else 2)
     call(gram, weights, 1)

@@ -100,6 +100,7 @@ def test_sizes_of_gram_are_checked() -> None:
     assert ops.gram_scratch(0, 0) == 0
     for sizes, message in (
         ((-1, 5), "num_rows: expected 0 or more, got -1"),
+        ((2**24 + 1, 5), "num_rows: expected at most 16777216, got 16777217"),
         ((3, -1), "num_params: expected 0 or more, got -1"),
         ((3, 5, 0), "threads: expected 1 or more, got 0"),
     ):

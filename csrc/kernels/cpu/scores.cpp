@@ -17,8 +17,10 @@ struct CosineRow {
                                  double* out) {
     for (int64_t j = 0; j < S; ++j) {
       const double product = norms[i] * norms[j];
-      const double ratio = gram_row[j] / (product == 0.0 ? 1.0 : product);
-      const double cosine = product == 0.0 ? 0.0 : ratio;
+      // Beside an infinite norm, 0 makes NaN of the product.
+      const bool zero = norms[i] == 0.0 || norms[j] == 0.0 || product == 0.0;
+      const double ratio = gram_row[j] / (zero ? 1.0 : product);
+      const double cosine = zero ? 0.0 : ratio;
       out[j] = (std::min(std::max(cosine, -1.0), 1.0) + 1.0) / 2.0;
     }
     if (norms[i] > 0.0) out[i] = 1.0;

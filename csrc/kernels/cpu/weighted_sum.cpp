@@ -242,6 +242,8 @@ struct MoveAlong {
       MovePeaks<W> found;
       for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
         keep_params<W>(params + begin, zeros, before + begin, count, &found);
+        for (int64_t k = 0; k < count; ++k)  // -0 + 0 is 0
+          params[begin + k] = static_cast<float>(once * params[begin + k] + 0.0);
       });
       found.raise(peaks);
       return;

@@ -13,7 +13,9 @@ namespace fastagg::cuda {
 FASTAGG_HD double cosine_score(double product, double square_a, double square_b, bool same) {
   const double norms = std::sqrt(square_a) * std::sqrt(square_b);
   if (same && square_a > 0.0) return 1.0;
-  const double cosine = norms == 0.0 ? 0.0 : product / norms;
+  // Beside an infinite norm, 0 makes NaN of the product of the norms.
+  const bool zero = square_a == 0.0 || square_b == 0.0 || norms == 0.0;
+  const double cosine = zero ? 0.0 : product / norms;
   return ((cosine < -1.0 ? -1.0 : cosine > 1.0 ? 1.0 : cosine) + 1.0) / 2.0;
 }
 

@@ -79,10 +79,12 @@ def difference_gram_and_sum_(
 ) -> Tensor:
     """Compute :func:`gram_and_sum_` of models [S, D], in parts, minus the base [D], in place."""
     count = len(models) // max(1, len(weights))
-    wide = [torch.cat([*models[s : s + count]]) for s in range(0, len(models), count)]
+    wide = [torch.cat([*models[s : s + count]]) for s in range(0, len(models), max(1, count))]
     here = slice(begin, begin + len(out))
-    rows = [model.to(torch.float64)[here] - base.to(torch.float64)[here] for model in wide]
-    return gram_and_sum_(out, gram, torch.stack(rows), weights)
+    rows = torch.zeros(len(wide), len(out), dtype=torch.float64)
+    for row, model in zip(rows, wide, strict=True):
+        row.copy_(model.to(torch.float64)[here] - base.to(torch.float64)[here])
+    return gram_and_sum_(out, gram, rows, weights)
 
 
 def replace_rows(gram: Tensor, changed: Tensor, rows: Tensor) -> Tensor:

@@ -235,7 +235,8 @@ def scaffold_mean_(
     Returns:
         ``out``.
     """
-    u, before = float64_rows(updates), mean.to(torch.float64)
+    before = mean.to(torch.float64)
+    u = float64_rows(updates).reshape(len(updates), len(before))
     changes = steps.to(torch.float64)[:, None] * u - before
     own = float64_rows(_of_clients(controls, clients))
     peaks.copy_(abs_max(updates))
