@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Needs Python >= 3.10 (with venv), a C++17 compiler and make. Everything else goes into $(VENV).
+# Needs Python >= 3.10 (with venv), make, and a compiler for the C++ standard of PyTorch's extensions
+# (C++20 for PyTorch 2.13). Everything else goes into $(VENV).
 # Set-up steps leave stamp files there: a step runs again only when its inputs have changed.
 # The Python, PyTorch and VENV_ARGS of an existing $(VENV) are kept; `make distclean` starts afresh.
 
