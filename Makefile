@@ -89,10 +89,10 @@ fuzz-memory: build-dev  ## let memory run out at every allocation of a step, of 
 fuzz-long: build-dev  ## run every rule for 10^5 steps: memory, descriptors and time per step must stay flat
 	$(PY) -m tests.fuzz.long $(ARGS)
 
-# Flower, pfl-research and NVFlare need other versions of packages that the tools use, so they get a
+# Flower, pfl-research, NVFlare and FLGO need other versions of packages that the tools use, so they get a
 # separate environment. It takes everything else from $(VENV).
 FRAMEWORKS := $(VENV)/frameworks
-test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research and NVFlare in a separate environment, run the tests that need them
+test-flower: build-dev $(FRAMEWORKS)/.stamp  ## install Flower, pfl-research, NVFlare and FLGO in a separate environment, run the tests that need them
 	$(FRAMEWORKS)/bin/python -m pytest -q $(PARALLEL) -m flower tests/integrations tests/pages $(ARGS)
 
 # The first command skips the tests that need Flower; the second one runs those.
