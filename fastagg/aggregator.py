@@ -71,6 +71,7 @@ from fastagg.updates.small import factors_tensor, ids_tensor, rounded
 
 if TYPE_CHECKING:
     from typing_extensions import Required
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
 
 _RESERVE = 1 << 17
@@ -85,8 +86,12 @@ Confirm = Callable[[Mapping[int, str]], object]
 Accept = Callable[[Tensor], object]
 """A function of the parameters [d] that a step leads to."""
 
-P = TypeVar("P", bound=Plan)
-R = TypeVar("R", bound=Reading)
+if TYPE_CHECKING:  # so that users may write Aggregator without arguments
+    P = TypeVarWithDefault("P", bound=Plan, default=Any)
+    R = TypeVarWithDefault("R", bound=Reading, default=Any)
+else:
+    P = TypeVar("P", bound=Plan)
+    R = TypeVar("R", bound=Reading)
 
 
 class CommonOptions(TypedDict, total=False):

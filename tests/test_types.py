@@ -121,6 +121,9 @@ def names_at_run_time(
     make(given, num_clients=4, num_params=3)
     reveal_type(make(one, **options))  # note: "fastagg.rules.mifa.MIFA | fastagg.rules.fdms.FDMS"
 
+def any_rule(agg: fastagg.Aggregator, rule: type[fastagg.Aggregator]) -> str:
+    return agg.name + rule.name
+
 def submodules() -> None:
     fastagg.robust.Krum(f=1)
     fastagg.robust.Krumm(f=1)  # error: Module has no attribute "Krumm"
