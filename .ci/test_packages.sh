@@ -74,7 +74,8 @@ limit = int(sys.argv[1]) << 20
 size = sum(file.stat().st_size for file in (root / "lib").rglob("fastagg/_C*.so"))
 assert 0 < size < limit, f"the extension of the wheel has {size} bytes; the limit is {limit}"
 package = pathlib.Path(fastagg.__file__).parent
-assert (package / "py.typed").exists() and "FDMS" in (package / "making.pyi").read_text()
+assert (package / "py.typed").exists() and (package / "streaming.pyi").exists()
+assert "FDMS" in (package / "making.pyi").read_text()
 print(fastagg.__version__, f"{size / 1e6:.1f} MB")
 PY
   HYPOTHESIS_PROFILE=quick ../wheel/bin/python -m pytest -q -m "not slow" -k "not portable" -p no:cacheprovider \

@@ -135,7 +135,7 @@ __all__ = [
 ]
 
 # Public module paths that differ from where the modules are, such as
-# `from fastagg.streaming import ColumnSource`.
+# `from fastagg.streaming import ColumnSource`. Type checkers read the stub of each, fastagg/*.pyi.
 for _old, _module in {
     "bits": bits,
     "reference": reference,

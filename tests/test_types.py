@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,22 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import fastagg
+import fastagg.bits
 from fastagg import RuleName, make
+from fastagg.bits import pack
+from fastagg.client_files import ClientFiles
+from fastagg.columns import Columns, ColumnSource  # error: has no attribute "ColumnSource"
+from fastagg.reference import gram
+from fastagg.robust_ops import weighted_sum_
+from fastagg.streaming import ColumnSource, TensorRows
+
+def other_paths(source: ColumnSource) -> None:
+    reveal_type(pack)  # note: "def (flags:
+    reveal_type(ClientFiles)  # note: -> fastagg.updates.files.ClientFiles
+    reveal_type(Columns)  # note: -> fastagg.updates.columns.Columns
+    reveal_type(gram)  # note: "def (
+    reveal_type(weighted_sum_)  # note: "def (
+    reveal_type(TensorRows)  # note: -> fastagg.updates.streams.TensorRows
 
 fdms = make("fdms", num_clients=4, num_params=3, similarity="distance", server_lr=1)
 reveal_type(fdms)  # note: "fastagg.rules.fdms.FDMS"
@@ -177,3 +194,22 @@ def test_mypy_knows_the_options_and_attributes_of_rules(
     assert found.keys() == expected.keys(), shown
     for number, (kind, text) in expected.items():
         assert found[number][0] == kind and text in found[number][1], found[number]
+
+
+def test_the_stub_of_a_second_name_has_what_the_module_has() -> None:
+    """``__all__`` of a package is the sum of those of its modules, which mypy does not follow."""
+    second = {
+        name: module
+        for name, module in sys.modules.items()
+        if name.startswith("fastagg.") and module.__name__ != name
+    }
+    assert {"fastagg.streaming", "fastagg.client_files"} <= second.keys()
+    for name, module in second.items():
+        path = ROOT / f"{name.replace('.', '/')}.pyi"
+        names: set[str] = set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom):
+                source = importlib.import_module(str(node.module))
+                everything = getattr(source, "__all__", vars(source))
+                names.update(*(everything if a.name == "*" else [a.name] for a in node.names))
+        assert names >= set(getattr(module, "__all__", ())), path.name

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What type checkers read: at run time, this is the module fastagg.ops.bits."""
+
+from fastagg.ops.bits import *
