@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastagg.aggregator import Aggregator
-from fastagg.registry import find
+from fastagg.registry import check_required, find
 
 
 def make(name: str, *positional: object, **options: Any) -> Aggregator:
@@ -36,4 +36,6 @@ def make(name: str, *positional: object, **options: Any) -> Aggregator:
             f"make: expected options by name, got {len(positional)} without; write "
             f"fastagg.make({name!r}, {shown}, ...)"
         )
-    return find(name, list(options))(**options)
+    rule = find(name, list(options))
+    check_required(rule, options)
+    return rule(**options)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
 from typing import NewType, TypeVar
 
 from fastagg.aggregator import Aggregator
-from fastagg.options import did_you_mean, option_names
+from fastagg.options import did_you_mean, option_defaults, option_names
 
 RuleName = NewType("RuleName", str)
 """Mark a name that is known only at run time, for type checkers: ``make(RuleName(name), ...)``.
@@ -44,8 +45,13 @@ def available() -> list[RuleName]:
     return [RuleName(name) for name in sorted(_RULES)]
 
 
-def find(name: str, options: list[str]) -> type[Aggregator]:
+def find(name: str, options: list[str], others: Collection[str] = ()) -> type[Aggregator]:
     """Return the class of the rule ``name``, and check that it has these options.
+
+    Args:
+        name: the name of the rule.
+        options: names of options.
+        others: names of options that the caller of this takes itself, for hints.
 
     Raises:
         ValueError: there is no such rule.
@@ -58,11 +64,25 @@ def find(name: str, options: list[str]) -> type[Aggregator]:
     known = option_names(rule)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        hints = [_reason(rule, option) or _hint(option, known) for option in unknown]
+        hints = [_reason(rule, option) or _hint(option, [*known, *others]) for option in unknown]
         raise TypeError(
             f"rule {name!r} has no option(s) {unknown}; it has {known}.{''.join(hints)}"
         )
     return rule
+
+
+def check_required(rule: type[Aggregator], options: Collection[str]) -> None:
+    """Raise TypeError unless all options of a rule are given that have no default."""
+    missing = [
+        option
+        for option, default in option_defaults(rule).items()
+        if default is inspect.Parameter.empty and option not in options
+    ]
+    if missing:
+        raise TypeError(
+            f"rule {rule.name!r}: expected the option(s) {missing}, which have no default, got "
+            f"{sorted(options)}"
+        )
 
 
 _OTHER_NAMES = {

@@ -36,8 +36,12 @@ def test_an_unknown_option_gets_the_valid_ones() -> None:
 
 
 def test_a_missing_option() -> None:
-    with pytest.raises(TypeError, match="num_params"):
-        fastagg.make("fedavg", num_clients=3)
+    match = r"^rule 'scaffold': expected the option\(s\) \['num_params', 'local_work'\]"
+    with pytest.raises(TypeError, match=match):
+        fastagg.make("scaffold", num_clients=3)
+    match = r"^rule 'scaffold': expected the option\(s\) \['local_work'\]"
+    with pytest.raises(TypeError, match=match):
+        fastagg.plan("scaffold", num_clients=3, num_active=1, num_params=2)
 
 
 @pytest.mark.parametrize("name", [None, 3, ["fdms"], {"rule": "fdms"}])

@@ -188,7 +188,7 @@ class FastAggStrategy(FedAvg):
         self._id_fn = ids if callable(ids) else None
         self.seed = seed
         self.node_timeout = read_positive("node_timeout", node_timeout)
-        check_option_names(rule, rule_options)
+        check_option_names(rule, rule_options, host=FastAggStrategy)
         self.server = AggregationServer(
             rule,
             num_clients=num_clients,

@@ -13,7 +13,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.churn import widened_state
 from fastagg.loading import check_saved
-from fastagg.options import to_saved
+from fastagg.options import option_names, to_saved
 from fastagg.registry import find
 from fastagg.rules.mimic import MimiC
 from fastagg.server_optimizer import ServerOptimizer
@@ -36,13 +36,16 @@ def refuse_needy(rule: str) -> None:
         )
 
 
-def check_option_names(rule: str | Aggregator, options: Mapping[str, Any], late: str = "") -> None:
+def check_option_names(
+    rule: str | Aggregator, options: Mapping[str, Any], late: str = "", host: type | None = None
+) -> None:
     """Check the names of what a user gave as options of a rule.
 
     Args:
         rule: its name, or an aggregator, which needs none.
         options: the options. Others say ``num_clients`` and ``num_params``.
         late: why late answers never count; empty: they may.
+        host: the class of the server, if it takes the options among its own, for hints.
 
     Raises:
         TypeError, ValueError: naming what is no option of the rule.
@@ -57,7 +60,7 @@ def check_option_names(rule: str | Aggregator, options: Mapping[str, Any], late:
     if late and unused:
         raise ValueError(f"options of the rule: expected no {' and '.join(unused)}, because {late}")
     if isinstance(rule, str):
-        find(rule, [*options])
+        find(rule, [*options], [] if host is None else option_names(host))
     elif isinstance(rule, Aggregator) and options:
         raise TypeError(
             f"rule: expected no options beside an aggregator, got {sorted(options)}; pass them to "

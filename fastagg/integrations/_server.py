@@ -132,6 +132,8 @@ class AggregationServer:
             self.num_clients = check_aggregator(rule, num_clients, options)
             example = rule
         elif isinstance(rule, str):
+            if num_clients is None:
+                raise TypeError("num_clients: required with the name of a rule, got None")
             self.num_clients = read_size("num_clients", num_clients)
             # Raises for wrong options now, not in the first round.
             example = self._make(num_params=1)

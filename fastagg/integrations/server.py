@@ -174,7 +174,7 @@ class Server:
                 f"initial_model: expected a module or a state dict, got "
                 f"{type(initial_model).__name__}"
             )
-        check_option_names(rule, options)
+        check_option_names(rule, options, host=Server)
         self._core = AggregationServer(
             rule,
             num_clients=num_clients,

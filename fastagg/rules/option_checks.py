@@ -9,6 +9,7 @@ from typing import Any
 
 from fastagg.aggregator import Aggregator
 from fastagg.options import MOST, read_count
+from fastagg.registry import check_required
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.rules._share_cap import read_max_share
 
@@ -31,6 +32,7 @@ def check_options(
     Raises:
         TypeError, ValueError: an option is missing or not as expected.
     """
+    check_required(rule, {"num_clients", "num_params", *options})
     few = min(num_clients, _FEW)
     tried = {**options}
     if few < num_clients:

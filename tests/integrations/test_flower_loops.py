@@ -295,6 +295,7 @@ def test_a_dict_of_metrics_of_the_server_survives_a_restart(tmp_path: Path) -> N
     ("build", "match"),
     [
         (lambda: strategy("mifa", sends_updates=True), "no option"),
+        (lambda: strategy("mifa", node_timeou=3), "Did you mean node_timeout="),
         (lambda: strategy("mifa", num_params=3), r"expected none of \['num_params'\]"),
         (lambda: legacy({}, 1, rule="mifa", rule_options={"saves_earlier": True}), "no option"),
         (lambda: legacy({}, 1, rule="mifa", rule_options={"num_clients": 3}), "expected none of"),

@@ -290,6 +290,16 @@ def test_an_option_that_is_none_of_the_rule_is_refused(name: str) -> None:
             Server(rule, model(), num_clients=K, **{name: 3})
 
 
+def test_a_misspelt_option_of_the_server_gets_a_hint() -> None:
+    with pytest.raises(TypeError, match=r"Did you mean round_seconds= for round_second=\?"):
+        Server("mifa", model(), num_clients=K, round_second=3)
+
+
+def test_the_name_of_a_rule_needs_a_number_of_clients() -> None:
+    with pytest.raises(TypeError, match=r"^num_clients: required with the name of a rule"):
+        Server("mifa", model())
+
+
 def test_a_checkpoint_with_too_large_a_header_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
