@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shortest server: ``python minimal.py 8000`` and, in 4 other terminals, client.py."""
 
+import argparse
 import asyncio
-import sys
 
 import training
 from aiohttp import web
@@ -26,14 +26,14 @@ async def post(request: web.Request) -> web.Response:
     return web.Response(status=200 if reason is None else 409, text=reason)
 
 
-async def main() -> None:
+async def run(port: int) -> None:
     app = web.Application(client_max_size=server.answer_limit)
     app.add_routes(
         [web.get("/{client:[0-9]{1,9}}", get), web.post("/{client:[0-9]{1,9}}/{key}", post)]
     )
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(sys.argv[1])).start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     while server.rounds < 20:
         print("; ".join((await asyncio.to_thread(server.run_round)).lines()), flush=True)
     server.close()
@@ -41,4 +41,12 @@ async def main() -> None:
     await runner.cleanup()
 
 
-asyncio.run(main())
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("port", type=int)
+    options = parser.parse_args()
+    asyncio.run(run(options.port))
+
+
+if __name__ == "__main__":
+    main()

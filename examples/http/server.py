@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0: any")
     parser.add_argument("--folder", type=Path, default=Path())
     options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     checkpoint = options.folder / "run.safetensors"
     late = {"staleness": "constant", "max_staleness": options.late} if options.late else {}
     server = fastagg.Server(

@@ -13,6 +13,7 @@ The clients are simulated: in every round, half of them write an update to a saf
 from __future__ import annotations
 
 import argparse
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -46,6 +47,9 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=6)
     arguments.add_argument("--rule", default="fdms")
     options = arguments.parse_args()
+    if "RANK" not in os.environ:
+        arguments.error("launch it with torchrun: torchrun --nproc-per-node 2 server.py FOLDER")
+    options.folder.mkdir(parents=True, exist_ok=True)
 
     # If a rank dies, the others raise an error after at most this time.
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))

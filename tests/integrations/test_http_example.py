@@ -123,6 +123,13 @@ def test_the_shortest_server(start: Callable[..., subprocess.Popen[bytes]], tmp_
     assert sum("4 active: 0, 1, 2, 3" in line for line in output) >= 10, output
 
 
+def test_the_shortest_server_says_that_it_needs_a_port(
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    assert start("alone", "minimal.py").wait(HANG) == 2
+    assert "required: port" in (tmp_path / "alone.txt").read_text().splitlines()[-1]
+
+
 def test_absent_and_killed_clients_and_a_killed_server(
     start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,17 +138,18 @@ def test_absent_and_killed_clients_and_a_killed_server(
     Client 2 is absent in rounds 2 and 4. In round 4, which therefore lasts until the deadline,
     client 3 and the server are killed; the server starts again, with the same port.
     """
-    port, log = free_port(), tmp_path / "rounds.jsonl"
+    folder = tmp_path / "run"  # the server makes it
+    port, log = free_port(), folder / "rounds.jsonl"
     clients = start_clients(start, tmp_path, port, {2: "--absent=2,4"})
     serve = ["server.py", "--rounds=5", f"--seconds={SECONDS}", f"--port={port}"]
-    server = start("server", *serve, f"--folder={tmp_path}")
+    server = start("server", *serve, f"--folder={folder}")
     wait_for(lambda: len(lines(log)) == 3 or server.poll() is not None)
     clients[3].send_signal(signal.SIGKILL)
     server.send_signal(signal.SIGKILL)
     assert server.wait() == -signal.SIGKILL
     assert len(lines(log)) == 3
 
-    server = start("server", *serve, f"--folder={tmp_path}")
+    server = start("server", *serve, f"--folder={folder}")
     assert server.wait(HANG) == 0, (tmp_path / "server.txt").read_text()
     for k in range(3):
         assert clients[k].wait(HANG) == 0, (tmp_path / f"client{k}.txt").read_text()
@@ -152,7 +160,7 @@ def test_absent_and_killed_clients_and_a_killed_server(
     # On a machine that stalls for SECONDS, more clients are late.
     assert all(set(some) <= most for some, most in zip(active, there, strict=True))
     assert sum(map(len, active)) >= 10
-    found = tensor_file.load(tmp_path / "model.safetensors", limit=1 << 20)
+    found = tensor_file.load(folder / "model.safetensors", limit=1 << 20)
     expected = by_hand(active, monkeypatch)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -44,8 +44,6 @@ def run(folder: Path, rounds: int, ranks: int = 1) -> str:
 
 @pytest.mark.slow
 def test_the_example_resumes_where_it_stopped(tmp_path: Path) -> None:
-    (tmp_path / "once").mkdir()
-    (tmp_path / "twice").mkdir()
     assert "round 4: active" in run(tmp_path / "once", 4)
     run(tmp_path / "twice", 2, ranks=2)
     said = run(tmp_path / "twice", 4)
@@ -55,3 +53,17 @@ def test_the_example_resumes_where_it_stopped(tmp_path: Path) -> None:
     for name in once:
         assert torch.equal(once[name], twice[name])
         assert once[name].abs().max() > 0.1
+
+
+@pytest.mark.slow
+def test_without_torchrun_one_line_names_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "sharded" / "server.py"), str(tmp_path)],
+        env={k: v for k, v in os.environ.items() if k not in ONE_RANK},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "launch it with torchrun: torchrun --nproc" in done.stderr.splitlines()[-1]
