@@ -187,3 +187,16 @@ def test_impossible_builds_fail_loudly(
     monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
     with pytest.raises(SystemExit, match=message):
         runpy.run_path(str(ROOT / "setup.py"))
+
+
+def test_public_properties_have_a_docstring() -> None:
+    lacking = {
+        f"{type_.__name__}.{name}"
+        for type_ in map(vars(fastagg).get, fastagg.__all__)
+        if isinstance(type_, type)
+        for name in dir(type_)
+        if not name.startswith("_")
+        and isinstance(value := getattr(type_, name, None), property)
+        and not value.__doc__
+    }
+    assert not lacking

@@ -210,6 +210,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
 
     @property
     def memory(self) -> AnyMemory | None:
+        """[K, d] in ``memory_dtype``, the last row of every client; None without ``reuse``."""
         return None if self._reused is None else self._reused.memory
 
     def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:

@@ -121,14 +121,17 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
 
     @property
     def means(self) -> Tensor:
+        """[K, k] int8; ``scales[i] * means[i]`` is the mean direction of client i."""
         return self._means.numbers
 
     @property
     def scales(self) -> Tensor:
+        """[K] float32, of ``means``; zero where a mean is zero."""
         return self._means.scales
 
     @property
     def counts(self) -> Tensor:
+        """[K] int32, number of rounds in which each client had a direction."""
         return self._means.counts
 
     def _plan(self, cohort: Cohort) -> Plan:

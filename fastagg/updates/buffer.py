@@ -57,10 +57,12 @@ class UpdateBuffer:
 
     @property
     def capacity(self) -> int:
+        """Number of rows."""
         return len(self._rows)
 
     @property
     def num_params(self) -> int:
+        """d, the length of a row."""
         return self._num_params
 
     @property
