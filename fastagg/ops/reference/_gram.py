@@ -81,7 +81,7 @@ def difference_gram_and_sum_(
     count = len(models) // max(1, len(weights))
     wide = [torch.cat([*models[s : s + count]]) for s in range(0, len(models), max(1, count))]
     here = slice(begin, begin + len(out))
-    rows = torch.zeros(len(wide), len(out), dtype=torch.float64)
+    rows = torch.zeros(len(wide), len(out), dtype=torch.float64, device="cpu")
     for row, model in zip(rows, wide, strict=True):
         row.copy_(model.to(torch.float64)[here] - base.to(torch.float64)[here])
     return gram_and_sum_(out, gram, rows, weights)

@@ -77,7 +77,7 @@ def difference_sum_(
     out: Tensor, squares: Tensor, rows: Rows, base: Tensor, weights: Tensor
 ) -> Tensor:
     """Compute ``out = weights @ (rows - base)`` [d] and the squared norms [S], in place."""
-    differences = torch.zeros(len(rows), len(base), dtype=torch.float64)
+    differences = torch.zeros(len(rows), len(base), dtype=torch.float64, device="cpu")
     for difference, row in zip(differences, rows, strict=True):
         difference.copy_(row.to(torch.float64) - base.to(torch.float64))
     squares.copy_(differences.square().sum(dim=1))
