@@ -44,6 +44,8 @@ from fastagg_sim.input_files import (
 from fastagg_sim.job_folder import JobFolder, check_same
 from fastagg_sim.merged_files import merge, restore, reuse
 
+_FEW = 3  # names of jobs in a message
+
 
 @dataclass(frozen=True)
 class ResultsFolder:
@@ -106,9 +108,8 @@ class ResultsFolder:
         file = self.path / "config.json"
         found = read_sources(sources)
         inputs = digests(self.config.jobs())
-        restorable: set[str] = set()
-        if file.exists():
-            restorable = self._check_extends(read_config(file), file)
+        old = read_config(file) if file.exists() else None
+        restorable = set() if old is None else self._check_extends(old, file)
         check_digests(self.path, inputs)
         self.path.mkdir(parents=True, exist_ok=True)
         for folder in self.job_folders():
@@ -116,7 +117,9 @@ class ResultsFolder:
         restore(self.path, [f for f in self.job_folders() if f.job.key in restorable])
         self._reuse(found, inputs)
         write_digests(self.path, inputs)
-        write_atomically(file, self.config.to_json())
+        # A file of an earlier version, without newer settings, means the same and stays as it is.
+        if old is None or json.loads(old.to_json()) != json.loads(self.config.to_json()):
+            write_atomically(file, self.config.to_json())
         device = self.config.task.device
         write_atomically(self.path / "versions.json", json.dumps(versions(device), indent=2) + "\n")
 
@@ -147,9 +150,11 @@ class ResultsFolder:
         jobs = {job.key: job for job in self.config.jobs()}
         left_out = sorted(job.key for job in old.jobs() if job.key not in jobs)
         if left_out:
+            more = f" and {len(left_out) - _FEW} more" if len(left_out) > _FEW else ""
             raise ConfigError(
                 f"{file}: the folder contains jobs that this configuration leaves out "
-                f"({', '.join(left_out)}); choose another --out, or delete the folder"
+                f"({', '.join(left_out[:_FEW])}{more}); give the same --seeds, methods and dropout "
+                "settings as before or more, choose another --out, or delete the folder"
             )
         for job in old.jobs():
             check_same(json.loads(to_json(job)), json.loads(to_json(jobs[job.key])), file)

@@ -140,7 +140,9 @@ class Shell:
             if not folders:
                 return whole(command, console)
             for folder in folders:
-                if folder.parts[0] != "build" and not any((ROOT / folder).rglob("metrics.csv")):
+                if folder.parts[0] not in ("build", "runs") and not any(
+                    (ROOT / folder).rglob("metrics.csv")
+                ):
                     raise Wrong(f"fastagg-sim: there are no results in {folder}")
             return 0
 

@@ -198,6 +198,25 @@ def test_folder_of_another_configuration_is_refused(tmp_path: Path) -> None:
     assert read_config(tmp_path / "config.json").seeds == (0, 1, 2)
 
 
+def test_jobs_that_are_left_out_are_named_in_part(tmp_path: Path) -> None:
+    fake_results(tmp_path, dataclasses.replace(CONFIG, seeds=tuple(range(20))))
+    with pytest.raises(ConfigError) as refused:
+        ResultsFolder(tmp_path, dataclasses.replace(CONFIG, seeds=(0,))).prepare()
+    assert str(refused.value).count("_seed") == 3 and " and 54 more" in str(refused.value)
+
+
+def test_a_configuration_that_means_the_same_is_not_written_again(tmp_path: Path) -> None:
+    folder = fake_results(tmp_path)
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    del content["task"]["max_seconds"]  # as an older version, without that setting, wrote it
+    file.write_text(json.dumps(content))
+    folder.prepare()
+    assert json.loads(file.read_text()) == content
+    ResultsFolder(tmp_path, dataclasses.replace(CONFIG, name="other")).prepare()
+    assert read_config(file).name == "other"
+
+
 def test_table_has_means_over_seeds(tmp_path: Path) -> None:
     grid = summary(fake_results(tmp_path))
     rows = [dict(zip(grid.columns, row, strict=True)) for row in grid.rows]
