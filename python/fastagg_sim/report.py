@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from fastagg import Scaffold
 from fastagg_sim import data
 from fastagg_sim.client_parts import client_parts
 from fastagg_sim.config import Config, ConfigError, Dropout, Job
@@ -21,6 +22,7 @@ from fastagg_sim.partition import Partition
 from fastagg_sim.plots import plot_folder
 from fastagg_sim.results import ResultsFolder, read_sources
 from fastagg_sim.runner import CHECKPOINT_SECONDS, Interrupted, check_settings, run_jobs
+from fastagg_sim.schedules import ServerSchedule
 from fastagg_sim.simulated_time import simulated_time
 from fastagg_sim.simulation import dropout_process, make_aggregator, split_clients
 from fastagg_sim.tables import summary
@@ -56,9 +58,26 @@ def check(config: Config) -> None:
         }
         for job in config.jobs():
             if job.seed == seed:
-                _check_job(job, split, processes[job.dropout.label])
+                process = processes[job.dropout.label]
+                _check_length(job, process)
+                _check_job(job, split, process)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{config.name}: {error}") from error
+
+
+def _check_length(job: Job, process: DropoutProcess) -> None:
+    """Raise ConfigError if the dropout process of `job` ends before the job does.
+
+    A job that may end after a number of uploads or of simulated seconds is not checked.
+    """
+    task, end = job.task, process.ends
+    limited = task.max_uploads is not None or task.max_seconds is not None
+    if end is not None and end < task.rounds and not limited:
+        raise ConfigError(
+            f"--dropout {job.dropout.process}: the trace has {end} rounds and --rounds is "
+            f"{task.rounds}; after=repeat or after=empty continues after its end, or give "
+            f"--rounds {end}"
+        )
 
 
 def _check_job(job: Job, split: Partition, process: DropoutProcess) -> None:
@@ -81,11 +100,41 @@ def _check_job(job: Job, split: Partition, process: DropoutProcess) -> None:
             every = job.method.full_first_round
             active = torch.arange(first) if every else process.active(0)
             aggregator.step(torch.zeros(1), list(torch.zeros(len(active), 1)), active)
+        if time is not None and time.schedule.latency.incomplete:
+            uploads = aggregator.uploads_per_client if isinstance(aggregator, Scaffold) else 1
+            _check_times(job, process, time.schedule, uploads)
     except (ValueError, TypeError) as error:
         name = f"{job.method.label} with dropout {job.dropout.label}"
         if first < all_clients:
             name += f", which starts with {first} of {all_clients} clients"
         raise ConfigError(f"{name}: {error}") from error
+
+
+def _check_times(
+    job: Job, process: DropoutProcess, schedule: ServerSchedule, uploads_per_client: int
+) -> None:
+    """Go through all rounds of `job` without training: raise ConfigError if a client starts in a
+    round for which there is no latency."""
+    task = job.task
+    history: list[torch.Tensor] = []
+    uploads = 0
+    for round in range(task.rounds):
+        try:
+            every = round == 0 and job.method.full_first_round
+            history.append(
+                torch.arange(process.joined(0)) if every else process.active(round, history)
+            )
+        except IndexError as error:
+            raise ConfigError(f"--dropout: {error}") from error
+        try:
+            plan = schedule.next(round, history[-1].tolist())
+        except (IndexError, ValueError) as error:
+            raise ConfigError(f"--latency: {error}") from error
+        uploads += len(plan.answers) * uploads_per_client
+        if task.max_uploads is not None and uploads >= task.max_uploads:
+            return
+        if task.max_seconds is not None and plan.time >= task.max_seconds:
+            return
 
 
 def compute(

@@ -19,6 +19,8 @@ from fastagg_sim.cli import main
 from fastagg_sim.config import ConfigError, LocalTraining, Task
 from fastagg_sim.dropout.trace import write_trace
 from fastagg_sim.experiments import mimic_fig7
+from fastagg_sim.latency.trace import write_trace as write_latencies
+from fastagg_sim.report import check
 from fastagg_sim.results import read_config
 from fastagg_sim.run_options import RunOptions
 
@@ -124,6 +126,49 @@ def test_wrong_usage_is_one_clear_error(
     error = capsys.readouterr().err
     assert message in error and error.startswith("error: ")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "dropout", ["trace:path=t.csv", 'sampled:sample=3,process=trace,options={"path":"t.csv"}']
+)
+def test_a_trace_of_dropout_is_as_long_as_the_run(
+    dropout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace("t.csv", [[0, 1]] * 4)
+    arguments = ["run", "--rules", "fedavg", "--dropout", dropout, "--out", "out", "--rounds"]
+    assert main([*arguments, "8"]) == 2
+    error = capsys.readouterr().err
+    for part in ("--dropout", "4 rounds", "--rounds is 8", "after=repeat or after=empty"):
+        assert part in error
+    assert error.count("\n") == 1 and not Path("out").exists()
+    check(RunOptions(rounds=4, dropout=(dropout,)).build())
+    check(RunOptions(rounds=8, dropout=("trace:path=t.csv,after=empty",)).build())
+    limited = RunOptions(rounds=8, dropout=(dropout,)).build()
+    check(dataclasses.replace(limited, task=dataclasses.replace(limited.task, max_uploads=8)))
+
+
+def test_a_trace_of_latencies_has_all_that_the_run_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    times = [(t, k, 1.5) for t in range(4) for k in range(19)]
+    write_latencies("l.csv", times)
+    arguments = ["run", "--rules", "fedavg", "--latency", "trace:path=l.csv", "--out", "out"]
+    assert main([*arguments, "--dropout", "full", "--rounds", "4"]) == 2
+    assert "--latency: path: l.csv: expected a latency of client 19 in round 0" in (
+        capsys.readouterr().err
+    )
+    write_trace("t.csv", [range(19)] * 8)  # without the client that has no latency
+    arguments += ["--dropout", "trace:path=t.csv"]
+    assert main([*arguments, "--rounds", "8"]) == 2
+    assert "--latency: round: l.csv has rounds 0 to 3, got 4" in capsys.readouterr().err
+    assert not Path("out").exists()
+    absent = RunOptions(rounds=4, dropout=("trace:path=t.csv",), latency="trace:path=l.csv")
+    check(absent.build())
+    check(dataclasses.replace(absent, rounds=8, max_seconds=6.0).build())  # four rounds
+    limited = dataclasses.replace(absent, rounds=8).build()
+    check(dataclasses.replace(limited, task=dataclasses.replace(limited.task, max_uploads=76)))
 
 
 def test_runs_with_other_options_have_other_folders() -> None:

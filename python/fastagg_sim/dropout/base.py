@@ -90,6 +90,11 @@ class DropoutProcess(ClientProcess, ABC):
         """The first round in which each client is gone for good, int64 [K]; None: nobody leaves."""
         return None
 
+    @property
+    def ends(self) -> int | None:
+        """The first round that `active` refuses, as a trace may; None: it refuses none."""
+        return None
+
     def left(self, round: int) -> list[int]:
         """Return the clients that are gone for good from `round` on, but not before, ascending.
 

@@ -94,3 +94,7 @@ class Combined(DropoutProcess):
     @property
     def leaves(self) -> torch.Tensor | None:
         return self.inner.leaves
+
+    @property
+    def ends(self) -> int | None:
+        return self.inner.ends

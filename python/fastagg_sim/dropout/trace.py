@@ -72,6 +72,10 @@ class Trace(DropoutProcess):
     def _length(self) -> int:
         return max(self._sets) + 1 if self.rounds is None else self.rounds
 
+    @property
+    def ends(self) -> int | None:
+        return self._length if self.after == "error" else None
+
     def draw(
         self, round: int, rng: torch.Generator, history: Sequence[torch.Tensor]
     ) -> torch.Tensor:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+from typing import Any, ClassVar
 
 from fastagg_sim.client_process import ClientProcess
 from fastagg_sim.registry import call, lookup
@@ -33,6 +33,9 @@ class LatencyProcess(ClientProcess, ABC):
     client) of `fastagg_sim.seeds.uniform`; draws that are made once per run use the stream
     ("latency", name of the process).
     """
+
+    incomplete: ClassVar[bool] = False
+    """Whether `seconds` may refuse some clients and rounds, as a trace does."""
 
     @classmethod
     def needs(cls, options: Mapping[str, Any]) -> frozenset[str]:

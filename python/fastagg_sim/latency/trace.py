@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fastagg_sim.client_process import check_numbers
 from fastagg_sim.files import write_atomically
@@ -32,6 +32,8 @@ class Trace(LatencyProcess):
     a duplicate line, or a file without lines. `seconds` raises ValueError for a client and round
     without a line: a trace of latencies does not say who is absent, a dropout process does.
     """
+
+    incomplete: ClassVar[bool] = True
 
     path: str | Path
     after: str = "error"
@@ -76,7 +78,7 @@ class Trace(LatencyProcess):
         if (round, client) not in self._found:
             raise ValueError(
                 f"path: {self.path}: expected a latency of client {client} in round {round}, "
-                "found none"
+                "found none; add its line, or a dropout process in which the client is absent then"
             )
         return self._found[round, client]
 
