@@ -196,7 +196,7 @@ def _experiment_command(experiment: Experiment, options: Options, console: Conso
     conclusion = experiments.conclude(experiment, options, folders, out)
     claims = conclusion.claims
     if conclusion.table is not None:
-        console.print(conclusion.table.to_rich())
+        conclusion.table.show(console)
     console.print(_claims_table(claims))
     for path in written + conclusion.files:
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

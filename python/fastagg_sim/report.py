@@ -199,7 +199,7 @@ def show(folder: ResultsFolder, console: Console) -> None:
     grid = summary(folder)
     write_atomically(folder.path / "table.md", grid.to_markdown())
     console.print()
-    console.print(grid.to_rich())
+    grid.show(console)
     files = [folder.path / "metrics.csv", folder.path / "table.md"]
     for file in files + plot_folder(folder.path):
         console.print(str(file), markup=False, highlight=False, soft_wrap=True)

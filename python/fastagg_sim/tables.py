@@ -11,6 +11,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fastagg_sim.config import Task
@@ -18,6 +21,9 @@ from fastagg_sim.records import Curve, Rows, read_curves
 from fastagg_sim.results import ResultsFolder
 
 LAST = 10
+_NAMES = 2  # columns of names; the others are numbers
+_FOLDED = 12  # characters of a folded name in one line
+_WIDEST = 10_000  # characters of a line
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,34 @@ class Grid:
             pad_edge=False,
         )
         for index, name in enumerate(self.columns):
-            table.add_column(name, justify="left" if index < 2 else "right", no_wrap=True)
+            if index < _NAMES:
+                table.add_column(name, overflow="fold")
+            else:
+                table.add_column(name, justify="right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         return table
+
+    def show(self, console: Console) -> None:
+        """Print the table so that every cell can be read.
+
+        In a terminal that is narrower than the table, long names are folded. If that is not
+        enough, or the output goes to a file or a pipe, lines are as long as the table.
+        """
+        table = self.to_rich()
+        wide = Console(file=console.file, width=_WIDEST, color_system=None)
+        width = wide.measure(table).maximum
+        names = list(zip(self.columns, *self.rows, strict=True))[:_NAMES]
+        saved = sum(max(0, max(map(cell_len, cells)) - _FOLDED) for cells in names)
+        if console.is_terminal and width - saved <= console.width:
+            console.print(table)
+            return
+        wide.width = width
+        with wide.capture() as captured:
+            wide.print(table)
+        for line in captured.get().splitlines():
+            console.file.write(line.rstrip() + "\n")
+        console.file.flush()
 
     def to_markdown(self) -> str:
         lines = [f"{self.title}", "", "| " + " | ".join(self.columns) + " |"]

@@ -132,7 +132,10 @@ def test_wrong_usage_is_one_clear_error(
     "dropout", ["trace:path=t.csv", 'sampled:sample=3,process=trace,options={"path":"t.csv"}']
 )
 def test_a_trace_of_dropout_is_as_long_as_the_run(
-    dropout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dropout: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_trace("t.csv", [[0, 1]] * 4)

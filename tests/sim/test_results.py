@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from rich.console import Console
 
 from fastagg_sim import report
 from fastagg_sim.cli import main
@@ -36,7 +38,7 @@ from fastagg_sim.records import Curve, Scores, read_curves, read_scores
 from fastagg_sim.report import compute
 from fastagg_sim.results import ResultsFolder, read_config
 from fastagg_sim.runner import Interrupted
-from fastagg_sim.tables import summary, time_target, time_to
+from fastagg_sim.tables import Grid, summary, time_target, time_to
 
 CONFIG = Config(
     name="fake",
@@ -231,6 +233,23 @@ def test_table_has_means_over_seeds(tmp_path: Path) -> None:
     assert rows[1]["wrong"] == "25.0 %"
     assert rows[1]["agg ms"] == "2.00"
     assert grid.to_markdown().count("\n") == 2 + 2 + 3 + 2
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_table_shows_all_numbers_at_any_width(width: int, terminal: bool) -> None:
+    label = "mifa-memory-dtype=bfloat16-nonfinite=drop"
+    rows = [("exact-0.5", label, "0.312 ± 0.026", "44.5"), ("full", "[a]", "1.000", "6.1")]
+    grid = Grid("A title", ("dropout", "method", "last 10", "seconds"), rows, "A note.")
+    file = io.StringIO()
+    grid.show(Console(file=file, width=width, force_terminal=terminal, color_system=None))
+    text = file.getvalue()
+    for cell in ("last 10", "seconds", "0.312 ± 0.026", "44.5", "[a]", "6.1", "exact-0.5"):
+        assert cell in text
+    assert "…" not in text
+    assert (label in text) == (not terminal or width != 60)  # where the name is folded
+    if terminal and width > 40:  # the numbers alone are wider than that
+        assert max(map(len, text.splitlines())) <= width
 
 
 def timed(method: str, seed: int, time: list[float], accuracy: list[float]) -> Curve:
