@@ -64,11 +64,15 @@ def find(name: str, options: list[str], others: Collection[str] = ()) -> type[Ag
     known = option_names(rule)
     unknown = sorted(set(options) - set(known))
     if unknown:
-        hints = [_reason(rule, option) or _hint(option, [*known, *others]) for option in unknown]
-        raise TypeError(
-            f"rule {name!r} has no option(s) {unknown}; it has {known}.{''.join(hints)}"
-        )
+        hints = unknown_options(rule, unknown, [*known, *others])
+        raise TypeError(f"rule {name!r} has no option(s) {unknown}; it has {known}.{hints}")
     return rule
+
+
+def unknown_options(rule: type[Aggregator], unknown: list[str], known: list[str]) -> str:
+    """Return sentences that say why a rule lacks options, or which of the ``known`` ones were
+    probably meant; empty if neither is known."""
+    return "".join(_reason(rule, option) or _hint(option, known) for option in unknown)
 
 
 def check_required(rule: type[Aggregator], options: Collection[str]) -> None:

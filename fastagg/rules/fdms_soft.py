@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -51,6 +51,7 @@ class FDMSSoft(FDMS):
     """
 
     not_saved = FDMS.not_saved | {"elimination"}
+    refused: ClassVar[Mapping[str, str]] = {"elimination": "use the rule fdms"}
 
     def __init__(
         self,
@@ -66,7 +67,8 @@ class FDMSSoft(FDMS):
         **options: Unpack[CommonOptions],
     ) -> None:
         if "elimination" in options:
-            raise TypeError("elimination: not an option of fdms-soft; use the rule fdms")
+            reason = self.refused["elimination"]
+            raise TypeError(f"elimination: not an option of fdms-soft; {reason}")
         super().__init__(
             similarity=similarity,
             precision=precision,

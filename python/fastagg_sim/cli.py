@@ -41,12 +41,14 @@ class ListCommand:
     """List all rules, dropout and latency processes, schedules and partitions with their options,
     and all models, experiments and data sets.
 
-    KEY=VALUE is an option with its default, KEY alone one that must be given.
+    KEY=VALUE is an option with its default, KEY alone one that must be given. A rule that cannot
+    have a value of an option of every rule, such as staleness, says why.
     """
 
     def execute(self, console: Console) -> int:
         from fastagg_sim import data, models
         from fastagg_sim.named_options import (
+            of_every_rule,
             of_latencies,
             of_partitions,
             of_processes,
@@ -54,8 +56,9 @@ class ListCommand:
             of_schedules,
         )
 
+        rules = {**of_rules(), "(every rule)": of_every_rule()}
         for title, found in (
-            ("rules (--rules NAME:KEY=VALUE,KEY=VALUE)", of_rules()),
+            ("rules (--rules NAME:KEY=VALUE,KEY=VALUE)", rules),
             ("dropout processes (--dropout NAME:KEY=VALUE,KEY=VALUE)", of_processes()),
             ("latency processes (--latency NAME:KEY=VALUE,KEY=VALUE)", of_latencies()),
             ("schedules (--schedule NAME:KEY=VALUE,KEY=VALUE)", of_schedules()),

@@ -23,7 +23,7 @@ from fastagg_sim.value_types import expected, fits
 NO_DROPOUT = "full"
 DEVICES = ("cpu", "cuda")
 # Options of rules that follow from the task, and what sets them.
-_OF_THE_TASK = {
+OF_THE_TASK = {
     "server_lr": "--server-lr (server_lr of the task)",
     "num_clients": "--num-clients (num_clients of the task)",
     "device": "--device (device of the task)",
@@ -163,7 +163,7 @@ class Method:
     seeded: bool = False
 
     def __post_init__(self) -> None:
-        for name, option in _OF_THE_TASK.items():
+        for name, option in OF_THE_TASK.items():
             if name in self.options:
                 raise ConfigError(
                     f"options: expected no {name} for the rule {self.rule!r}; {option} sets it "

@@ -225,6 +225,7 @@ class RunOptions:
         from fastagg_sim import schedules
         from fastagg_sim.data import DATASETS
         from fastagg_sim.models import MODELS
+        from fastagg_sim.named_options import check_rule_options
         from fastagg_sim.partition import PARTITIONS
 
         _check_name("dataset", "data set", self.dataset, DATASETS)
@@ -236,7 +237,9 @@ class RunOptions:
                 _check_name(option, option, name, known)
         for text in self.rules:
             rules = [*fastagg.available(), _FEDAWE]
-            _check_name("rules", "rule", _named("rules", text)[0], rules)
+            name, options = _named("rules", text)
+            _check_name("rules", "rule", name, rules)
+            check_rule_options(name, options)
         for text in self.schedule:
             name, _ = _named("schedule", text)
             _check_name("schedule", "schedule", name, schedules.available())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ from fastagg_sim.simulated_time import ROWS, simulated_time
 from fastagg_sim.statistics import RunningStatistics
 
 _HEADER_LIMIT = 1 << 24  # bytes of the header of a file of a checkpoint
+SIMULATED: Mapping[str, Any] = {"max_norm": None}  # simulated clients do not lie
+"""Defaults of rules in a simulation, where they are not those of `fastagg.make`."""
 
 
 @dataclass(frozen=True)
@@ -550,8 +552,7 @@ def make_aggregator(
     errors see `fastagg.make`.
     """
     number = task.num_clients if num_clients is None else num_clients
-    needed: dict[str, Any] = {"max_norm": None}  # simulated clients do not lie
-    needed |= client_options(task, method, split, number)
+    needed = {**SIMULATED, **client_options(task, method, split, number)}
     options = method.options
     if method.seeded:
         options = with_seeds(method.rule, options, seed)

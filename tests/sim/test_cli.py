@@ -82,7 +82,10 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--seeds", "1", "1"], "seeds: expected distinct labels"),
         (["--reuse", "nowhere"], "--reuse: expected a folder with results, got nowhere"),
         (["--rules", "fdms:similar"], "expected KEY=VALUE"),
-        (["--rules", "fdms:unknown=1"], "unknown"),
+        (["--rules", "fdms:unknown=1"], "error: --rules: fdms has no option unknown; it has clie"),
+        (["--rules", "fdms-means:similarity=cosine"], "so it is always the cosine"),
+        (["--rules", "fdms-soft:elimination=5"], "elimination: use the rule fdms"),
+        (["--rules", "fedawe:et=1"], "fedawe has no option et; it has eta, client_weights"),
         (["--rules", "fedawe:eta=much"], "expected a number as eta, got 'much'"),
         (["--rules", "fedawe:eta=-1"], "echo: expected a finite number >= 0"),
         (["--local-epochs", "1", "--local-steps", "1"], "exactly one"),
@@ -355,6 +358,10 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lognormal  median=1.0, sigma=0.5" in printed
     assert "deadline        seconds, late=lost" in printed
     assert "buffered        size, concurrency=null" in printed
+    (common,) = (line for line in printed.splitlines() if line.startswith("  (every rule) "))
+    assert "nonfinite=raise, max_norm=null" in common and "staleness=null" in common
+    assert "buffer_size=null, staleness=polynomial" in printed  # of fedbuff
+    assert "local_work" not in printed and "seed=0" not in printed
     assert "num_clients=" not in printed and "server_lr" not in printed
     names = ["fdms", "stale-models", "cluster-floor", "mnist-cnn", "shards", "fdms-fig3"]
     for name in (*names, "round-robin", "adversarial", "vgg11", "dirichlet", "label-limited"):
@@ -588,10 +595,10 @@ def test_rules_that_draw_random_numbers_inside_others_follow_the_seed() -> None:
 
 
 def test_rules_take_options_of_inner_rules() -> None:
-    nested = 'bucketing:size=3,rule=centered-clip,rule_options={"tau": 1.5, "iterations": 2}'
+    nested = 'bucketing:bucket_size=3,rule=centered-clip,rule_options={"tau": 1.5, "iterations": 2}'
     first, second = RunOptions(rules=(nested, nested.replace("2}", "3}"))).build().methods
     assert first.options["rule_options"] == {"tau": 1.5, "iterations": 2}
-    assert first.label.startswith("bucketing-size=3-rule=centered-clip-rule-options=tau+1.5")
+    assert first.label.startswith("bucketing-bucket-size=3-rule=centered-clip-rule-options=tau+1.5")
     assert first.label != second.label
     (plain,) = RunOptions(rules=("amplified:beta=2.0,sequential=true",)).build().methods
     assert plain.label == "amplified-beta=2.0-sequential=True"  # names of folders that exist
