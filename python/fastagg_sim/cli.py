@@ -135,7 +135,7 @@ class ClaimsCommand:
 
     def execute(self, console: Console) -> int:
         if not self.folder.is_dir():
-            raise ConfigError(f"folder: expected a folder with results, got {self.folder}")
+            raise ConfigError(f"claims {self.folder}: expected a folder with results, found none")
         known = experiments.available()
         for path in experiments.repeat(self.folder, known, figures=not self.only_claims):
             console.print(str(path), markup=False, highlight=False, soft_wrap=True)

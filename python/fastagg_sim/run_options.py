@@ -174,6 +174,7 @@ class RunOptions:
 
         Raises ConfigError for an unknown name or a wrong option; the message names the option.
         """
+        self._check_lists()
         self._check_names()
         model, partition, partition_options = DEFAULTS.get(self.dataset, (None, None, {}))
         if self.partition is not None and self.partition != partition:
@@ -220,6 +221,19 @@ class RunOptions:
         digest = hashlib.blake2b(config.to_json().encode(), digest_size=4).hexdigest()
         return dataclasses.replace(config, name=f"{self.dataset}-{digest}")
 
+    def _check_lists(self) -> None:
+        """Raise ConfigError for an empty list, or a value that is in one of them twice.
+
+        `_dropouts` finds settings that are there twice in different words.
+        """
+        for name in ("rules", "dropout", "alphas", "schedule", "seeds"):
+            values = getattr(self, name)
+            if not values and name != "schedule" and not (name == "rules" and self.with_full):
+                raise ConfigError(f"--{name}: expected at least one value, got none")
+            again = [value for i, value in enumerate(values) if value in values[:i]]
+            if again and name != "dropout":
+                raise ConfigError(f"--{name}: expected each value once, got {again[0]} again")
+
     def _check_names(self) -> None:
         import fastagg
         from fastagg_sim import schedules
@@ -246,9 +260,6 @@ class RunOptions:
 
     def _dropouts(self) -> tuple[Dropout, ...]:
         """Return the dropout settings. Raises ConfigError if one is given twice."""
-        for alpha in self.alphas:
-            if self.alphas.count(alpha) > 1:
-                raise ConfigError(f"--alphas: expected each dropout ratio once, got {alpha} again")
         found: list[Dropout] = []
         for text in self.dropout:
             every = [_dropout(text, alpha) for alpha in self.alphas]

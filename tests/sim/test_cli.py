@@ -30,6 +30,9 @@ TINY = (
 )
 
 
+LISTS = ("--rules", "--dropout", "--alphas", "--seeds")
+
+
 @pytest.mark.slow
 def test_run_writes_everything_and_can_be_repeated_from_its_config(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -76,10 +79,12 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--dropout", "bernoulli:p=[0.1,0.5]"], "p"),
         (["--data-options", "normalize=no"], "normalize"),
         (["--alphas", "1.5"], "alpha"),
-        (["--alphas", "0.5", "0.7", "0.5"], "--alphas: expected each dropout ratio once, got 0.5"),
+        (["--alphas", "0.5", "0.7", "0.5"], "--alphas: expected each value once, got 0.5 again"),
+        *(([option], f"{option}: expected at least one value") for option in LISTS),
+        (["--rules", "fedavg", "fedavg"], "--rules: expected each value once, got fedavg again"),
         (["--dropout", "full", "full"], "--dropout: expected each setting once, got full again"),
         (["--dropout", "exact", "exact:alpha=0.5"], "got exact-0.5 again from 'exact:alpha=0.5'"),
-        (["--seeds", "1", "1"], "seeds: expected distinct labels"),
+        (["--seeds", "1", "1"], "--seeds: expected each value once, got 1 again"),
         (["--reuse", "nowhere"], "--reuse: expected a folder with results, got nowhere"),
         (["--rules", "fdms:similar"], "expected KEY=VALUE"),
         (["--rules", "fdms:unknown=1"], "error: --rules: fdms has no option unknown; it has clie"),
@@ -194,6 +199,11 @@ def test_a_name_is_that_of_a_folder_in_results(
         capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
+def test_claims_of_no_folder_name_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", "no-folder"]) == 2
+    assert "claims no-folder: expected a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("limit", ["nan", "-0.1", "2"])

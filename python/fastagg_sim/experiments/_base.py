@@ -27,7 +27,8 @@ class Options:
     seeds: tuple[int, ...] = (0,)
     """Seeds; the experiment is repeated once per seed."""
     rounds: int | None = None
-    """Number of rounds; by default that of the paper."""
+    """Number of rounds; by default that of the full experiment, or with --quick that of the reduced
+    one."""
     eval_every: int = 1
     """Evaluate the global model every this many rounds."""
     workers: int | None = None
