@@ -21,7 +21,11 @@ if _isa := os.environ.get("FASTAGG_ISA"):
     try:
         _C.set_isa(_isa)
     except ValueError as error:
-        raise ValueError(f"FASTAGG_ISA={_isa}: {error}") from None
+        _wrong = f"FASTAGG_ISA={_isa}: {error}"
+        if sys.argv[:1] == ["-m"] and "fastagg" in sys.orig_argv:  # python -m fastagg
+            print(f"error: {_wrong}", file=sys.stderr)
+            raise SystemExit(2) from None
+        raise ValueError(_wrong) from None
 
 from fastagg import ops
 from fastagg.aggregator import Aggregator

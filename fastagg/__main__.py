@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -70,13 +71,26 @@ def _check(device: str) -> bool:
     print(f"\nself-check on {device} against the float64 oracle (largest relative error, bound)")
     start = time.perf_counter()
     checks = selfcheck.run(device=device)
+    width = max(len(check.op) for check in checks)
     for check in checks:
         verdict = "ok" if check.passed else "FAILED"
-        print(f"  {check.op:<16} {check.error:.1e}  <= {check.bound:.0e}  {verdict}")
+        print(f"  {check.op:<{width}} {check.error:.1e}  <= {check.bound:.0e}  {verdict}")
     agreeing = sum(check.passed for check in checks)
     print(f"{agreeing} of {len(checks)} ops agree, {time.perf_counter() - start:.1f} s")
     return agreeing == len(checks)
 
 
+def _run() -> int:
+    """Return the exit code of ``main``; 141 if nobody reads the output, as with ``| head -1``."""
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_run())

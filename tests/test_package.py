@@ -162,6 +162,17 @@ def test_arguments_that_overlap_do_so_on_a_device() -> None:
 
 
 @pytest.mark.slow
+def test_a_report_that_nobody_reads_is_no_traceback() -> None:
+    """As with `| head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "fastagg"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.slow
 def test_build_info_and_instruction_set() -> None:
     info = fastagg.build_info()
     assert info["isa"] in ("portable", "avx2", "avx512", "neon")

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
 import sys
+from typing import TextIO
 
 _CLOSED = 128 + signal.SIGPIPE  # as shells report a program that this signal ends
 
@@ -14,21 +16,48 @@ _CLOSED = 128 + signal.SIGPIPE  # as shells report a program that this signal en
 def main() -> int:
     """Run the command line and return its exit code.
 
-    It is 2 if packages that the command needs are missing, and 141 if nobody reads its output any
-    more, as in `fastagg-sim run --help | head`.
+    It is 2 if packages that the command needs are missing, FASTAGG_ISA is wrong, or the output
+    cannot be written; 130 after Ctrl-C, also while packages are imported; and 141 if nobody reads
+    the output any more, as in `fastagg-sim run --help | head`.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # "±" where the output is ASCII
     try:
         try:
             return _run()
         finally:
             if sys.stdout is not None:  # as it is where the shell has closed it
                 sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         if sys.stdout is None or not _has_lost_its_reader(sys.stdout.fileno()):
             raise
-        # Python flushes once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return _CLOSED
+    except OSError as error:
+        if error.filename is not None or not _is_full(sys.stdout):
+            raise
+        _discard_output()
+        print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _discard_output() -> None:
+    """Let nobody get what is still to be written: Python flushes once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _is_full(stream: TextIO | None) -> bool:
+    """Return whether a stream refuses one more line, as on a full disk."""
+    try:
+        if stream is not None:
+            stream.flush()
+            os.write(stream.fileno(), b"\n")
+    except OSError:
+        return True
+    return False
 
 
 def _has_lost_its_reader(descriptor: int) -> bool:
@@ -39,8 +68,9 @@ def _has_lost_its_reader(descriptor: int) -> bool:
 
 
 def _run() -> int:
-    """Run the command line; report a package that is missing."""
+    """Run the command line; report a package that is missing, and a wrong FASTAGG_ISA."""
     try:
+        import fastagg  # noqa: F401 (reads FASTAGG_ISA)
         from fastagg_sim.cli import main as run
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in ("fastagg", "fastagg_sim"):
@@ -50,6 +80,11 @@ def _run() -> int:
             "pip install 'fastagg[sim]' installs all that it needs",
             file=sys.stderr,
         )
+        return 2
+    except ValueError as error:
+        if not str(error).startswith("FASTAGG_ISA="):
+            raise
+        print(f"error: {error}", file=sys.stderr)
         return 2
     return run()
 

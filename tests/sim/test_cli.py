@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -265,6 +266,46 @@ def test_output_that_nobody_reads_is_no_traceback(arguments: list[str]) -> None:
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    command = [sys.executable, "-m", "fastagg_sim", "list"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.decode() == "error: standard output: No space left on device\n"
+
+
+def test_output_in_ascii_has_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    monkeypatch.setattr(__main__, "_run", lambda: print("0.3 ± 0.1") or 0)
+    assert __main__.main() == 0
+    assert written.getvalue() == b"0.3 ? 0.1\n"
+
+
+@pytest.mark.parametrize("module", ["fastagg", "fastagg_sim"])
+def test_a_wrong_instruction_set_is_one_line(module: str) -> None:
+    environment = {**os.environ, "FASTAGG_ISA": "foo"}
+    command = [sys.executable, "-m", module]
+    ended = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert ended.stderr.startswith(b"error: FASTAGG_ISA=foo: ") and ended.stderr.count(b"\n") == 1
+
+
+def test_ctrl_c_during_imports_ends_with_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "fastagg_sim.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fastagg_sim.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert __main__.main() == 130
+    assert capsys.readouterr().err == "stopped\n"
 
 
 @pytest.mark.slow
