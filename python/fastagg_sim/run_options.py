@@ -93,6 +93,8 @@ class RunOptions:
     server waits for all."""
     max_seconds: float | None = None
     """Simulated seconds after which a run ends, if it has not reached --rounds; with --latency."""
+    max_uploads: int | None = None
+    """Updates that the server receives, after which a run ends if it has not reached --rounds."""
     seeds: tuple[int, ...] = (0,)
     """Seeds; the run is repeated once per seed."""
     rounds: int = 50
@@ -211,6 +213,7 @@ class RunOptions:
                 device=self.device,
                 latency=self._latency(),
                 max_seconds=self.max_seconds,
+                max_uploads=self.max_uploads,
             ),
             methods=self._methods(),
             dropouts=self._dropouts(),

@@ -111,6 +111,7 @@ def test_run_writes_everything_and_can_be_repeated_from_its_config(
         (["--rules", "fedavg:server_lr=0.5"], "server_lr for the rule 'fedavg'; --server-lr"),
         (["--rules", "mifa:device=cpu"], "--device"),
         (["--rules", "scaffold:local_work=3"], "local_work for the rule 'scaffold'; local train"),
+        (["--max-uploads", "0"], "max_uploads: expected at least 1, or none, got 0"),
         (["--batch-size", "0"], "batch_size: expected at least 1, got 0"),
         (["--batch-size", f"{1 << 63}"], "batch_size: expected at most 2^63 - 1"),
         (["--batch-size", "0", "--dataset", "mnist"], "batch_size: expected at least 1, got 0"),
@@ -334,6 +335,12 @@ def test_a_run_in_simulated_time(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rounds["fedavg-deadline-seconds=3"] == 15
     assert rounds["fedavg-over-selection-take=4-extra=2"] > 15 > 4 > rounds["Full"]
     assert {"time.png", "time.svg"} <= {path.name for path in out.iterdir()}
+
+
+def test_a_run_ends_after_a_number_of_uploads(tmp_path: Path) -> None:
+    arguments = [*TINY, "--rules", "fedavg", "--dropout", "full", "--max-uploads", "11"]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert len((tmp_path / "out" / "metrics.csv").read_text().splitlines()) == 1 + 2
 
 
 def test_remedies_whose_clients_keep_something_run(tmp_path: Path) -> None:
