@@ -13,9 +13,10 @@ namespace fastagg::cpu {
 // Adds the sketches and the squared norms of rows to `out` and `squares`:
 //   out[s][bucket(j)] += sign(j) * rows[s][j - begin]    for columns j in [begin, begin + d)
 //   squares[s]        += sum_j rows[s][j - begin]^2
-// with bucket and sign as in sketch_hash.h. All sums are float64. In every bucket columns ascend, so
-// `out` of calls for neighbouring ranges of columns, in ascending order, has the bits of one call.
-// `squares` may differ in the last bits. Both have the same bits on every instruction set. A row with a NaN or an infinity makes its square NaN or infinite.
+// with bucket and sign as in sketch_hash.h. All sums are float64. In every bucket columns ascend,
+// so `out` of calls for neighbouring ranges of columns, in ascending order, has the bits of one
+// call. `squares` may differ in the last bits. Both have the same bits on every instruction set. A
+// row with a NaN or an infinity makes its square NaN or infinite.
 //   out       // [S, k]
 //   squares   // [S]
 //   rows      // [S] pointers to d contiguous elements each

@@ -47,7 +47,7 @@ SIMILAR_TILE = {"avx512": 24, "avx2": 12, "portable": 12, "neon": 24}
 # Kernels of passes over rows, those of the largest groups of rows.
 STREAMS = (
     *("SumGroups<8", "MoveGroups<8", "Remember<4", "AddRows<8", "AddCorrections<8"),
-    *("QuantizedTotal", "ScaffoldMean"),
+    *("RememberRounded<4", "QuantizedTotal", "ScaffoldMean"),
 )
 # A function with fewer instructions passes its arguments on to another one.
 WHOLE = 32

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "magnitude.h"
-#include "row_blocks.h"
+#include "rounded_rows.h"
 #include "row_peaks.h"
 
 namespace fastagg::cpu {
@@ -12,11 +12,20 @@ namespace {
 
 constexpr int kRows = 4;  // updates taken together, each with its memory row
 
-// Prefetch two blocks ahead. A block is read for its scale before it is rounded, and during the
-// arithmetic between two such reads hardware prefetchers see no new line. So each step of the
-// arithmetic fetches what the same step will need two blocks later. All at once before the
-// arithmetic was 1.5 times as slow: the processor waited for the lines and computed nothing.
+// Prefetch two blocks ahead. A block is read for its scale before it is rounded, and between two
+// such reads hardware prefetchers see no new line of the update. So each step of a block fetches
+// what the same step of a later block will need. All lines of a block at once were 1.5 times as
+// slow: the processor waited for them and computed nothing.
 constexpr int64_t kAhead = 2 * kScaleBlock;
+
+// Fetches `count` elements of T from p[ahead] on, which may be outside of the array.
+template <class T>
+FASTAGG_INLINE void prefetch_step(const T* p, int64_t ahead, int64_t count) {
+  constexpr int64_t kLine = 16;  // floats in a cache line
+  const auto* floats = reinterpret_cast<const float*>(p);
+  const int64_t begin = ahead * int64_t{sizeof(T)} / 4;
+  for (int64_t k = 0; 4 * k < count * int64_t{sizeof(T)}; k += kLine) prefetch(floats, begin + k);
+}
 
 // Columns of a task: whole blocks that share a scale.
 int64_t task_columns(int64_t d, int workers) {
@@ -109,9 +118,6 @@ struct Dequantize {
 
 // sums += weight * (row - old) for one block of G rows, in ascending order of rows, as in
 // memory_total; row is the update after rounding, which is kept. Raises the peaks.
-//
-// Rows are computed first and added in a loop of their own. In one loop, the conversions of the
-// next columns waited for the chain of G additions of these.
 template <int W, int G>
 FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* updates,
                              const int8_t* const* memory, const float* const* memory_scales,
@@ -136,29 +142,16 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
     w[g] = weights[g];
   }
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
-    constexpr int kHalf = W / 2;
     alignas(64) float rows[G][kStep];
-    alignas(64) float old_rows[G][kStep];
+    alignas(64) float old[G][kStep];
     for (int g = 0; g < G; ++g) {
-      for (int64_t line = 0; line < count; line += 16)
-        prefetch(updates[g] + column + begin, kAhead + line);
-      prefetch(reinterpret_cast<const float*>(own[g] + begin), kAhead / 4);
-      prefetch(reinterpret_cast<const float*>(out[g] + begin), kAhead / 4);
-      dequantize_step(old_rows[g], own[g] + begin, old_scale[g], count);
+      prefetch_step(updates[g] + column + begin, kAhead, count);
+      prefetch_step(own[g] + begin, kAhead, count);
+      prefetch_step(out[g] + begin, kAhead, count);
+      dequantize_step(old[g], own[g] + begin, old_scale[g], count);
       quantize_step<W>(out[g] + begin, rows[g], update[g] + begin, scale[g], count);
     }
-    double* here = sums + begin;
-    int64_t k = 0;
-    for (; k + kHalf <= count; k += kHalf) {
-      Vec<double, kHalf> sum = load<kHalf>(here + k);
-      unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
-        sum += w[g] * (load_double<kHalf>(rows[g] + k) - load_double<kHalf>(old_rows[g] + k));
-      });
-      store<kHalf>(here + k, sum);
-    }
-    for (; k < count; ++k)
-      for (int g = 0; g < G; ++g)
-        here[k] += w[g] * (static_cast<double>(rows[g][k]) - static_cast<double>(old_rows[g][k]));
+    add_differences<W, G>(sums + begin, sums + begin, rows, old, w, count);
   });
 }
 

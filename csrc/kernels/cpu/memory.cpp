@@ -65,38 +65,12 @@ FASTAGG_INLINE void remember_step(double* sums, const double* from, const float*
   }
 }
 
-// to = row rounded to Bfloat16, as floats, and kept = to, past the caches if `streamed`. kept may
-// be nullptr, and `row` may be `to`.
-template <int W, class Count>
-FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool streamed,
-                               Count count) {
-  alignas(64) Bfloat16 room[kStep];
-  Bfloat16* const out = kept && !streamed ? kept : room;
-  const int64_t n = count;
-  FASTAGG_INDEPENDENT
-  for (int64_t k = 0; k < n; ++k) {
-    const uint32_t bits = bfloat16_bits(row[k]);
-    to[k] = float_of_bits(bits);
-    out[k].bits = static_cast<uint16_t>(bits >> 16);
-  }
-  if (!kept || !streamed) return;
-  constexpr int64_t kNumbers = 2 * W;  // of a vector
-  int64_t k = 0;
-  for (; k + kNumbers <= count; k += kNumbers) {
-    Vec<float, W> bits;
-    std::memcpy(&bits, room + k, sizeof bits);
-    stream<W>(reinterpret_cast<float*>(kept + k), bits);
-  }
-  for (; k < count; ++k) kept[k] = room[k];
-}
-
 // The reference of rows that have none: adding zero changes no sum.
 constexpr float kZeros[kRowColumns] = {};
 
 // remember_step for n columns. They begin at `update_from` in rows of updates, at `memory_from` in
 // rows of memory, and at `column` in all others. If `peaks` is given, raises each of them to the
-// largest magnitude of its update. If `streamed`, rows are kept past the caches. Rows that are kept
-// as Bfloat16 are rounded before they are used.
+// largest magnitude of its update. If `streamed`, rows are kept past the caches.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
@@ -104,17 +78,17 @@ constexpr float kZeros[kRowColumns] = {};
 //   scales       // [G] or nullptr
 template <int G>
 struct Remember {
-  template <int W, class Kept>
+  template <int W>
   FASTAGG_INLINE static void run(double* sums, const double* from, const float* params,
                                  const float* const* updates, int64_t update_from,
                                  const float* const* memory, int64_t memory_from,
-                                 const float* const* references, Kept* const* kept, bool streamed,
+                                 const float* const* references, float* const* kept, bool streamed,
                                  const double* weights, const float* scales, int32_t* peaks,
                                  int64_t column, int64_t n) {
     const float* u[G];
     const float* m[G];
     const float* r[G];
-    Kept* out[G];
+    float* out[G];
     double w[G];
     bool referring = false;
     Magnitude<W> largest[G];
@@ -127,7 +101,6 @@ struct Remember {
       referring = referring || r[g] != kZeros;
     }
     const float* p = params ? params + column : nullptr;
-    constexpr bool kRounds = std::is_same_v<Kept, Bfloat16>;
     for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
       const float* update[G];
       const float* own[G];
@@ -138,13 +111,7 @@ struct Remember {
       for (int g = 0; g < G; ++g) {
         own[g] = m[g] + begin;
         reference[g] = r[g] + begin;
-        if constexpr (kRounds) {
-          round_step<W>(update[g], update_room[g], kept ? out[g] + begin : nullptr, streamed,
-                        count);
-          update[g] = update_room[g];
-        } else {
-          target[g] = kept ? out[g] + begin : nullptr;
-        }
+        target[g] = kept ? out[g] + begin : nullptr;
       }
       double* sum = sums + begin;
       const double* earlier = from + begin;
@@ -155,7 +122,7 @@ struct Remember {
           remember_step<W, G, kModels, kReference, keep()>(sum, earlier, base, update, own,
                                                            reference, target, w, largest, count);
         };
-        if (kRounds || !kept) return run(std::integral_constant<Keep, Keep::kNothing>());
+        if (!kept) return run(std::integral_constant<Keep, Keep::kNothing>());
         if constexpr (!kReference)  // with references, rows are seldom copied
           if (streamed) return run(std::integral_constant<Keep, Keep::kStream>());
         run(std::integral_constant<Keep, Keep::kStore>());
@@ -176,10 +143,10 @@ struct Remember {
 
 // Remember for n columns of S rows.
 //   sums, earlier   // [n], sums = earlier + ...
-template <int W, class T, class Memory, class Kept>
+template <int W, class T, class Memory>
 FASTAGG_INLINE void remember_all(double* sums, const double* earlier, const float* params,
                                  const T* const* updates, const Memory* const* memory,
-                                 const float* const* references, Kept* const* kept, bool streamed,
+                                 const float* const* references, float* const* kept, bool streamed,
                                  const double* weights, const float* scales, int32_t* peaks,
                                  int64_t S, int64_t column, int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
@@ -232,17 +199,6 @@ struct MemoryTotal {
   }
 };
 
-struct RoundedTotal {
-  template <int W>
-  FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
-                                 const float* const* updates, const Bfloat16* const* memory,
-                                 const double* weights, int64_t S, Bfloat16* const* kept,
-                                 bool streamed, const float* scales, int64_t column, int64_t n) {
-    remember_all<W>(out + column, total + column, nullptr, updates, memory, nullptr, kept, streamed,
-                    weights, scales, peaks, S, column, n);
-  }
-};
-
 struct LerpTotal {
   template <int W>
   FASTAGG_INLINE static void run(double* total, const double* end, int64_t n, double weight) {
@@ -288,21 +244,6 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
                           weights, S, params, kept, streamed, scales, column, n);
-  });
-  row_peaks.write(peaks);
-}
-
-void rounded_total(double* out, float* peaks, const double* total, const float* const* updates,
-                   const Bfloat16* const* memory, int64_t S, int64_t d, const double* weights,
-                   Bfloat16* const* kept, const float* scales, const Parallel& parallel) {
-  const Isa isa = current_isa();
-  const int64_t bytes = (S * (kept ? 8 : 6) + 16) * d;
-  const bool streamed = kept && should_stream(kept, S, bytes);
-  const Parallel team = parallel.for_work(bytes);
-  const RowPeaks row_peaks(S, team);
-  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
-    dispatch<RoundedTotal>(isa, out, row_peaks.of(worker), total, updates, memory, weights, S, kept,
-                           streamed, scales, column, n);
   });
   row_peaks.write(peaks);
 }

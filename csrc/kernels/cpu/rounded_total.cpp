@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../memory.h"
+
+#include <cstring>
+
+#include "magnitude.h"
+#include "rounded_rows.h"
+#include "row_peaks.h"
+#include "streaming.h"
+
+namespace fastagg::cpu {
+namespace {
+
+constexpr int kRows = 4;  // updates taken together, each with its memory row
+
+// to = row rounded to Bfloat16, as floats, and kept = to, past the caches if `streamed`. kept may
+// be nullptr.
+template <int W, class Count>
+FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool streamed,
+                               Count count) {
+  alignas(64) Bfloat16 room[kStep];
+  Bfloat16* const out = kept && !streamed ? kept : room;
+  const int64_t n = count;
+  FASTAGG_INDEPENDENT
+  for (int64_t k = 0; k < n; ++k) {
+    const uint32_t bits = bfloat16_bits(row[k]);
+    to[k] = float_of_bits(bits);
+    out[k].bits = static_cast<uint16_t>(bits >> 16);
+  }
+  if (!kept || !streamed) return;
+  constexpr int64_t kNumbers = 2 * W;  // of a vector
+  int64_t k = 0;
+  for (; k + kNumbers <= count; k += kNumbers) {
+    Vec<float, W> bits;
+    std::memcpy(&bits, room + k, sizeof bits);
+    stream<W>(reinterpret_cast<float*>(kept + k), bits);
+  }
+  for (; k < count; ++k) kept[k] = room[k];
+}
+
+// sums = from + weight * (row - old) for n columns of G rows, as in memory_total; row is the update
+// after rounding, which is kept. Raises the peaks.
+//   kept     // [G] or nullptr
+//   scales   // [G] or nullptr
+template <int G>
+struct RememberRounded {
+  template <int W>
+  FASTAGG_INLINE static void run(double* sums, const double* from, const float* const* updates,
+                                 const Bfloat16* const* memory, Bfloat16* const* kept,
+                                 bool streamed, const double* weights, const float* scales,
+                                 int32_t* peaks, int64_t column, int64_t n) {
+    Magnitude<W> largest[G];
+    double w[G];
+    for (int g = 0; g < G; ++g) w[g] = weights[g];
+    for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      alignas(64) float rows[G][kStep];
+      alignas(64) float old[G][kStep];
+      for (int g = 0; g < G; ++g) {
+        const float* update = updates[g] + column + begin;
+        const Bfloat16* own = memory[g] + column + begin;
+        for (int64_t k = 0; k < count; ++k) old[g][k] = widened(own[k]);
+        if (scales && scales[g] != 1.0f) {
+          for (int64_t k = 0; k < count; ++k) rows[g][k] = update[k] * scales[g];
+          update = rows[g];
+        }
+        round_step<W>(update, rows[g], kept ? kept[g] + column + begin : nullptr, streamed, count);
+        largest[g].add(rows[g], count);
+      }
+      add_differences<W, G>(sums + begin, from + begin, rows, old, w, count);
+    });
+    for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
+  }
+};
+
+struct RoundedTotal {
+  template <int W>
+  FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
+                                 const float* const* updates, const Bfloat16* const* memory,
+                                 const double* weights, int64_t S, Bfloat16* const* kept,
+                                 bool streamed, const float* scales, int64_t column, int64_t n) {
+    double* const sums = out + column;
+    const double* from = total + column;
+    if (S == 0) std::copy_n(from, n, sums);
+    const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
+      call<W, RememberRounded<decltype(rows)::value>>(
+          sums, from, updates + s, memory + s, kept ? kept + s : nullptr, streamed, weights + s,
+          scales ? scales + s : nullptr, peaks + s, column, n);
+      from = sums;
+    };
+    int64_t s = 0;
+    for (; s + kRows <= S; s += kRows) take(std::integral_constant<int, kRows>(), s);
+    for (; s + 2 <= S; s += 2) take(std::integral_constant<int, 2>(), s);
+    for (; s < S; ++s) take(std::integral_constant<int, 1>(), s);
+    if (streamed) finish_streams();
+  }
+};
+
+}  // namespace
+
+void rounded_total(double* out, float* peaks, const double* total, const float* const* updates,
+                   const Bfloat16* const* memory, int64_t S, int64_t d, const double* weights,
+                   Bfloat16* const* kept, const float* scales, const Parallel& parallel) {
+  const Isa isa = current_isa();
+  const int64_t bytes = (S * (kept ? 8 : 6) + 16) * d;
+  const bool streamed = kept && should_stream(kept, S, bytes);
+  const Parallel team = parallel.for_work(bytes);
+  const RowPeaks row_peaks(S, team);
+  for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
+    dispatch<RoundedTotal>(isa, out, row_peaks.of(worker), total, updates, memory, weights, S, kept,
+                           streamed, scales, column, n);
+  });
+  row_peaks.write(peaks);
+}
+
+}  // namespace fastagg::cpu
