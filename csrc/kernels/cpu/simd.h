@@ -106,13 +106,20 @@ FASTAGG_INLINE void store(T* p, Vec<T, N> v) {
   *reinterpret_cast<typename VecType<T, N>::unaligned*>(p) = v;
 }
 // N floats at p as doubles. Written element by element, because GCC compiles this form, unlike
-// __builtin_convertvector, to one instruction.
+// __builtin_convertvector, to one instruction; but not for NEON.
 template <int N, int... I>
 FASTAGG_INLINE Vec<double, N> load_double(const float* p, std::integer_sequence<int, I...>) {
   return Vec<double, N>{p[I]...};
 }
 template <int N>
 FASTAGG_INLINE Vec<double, N> load_double(const float* p) {
+#if defined(__aarch64__) && !defined(__clang__)
+  if constexpr (N == 2) {
+    Vec<double, 2> out;
+    asm("fcvtl %0.2d, %1.2s" : "=w"(out) : "w"(load<2>(p)));
+    return out;
+  }
+#endif
   return load_double<N>(p, std::make_integer_sequence<int, N>());
 }
 
