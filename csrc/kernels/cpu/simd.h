@@ -106,7 +106,7 @@ FASTAGG_INLINE void store(T* p, Vec<T, N> v) {
   *reinterpret_cast<typename VecType<T, N>::unaligned*>(p) = v;
 }
 // N floats at p as doubles. Written element by element, because GCC compiles this form, unlike
-// __builtin_convertvector, to one instruction; but not for NEON.
+// __builtin_convertvector, to one instruction. For NEON it makes two of it.
 template <int N, int... I>
 FASTAGG_INLINE Vec<double, N> load_double(const float* p, std::integer_sequence<int, I...>) {
   return Vec<double, N>{p[I]...};
