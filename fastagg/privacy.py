@@ -12,8 +12,9 @@ from typing import Any
 from fastagg.options import read_positive
 from fastagg.report import StepReport
 
-_MOST = 1e150
-"""Larger multipliers count as this one, whose square is finite. Less noise costs more privacy."""
+_MOST = 1e6
+"""Larger multipliers count as this one, which only makes epsilon larger. Delta is the difference of
+two numbers that are nearly equal with so much noise: beyond 1e6 its rounding error would count."""
 
 
 def epsilon(rounds: Iterable[StepReport | float], delta: float) -> float:
@@ -31,7 +32,7 @@ def epsilon(rounds: Iterable[StepReport | float], delta: float) -> float:
         The epsilon of all releases, 0 if there is none. Gaussian mechanisms of multipliers z_i are
         together one of multiplier ``(sum over i of z_i^-2)^-1/2``, whose delta has a closed form
         (Balle and Wang 2018, theorem 8), computed in float64. Infinity, if no float64 number is as
-        large.
+        large. A whole multiplier above 1e6 counts as 1e6.
 
     Raises:
         ImportError: dp-accounting is not installed.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from typing import Any
@@ -16,14 +17,13 @@ from fastagg import privacy
 K, D = 4, 5
 
 
-def exact_delta(multiplier: float, epsilon: float) -> float:
-    """Return the delta of a Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
-
-    def phi(x: float) -> float:
-        return 0.5 * math.erfc(-x / math.sqrt(2.0))
-
-    a, b = 0.5 / multiplier, epsilon * multiplier
-    return phi(a - b) - math.exp(epsilon) * phi(-a - b)
+def exact_delta(multiplier: float, epsilon: float) -> Any:
+    """Return the delta of a Gaussian mechanism (Balle and Wang 2018, theorem 8), to 60 digits."""
+    mpmath = importlib.import_module("mpmath")  # dp-accounting needs it, too
+    with mpmath.workdps(60):
+        z, e = mpmath.mpf(multiplier), mpmath.mpf(epsilon)
+        a, b = 1 / (2 * z), e * z
+        return mpmath.ncdf(a - b) - mpmath.exp(e) * mpmath.ncdf(-a - b)
 
 
 def reports(multiplier: float, rounds: int) -> list[fastagg.StepReport]:
@@ -46,16 +46,16 @@ needs_library = pytest.mark.flower
         ([0.2], 1e-9),
         ([0.03, 0.1], 0.5),  # epsilon is about 600
         ([50.0], 0.3),  # epsilon is 0
-        ([1e160, 1e160], 1e-170),
+        ([1.0], 1e-30),
+        ([1e4], 1e-12),
     ],
 )
 def test_it_is_that_of_one_gaussian_mechanism(multipliers: list[float], delta: float) -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (extra dp)")
     whole = sum(z**-2.0 for z in multipliers) ** -0.5  # Gaussian releases together are one
     found = privacy.epsilon(multipliers, delta)
-    # Both sides of the equation have roundings of 1e-16 times numbers of up to 1.
-    assert exact_delta(whole, found) <= delta + 1e-13
-    assert found == 0.0 or exact_delta(whole, found * (1.0 - 1e-6)) > delta - 1e-13
+    assert exact_delta(whole, found) <= delta * (1.0 + 1e-9)
+    assert found == 0.0 or exact_delta(whole, found * (1.0 - 1e-9)) > delta * (1.0 - 1e-9)
 
 
 @needs_library
@@ -63,8 +63,17 @@ def test_published_value() -> None:
     pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (extra dp)")
     # Balle and Wang 2018: epsilon = 1 and delta = 1e-5 need a standard deviation of 3.7306.
     assert privacy.epsilon([3.730632], 1e-5) == pytest.approx(1.0, abs=1e-6)
-    # Too little noise for any float64 epsilon.
+
+
+@needs_library
+def test_very_small_and_very_large_multipliers() -> None:
+    pytest.importorskip("dp_accounting", reason="dp-accounting is not installed (extra dp)")
     assert privacy.epsilon([1e-200], 1e-5) == math.inf
+    assert privacy.epsilon([1e200], 1e-5) == 0.0
+    # Less noise costs more privacy, so counting a multiplier as a smaller one is safe.
+    largest = privacy.epsilon([1e6], 1e-12)
+    assert privacy.epsilon([1e160, 1e160], 1e-12) == largest > 0.0
+    assert exact_delta(1e6, largest) <= 1e-12 * (1.0 + 1e-9)
 
 
 @needs_library
