@@ -14,8 +14,8 @@ constexpr int kRows = 4;  // updates taken together, each with its memory row
 
 // Prefetch two blocks ahead. A block is read for its scale before it is rounded, and between two
 // such reads hardware prefetchers see no new line of the update. So each step of a block fetches
-// what the same step of a later block will need. All lines of a block at once were 1.5 times as
-// slow: the processor waited for them and computed nothing.
+// what the same step of a later block will need. To fetch all lines of a block at once was slower:
+// the processor waited for them and computed nothing.
 constexpr int64_t kAhead = 2 * kScaleBlock;
 
 // Fetches `count` elements of T from p[ahead] on, which may be outside of the array.
