@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import fastagg
-from benchmarks.machine import ROOT
+from benchmarks.machine import ROOT, is_intel
 
 ISAS = ("portable", "avx2", "avx512", "neon")  # numbered as in simd.h
 _LANES = (4, 8, 16, 4)  # floats of a vector
@@ -203,10 +203,13 @@ def kind() -> str:
     """Return the kind of processor: instruction set, and multiply-adds per cycle of one core.
 
     For example "avx2-16", or "avx512-16" for a processor that takes two cycles for 512 bits, and
-    "avx512-32" for one that takes one. The number is rounded to a power of two.
+    "avx512-32" for one that takes one. The number is rounded to a power of two. Intel's processors
+    are kinds of their own, as "avx512-32-intel": their caches and prefetchers differ so much from
+    AMD's that neither stands for the other.
     """
     isa = str(fastagg.build_info()["isa"])
-    return f"{isa}-{2 ** round(math.log2(fma_per_cycle(isa)))}"
+    maker = "-intel" if is_intel() else ""
+    return f"{isa}-{2 ** round(math.log2(fma_per_cycle(isa)))}{maker}"
 
 
 def _passes(num_bytes: int) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import fastagg
+from fastagg import _C
 
 ROOT = Path(__file__).resolve().parents[1]
 BUSY = 0.05
@@ -35,6 +36,11 @@ def describe() -> dict[str, str]:
         "torch": torch.__version__,
         "commit": _commit(),
     }
+
+
+def is_intel() -> bool:
+    """Return whether the processor is one of Intel's."""
+    return re.search(r"^vendor_id\s*:\s*GenuineIntel$", _read("/proc/cpuinfo"), re.M) is not None
 
 
 @functools.cache
@@ -82,9 +88,9 @@ def cache_bytes(level: int) -> int:
 def home_of(num_bytes: int) -> str:
     """Return where operands of this size are between calls.
 
-    "cache" if they need at most half of the L3 cache, else "DRAM".
+    "cache" if they need at most half of the L3 cache that is ours, else "DRAM".
     """
-    return "cache" if num_bytes <= cache_bytes(3) / 2 else "DRAM"
+    return "cache" if num_bytes <= _C.own_l3_bytes() / 2 else "DRAM"
 
 
 @contextmanager

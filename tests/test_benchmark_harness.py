@@ -418,6 +418,7 @@ def test_multiply_adds_are_counted_again_while_others_use_the_core(
 
 @pytest.mark.usefixtures("compiler")
 def test_the_kind_of_processor() -> None:
-    isa, _, number = ceilings.kind().partition("-")
+    isa, number, *maker = ceilings.kind().split("-")
     assert isa == fastagg.build_info()["isa"]
     assert int(number) in (2, 4, 8, 16, 32, 64)
+    assert maker == (["intel"] if "GenuineIntel" in Path("/proc/cpuinfo").read_text() else [])

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../kernels/cpu/cache.h"
 #include "../kernels/cpu/scratch.h"
 #include "../kernels/cpu/simd.h"
 #include "../kernels/gram.h"
@@ -70,6 +71,8 @@ PYBIND11_MODULE(_C, m) {
       "is kept now, what is in use now, and its peak.");
   m.def("gram_scratch", &fastagg::cpu::gram_scratch, py::arg("S"), py::arg("d"), py::arg("threads"),
         "Bytes of temporary memory that gram and gram_and_sum_ of S rows use on the CPU.");
+  m.def("own_l3_bytes", &fastagg::cpu::own_l3_bytes,
+        "Bytes of the last cache that CPU kernels expect to have for themselves.");
   fastagg::define_python_memory(m);
   fastagg::define_step_arguments(m);
 }

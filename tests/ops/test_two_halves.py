@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastagg import ops
+from fastagg import _C, ops
 from fastagg.ops import reference
 from fastagg.updates.allocation import allocate_rows
 
@@ -327,14 +324,8 @@ def test_scaffold_against_oracle(isa: str, S: int, d: int) -> None:
 
 
 def test_rows_past_the_caches(isa: str) -> None:
-    """Kept rows that do not fit the last cache are stored past it."""
-    shared = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")  # "32768K"
-    try:
-        described = shared.read_text().strip() if shared.exists() else "0K"
-        cache = int(described.removesuffix("K")) << 10
-        cache = cache or os.sysconf("SC_LEVEL3_CACHE_SIZE") or 32 << 20
-    except (OSError, ValueError):
-        cache = 32 << 20
+    """Kept rows that do not fit the last cache are stored past it, and others fetched ahead."""
+    cache = _C.own_l3_bytes()
     if cache > 128 << 20:
         pytest.skip("the last cache is too large for a quick test")
     S = 5

@@ -3,8 +3,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <thread>
 
 namespace fastagg::cpu {
 namespace {
@@ -60,12 +62,27 @@ int64_t l3_bytes() {
   return bytes;
 }
 
+int64_t own_l3_bytes() {
+  constexpr int64_t kOfProcessor = int64_t{32} << 20;
+  static const int64_t processors = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  return std::min(l3_bytes(), processors * kOfProcessor);
+}
+
 namespace {
 
 // Found when the library is loaded: a child of fork() that interrupts the first call would wait for
 // the end of that call.
-[[maybe_unused]] const int64_t loaded = l1_bytes() + l2_bytes() + l3_bytes();
+[[maybe_unused]] const int64_t loaded = l1_bytes() + l2_bytes() + own_l3_bytes();
 
 }  // namespace
+
+#if defined(__x86_64__)
+const bool kFetchRows = [] {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel") != 0;
+}();
+#else
+const bool kFetchRows = false;
+#endif
 
 }  // namespace fastagg::cpu

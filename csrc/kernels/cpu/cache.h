@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sizes of caches. Only speed depends on them: results have the same bits with any.
+// What speed depends on: sizes of caches, and prefetchers. Results have the same bits with any.
 #pragma once
 
 #include <cstdint>
@@ -9,5 +9,15 @@ namespace fastagg::cpu {
 int64_t l1_bytes();  // of data, of a core
 int64_t l2_bytes();  // of a core
 int64_t l3_bytes();  // of the cores that share one
+
+// How much of the last cache this process can expect to have. A virtual machine sees the whole
+// cache of a socket, which it shares with other machines. So it is no more than 32 MB for each
+// processor that the process sees.
+int64_t own_l3_bytes();
+
+// Whether loops over rows are faster if they fetch rows ahead. That is so on Intel's processors:
+// while they read eight streams, their own prefetchers fetch too little. On AMD's, the additional
+// instructions made these loops slower.
+extern const bool kFetchRows;
 
 }  // namespace fastagg::cpu

@@ -70,7 +70,7 @@ constexpr float kZeros[kRowColumns] = {};
 
 // remember_step for n columns. They begin at `update_from` in rows of updates, at `memory_from` in
 // rows of memory, and at `column` in all others. If `peaks` is given, raises each of them to the
-// largest magnitude of its update. If `streamed`, rows are kept past the caches.
+// largest magnitude of its update.
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
@@ -82,9 +82,9 @@ struct Remember {
   FASTAGG_INLINE static void run(double* sums, const double* from, const float* params,
                                  const float* const* updates, int64_t update_from,
                                  const float* const* memory, int64_t memory_from,
-                                 const float* const* references, float* const* kept, bool streamed,
-                                 const double* weights, const float* scales, int32_t* peaks,
-                                 int64_t column, int64_t n) {
+                                 const float* const* references, float* const* kept,
+                                 Transfer transfer, const double* weights, const float* scales,
+                                 int32_t* peaks, int64_t column, int64_t n) {
     const float* u[G];
     const float* m[G];
     const float* r[G];
@@ -107,6 +107,10 @@ struct Remember {
       const float* reference[G];
       float* target[G] = {};
       float update_room[G][kStep];
+      if (transfer.fetched) {
+        fetch_step(u, begin, count);
+        fetch_step(m, begin, count);
+      }
       widen_step(update, u, begin, count, update_room, scales);
       for (int g = 0; g < G; ++g) {
         own[g] = m[g] + begin;
@@ -124,7 +128,7 @@ struct Remember {
         };
         if (!kept) return run(std::integral_constant<Keep, Keep::kNothing>());
         if constexpr (!kReference)  // with references, rows are seldom copied
-          if (streamed) return run(std::integral_constant<Keep, Keep::kStream>());
+          if (transfer.streamed) return run(std::integral_constant<Keep, Keep::kStream>());
         run(std::integral_constant<Keep, Keep::kStore>());
       };
       if (p && referring)
@@ -146,9 +150,9 @@ struct Remember {
 template <int W, class T, class Memory>
 FASTAGG_INLINE void remember_all(double* sums, const double* earlier, const float* params,
                                  const T* const* updates, const Memory* const* memory,
-                                 const float* const* references, float* const* kept, bool streamed,
-                                 const double* weights, const float* scales, int32_t* peaks,
-                                 int64_t S, int64_t column, int64_t n) {
+                                 const float* const* references, float* const* kept,
+                                 Transfer transfer, const double* weights, const float* scales,
+                                 int32_t* peaks, int64_t S, int64_t column, int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
   const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
     constexpr int G = decltype(rows)::value;
@@ -158,7 +162,7 @@ FASTAGG_INLINE void remember_all(double* sums, const double* earlier, const floa
                                    int64_t count) FASTAGG_INLINE_LAMBDA {
         const int64_t begin = u_begin + m_begin;
         call<W, Remember<G>>(sums + begin, earlier + begin, params, u, u_from + m_begin, m, m_from,
-                             from(references, s), from(kept, s), streamed, weights + s,
+                             from(references, s), from(kept, s), transfer, weights + s,
                              from(scales, s), from(peaks, s), column + begin, count);
       };
       for_widened<W, G>(memory + s, column + u_begin, u_count, take_memory);
@@ -171,17 +175,18 @@ FASTAGG_INLINE void remember_all(double* sums, const double* earlier, const floa
   for (; s + kRows <= S; s += kRows) take(std::integral_constant<int, kRows>(), s);
   for (; s + 2 <= S; s += 2) take(std::integral_constant<int, 2>(), s);
   for (; s < S; ++s) take(std::integral_constant<int, 1>(), s);
-  if (streamed) finish_streams();
+  if (transfer.streamed) finish_streams();
 }
 
 struct MemoryUpdate {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* params, double* total, const T* const* updates,
-                                 float* const* memory, const double* weights, int64_t S, double lr,
-                                 double norm, bool models, int64_t column, int64_t n) {
+                                 float* const* memory, Transfer transfer, const double* weights,
+                                 int64_t S, double lr, double norm, bool models, int64_t column,
+                                 int64_t n) {
     const float* const* old = memory;
     double* const sums = total + column;
-    remember_all<W>(sums, sums, models ? params : nullptr, updates, old, nullptr, memory, false,
+    remember_all<W>(sums, sums, models ? params : nullptr, updates, old, nullptr, memory, transfer,
                     weights, nullptr, nullptr, S, column, n);
     apply_total(params + column, total + column, n, lr, norm, models);
   }
@@ -192,10 +197,10 @@ struct MemoryTotal {
   FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
                                  const T* const* updates, const T* const* memory,
                                  const float* const* references, const double* weights, int64_t S,
-                                 const float* params, float* const* kept, bool streamed,
+                                 const float* params, float* const* kept, Transfer transfer,
                                  const float* scales, int64_t column, int64_t n) {
     remember_all<W>(out + column, total + column, params, updates, memory, references, kept,
-                    streamed, weights, scales, peaks, S, column, n);
+                    transfer, weights, scales, peaks, S, column, n);
   }
 };
 
@@ -224,10 +229,12 @@ void memory_update(float* params, double* total, const T* const* updates, float*
                    int64_t S, int64_t d, const double* weights, double lr, double norm, bool models,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
-  const Parallel team = parallel.for_work((S * int64_t{8 + sizeof(T)} + 24) * d);
+  const int64_t bytes = (S * int64_t{8 + sizeof(T)} + 24) * d;
+  const Transfer transfer = {should_fetch(bytes), false};
+  const Parallel team = parallel.for_work(bytes);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int) {
-    dispatch<MemoryUpdate>(isa, params, total, updates, memory, weights, S, lr, norm, models,
-                           column, n);
+    dispatch<MemoryUpdate>(isa, params, total, updates, memory, transfer, weights, S, lr, norm,
+                           models, column, n);
   });
 }
 
@@ -238,12 +245,12 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const float* scales, const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
-  const bool streamed = kept && should_stream(kept, S, bytes);
+  const Transfer transfer = {should_fetch(bytes), kept && should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
-                          weights, S, params, kept, streamed, scales, column, n);
+                          weights, S, params, kept, transfer, scales, column, n);
   });
   row_peaks.write(peaks);
 }

@@ -166,11 +166,11 @@ FASTAGG_INLINE void add_step(const Sums& sums, const Element& element, const flo
 struct Extras {
   int32_t* peaks = nullptr;
   float* const* kept = nullptr;
-  bool streamed = false;  // rows are kept, past the caches
+  Transfer transfer;
   const float* scales = nullptr;
 
   FASTAGG_INLINE Extras from(int64_t s) const {
-    return {peaks ? peaks + s : nullptr, kept ? kept + s : nullptr, streamed,
+    return {peaks ? peaks + s : nullptr, kept ? kept + s : nullptr, transfer,
             scales ? scales + s : nullptr};
   }
 };
@@ -199,8 +199,11 @@ struct AddRows {
       for (int g = 0; g < G; ++g) target[g] = extras.kept ? out[g] + begin : nullptr;
       const auto element = [&](int g, int64_t k, auto lanes)
                                FASTAGG_INLINE_LAMBDA { return floats_at<lanes()>(x[g] + k); };
-      if (extras.streamed)
+      if (extras.transfer.streamed) {
+        // Only here: with rows in a cache, one more branch for each step showed in the time.
+        if (extras.transfer.fetched) fetch_step(row, begin, count);
         return add_step<W, G, true>(sums.from(begin), element, weight, largest, target, count);
+      }
       add_step<W, G, false>(sums.from(begin), element, weight, largest, target, count);
       for (int g = 0; extras.peaks && g < G; ++g) largest[g].add(x[g], count);
       for (int g = 0; extras.kept && g < G; ++g) keep_row<W>(target[g], x[g], count);
@@ -217,7 +220,7 @@ template <int G>
 struct AddCorrections {
   template <int W>
   FASTAGG_INLINE static void run(Sums sums, const float* const* rows, int64_t from,
-                                 const float* const* references, const float* weights,
+                                 const float* const* references, bool fetched, const float* weights,
                                  int64_t column, int64_t n) {
     const float* row[G];
     float weight[G];
@@ -232,6 +235,7 @@ struct AddCorrections {
     }
     if (stored) return call<W, AddRows<G>>(sums, rows, from, weights, Extras(), column, n);
     for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      if (fetched) fetch_step(row, begin, count);
       const auto add = [&](const auto& element) FASTAGG_INLINE_LAMBDA {
         add_step<W, G, false>(sums.from(begin), element, weight, nullptr, nullptr, count);
       };
@@ -286,7 +290,8 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, const T* const* update
     const auto add = [&](const float* const* x, int64_t from, int64_t begin,
                          int64_t count) FASTAGG_INLINE_LAMBDA {
       const Sums sums = {v + begin, s == 0};
-      call<W, AddCorrections<group()>>(sums, x, from, theirs, factors, column + begin, count);
+      call<W, AddCorrections<group()>>(sums, x, from, theirs, extras.transfer.fetched, factors,
+                                       column + begin, count);
     };
     for_widened<W, group()>(own + s, column, n, add);
   });
@@ -300,7 +305,7 @@ FASTAGG_INLINE void block_mean(double* v, float* rounded, const T* const* update
     };
     for_widened<W, group()>(updates + s, column, n, add);
   });
-  if (extras.streamed) finish_streams();
+  if (extras.transfer.streamed) finish_streams();
 }
 
 // corrections[s] = v - updates[s] for n columns. `rounded` is v of these columns in float32.
@@ -334,9 +339,11 @@ FASTAGG_INLINE void write_corrections(float* const* corrections, const float* ro
 struct Mimic {
   template <int W, class T>
   FASTAGG_INLINE static void run(float* params, const T* const* updates, float* const* corrections,
-                                 int64_t S, double lr, int64_t column, int64_t n, double* v,
-                                 float* rounded) {
-    block_mean<W>(v, rounded, updates, corrections, nullptr, nullptr, {}, S, column, n);
+                                 Transfer transfer, int64_t S, double lr, int64_t column, int64_t n,
+                                 double* v, float* rounded) {
+    Extras extras;
+    extras.transfer = transfer;
+    block_mean<W>(v, rounded, updates, corrections, nullptr, nullptr, extras, S, column, n);
     apply_total(params + column, v, n, lr, 1.0, false);
     write_corrections<W>(corrections, rounded, updates, nullptr, S, column, n);
   }
@@ -347,13 +354,14 @@ struct MimicMean {
   FASTAGG_INLINE static void run(double* v, float* rounded, int32_t* peaks, const T* const* updates,
                                  const T* const* corrections, const float* const* references,
                                  const float* weights, float* const* kept, bool copies,
-                                 bool streamed, const float* scales, int64_t S, int64_t column,
+                                 Transfer transfer, const float* scales, int64_t S, int64_t column,
                                  int64_t n) {
-    const Extras extras = {peaks, copies ? kept : nullptr, copies && streamed, scales};
+    const Transfer reading = {transfer.fetched, copies && transfer.streamed};
+    const Extras extras = {peaks, copies ? kept : nullptr, reading, scales};
     block_mean<W>(v + column, rounded + column, updates, corrections, references, weights, extras,
                   S, column, n);
     if (!kept || copies) return;
-    if (streamed)
+    if (transfer.streamed)
       write_corrections<W, true>(kept, rounded + column, updates, scales, S, column, n);
     else
       write_corrections<W>(kept, rounded + column, updates, scales, S, column, n);
@@ -367,11 +375,13 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
            double lr, const Parallel& parallel) {
   if (S == 0) return;
   const Isa isa = current_isa();
-  const Parallel team = parallel.for_work((S * int64_t{8 + sizeof(T)} + 8) * d);
+  const int64_t bytes = (S * int64_t{8 + sizeof(T)} + 8) * d;
+  const Transfer transfer = {should_fetch(bytes), false};
+  const Parallel team = parallel.for_work(bytes);
   const int64_t columns = cached_columns(S, d, team.workers), used = team.workers * columns;
   const Scratch means(used * int64_t{sizeof(double)}), rounded(used * int64_t{sizeof(float)});
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
-    dispatch<Mimic>(isa, params, updates, corrections, S, lr, column, n,
+    dispatch<Mimic>(isa, params, updates, corrections, transfer, S, lr, column, n,
                     means.as<double>() + worker * columns, rounded.as<float>() + worker * columns);
   });
 }
@@ -387,14 +397,14 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
     quotients.push_back(static_cast<float>(weights[s] * mean_quotient(S)));
   const float* given = weights ? quotients.data() : nullptr;
   const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
-  const bool streamed = kept && should_stream(kept, S, bytes);
+  const Transfer transfer = {should_fetch(bytes), kept && should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   const int64_t columns =
       kept && !copies ? cached_columns(S, d, team.workers) : block_columns(d, team.workers);
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MimicMean>(isa, v, rounded, row_peaks.of(worker), updates, corrections, references,
-                        given, kept, copies, streamed, scales, S, column, n);
+                        given, kept, copies, transfer, scales, S, column, n);
   });
   row_peaks.write(peaks);
 }

@@ -47,23 +47,34 @@ struct RememberRounded {
   template <int W>
   FASTAGG_INLINE static void run(double* sums, const double* from, const float* const* updates,
                                  const Bfloat16* const* memory, Bfloat16* const* kept,
-                                 bool streamed, const double* weights, const float* scales,
+                                 Transfer transfer, const double* weights, const float* scales,
                                  int32_t* peaks, int64_t column, int64_t n) {
     Magnitude<W> largest[G];
     double w[G];
-    for (int g = 0; g < G; ++g) w[g] = weights[g];
+    const float* u[G];
+    const Bfloat16* m[G];
+    for (int g = 0; g < G; ++g) {
+      w[g] = weights[g];
+      u[g] = updates[g] + column;
+      m[g] = memory[g] + column;
+    }
     for_even_steps<W>(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+      if (transfer.fetched) {
+        fetch_step(u, begin, count);
+        fetch_step(m, begin, count);
+      }
       alignas(64) float rows[G][kStep];
       alignas(64) float old[G][kStep];
       for (int g = 0; g < G; ++g) {
-        const float* update = updates[g] + column + begin;
-        const Bfloat16* own = memory[g] + column + begin;
+        const float* update = u[g] + begin;
+        const Bfloat16* own = m[g] + begin;
         for (int64_t k = 0; k < count; ++k) old[g][k] = widened(own[k]);
         if (scales && scales[g] != 1.0f) {
           for (int64_t k = 0; k < count; ++k) rows[g][k] = update[k] * scales[g];
           update = rows[g];
         }
-        round_step<W>(update, rows[g], kept ? kept[g] + column + begin : nullptr, streamed, count);
+        round_step<W>(update, rows[g], kept ? kept[g] + column + begin : nullptr, transfer.streamed,
+                      count);
         largest[g].add(rows[g], count);
       }
       add_differences<W, G>(sums + begin, from + begin, rows, old, w, count);
@@ -77,13 +88,14 @@ struct RoundedTotal {
   FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
                                  const float* const* updates, const Bfloat16* const* memory,
                                  const double* weights, int64_t S, Bfloat16* const* kept,
-                                 bool streamed, const float* scales, int64_t column, int64_t n) {
+                                 Transfer transfer, const float* scales, int64_t column,
+                                 int64_t n) {
     double* const sums = out + column;
     const double* from = total + column;
     if (S == 0) std::copy_n(from, n, sums);
     const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
       call<W, RememberRounded<decltype(rows)::value>>(
-          sums, from, updates + s, memory + s, kept ? kept + s : nullptr, streamed, weights + s,
+          sums, from, updates + s, memory + s, kept ? kept + s : nullptr, transfer, weights + s,
           scales ? scales + s : nullptr, peaks + s, column, n);
       from = sums;
     };
@@ -91,7 +103,7 @@ struct RoundedTotal {
     for (; s + kRows <= S; s += kRows) take(std::integral_constant<int, kRows>(), s);
     for (; s + 2 <= S; s += 2) take(std::integral_constant<int, 2>(), s);
     for (; s < S; ++s) take(std::integral_constant<int, 1>(), s);
-    if (streamed) finish_streams();
+    if (transfer.streamed) finish_streams();
   }
 };
 
@@ -102,12 +114,12 @@ void rounded_total(double* out, float* peaks, const double* total, const float* 
                    Bfloat16* const* kept, const float* scales, const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (S * (kept ? 8 : 6) + 16) * d;
-  const bool streamed = kept && should_stream(kept, S, bytes);
+  const Transfer transfer = {should_fetch(bytes), kept && should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<RoundedTotal>(isa, out, row_peaks.of(worker), total, updates, memory, weights, S, kept,
-                           streamed, scales, column, n);
+                           transfer, scales, column, n);
   });
   row_peaks.write(peaks);
 }

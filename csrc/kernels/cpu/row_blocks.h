@@ -2,9 +2,10 @@
 // How the one-pass row operations read memory: one block of columns at a time, and in it one group
 // of rows at a time.
 //
-// There is no software prefetch here, on purpose. A group is a few streams of many KB each, which
-// hardware prefetchers handle well. Additional prefetch instructions made these loops slower, at
-// every distance and in every order that was tried.
+// A group is a few streams of many KB each, which the hardware prefetchers of AMD's processors
+// handle well. Additional prefetch instructions made these loops slower there, at every distance
+// and in every order that was tried. On Intel's they make loops with many streams faster
+// (fetch_step).
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 
 #include "../common.h"
 #include "../elements.h"
+#include "cache.h"
 #include "simd.h"
 
 namespace fastagg::cpu {
@@ -77,6 +79,28 @@ FASTAGG_INLINE void for_even_steps(int64_t n, const Body& body) {
     body(begin, std::integral_constant<int64_t, 1>());
     asm volatile("");  // otherwise this would be vectorized, as a loop over columns
   }
+}
+
+// Whether a call that moves `bytes` bytes should fetch rows ahead (fetch_step). If the last cache
+// holds them, fetching took more time than it saved.
+inline bool should_fetch(int64_t bytes) {
+  return kFetchRows && bytes > own_l3_bytes();
+}
+
+// How a call moves rows.
+struct Transfer {
+  bool fetched = false;   // rows are fetched ahead
+  bool streamed = false;  // rows that are kept are stored past the caches (streaming.h)
+};
+
+// Fetches into L2 what the step of kStep columns after the next one reads of G rows, if that step
+// is whole; the current step begins at `begin`. Nearer or farther, or into L1, was no faster.
+template <int G, class T, class Count>
+FASTAGG_INLINE void fetch_step(T* const (&rows)[G], int64_t begin, Count count) {
+  if (count < kStep) return;
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int g = 0; g < G; ++g)
+    for (int64_t k = 0; k < kStep; k += kLine) prefetch_l2(rows[g], begin + 2 * kStep + k);
 }
 
 // The float elements of a row of T: rows of float are used in place, const or not.

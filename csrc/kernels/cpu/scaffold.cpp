@@ -41,7 +41,7 @@ template <int W, int G>
 FASTAGG_INLINE void control(double* sums, double* changes, int32_t* peaks, const float* mean,
                             const float* const* updates, const float* const* controls,
                             const double* weights, const double* steps, float* const* kept,
-                            bool streamed, int64_t column, int64_t n) {
+                            Transfer transfer, int64_t column, int64_t n) {
   const float* u[G];
   const float* c[G];
   float* to[G];
@@ -56,6 +56,10 @@ FASTAGG_INLINE void control(double* sums, double* changes, int32_t* peaks, const
   }
   const float* m = mean + column;
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
+    if (transfer.fetched) {
+      fetch_step(u, begin, count);
+      fetch_step(c, begin, count);
+    }
     alignas(64) float fresh[G][kStep];
     const float* update[G];
     const float* own[G];
@@ -68,7 +72,7 @@ FASTAGG_INLINE void control(double* sums, double* changes, int32_t* peaks, const
       float* row = to[g] + begin;
       int64_t k = 0;
       for (; k + W <= count; k += W)
-        if (streamed)
+        if (transfer.streamed)
           stream<W>(row + k, load<W>(fresh[g] + k));
         else
           store<W>(row + k, load<W>(fresh[g] + k));
@@ -85,7 +89,7 @@ struct ScaffoldMean {
   FASTAGG_INLINE static void run(double* out, float* next, int32_t* peaks, const float* mean,
                                  const float* const* updates, const float* const* controls,
                                  const double* weights, const double* steps, double part,
-                                 float* const* kept, bool streamed, int64_t S, int64_t column,
+                                 float* const* kept, Transfer transfer, int64_t S, int64_t column,
                                  int64_t n, double* changes) {
     double* sums = out + column;
     std::fill_n(sums, n, 0.0);
@@ -93,14 +97,14 @@ struct ScaffoldMean {
     int64_t s = 0;
     for (; s + kRows <= S; s += kRows)
       control<W, kRows>(sums, changes, peaks + s, mean, updates + s, controls + s, weights + s,
-                        steps + s, kept + s, streamed, column, n);
+                        steps + s, kept + s, transfer, column, n);
     for (; s < S; ++s)
       control<W, 1>(sums, changes, peaks + s, mean, updates + s, controls + s, weights + s,
-                    steps + s, kept + s, streamed, column, n);
+                    steps + s, kept + s, transfer, column, n);
     const double rest = 1.0 - part * static_cast<double>(S);
     for (int64_t k = 0; k < n; ++k)
       next[column + k] = static_cast<float>(rest * mean[column + k] + part * changes[k]);
-    if (streamed) finish_streams();
+    if (transfer.streamed) finish_streams();
   }
 };
 
@@ -112,14 +116,14 @@ void scaffold_mean(double* out, float* next, float* peaks, const float* mean,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (12 * S + 16) * d;
-  const bool streamed = should_stream(kept, S, bytes);
+  const Transfer transfer = {should_fetch(bytes), should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   const int64_t columns = std::min(block_columns(d, team.workers), kColumns);
   const Scratch changes(team.workers * columns * int64_t{sizeof(double)});  // stacks may be small
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
     dispatch<ScaffoldMean>(isa, out, next, row_peaks.of(worker), mean, updates, controls, weights,
-                           steps, part, kept, streamed, S, column, n,
+                           steps, part, kept, transfer, S, column, n,
                            changes.as<double>() + worker * columns);
   });
   row_peaks.write(peaks);

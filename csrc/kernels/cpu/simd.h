@@ -194,13 +194,15 @@ FASTAGG_INLINE void prefetch_l2(const float* p) {
   __builtin_prefetch(p, 0, 2);
 }
 // The same for p[offset], which may be outside of the array, so it is not computed as a pointer.
-FASTAGG_INLINE const float* far_from(const float* p, int64_t offset) {
-  return reinterpret_cast<const float*>(reinterpret_cast<uintptr_t>(p) + offset * sizeof(float));
+template <class T>
+FASTAGG_INLINE const float* far_from(const T* p, int64_t offset) {
+  return reinterpret_cast<const float*>(reinterpret_cast<uintptr_t>(p) + offset * sizeof(T));
 }
 FASTAGG_INLINE void prefetch(const float* p, int64_t offset) {
   prefetch(far_from(p, offset));
 }
-FASTAGG_INLINE void prefetch_l2(const float* p, int64_t offset) {
+template <class T>
+FASTAGG_INLINE void prefetch_l2(const T* p, int64_t offset) {
   prefetch_l2(far_from(p, offset));
 }
 

@@ -11,11 +11,11 @@
 namespace fastagg::cpu {
 
 // Whether a call that moves `bytes` bytes should stream S rows, which must begin at cache lines. It
-// should if that is more than the last cache holds. A smaller result is found in that cache by
-// whoever reads it next.
+// should if that is more than the last cache holds for it. A smaller result is found in that cache
+// by whoever reads it next.
 template <class T>
 bool should_stream(T* const* rows, int64_t S, int64_t bytes) {
-  if (bytes <= l3_bytes()) return false;
+  if (bytes <= own_l3_bytes()) return false;
   for (int64_t s = 0; s < S; ++s)
     if (reinterpret_cast<std::uintptr_t>(rows[s]) % 64 != 0) return false;
   return true;
