@@ -272,7 +272,7 @@ def test_peak_memory_is_the_memory_a_call_adds_while_it_runs() -> None:
 
 
 def test_home_is_a_cache_for_small_operands(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cache_bytes", lambda level: 1000)
+    monkeypatch.setattr(machine._C, "own_l3_bytes", lambda: 1000)
     assert (machine.home_of(500), machine.home_of(501)) == ("cache", "DRAM")
 
 
