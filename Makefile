@@ -133,9 +133,11 @@ ARM_LEFT_OUT := "test_gram.py::test_many_rows[1000-600]" "test_gram.py::test_man
   test_threads.py::test_small_calls_start_no_thread_and_helpers_block_signals \
   test_threads.py::test_a_helper_wakes_on_another_core_than_that_of_the_caller
 test-arm: build-dev $(ARM)/.stamp  ## cross-compile for ARM64 and run the op tests in an emulator (qemu-user)
+	mkdir -p build/arm  # metadata in this folder would be found before that of the installed package
 	CXX=aarch64-linux-gnu-g++ CC=aarch64-linux-gnu-gcc CPLUS_INCLUDE_PATH=$(ARM)/debian/usr/include \
 	  FASTAGG_CUDA=0 PATH="$(abspath $(VENV))/bin:$$PATH" \
-	  $(ARM_PYTHON) setup.py --quiet build --build-base build/arm --build-lib $(ARM_TREE)
+	  $(ARM_PYTHON) setup.py --quiet egg_info --egg-base build/arm \
+	  build --build-base build/arm --build-lib $(ARM_TREE)
 	HYPOTHESIS_PROFILE=quick $(ARM_TESTS) -m pytest -q $(PARALLEL) -p no:cacheprovider -o "pythonpath=$(ARM_TREE) ." \
 	  -k "not portable" tests/ops $(ARM_SAME:%=--ignore tests/ops/%) $(ARM_LEFT_OUT:%=--deselect tests/ops/%) $(ARGS)
 
