@@ -230,7 +230,7 @@ void memory_update(float* params, double* total, const T* const* updates, float*
                    const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (S * int64_t{8 + sizeof(T)} + 24) * d;
-  const Transfer transfer = {should_fetch(bytes), false};
+  const Transfer transfer = {should_fetch<T>(bytes), false};
   const Parallel team = parallel.for_work(bytes);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int) {
     dispatch<MemoryUpdate>(isa, params, total, updates, memory, transfer, weights, S, lr, norm,
@@ -245,7 +245,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const float* scales, const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
-  const Transfer transfer = {should_fetch(bytes), kept && should_stream(kept, S, bytes)};
+  const Transfer transfer = {should_fetch<T>(bytes), kept && should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {

@@ -376,7 +376,7 @@ void mimic(float* params, const T* const* updates, float* const* corrections, in
   if (S == 0) return;
   const Isa isa = current_isa();
   const int64_t bytes = (S * int64_t{8 + sizeof(T)} + 8) * d;
-  const Transfer transfer = {should_fetch(bytes), false};
+  const Transfer transfer = {should_fetch<T>(bytes), false};
   const Parallel team = parallel.for_work(bytes);
   const int64_t columns = cached_columns(S, d, team.workers), used = team.workers * columns;
   const Scratch means(used * int64_t{sizeof(double)}), rounded(used * int64_t{sizeof(float)});
@@ -397,7 +397,7 @@ void mimic_mean(double* v, float* rounded, float* peaks, const T* const* updates
     quotients.push_back(static_cast<float>(weights[s] * mean_quotient(S)));
   const float* given = weights ? quotients.data() : nullptr;
   const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
-  const Transfer transfer = {should_fetch(bytes), kept && should_stream(kept, S, bytes)};
+  const Transfer transfer = {should_fetch<T>(bytes), kept && should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   const int64_t columns =

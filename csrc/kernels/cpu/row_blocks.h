@@ -81,10 +81,12 @@ FASTAGG_INLINE void for_even_steps(int64_t n, const Body& body) {
   }
 }
 
-// Whether a call that moves `bytes` bytes should fetch rows ahead (fetch_step). If the last cache
-// holds them, fetching took more time than it saved.
-inline bool should_fetch(int64_t bytes) {
-  return kFetchRows && bytes > own_l3_bytes();
+// Whether a call that moves `bytes` bytes should fetch rows of T ahead (fetch_step). If the last
+// cache holds them, fetching took more time than it saved. Rows that are converted part by part
+// (for_widened) are not fetched.
+template <class T>
+bool should_fetch(int64_t bytes) {
+  return std::is_same_v<T, float> && kFetchRows && bytes > own_l3_bytes();
 }
 
 // How a call moves rows.

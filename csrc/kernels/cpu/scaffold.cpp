@@ -116,7 +116,7 @@ void scaffold_mean(double* out, float* next, float* peaks, const float* mean,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (12 * S + 16) * d;
-  const Transfer transfer = {should_fetch(bytes), should_stream(kept, S, bytes)};
+  const Transfer transfer = {should_fetch<float>(bytes), should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);
   const int64_t columns = std::min(block_columns(d, team.workers), kColumns);
