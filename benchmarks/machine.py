@@ -88,7 +88,7 @@ def cache_bytes(level: int) -> int:
 def home_of(num_bytes: int) -> str:
     """Return where operands of this size are between calls.
 
-    "cache" if they need at most half of the L3 cache that is ours, else "DRAM".
+    "cache" if they need at most half of the L3 cache that kernels count on, else "DRAM".
     """
     return "cache" if num_bytes <= _C.own_l3_bytes() / 2 else "DRAM"
 
