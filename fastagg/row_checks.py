@@ -153,6 +153,35 @@ class RowChecks:
                 reasons | dict(OversizedUpdates(oversized, "norm", limits).reasons)
             )
 
+    def _check_sum(
+        self, params: Tensor, cohort: Cohort, total: Tensor, factors: Tensor | None = None
+    ) -> float:
+        """Check a weighted sum of the rows, by which the parameters will move.
+
+        NaN and Inf propagate through any weight, 0 included. So a finite sum shows that every row
+        is finite, and rows are read one by one only if it is large.
+
+        Args:
+            params: [d] float32.
+            cohort: the active clients and their rows.
+            total: [d], the weighted sum.
+            factors: [S], the weights; None: their sum is at most 1.
+
+        Returns:
+            The largest magnitude in ``total``.
+
+        Raises:
+            NonFiniteUpdates: rows hold NaN or Inf.
+            OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
+            ValueError: parameters are not finite, or would leave the range of float32.
+        """
+        peak, added = self._peaks_with(params, [total])
+        largest = self._largest_row(factors)
+        if not math.isfinite(added) or added > largest:
+            self._row_peaks(cohort, largest)
+        self._check_range(peak, added)
+        return added
+
     def _check_range(self, peak: float, aggregate: float) -> None:
         """Refuse a step that could leave the range of float32.
 

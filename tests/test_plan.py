@@ -159,7 +159,7 @@ def test_the_formulas() -> None:
     assert of("stale-models", owned=True) == (12 * d, 8 * sd + 52 * d, 5 * sd + 3 * d)
     assert of("mimic") == (12 * d + 4 * sd, 12 * sd + 32 * d, 5 * sd + 3 * d)
     assert of("mimic", owned=True) == (12 * d, 8 * sd + 36 * d, 5 * sd + 3 * d)
-    assert of("mimic", mode="client") == (8 * d, 8 * sd + 20 * d, 2 * sd + 2 * d)
+    assert of("mimic", mode="client") == (8 * d, 4 * sd + 24 * d, 2 * sd + 2 * d)
     assert of("fedvarp") == (8 * d + 4 * sd, 12 * sd + 60 * d, 3 * sd + 6 * d)
     assert of("fedvarp", owned=True)[1] == 8 * sd + 60 * d
     assert of("fedstale") == (12 * d + 4 * sd, 20 * sd + 52 * d, 7 * sd + 5 * d)

@@ -38,6 +38,7 @@ RULES: dict[str, dict[str, Any]] = {
     "fdms-soft": {},
     "fdms-means": {},
     "mimic": {},
+    "mimic, client": {"mode": "client"},
     "mimic-aged": {},
     "mifa": {},
     "mifa, bfloat16": {"memory_dtype": "bfloat16"},

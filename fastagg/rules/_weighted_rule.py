@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -51,26 +50,9 @@ class WeightedRule(Aggregator[P, R]):
     def _check_aggregate(
         self, params: Tensor, cohort: Cohort, factors: Tensor | None = None
     ) -> Aggregate:
-        """Return the aggregate after a check that rows, parameters and the step are finite.
-
-        It must be in the scratch vector. Rows are read one by one only if it is large.
-
-        Args:
-            params: [d] float32.
-            cohort: the active clients and their rows.
-            factors: [S], of the rows; None: their sum is at most 1.
-
-        Raises:
-            NonFiniteUpdates: rows hold NaN or Inf.
-            OversizedUpdates: rows are near the end of float32, with ``nonfinite="drop"``.
-            ValueError: parameters are not finite, or would leave the range of float32.
-        """
-        peak, aggregate = self._peaks_with(params, [self._aggregate])
-        largest = self._largest_row(factors)
-        if not math.isfinite(aggregate) or aggregate > largest:
-            self._row_peaks(cohort, largest)
-        self._check_range(peak, aggregate)
-        return Aggregate(self._aggregate, aggregate)
+        """Return the aggregate, which must be in the scratch vector, after :meth:`_check_sum`."""
+        largest = self._check_sum(params, cohort, self._aggregate, factors)
+        return Aggregate(self._aggregate, largest)
 
     def _state(self) -> State:
         return {}

@@ -108,14 +108,11 @@ class MimiC(CorrectionRule):
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
         if self.mode == "server":
             return super()._read(params, cohort, plan)
-        peak = self._params_peak(params)  # rows are u_s + c_s
         refuse_shared_memory(cohort, [self.aggregate, self._next])
-        row_peaks = cohort.scaled(factors_tensor(self._row_peaks(cohort)))
-        aggregate = row_peaks.mean().item()
-        self._check_range(peak, aggregate)
         factors = cohort.scaled(plan.weights)
-        self.columns.weighted_sum_(self._next, cohort.rows, factors, beta=0.0)
-        return Corrected(plan.weights, Aggregate(self._next, aggregate), [], None)
+        self.columns.weighted_sum_(self._next, cohort.rows, factors, beta=0.0)  # of u_s + c_s
+        largest = self._check_sum(params, cohort, self._next)
+        return Corrected(plan.weights, Aggregate(self._next, largest), [], None)
 
     def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
         if self.mode == "server":
@@ -143,6 +140,6 @@ class MimiC(CorrectionRule):
         if options.get("mode") != "client":
             base = super().cost(sizes, options)
             return dataclasses.replace(base, state=base.state + age_bytes(options, sizes.K))
-        # abs_max of params and rows; rows to v, v to params
+        # rows to v; abs_max of params and v; v to params
         S, d = sizes.S, sizes.d
-        return Cost(0, 8 * d, 8 * S * d + 20 * d, 2 * S * d + 2 * d)
+        return Cost(0, 8 * d, 4 * S * d + 24 * d, 2 * S * d + 2 * d)

@@ -245,6 +245,22 @@ def test_a_step_reads_rows_at_most_twice(name: str, options: dict[str, Any]) -> 
     assert _passes(name, options) <= 2
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("fedavg", "amplified", "fedau", "fedbuff")),
+        ("median", {}),
+        ("fdms", {}),
+        ("mifa", {}),
+        ("mifa-client", {}),
+        ("mimic", {}),
+        ("mimic", {"mode": "client"}),
+    ],
+)
+def test_a_step_reads_rows_once(name: str, options: dict[str, Any]) -> None:
+    assert _passes(name, options) == 1
+
+
 @every_rule
 def test_nan_in_a_stream_is_dropped_and_reported(
     same_bits: Check, same_state: Check, name: str, options: dict[str, Any]
