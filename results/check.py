@@ -280,12 +280,15 @@ def loss(rate: float, method: str) -> float:
     return mean([float(r["train_loss"]) for r in rows if r["method"] == method][-10:])
 
 
-def at_rate(rate: float, method: str, seed: int = 100, count: int = 3) -> float:
+def at_rate(rate: float, method: str, file: str = "cifar", count: int = 3) -> float:
     """Accuracy on CIFAR-10 at a rate, mean of the last evaluations."""
-    rows = [
-        r for r in table("rates/cifar.csv") if (int(r["seed"]), float(r["rate"])) == (seed, rate)
-    ]
+    rows = [r for r in table(f"rates/{file}.csv") if float(r["rate"]) == rate]
     return mean([float(r["accuracy"]) for r in rows if r["method"] == method][-count:])
+
+
+def robust_at(rate: float, method: str) -> float:
+    """at_rate after 2000 rounds, mean of the last ten evaluations."""
+    return at_rate(rate, method, "cifar-robust", 10)
 
 
 def stale(variant: str, rounds_: int) -> float:
