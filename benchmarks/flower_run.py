@@ -75,10 +75,11 @@ def client_app(path: str) -> Any:
     @app.train()
     def answer(message: Message, context: Context) -> Message:
         _, model, _, _ = _parts(path)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        index = int(message.content["config"]["server-round"]) - 1
+        given: Any = message.content  # its records are not typed
+        model.load_state_dict(given["arrays"].to_torch_state_dict())
+        index = int(given["config"]["server-round"]) - 1
         count = train(path, int(context.node_config["partition-id"]), index)
-        content = {
+        content: dict[str, Any] = {
             "arrays": ArrayRecord(model.state_dict()),
             "metrics": MetricRecord({"num-examples": count}),
         }

@@ -47,7 +47,8 @@ _NUMPY = "numpy.ndarray"  # Flower's name for arrays that are serialized as .npy
 
 _MOST_EXAMPLES = 2**63  # on the wire, num_examples is an int64
 
-Failure = tuple[ClientProxy, FitRes | EvaluateRes] | BaseException
+FitFailure = tuple[ClientProxy, FitRes] | BaseException
+EvaluateFailure = tuple[ClientProxy, EvaluateRes] | BaseException
 
 
 class FastAggLegacyStrategy(FedAvg):
@@ -218,7 +219,7 @@ class FastAggLegacyStrategy(FedAvg):
         self,
         server_round: int,
         results: list[tuple[ClientProxy, FitRes]],
-        failures: list[Failure],
+        failures: list[FitFailure],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Return the new model, None if it did not change, and the metrics of active clients."""
         for failure in failures:
@@ -249,7 +250,7 @@ class FastAggLegacyStrategy(FedAvg):
         self,
         server_round: int,
         results: list[tuple[ClientProxy, EvaluateRes]],
-        failures: list[Failure],
+        failures: list[EvaluateFailure],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Return the mean loss and the metrics of the usable results; None if there is no mean."""
         for failure in failures:
@@ -389,7 +390,7 @@ def _note(result: FitRes) -> dict[str, Any]:
     return {"num_examples": result.num_examples, "metrics": result.metrics}
 
 
-def _reason(failure: Failure) -> str:
+def _reason(failure: FitFailure | EvaluateFailure) -> str:
     """Return a failure as text."""
     if isinstance(failure, BaseException):
         return cut(repr(failure))

@@ -433,7 +433,7 @@ class FastAggStrategy(FedAvg):
             result.evaluate_metrics_clientapp[server_round] = metrics
 
     def _evaluate(self, evaluate_fn: EvaluateFn, server_round: int, result: Result) -> None:
-        metrics = evaluate_fn(server_round, result.arrays)
+        metrics: Any = evaluate_fn(server_round, result.arrays)  # a user may return anything
         if metrics is not None and not isinstance(metrics, MetricRecord):
             try:
                 metrics = MetricRecord(metrics)
