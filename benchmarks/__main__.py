@@ -29,6 +29,7 @@ from benchmarks import (
     accuracy,
     attacks,
     busy,
+    by_kind,
     clients,
     columns,
     flower_cost,
@@ -73,13 +74,8 @@ SUBCOMMANDS = {
     "attacks": "let clients lie under every rule, and measure what defences change",
     "clients": "time rounds of the simulation with 10^3 to 10^5 clients",
     "simulation": "compare local training with a plain PyTorch loop, and rounds with Flower's",
+    "targets": "list all targets on every kind of processor that has results; measures nothing",
     "pictures": "redraw the pictures of a results folder from its CSV files",
-}
-_TITLES = {
-    "ops": "Ops",
-    "steps": "Server steps",
-    "columns": "Statistics of columns",
-    "scaling": "Scaling",
 }
 # Modules with add_options(parser) and run(namespace, console), by subcommand.
 _MODULES = {
@@ -96,6 +92,7 @@ _MODULES = {
     "simulation": simulation,
     "small": small,
     "spinning": spinning,
+    "targets": by_kind,
 }
 _LEAST = {"clients": 2, "simulation": 2}  # runs; 1 for all others
 _CASES = {
@@ -177,7 +174,7 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
     rows = options.run(_CASES[name](chosen), chosen, console)
     if not rows:
         raise SystemExit(f"--only: no comparison of {name} contains {chosen.only!r} in its name")
-    title = f"{_TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
+    title = f"{by_kind.TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
     report.show(rows, title, console)
     report.show_headline(rows, console)
     report.show_targets(rows, console)
@@ -186,8 +183,7 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
         table = folder / f"{name}.csv"
         measured = report.merge(table, rows) if chosen.only else report.measured_here(rows)
         report.write_csv(table, measured)
-        command = f"python -m benchmarks {name}"
-        report.write_markdown(table.with_suffix(".md"), measured, _TITLES[name], command)
+        by_kind.write_page(table)
         console.print(f"written: {name}.csv and {name}.md in {folder}")
     return rows
 

@@ -282,12 +282,15 @@ def _machines(measured: Sequence[Measured]) -> str:
 
 
 def write_markdown(path: Path, measured: Sequence[Measured], title: str, command: str) -> None:
-    """Write the headline, the targets and the whole table, with the machines and the command."""
+    """Write the headline, the targets and the whole table, with the machines and the command.
+
+    The folder of the file is named after the kind of processor.
+    """
     rows = [one.row for one in measured]
     threads = "/".join(map(str, sorted({row.threads for row in rows})))
     parts = [
         f"# {title}",
-        f"`{command}` on kind {kind()}: {_machines(measured)}; {threads} threads.",
+        f"`{command}` on kind {path.parent.name}: {_machines(measured)}; {threads} threads.",
         LEGEND,
         markdown(HEADLINE, headline(rows)),
     ]
