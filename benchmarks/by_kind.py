@@ -31,8 +31,13 @@ time of the other way over that of fastagg. A percentage is the share of what ba
 multiply-adds of the machine allow. The limit is the ratio that fastagg would have at 100 %.
 
 **Bold**: missed. *Italic*: out of reach, because the limit is below the target as well. Other
-figures meet it. Where the run was too noisy or busy, there is no verdict. "Absent": the contender
-was not installed. Empty: not measured. The pages of the kinds name the commits."""
+figures meet it. Without a limit, it is not known: a percentage has none, and a run can be too noisy
+for it. Where the run was too noisy or busy, there is no verdict. "Absent": the contender was not
+installed. Empty: not measured.
+
+Tables were measured at the commits that the pages of the kinds name, and not always with the same
+contenders. That of `avx512-32` is older: it has no `ssyrk` and no numpy in steps, and its limit of
+memory rules is that of updating rows in place, not of writing new ones beside them."""
 _MISSED, _OUT_OF_REACH = "missed", "out of reach"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 import fastagg
 from fastagg import MimiC, MimiCClient, UpdateBuffer
@@ -69,6 +71,28 @@ def test_client_mode_hand_worked() -> None:
     clients[0].learn(row, agg.aggregate)
     assert (row.item(), params.item(), clients[0].correction.item()) == (5.0, 4.5, 2.0)
     assert agg.state_dict() == {} and agg.memory_bytes == 0
+
+
+def test_client_mode_checks_the_mean_of_large_rows(same_bits: Callable[..., None]) -> None:
+    def rows(*values: float) -> Tensor:
+        return torch.tensor(values)[:, None].expand(-1, 4).contiguous()
+
+    agg = MimiC(num_clients=3, num_params=4, mode="client", nonfinite="drop", max_norm=None)
+    params = torch.zeros(4)
+    assert agg.step(params, rows(3e38, -3e38, 3.0), [0, 1, 2]).rejected.tolist() == []
+    assert params.tolist() == agg.aggregate.tolist() == [1.0] * 4  # they cancel
+    report = agg.step(params, rows(2e38, 1e38, 1.0), [0, 1, 2])
+    assert report.rejected.tolist() == [0, 1] and params.tolist() == [2.0] * 4
+
+    agg = MimiC(num_clients=3, num_params=4, mode="client")
+    agg.step(params, rows(1.0, 2.0, 3.0), [0, 1, 2])
+    before, aggregate = params.clone(), agg.aggregate.clone()
+    with pytest.raises(ValueError, match="could leave the range of float32"):
+        agg.step(params, rows(3.4028e38, 3.4028e38, 3.4028e38), [0, 1, 2])
+    with pytest.raises(ValueError, match=r"NaN or Inf.*\[1\]"):
+        agg.step(params, rows(1.0, math.nan, 1.0), [0, 1, 2])
+    same_bits(params, before)
+    same_bits(agg.aggregate, aggregate)
 
 
 @pytest.mark.slow
