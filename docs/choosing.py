@@ -170,6 +170,10 @@ def _over(
             yield Comparison(folder, dropout, statistic, method, other)
 
 
+LABELLED = (
+    *(("MimiC", other) for other in ("FedAvg", "FedProx", "SCAFFOLD", "MIFA")),
+    ("MIFA", "FedAvg"),
+)  # the pairs that are compared with two labels per client
 SECTIONS = {
     "groups": (
         *_over(MNIST, ("0.3", "0.5", "0.7"), "FDMS", "Dropout", (AREA, END, CHANGE)),
@@ -194,13 +198,13 @@ SECTIONS = {
         *(
             Comparison(TABLE3, f"={tau}", UPLOADS_END, method, other)
             for tau in (20, 50, 100)
-            for method, other in (("MimiC", "FedAvg"), ("MimiC", "MIFA"), ("MIFA", "FedAvg"))
+            for method, other in LABELLED
         ),
         Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
         *(
             Comparison(TABLE4, rate, UPLOADS_END, method, other)
             for rate in ("0.1", "0.3", "0.5")
-            for method, other in (("MimiC", "FedAvg"), ("MimiC", "MIFA"), ("MIFA", "FedAvg"))
+            for method, other in LABELLED
         ),
         *(
             Comparison(folder, dropout, UPLOADS_END, method, "FedAvg")
@@ -239,10 +243,10 @@ SECTIONS = {
         ),
         *(
             Comparison(SHADOW, "", END, m, "FedAvg")
-            for m in ("FedAvg variant", "MIFA", "FedProx", "GM")
+            for m in ("FedAvg variant", "MIFA", "FedProx", "FedProx variant", "GM", "cclip")
         ),
         Comparison(SHADOW, "", END, "FedProx variant", "FedProx"),
-        Comparison(SHADOW, "", END, "MIFA", "FedProx variant"),
+        *(Comparison(SHADOW, "", END, m, "FedProx variant") for m in ("MIFA", "cclip")),
     ),
     "late": (
         *(Comparison(LATE, FULL, LAST_FIFTH, method, "FedAvg") for method in late_fig1.REMEDIES),
