@@ -286,9 +286,9 @@ def at_rate(rate: float, method: str, file: str = "cifar", count: int = 3) -> fl
     return mean([float(r["accuracy"]) for r in rows if r["method"] == method][-count:])
 
 
-def robust_at(rate: float, method: str) -> float:
+def whole_at(rate: float, method: str) -> float:
     """at_rate after 2000 rounds, mean of the last ten evaluations."""
-    return at_rate(rate, method, "cifar-robust", 10)
+    return at_rate(rate, method, "cifar-whole", 10)
 
 
 def stale(variant: str, rounds_: int) -> float:
