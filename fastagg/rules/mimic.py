@@ -39,8 +39,8 @@ class MimiC(CorrectionRule):
     aggregation can compute, and sends v back to the clients of the round. Parameters are those of
     mode "server", up to the rounding of u_s + c_s to float32, unless ``max_norm`` or ``clip_norm``
     takes effect: here they limit u_s + c_s, and a client does not learn that its row was clipped.
-    The range of float32 is checked by the mean, so rows that are large may cancel, as in ``fedavg``.
-    This mode takes no late rows: their clients would need the v of their own round.
+    The mean shows whether a step stays in the range of float32, so large rows may cancel. This mode
+    takes no late rows: their clients would need the v of their own round.
 
     Args:
         mode: "server" or "client": where corrections are kept.
