@@ -143,7 +143,7 @@ def build(folder: Path) -> None:
     (bindings / "bindings.cpp").write_text("".join(f'#include "{name}.cpp"\n' for name in others))
     sources = [bindings / "bindings.cpp", HERE / "tensors.cpp", *checked]
     # module.cpp and ops_policy.cpp call them.
-    of_the_host = ("simd.cpp", "scratch.cpp", "gram_memory.cpp", "nearest_rows.cpp")
+    of_the_host = ("cache.cpp", "simd.cpp", "scratch.cpp", "gram_memory.cpp", "nearest_rows.cpp")
     sources += [kernels.parent / "cpu" / name for name in of_the_host]
     sources += [HERE / name for name in RUNTIME]
     objects = _compile(
