@@ -174,7 +174,7 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
     rows = options.run(_CASES[name](chosen), chosen, console)
     if not rows:
         raise SystemExit(f"--only: no comparison of {name} contains {chosen.only!r} in its name")
-    title = f"{by_kind.TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
+    title = f"{report.TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
     report.show(rows, title, console)
     report.show_headline(rows, console)
     report.show_targets(rows, console)
@@ -183,7 +183,7 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
         table = folder / f"{name}.csv"
         measured = report.merge(table, rows) if chosen.only else report.measured_here(rows)
         report.write_csv(table, measured)
-        by_kind.write_page(table)
+        report.write_table_page(table)
         console.print(f"written: {name}.csv and {name}.md in {folder}")
     return rows
 

@@ -15,24 +15,17 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import report, targets
-from benchmarks.harness import Row
 from benchmarks.targets import Judged
 
-TITLES = {
-    "ops": "Ops",
-    "steps": "Server steps",
-    "columns": "Statistics of columns",
-    "scaling": "Scaling",
-}
-"""Titles of the pages, by subcommand."""
 _PAGES = ("ops", "steps", "columns")
 _LEGEND = """The targets are those of [targets.py](../targets.py), for two threads. A ratio is the
 time of the other way over that of fastagg. A percentage is the share of what bandwidth and
 multiply-adds of the machine allow. The limit is the ratio that fastagg would have at 100 %.
 
-**Bold**: missed. *Italic*: out of reach, because the limit is below the target as well. Other
-figures meet it. Without a limit, it is not known: a percentage has none, and a run can be too noisy
-for it. Where the run was too noisy or busy, there is no verdict. "Absent": the contender was not
+**Bold**: missed. *Italic*: out of reach in that run, because the limit is below the target as
+well. Other figures meet it. The limit changes with the speed of the memory, so another run can have
+another one. Without a limit, it is not known: a percentage has none, and a run can be too noisy for
+it. Where the run was too noisy or busy, there is no verdict. "Absent": the contender was not
 installed. Empty: not measured.
 
 Tables were measured at the commits that the pages of the kinds name, and not always with the same
@@ -55,8 +48,8 @@ def run(options: argparse.Namespace, console: Console) -> None:
         for name in _PAGES:
             table = folder / f"{name}.csv"
             if table.exists():
-                rows = write_page(table)
-                kinds.setdefault(folder.name, []).extend(targets.judge(rows))
+                found = targets.judge(report.write_table_page(table))
+                kinds.setdefault(folder.name, []).extend(found)
     if not kinds:
         raise SystemExit(f"--out: expected a folder with results, got {options.out}")
     page = options.out / "targets.md"
@@ -64,14 +57,6 @@ def run(options: argparse.Namespace, console: Console) -> None:
     for kind, judged in kinds.items():
         console.print(f"{kind}: {_summary(judged)}")
     console.print(f"written: {page}")
-
-
-def write_page(table: Path) -> list[Row]:
-    """Write the page of a CSV file beside it; return the rows of the file."""
-    measured, name = report.read_csv(table), table.stem
-    page = table.with_suffix(".md")
-    report.write_markdown(page, measured, TITLES[name], f"python -m benchmarks {name}")
-    return [one.row for one in measured]
 
 
 def as_text(kinds: Mapping[str, Sequence[Judged]]) -> str:
@@ -93,19 +78,20 @@ def _lines(kinds: Mapping[str, Sequence[Judged]]) -> list[tuple[str, ...]]:
         for S, d in target.shapes:
             own = [cells.get((target, S, d, kind), "") for kind in kinds]
             against = "fastest careful" if target.against == "careful" else target.against
-            asked = targets.figure(target, target.asked)
+            asked = target.figure(target.asked)
             lines.append((target.op, str(S), f"{d:,}", target.by, against, asked, *own))
     return lines
 
 
 def _cell(judged: Judged) -> str:
-    measured, verdict = judged.figure(judged.measured), _verdict(judged)
+    target, verdict = judged.target, _verdict(judged)
+    measured = target.figure(judged.measured)
     if verdict == "met":
         return measured
     if verdict not in (_MISSED, _OUT_OF_REACH):
         return verdict
     known = judged.at_most is not None and not math.isnan(judged.at_most)
-    limit = f", limit {judged.figure(judged.at_most)}" if known else ""
+    limit = f", limit {target.figure(judged.at_most)}" if known else ""
     return f"**{measured}{limit}**" if verdict == _MISSED else f"*{measured}{limit}*"
 
 

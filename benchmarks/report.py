@@ -281,6 +281,22 @@ def _machines(measured: Sequence[Measured]) -> str:
     return "; ".join(f"{', '.join(names)}: {about}" for about, names in ops.items())
 
 
+TITLES = {
+    "ops": "Ops",
+    "steps": "Server steps",
+    "columns": "Statistics of columns",
+    "scaling": "Scaling",
+}
+"""Titles of the pages, by subcommand."""
+
+
+def write_table_page(table: Path) -> list[Row]:
+    """Write the page of a CSV file beside it; return the rows of the file."""
+    measured, name = read_csv(table), table.stem
+    write_markdown(table.with_suffix(".md"), measured, TITLES[name], f"python -m benchmarks {name}")
+    return [one.row for one in measured]
+
+
 def write_markdown(path: Path, measured: Sequence[Measured], title: str, command: str) -> None:
     """Write the headline, the targets and the whole table, with the machines and the command.
 

@@ -32,6 +32,16 @@ class Target:
     asked: float
     by: str = "fastagg"
 
+    def figure(self, value: float | None) -> str:
+        """Return a value in the unit of the target, or "-" if there is none."""
+        if value is None or math.isnan(value):
+            return "-"
+        if self.against == "ceiling":
+            return f"{value:.0f} %"
+        if self.against == "seconds":
+            return f"{value:.3g} s"
+        return f"{value:.2g}" if self.against == "S x d" else f"{value:.2f} x"
+
 
 def _gram(against: str, asked: float, *shapes: tuple[int, int]) -> Target:
     return Target("gram", shapes, against, asked)
@@ -122,16 +132,12 @@ class Judged:
         at_most = math.nan if self.at_most is None else self.at_most
         return self.verdict == "missed" and at_most < self.target.asked
 
-    def figure(self, value: float | None) -> str:
-        """Return a value in the unit of the target, or "-"."""
-        return figure(self.target, value)
-
     def line(self) -> tuple[str, ...]:
         """Return the texts for HEADINGS."""
         target, own = self.target, self.own
         return (
             target.op, str(own.S), f"{own.d:,}", target.by, _whom(target, own),
-            self.figure(target.asked), self.figure(self.at_most), self.figure(self.measured),
+            target.figure(target.asked), target.figure(self.at_most), target.figure(self.measured),
             self.verdict,
         )  # fmt: skip
 
@@ -191,16 +197,6 @@ def _at_ceiling(target: Target, own: Row, found: Sequence[Row]) -> float | None:
 
 def _whom(target: Target, own: Row) -> str:
     return f"fastest careful: {own.baseline}" if target.against == "careful" else target.against
-
-
-def figure(target: Target, value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    if target.against == "ceiling":
-        return f"{value:.0f} %"
-    if target.against == "seconds":
-        return f"{value:.3g} s"
-    return f"{value:.2g}" if target.against == "S x d" else f"{value:.2f} x"
 
 
 def _verdict(target: Target, own: Row, measured: float | None) -> str:

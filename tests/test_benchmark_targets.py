@@ -64,7 +64,7 @@ def test_the_page_has_a_column_for_each_kind(results: Path) -> None:
 
 
 def test_pages_of_a_kind_are_those_of_their_files(results: Path) -> None:
-    by_kind.write_page(results / "one" / "ops.csv")
+    report.write_table_page(results / "one" / "ops.csv")
     page = (results / "one" / "ops.md").read_text()
     assert "`python -m benchmarks ops` on kind one: cpu a processor" in page
     assert "| gram |  | 3 | 1,000 | 2 | torch | 4 |" in page

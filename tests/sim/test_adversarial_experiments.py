@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 import pytest
 import torch
@@ -393,3 +394,14 @@ def test_lines_of_fewer_seeds_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["FedAvg", "FedProx (n = 1)"]
     assert legend.get_title().get_text().startswith("n = 2 seeds")
     plt.close(panels[0].get_figure())
+
+
+@pytest.mark.parametrize(("candidates", "drawn"), [("all", 4), ("shadow", 0)])
+def test_published_ranges_are_those_of_a_uniform_choice(
+    candidates: Literal["all", "shadow"], drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[int] = []
+    monkeypatch.setattr(_adversarial_plots, "draw", lambda *given: shown.append(len(given[-1])))
+    options = adversarial_fig1.Fig1Options(candidates=candidates)
+    adversarial_fig1.EXPERIMENT.draw({}, options, Path("figure.png"))
+    assert shown == [drawn]
