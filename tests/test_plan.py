@@ -162,8 +162,8 @@ def test_the_formulas() -> None:
     assert of("mimic", mode="client") == (8 * d, 4 * sd + 24 * d, 2 * sd + 2 * d)
     assert of("fedvarp") == (8 * d + 4 * sd, 12 * sd + 60 * d, 3 * sd + 6 * d)
     assert of("fedvarp", owned=True)[1] == 8 * sd + 60 * d
-    assert of("fedstale") == (12 * d + 4 * sd, 20 * sd + 52 * d, 7 * sd + 5 * d)
-    assert of("fedstale", owned=True)[:2] == (12 * d, 16 * sd + 52 * d)
+    assert of("fedstale") == (16 * d + 4 * sd, 12 * sd + 44 * d, 7 * sd + 4 * d)
+    assert of("fedstale", owned=True)[:2] == (16 * d, 8 * sd + 44 * d)
     assert of("mimic-aged") == of("mimic")
     assert of("mimic-aged", owned=True) == of("mimic", owned=True)
     assert of("fedau") == of("fedavg")

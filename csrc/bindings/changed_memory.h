@@ -65,7 +65,7 @@ class ChangedMemory {
     const char* name;
     Address begin, end;
   };
-  static constexpr int kMostTensors = 3;
+  static constexpr int kMostTensors = 4;
 
   static Address address_of(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 

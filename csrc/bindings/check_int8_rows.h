@@ -4,10 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "../kernels/int8_rows.h"
 #include "changed_memory.h"
+#include "check_faded.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -106,7 +108,7 @@ struct QuantizedTotal {
   std::vector<const float*> updates;
   std::vector<const int8_t*> memory;
   std::vector<const float*> memory_scales;
-  std::vector<double> weights;
+  std::vector<double> weights, faded_weights;  // the latter may be empty
   std::vector<int8_t*> kept;
   std::vector<float*> kept_scales;
   int64_t d;
@@ -118,7 +120,9 @@ inline QuantizedTotal check_quantized_total(const at::Tensor& out, const at::Ten
                                             const at::Tensor& total, at::TensorList memory,
                                             at::TensorList memory_scales, at::TensorList tensors,
                                             const at::Tensor& clients, const at::Tensor& weights,
-                                            at::TensorList kept, const at::Tensor& kept_scales) {
+                                            at::TensorList kept, const at::Tensor& kept_scales,
+                                            const std::optional<at::Tensor>& faded,
+                                            const std::optional<at::Tensor>& faded_weights) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   const at::Device device = out.device();
@@ -133,12 +137,14 @@ inline QuantizedTotal check_quantized_total(const at::Tensor& out, const at::Ten
   const auto own_scales =
       check_vectors(memory_scales, "memory_scales", S, scales_of(d), at::kFloat, device);
   const std::vector<double> w = check_weights(weights, S, at::kCPU);
+  const std::vector<double> faded_w = check_faded(faded, faded_weights, S, d, device);
   const auto written = check_vectors(kept, "kept", S, d, at::kChar, device);
   const auto new_scales = check_new_scales(kept_scales, "kept_scales", S, d, device);
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(peaks, "peaks");
   changed.add(kept_scales, "kept_scales");
+  if (faded) changed.add(*faded, "faded");
   changed.add_rows(written, d, "kept");
   changed.check(total, "total");
   changed.check_rows(updates.addresses, updates.row_bytes(), "updates");
@@ -150,6 +156,7 @@ inline QuantizedTotal check_quantized_total(const at::Tensor& out, const at::Ten
           pointers<const int8_t>(reorder(own, order)),
           pointers<const float>(reorder(own_scales, order)),
           reorder(w, order),
+          faded ? reorder(faded_w, order) : faded_w,
           pointers<int8_t>(reorder(written, order)),
           reorder(new_scales, order),
           d};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "changed_memory.h"
+#include "check_faded.h"
 #include "check_rows.h"
 #include "checks.h"
 
@@ -23,7 +24,7 @@ struct PairedRows {
   Rows updates;
   at::ScalarType own_dtype;  // of the memory rows
   std::vector<char*> own;    // the memory rows
-  std::vector<double> weights, steps;
+  std::vector<double> weights, steps, faded_weights;
   std::vector<float> scales;
   std::vector<const float*> references;  // a row or null for each, if the op has references
   std::vector<char*> kept;               // rows that the call writes
@@ -40,6 +41,7 @@ struct PairedRows {
     sort(own);
     sort(weights);
     sort(steps);
+    sort(faded_weights);
     sort(scales);
     sort(references);
     sort(kept);
@@ -134,7 +136,10 @@ inline PairedRows check_memory_total(const at::Tensor& out, const at::Tensor& pe
                                      const at::Tensor& weights,
                                      const c10::List<std::optional<at::Tensor>>& references,
                                      const std::optional<at::Tensor>& params, at::TensorList kept,
-                                     const std::optional<at::Tensor>& scales, Rounded allowed) {
+                                     const std::optional<at::Tensor>& scales,
+                                     const std::optional<at::Tensor>& faded,
+                                     const std::optional<at::Tensor>& faded_weights,
+                                     Rounded allowed) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   const at::Device device = out.device();
@@ -150,6 +155,11 @@ inline PairedRows check_memory_total(const at::Tensor& out, const at::Tensor& pe
   rows.weights = check_weights(weights, S, at::kCPU);
   rows.scales = check_scales(scales, S, at::kCPU);
   rows.references = check_references(references, S, d, device);
+  rows.faded_weights = check_faded(faded, faded_weights, S, d, device);
+  if (faded) {
+    TORCH_CHECK_VALUE(references.empty(), "references: expected none with faded");
+    TORCH_CHECK_VALUE(!params, "params: expected None with faded");
+  }
   if (rows.rounds()) {
     TORCH_CHECK_VALUE(references.empty(),
                       "references: expected none with bfloat16 memory rows of float32 updates");
@@ -166,6 +176,7 @@ inline PairedRows check_memory_total(const at::Tensor& out, const at::Tensor& pe
   ChangedMemory changed;
   changed.add(out, "out");
   changed.add(peaks, "peaks");
+  if (faded) changed.add(*faded, "faded");
   changed.add_rows(rows.kept, bytes_of(kept_dtype), "kept");
   changed.check(total, "total");
   changed.check_rows(rows.updates.addresses, rows.updates.row_bytes(), "updates");

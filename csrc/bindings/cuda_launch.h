@@ -114,6 +114,7 @@ class PairedTables {
     order_at_ = tables_.add(rows.order);
     weights_at_ = add(rows.weights);
     steps_at_ = add(rows.steps);
+    faded_weights_at_ = add(rows.faded_weights);
     kept_at_ = add(rows.kept);
     const auto given = [](const float* row) { return row != nullptr; };
     if (std::any_of(rows.references.begin(), rows.references.end(), given))
@@ -134,6 +135,7 @@ class PairedTables {
   float* const* kept() const { return at<float*>(kept_at_); }
   const double* weights() const { return at<double>(weights_at_); }
   const double* steps() const { return at<double>(steps_at_); }
+  const double* faded_weights() const { return at<double>(faded_weights_at_); }
 
   // peaks[s] = the peak of row s, from peaks in ascending order of client ids.
   void write_peaks(const at::Tensor& peaks, const at::Tensor& ordered) const {
@@ -155,7 +157,7 @@ class PairedTables {
   int64_t S_;
   Width width_;
   Tables tables_;
-  int64_t updates_at_, own_at_, order_at_, weights_at_, steps_at_, kept_at_;
+  int64_t updates_at_, own_at_, order_at_, weights_at_, steps_at_, faded_weights_at_, kept_at_;
   int64_t references_at_ = kNone;
 };
 

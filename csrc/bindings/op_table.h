@@ -112,7 +112,8 @@ FASTAGG_OP(mimic_mean_,     yes, yes, no,
 FASTAGG_OP(memory_total_,   yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, Tensor[] updates, "
            "Tensor clients, Tensor weights, Tensor?[] references, Tensor? params, "
-           "Tensor(c!)[] kept, Tensor? scales=None) -> ()")
+           "Tensor(c!)[] kept, Tensor? scales=None, Tensor(d!)? faded=None, "
+           "Tensor? faded_weights=None, float fading=1.0) -> ()")
 FASTAGG_OP(scaffold_mean_,  yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) next, Tensor(c!) peaks, Tensor mean, Tensor[] updates, "
            "Tensor[] controls, Tensor clients, Tensor weights, Tensor steps, float part, "
@@ -130,7 +131,8 @@ FASTAGG_OP(dequantize_,     yes, yes, no,
 FASTAGG_OP(quantized_total_, yes, yes, no,
            "(Tensor(a!) out, Tensor(b!) peaks, Tensor total, Tensor[] memory, "
            "Tensor[] memory_scales, Tensor[] updates, Tensor clients, Tensor weights, "
-           "Tensor(c!)[] kept, Tensor(d!) kept_scales) -> ()")
+           "Tensor(c!)[] kept, Tensor(d!) kept_scales, Tensor(e!)? faded=None, "
+           "Tensor? faded_weights=None, float fading=1.0) -> ()")
 
 // Server optimizers: other steps along an aggregate, with moments.
 FASTAGG_OP(add_momentum_,   yes, yes, no,

@@ -350,9 +350,12 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
                    const std::optional<at::Tensor>& params, at::TensorList kept,
-                   const std::optional<at::Tensor>& scales) {
-  const PairedRows rows = check_memory_total(out, peaks, total, memory, tensors, clients, weights,
-                                             references, params, kept, scales, Rounded::kYes);
+                   const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& faded,
+                   const std::optional<at::Tensor>& faded_weights, double fading) {
+  const PairedRows rows =
+      check_memory_total(out, peaks, total, memory, tensors, clients, weights, references, params,
+                         kept, scales, faded, faded_weights, Rounded::kYes);
+  const FadedTotal other = faded_total(faded, rows.faded_weights.data(), fading);
   std::vector<float> largest(rows.size());
   if (rows.rounds()) {
     const auto kept_rows = pointers<Bfloat16>(rows.kept);
@@ -360,7 +363,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                        total.const_data_ptr<double>(),
                        pointers<const float>(rows.updates.addresses).data(),
                        pointers<const Bfloat16>(rows.own).data(), rows.size(), rows.d,
-                       rows.weights.data(), given(kept_rows), given(rows.scales), threads());
+                       rows.weights.data(), given(kept_rows), given(rows.scales), other, threads());
     return write_peaks(peaks, largest, rows.order);
   }
   const auto kept_rows = pointers<float>(rows.kept);
@@ -371,7 +374,7 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
         pointers<const T>(rows.updates.addresses).data(), pointers<const T>(rows.own).data(),
         rows.references.data(), rows.size(), rows.d, rows.weights.data(),
         params ? params->const_data_ptr<float>() : nullptr, given(kept_rows), given(rows.scales),
-        threads());
+        other, threads());
   });
   write_peaks(peaks, largest, rows.order);
 }
@@ -421,14 +424,17 @@ void dequantize_(at::TensorList out, at::TensorList numbers, at::TensorList scal
 void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Tensor& total,
                       at::TensorList memory, at::TensorList memory_scales, at::TensorList tensors,
                       const at::Tensor& clients, const at::Tensor& weights, at::TensorList kept,
-                      const at::Tensor& kept_scales) {
-  const QuantizedTotal given = check_quantized_total(out, peaks, total, memory, memory_scales,
-                                                     tensors, clients, weights, kept, kept_scales);
+                      const at::Tensor& kept_scales, const std::optional<at::Tensor>& faded,
+                      const std::optional<at::Tensor>& faded_weights, double fading) {
+  const QuantizedTotal given =
+      check_quantized_total(out, peaks, total, memory, memory_scales, tensors, clients, weights,
+                            kept, kept_scales, faded, faded_weights);
   std::vector<float> largest(given.size());
   cpu::quantized_total(out.mutable_data_ptr<double>(), largest.data(),
                        total.const_data_ptr<double>(), given.updates.data(), given.memory.data(),
                        given.memory_scales.data(), given.size(), given.d, given.weights.data(),
-                       given.kept.data(), given.kept_scales.data(), threads());
+                       given.kept.data(), given.kept_scales.data(),
+                       faded_total(faded, given.faded_weights.data(), fading), threads());
   write_peaks(peaks, largest, given.order);
 }
 

@@ -587,11 +587,12 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    const at::Tensor& weights,
                    const c10::List<std::optional<at::Tensor>>& references,
                    const std::optional<at::Tensor>& params, at::TensorList kept,
-                   const std::optional<at::Tensor>& scales) {
+                   const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& faded,
+                   const std::optional<at::Tensor>& faded_weights, double fading) {
   const OnDevice on(out, "out");
-  PairedRows given = check_memory_total(out, peaks, total, memory, tensors, clients.to(at::kCPU),
-                                        weights.to(at::kCPU), references, params, kept,
-                                        on_cpu(scales), Rounded::kNo);
+  PairedRows given = check_memory_total(
+      out, peaks, total, memory, tensors, clients.to(at::kCPU), weights.to(at::kCPU), references,
+      params, kept, on_cpu(scales), faded, on_cpu(faded_weights), Rounded::kNo);
   const int64_t S = given.size(), d = given.d;
   const std::vector<at::Tensor> scaled = scale_updates(given, tensors);
   PairedTables rows(on, given);
@@ -604,7 +605,8 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
         cuda::memory_total(out.mutable_data_ptr<double>(), largest.mutable_data_ptr<float>(),
                            total.const_data_ptr<double>(), rows.updates<T>(), rows.own<const T>(),
                            rows.references(), S, d, rows.weights(), base, rows.kept(),
-                           rows.width().value(), on.stream()),
+                           faded_total(faded, rows.faded_weights(), fading), rows.width().value(),
+                           on.stream()),
         "memory_total_", "updates [", S, ", ", d, "]");
   });
   rows.write_peaks(peaks, largest);
@@ -683,16 +685,18 @@ void dequantize_(at::TensorList out, at::TensorList numbers, at::TensorList scal
 void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Tensor& total,
                       at::TensorList memory, at::TensorList memory_scales, at::TensorList tensors,
                       const at::Tensor& clients, const at::Tensor& weights, at::TensorList kept,
-                      const at::Tensor& kept_scales) {
+                      const at::Tensor& kept_scales, const std::optional<at::Tensor>& faded,
+                      const std::optional<at::Tensor>& faded_weights, double fading) {
   const OnDevice on(out, "out");
-  const QuantizedTotal given =
-      check_quantized_total(out, peaks, total, memory, memory_scales, tensors, clients.to(at::kCPU),
-                            weights.to(at::kCPU), kept, kept_scales);
+  const QuantizedTotal given = check_quantized_total(
+      out, peaks, total, memory, memory_scales, tensors, clients.to(at::kCPU),
+      weights.to(at::kCPU), kept, kept_scales, faded, on_cpu(faded_weights));
   const int64_t S = given.size(), d = given.d;
   Tables tables;
   const int64_t updates_at = tables.add(given.updates), memory_at = tables.add(given.memory);
   const int64_t memory_scales_at = tables.add(given.memory_scales);
   const int64_t weights_at = tables.add(given.weights), kept_at = tables.add(given.kept);
+  const int64_t faded_weights_at = tables.add(given.faded_weights);
   const int64_t kept_scales_at = tables.add(given.kept_scales), order_at = tables.add(given.order);
   tables.upload(on);
   std::uintptr_t numbers = 0;
@@ -704,7 +708,9 @@ void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::
                    total.const_data_ptr<double>(), tables.at<const float*>(updates_at),
                    tables.at<const int8_t*>(memory_at), tables.at<const float*>(memory_scales_at),
                    S, d, tables.at<double>(weights_at), tables.at<int8_t*>(kept_at),
-                   tables.at<float*>(kept_scales_at), cuda::vector_width(numbers, 1), on.stream()),
+                   tables.at<float*>(kept_scales_at),
+                   faded_total(faded, tables.at<double>(faded_weights_at), fading),
+                   cuda::vector_width(numbers, 1), on.stream()),
                "quantized_total_", "updates [", S, ", ", d, "]");
   peaks.index_copy_(0, tables.ids(order_at, S), largest);
 }

@@ -10,6 +10,7 @@
 
 #include "common.h"
 #include "elements.h"
+#include "faded_total.h"
 
 namespace fastagg {
 
@@ -69,10 +70,11 @@ void dequantize(float* const* out, const int8_t* const* numbers, const float* co
 //   weights         // [S]
 //   kept            // [S] pointers to d numbers each, written
 //   kept_scales     // [S] pointers to ceil(d / 256) floats each, written
+//   faded           // a second sum
 void quantized_total(double* out, float* peaks, const double* total, const float* const* updates,
                      const int8_t* const* memory, const float* const* memory_scales, int64_t S,
                      int64_t d, const double* weights, int8_t* const* kept,
-                     float* const* kept_scales, const Parallel& parallel);
+                     float* const* kept_scales, const FadedTotal& faded, const Parallel& parallel);
 
 }  // namespace cpu
 }  // namespace fastagg

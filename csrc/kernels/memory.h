@@ -6,6 +6,7 @@
 
 #include "common.h"
 #include "elements.h"
+#include "faded_total.h"
 
 namespace fastagg::cpu {
 
@@ -40,11 +41,12 @@ void memory_update(float* params, double* total, const T* const* updates, float*
 //   kept         // [S] pointers to d floats each, written, or nullptr
 //   scales       // [S]: updates[s] stands for the float32 product scales[s] * updates[s]; or
 //   nullptr
+//   faded        // a second sum, without references and params
 template <class T>  // float, Bfloat16 or Half
 void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
                   const double* weights, const float* params, float* const* kept,
-                  const float* scales, const Parallel& parallel);
+                  const float* scales, const FadedTotal& faded, const Parallel& parallel);
 
 // memory_total for memory rows of Bfloat16, to which the updates are rounded first: with q(x) the
 // row x after rounding,
@@ -54,9 +56,11 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
 //   memory   // [S] pointers to d elements each
 //   kept     // [S] pointers to d elements each, written, or nullptr
 //   scales   // [S]: factors of the updates, in float32, before they are rounded; or nullptr
+//   faded    // a second sum
 void rounded_total(double* out, float* peaks, const double* total, const float* const* updates,
                    const Bfloat16* const* memory, int64_t S, int64_t d, const double* weights,
-                   Bfloat16* const* kept, const float* scales, const Parallel& parallel);
+                   Bfloat16* const* kept, const float* scales, const FadedTotal& faded,
+                   const Parallel& parallel);
 
 // params += lr * norm * total, or lr * (norm * total - params) if `models`.
 //   params   // [d]

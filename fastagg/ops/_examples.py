@@ -22,6 +22,7 @@ class ExampleData:
     references: list[Tensor | None]  # S entries, float32 [d] or None
     total: Tensor  # float64 [d], the sum of `memory`
     mean: Tensor  # float64 [d], zeros: an output
+    faded: Tensor  # float64 [d], zeros: an output
     peaks: Tensor  # float32 [S], zeros: an output
     kept: list[Tensor]  # S float32 [d], zeros: outputs
     scores: Tensor  # float32 [K, K]
@@ -61,6 +62,7 @@ class ExampleData:
             references=[params.clone() if s % 3 else None for s in range(S)],
             total=memory.double().sum(dim=0),
             mean=torch.zeros(d, dtype=torch.float64, device="cpu"),
+            faded=torch.zeros(d, dtype=torch.float64, device="cpu"),
             peaks=torch.zeros(S, device="cpu"),
             kept=list(torch.zeros(S, d, device="cpu")),
             scores=torch.rand(K, K, generator=g, device="cpu"),

@@ -79,18 +79,22 @@ def dequantize_(
 
 
 @op(
-    example=lambda f, x: f(
-        x.mean,
-        x.peaks,
-        x.total,
-        _numbers(x, 0),
-        list(_scales(x)),
-        x.updates,
-        x.clients,
-        x.weights,
-        _numbers(x, 1),
-        _scales(x),
-    )
+    example=lambda f, x: [
+        f(
+            x.mean,
+            x.peaks,
+            x.total,
+            _numbers(x, 0),
+            list(_scales(x)),
+            x.updates,
+            x.clients,
+            x.weights,
+            _numbers(x, 1),
+            _scales(x),
+            **second,
+        )
+        for second in ({}, {"faded": x.faded, "faded_weights": -x.weights, "fading": 0.5})
+    ]
 )
 def quantized_total_(
     out: Tensor,
@@ -103,6 +107,10 @@ def quantized_total_(
     weights: Tensor,
     kept: Sequence[Tensor],
     kept_scales: Tensor,
+    *,
+    faded: Tensor | None = None,
+    faded_weights: Tensor | None = None,
+    fading: float = 1.0,
 ) -> Tensor:
     """Compute the total and the new rows of a memory of int8 rows; nothing read is changed.
 
@@ -126,6 +134,7 @@ def quantized_total_(
         weights: float32 or float64 [S].
         kept: S tensors [d] int8 that share no memory with any other argument; changed in place.
         kept_scales: float32 [S, ceil(d / 256)], contiguous; changed in place.
+        faded, faded_weights, fading: a second sum, as for :func:`memory_total_`.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
@@ -142,6 +151,9 @@ def quantized_total_(
         weights,
         written,
         kept_scales,
+        faded,
+        faded_weights,
+        fading,
     )
-    mark_changed(out, peaks, kept_scales, *written)
+    mark_changed(out, peaks, kept_scales, *written, *([] if faded is None else [faded]))
     return out

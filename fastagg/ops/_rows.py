@@ -350,6 +350,19 @@ def mimic_mean_(
             x.params,
             x.kept,
         ),
+        f(
+            x.mean,
+            x.peaks,
+            x.total,
+            x.memory,
+            x.updates,
+            x.clients,
+            x.weights,
+            kept=x.kept,
+            faded=x.faded,
+            faded_weights=-x.weights,
+            fading=0.5,
+        ),
     )
 )
 def memory_total_(
@@ -365,6 +378,9 @@ def memory_total_(
     kept: Sequence[Tensor] | None = None,
     *,
     scales: Tensor | None = None,
+    faded: Tensor | None = None,
+    faded_weights: Tensor | None = None,
+    fading: float = 1.0,
 ) -> Tensor:
     """Compute the total and the new rows of :func:`memory_update_`; nothing read is changed.
 
@@ -374,6 +390,7 @@ def memory_total_(
         old[s] = memory[s]    # references[s] + memory[s], if references are given
         out = total + sum over s of weights[s] * (m[s] - old[s])
         kept[s] = m[s]        # if given
+        faded = fading * total + sum over s of faded_weights[s] * (m[s] - fading * old[s])
 
     Followed by :func:`add_total_`, the result has the bits of :func:`memory_update_`, but a server
     can still refuse it after this call: nothing is lost.
@@ -381,6 +398,9 @@ def memory_total_(
     Memory rows may be bfloat16 while updates are float32, on the CPU. Then ``m[s]`` is the update
     rounded to the nearest bfloat16, ties to even, in the total and in the peaks, too; and there are
     no references and no params.
+
+    ``faded`` is a second sum in the same pass, for rules whose aggregate has other weights than the
+    total. It takes no references and no params.
 
     A server that owns ``updates[s]`` can store that row instead of ``kept[s]``. In the client's
     next round it passes the row as the memory row and, if models are stored, the params of the
@@ -402,6 +422,9 @@ def memory_total_(
         scales: float32 or float64 [S], rounded to float32: ``updates[s]`` stands for the float32
             product ``scales[s] * updates[s]``. By default all are 1. On a GPU, float32 updates are
             copied, and others are refused.
+        faded: float64 [d]; changed in place. By default there is no second sum.
+        faded_weights: float32 or float64 [S]; given if ``faded`` is.
+        fading: factor of ``total`` and old rows in ``faded``.
 
     Returns:
         ``out``. Rows are added in the order of their client ids.
@@ -409,9 +432,22 @@ def memory_total_(
     own, rows = row_list(memory, "memory"), row_list(updates, "updates")
     bases, written = _listed(references), _listed(kept)
     compiled.memory_total_(
-        out, peaks, total, own, rows, clients, weights, bases, params, written, scales
+        out,
+        peaks,
+        total,
+        own,
+        rows,
+        clients,
+        weights,
+        bases,
+        params,
+        written,
+        scales,
+        faded,
+        faded_weights,
+        fading,
     )
-    mark_changed(out, peaks, *written)
+    mark_changed(out, peaks, *written, *([] if faded is None else [faded]))
     return out
 
 

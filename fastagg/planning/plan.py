@@ -139,7 +139,7 @@ def plan(
     scaffold      4Kd + 4d           12Sd + 36d                        6Sd + 6d
     mimic-aged    4Kd + 8K + 8 (*)   12Sd + 32d; owned 8Sd + 36d       5Sd + 3d
     fedvarp       as mifa            12Sd + 60d; owned 8Sd + 60d       3Sd + 6d
-    fedstale      4Kd + 8d + 24K     20Sd + 52d; owned 16Sd + 52d      7Sd + 5d
+    fedstale      4Kd + 8d + 24K     12Sd + 44d; owned 8Sd + 44d       7Sd + 4d
     fedau         24K                as fedavg                         2Sd
     fedbuff       0                  as fedavg                         2Sd
     fdms-soft     as fdms            as fdms, + 6(K - S)S              as fdms

@@ -67,6 +67,9 @@ class MemoryPlan(Plan):
     blank: list[int] = field(kw_only=True)  # those of them that are absent: their rows become 0
     part: float = field(kw_only=True)  # the total moves by this part of the way to the aggregate
     intervals: Intervals | None = None  # of the clients after the round, if the rule counts them
+    faded: Tensor | None = None  # [d] float64, scratch for the aggregate if it is not the new total
+    faded_weights: Tensor | None = None  # [S] float64, those of the rows in it
+    fading: float = 1.0  # factor of the total and of old rows in it
 
 
 @dataclass
@@ -254,6 +257,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
                 cohort.clients,
                 plan.shares,
                 *memory.spare(ids),
+                faded=plan.faded,
+                faded_weights=plan.faded_weights,
+                fading=plan.fading,
             )
         else:
             references = memory.references_of(ids)
@@ -272,6 +278,9 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
                 params if self.remembers_models else None,
                 memory.spares.rows(ids) if cohort.owner is None else (),
                 cohort.scales,
+                plan.faded,
+                plan.faded_weights,
+                plan.fading,
             )
         return self._check_peaks(cohort, self.columns.join_peaks(peaks))
 
@@ -303,7 +312,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         if self.remembers_models:
             aggregate += peak
         self._check_range(peak, aggregate)
-        v = Aggregate(self._next_total, aggregate, plan.norm, self.remembers_models)
+        vector = self._next_total if plan.faded is None else plan.faded
+        v = Aggregate(vector, aggregate, plan.norm, self.remembers_models)
         return Remembered(plan.weights, v, peaks, reference, base)
 
     def _aggregate_peak(

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from fastagg.aggregator import State
 from fastagg.costs import Cost, Sizes
-from fastagg.memory.stores import row_bytes
 from fastagg.options import read_count, read_factor
 from fastagg.registry import register
-from fastagg.report import Aggregate
 from fastagg.rules._interval_state import (
     LONGEST,
     Intervals,
@@ -27,7 +25,7 @@ from fastagg.rules._interval_state import (
 from fastagg.rules._memory_rule import MemoryOptions, MemoryPlan, MemoryRule, Remembered
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import copy_in_pieces_, factors_tensor
+from fastagg.updates.small import factors_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,8 +44,8 @@ class FedStale(MemoryRule):
     the weights w_s omega_s in place of 1/S: unbiased for clients that are active at different
     rates. Source: Rodio and Neglia 2024.
 
-    The memory is updated in one pass over the rows, as for ``mifa``. A second pass over new and old
-    rows computes the aggregate, because its weights are not those of the memory.
+    One pass over the rows computes the aggregate and updates the memory, as for ``mifa``. The
+    aggregate has other weights than the total of the memory, so it is a second sum of this pass.
 
     Args:
         beta: how much remembered updates count, in [0, 1].
@@ -71,36 +69,20 @@ class FedStale(MemoryRule):
             raise ValueError(f"beta: expected a number in [0, 1], got {beta!r}")
         self.cutoff = read_count("cutoff", cutoff, least=1, most=LONGEST)
         self.factors, self.intervals, self.waiting = first_intervals(self.num_clients)
-        self._aggregate = allocate_vector(self.num_params, self.device)  # [d], scratch
+        # [d], scratch
+        self._aggregate = allocate_vector(self.num_params, self.device, torch.float64)
 
     @property
     def _intervals(self) -> Intervals:
         return self.factors, self.intervals, self.waiting
-
-    def _receive(self, cohort: Cohort) -> Cohort:
-        # Both passes read rows as they will be remembered.
-        copy = self.memory.dtype != torch.float32 or cohort.scales is not None
-        return self.memory.receive(cohort, self.columns, copy=copy)
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
         shares = self._shares.index_select(0, cohort.clients)
         weights = shares * self.factors.index_select(0, cohort.clients)
         plan = self._memory_plan(cohort, weights, shares)
         plan.intervals = intervals_after(self._intervals, cohort.clients, self.cutoff)
+        plan.faded, plan.faded_weights, plan.fading = self._aggregate, weights, self.beta
         return plan
-
-    def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
-        reading = super()._read(params, cohort, plan)  # the new total and memory rows
-        base = self.total if reading.base is None else reading.base
-        rows, weights = cohort.rows, plan.weights
-        if self.beta > 0.0:
-            renewed = set(plan.expired).intersection(cohort.ids)  # they count as never seen
-            rows = [*rows, *self.memory.of(cohort.ids, renewed)]
-            weights = torch.cat([weights, -self.beta * weights])
-            copy_in_pieces_(self._aggregate, base)
-        self.columns.weighted_sum_(self._aggregate, rows, weights, beta=self.beta)
-        reading.aggregate = Aggregate(self._aggregate, reading.aggregate.peak)
-        return reading
 
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: list[float]
@@ -140,14 +122,13 @@ class FedStale(MemoryRule):
 
     @classmethod
     def cost(cls, sizes: Sizes, options: Mapping[str, Any]) -> Cost:
-        # that of MIFA; then the total is copied, new and old rows are added to the copy, and the
-        # copy, which is float32, moves the parameters
+        # that of MIFA, whose pass writes the aggregate as well; it moves the parameters
         base = super().cost(sizes, options)
         S, d = sizes.S, sizes.d
         return dataclasses.replace(
             base,
             state=base.state + 24 * sizes.K,
-            scratch=base.scratch + 4 * d,
-            moved=base.moved + 2 * S * row_bytes(options, d) + 16 * d,
-            flops=base.flops + 4 * S * d + 2 * d,
+            scratch=base.scratch + 8 * d,
+            moved=base.moved + 8 * d,
+            flops=base.flops + 4 * S * d + d,
         )

@@ -478,6 +478,9 @@ class Columns:
         params: Tensor | None,
         kept: Sequence[Tensor] = (),
         scales: Tensor | None = None,
+        faded: Tensor | None = None,
+        faded_weights: Tensor | None = None,
+        fading: float = 1.0,
     ) -> Tensor:
         """:func:`fastagg.ops.memory_total_`; ``peaks`` are of the columns in this process."""
         if (in_memory(memory) and in_memory(updates)) or (
@@ -495,6 +498,9 @@ class Columns:
                 params,
                 kept,
                 scales=scales,
+                faded=faded,
+                faded_weights=faded_weights,
+                fading=fading,
             )
         peaks.zero_()
         found = torch.empty_like(peaks)
@@ -515,6 +521,9 @@ class Columns:
                 base,
                 new,
                 scales=scales,
+                faded=None if faded is None else faded[here],
+                faded_weights=faded_weights,
+                fading=fading,
             )
             torch.maximum(peaks, found, out=peaks)
         return out
@@ -530,6 +539,9 @@ class Columns:
         weights: Tensor,
         kept: Sequence[Tensor],
         kept_scales: Tensor,
+        faded: Tensor | None = None,
+        faded_weights: Tensor | None = None,
+        fading: float = 1.0,
     ) -> Tensor:
         """:func:`fastagg.ops.quantized_total_`; ``peaks`` are of the columns in this process.
 
@@ -549,6 +561,9 @@ class Columns:
             weights,
             kept,
             kept_scales,
+            faded=faded,
+            faded_weights=faded_weights,
+            fading=fading,
         )
 
     # --- pieces --------------------------------------------------------------------------------

@@ -196,24 +196,28 @@ void check_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
     expect(memory[S - 1][k], v - x[S - 1][k], scale, "mimic, corrections");
   }
 
-  const std::unique_ptr<double[]> fresh(new double[d]);
-  std::vector<double> moved(d), halved(d);
+  const std::unique_ptr<double[]> fresh(new double[d]), other(new double[d]);
+  const FadedTotal faded = {other.get(), weights.data(), 0.5};
+  std::vector<double> moved(d), halved(d), faint(d);
   for (int64_t k = 0; k < d; ++k)
     for (int64_t s = 0; s < S; ++s) {
+      faint[k] += 0.5 * (x[s][k] - 0.5 * memory[s][k]);
       moved[k] += 0.5 * (double{x[s][k]} - memory[s][k]);
       halved[k] += 0.5 * (0.5 * x[s][k] - memory[s][k]);
     }
   cpu::memory_total(fresh.get(), peaks.get(), total.data(), x.read(), memory.read(), nullptr, S, d,
-                    weights.data(), nullptr, kept.data(), halves.data(), parallel);
+                    weights.data(), nullptr, kept.data(), halves.data(), {}, parallel);
   for (int64_t k = 0; k < d; ++k) {
     expect(fresh[k], halved[k], scale, "memory_total, scales");
     expect(kept[S - 1][k], 0.5f * x[S - 1][k], 0.0, "memory_total, scaled rows");
   }
   cpu::memory_total(fresh.get(), peaks.get(), total.data(), x.read(), memory.read(), nullptr, S, d,
-                    weights.data(), nullptr, kept.data(), nullptr, parallel);
+                    weights.data(), nullptr, kept.data(), nullptr, faded, parallel);
+  const std::vector<double> before_total = total;
   cpu::memory_update(state[0], total.data(), x.read(), memory.data(), S, d, weights.data(), 0.5,
                      1.0, false, parallel);
   for (int64_t k = 0; k < d; ++k) {
+    expect(other[k], 0.5 * before_total[k] + faint[k], scale, "memory_total, faded");
     expect(fresh[k], moved[k], scale, "memory_total");
     expect(total[k], fresh[k], 0.0, "memory_update");
     expect(memory[S - 1][k], x[S - 1][k], 0.0, "memory_update, memory");
@@ -257,14 +261,15 @@ void check_int8_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
     numbers.push_back(blocks.back().get());
   }
   const std::vector<double> weights(S, 0.5), total(d, 1.0);
-  const std::unique_ptr<double[]> out(new double[d]);
+  const std::unique_ptr<double[]> out(new double[d]), other(new double[d]);
+  const FadedTotal faded = {other.get(), weights.data(), 1.0};  // so the sums are the same
   const std::unique_ptr<float[]> peaks(new float[S]);
   // Rows [0, S) are the updates, rows [S, 2 S) the memory; the pass keeps rows [2 S, 3 S).
   cpu::quantize(numbers.data(), scales.data(), x.read(), S, d, parallel);
   cpu::quantize(numbers.data() + S, scales.data() + S, old.read(), S, d, parallel);
   cpu::quantized_total(out.get(), peaks.get(), total.data(), x.read(), numbers.data() + S,
                        scales.read() + S, S, d, weights.data(), numbers.data() + 2 * S,
-                       scales.data() + 2 * S, parallel);
+                       scales.data() + 2 * S, faded, parallel);
   cpu::dequantize(read.data(), numbers.data() + 2 * S, scales.read() + 2 * S, S, d, parallel);
   for (int64_t k = 0; k < d; ++k) {
     double sum = 1.0;
@@ -276,6 +281,7 @@ void check_int8_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
              (read[s][k] - static_cast<double>(numbers[S + s][k]) * scales[S + s][k / kScaleBlock]);
     }
     expect(out[k], sum, 10.0 * static_cast<double>(S), "quantized_total");
+    expect(other[k], out[k], 0.0, "quantized_total, faded");
   }
   for (int64_t s = 0; s < S; ++s) {
     float peak = 0.0f;
@@ -297,10 +303,11 @@ void check_bfloat16_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
       memory[s][k].bits = static_cast<uint16_t>(bfloat16_bits(old[s][k]) >> 16);
   }
   const std::vector<double> weights(S, 0.5), total(d, 1.0);
-  const std::unique_ptr<double[]> out(new double[d]);
+  const std::unique_ptr<double[]> out(new double[d]), other(new double[d]);
+  const FadedTotal faded = {other.get(), weights.data(), 1.0};  // so the sums are the same
   const std::unique_ptr<float[]> peaks(new float[S]);
   cpu::rounded_total(out.get(), peaks.get(), total.data(), x.read(), memory.data(), S, d,
-                     weights.data(), kept.data(), nullptr, parallel);
+                     weights.data(), kept.data(), nullptr, faded, parallel);
   std::vector<float> largest(S, 0.0f);
   for (int64_t k = 0; k < d; ++k) {
     double sum = 1.0;
@@ -311,6 +318,7 @@ void check_bfloat16_rows(int64_t S, int64_t d, const cpu::Parallel& parallel) {
       sum += 0.5 * (double{row} - widened(memory[s][k]));
     }
     expect(out[k], sum, static_cast<double>(S), "rounded_total");
+    expect(other[k], out[k], 0.0, "rounded_total, faded");
   }
   for (int64_t s = 0; s < S; ++s) expect(peaks[s], largest[s], 0.0, "rounded_total, peaks");
 }

@@ -89,6 +89,22 @@ OPS = {
             "references": ((S, d), F32),
         },
     ),
+    "memory_total_, faded": Op(
+        lambda a: ops.memory_total_(
+            a["out"], a["peaks"], a["total"], list(a["memory"]), a["updates"], CLIENTS, WEIGHTS,
+            kept=list(a["kept"]), faded=a["faded"], faded_weights=WEIGHTS,
+        ),
+        ("out", "peaks", "kept", "faded"),
+        {
+            "total": ((d,), F64),
+            "kept": ((S, d), F32),
+            "out": ((d,), F64),
+            "faded": ((d,), F64),
+            "peaks": ((S,), F32),
+            "updates": ((S, d), F32),
+            "memory": ((S, d), F32),
+        },
+    ),
     "quantize_": Op(
         lambda a: ops.quantize_(list(a["numbers"]), a["scales"], a["rows"]),
         ("numbers", "scales"),
@@ -103,10 +119,12 @@ OPS = {
         lambda a: ops.quantized_total_(
             a["out"], a["peaks"], a["total"], list(a["memory"]), list(a["memory_scales"]),
             a["updates"], CLIENTS, WEIGHTS, list(a["kept"]), a["kept_scales"],
+            faded=a["faded"], faded_weights=WEIGHTS,
         ),
-        ("out", "peaks", "kept", "kept_scales"),
+        ("out", "peaks", "kept", "kept_scales", "faded"),
         {
             "out": ((16,), F64),
+            "faded": ((16,), F64),
             "peaks": ((S,), F32),
             "total": ((16,), F64),
             "memory": ((S, 16), I8),

@@ -93,9 +93,8 @@ def test_follows_the_oracle(beta: float, cutoff: int, max_age: int | None) -> No
             oracle.count({})
         agg.step(params, updates, clients)
         error = np.abs(params.double().numpy() - expected).max() / np.abs(expected).max()
-        # The total, the sum over 2 S rows and the parameters are rounded to float32 once each. The
-        # sum may cancel: its parts are up to (1 + beta) omega times larger than it.
-        assert error <= 16 * 2.0**-24
+        # The parameters are rounded to float32; all before is float64.
+        assert error <= 1.001 * 2.0**-24
     assert max_age is None or oracle.expired >= 3
 
 
@@ -111,11 +110,16 @@ def test_with_beta_zero_models_are_those_of_fedau(
 ) -> None:
     options: dict[str, Any] = {"num_clients": K, "num_params": 30, "client_weights": weights}
     stale, other = FedStale(beta=0.0, cutoff=4, **options), FedAU(cutoff=4, **options)
-    params, twin = torch.zeros(30), torch.zeros(30)
+    params = torch.zeros(30)
     for updates, clients in rounds(30, 20):
+        twin = params.clone()
         stale.step(params, updates, clients)
         other.step(twin, updates, clients)
-        same_bits(params, twin)
+        # FedAU adds up to six rows in float32, with weights of which the sum is at most the cutoff;
+        # FedStale in float64. Both round the parameters.
+        rows = 4.0 * float(updates.abs().max()) if clients else 0.0
+        bound = 2.0**-24 * (8 * rows + 2 * float(params.abs().max()))
+        torch.testing.assert_close(params, twin, rtol=0.0, atol=bound)
     for name in ("factors", "intervals", "waiting"):
         same_bits(stale.state_dict()[name], other.state_dict()[name])
 

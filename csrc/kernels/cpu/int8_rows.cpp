@@ -118,18 +118,20 @@ struct Dequantize {
 
 // sums += weight * (row - old) for one block of G rows, in ascending order of rows, as in
 // memory_total; row is the update after rounding, which is kept. Raises the peaks.
+//   faded   // of this block
 template <int W, int G>
 FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* updates,
                              const int8_t* const* memory, const float* const* memory_scales,
                              int8_t* const* kept, float* const* kept_scales, const double* weights,
-                             int64_t column, int64_t n) {
+                             const FadedTotal& faded, int64_t column, int64_t n) {
   const int64_t block = column / kScaleBlock;
   const float* update[G];
   const int8_t* own[G];
   int8_t* out[G];
   Int8Scale scale[G];
   float old_scale[G];
-  double w[G];
+  double w[G], faded_weights[G] = {};
+  const FadedTotal other = {faded.out, faded_weights, faded.fading};
   for (int g = 0; g < G; ++g) {
     scale[g] = scale_of<W>(updates[g] + column, n);
     update[g] = finite_block(updates[g] + column, scale[g]);
@@ -140,6 +142,7 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
     // The largest element of a block is 127 steps.
     peaks[g] = std::max(peaks[g], magnitude_bits(127.0f * scale[g].step));
     w[g] = weights[g];
+    if (faded.out) faded_weights[g] = faded.weights[g];
   }
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
     alignas(64) float rows[G][kStep];
@@ -151,7 +154,7 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
       dequantize_step(old[g], own[g] + begin, old_scale[g], count);
       quantize_step<W>(out[g] + begin, rows[g], update[g] + begin, scale[g], count);
     }
-    add_differences<W, G>(sums + begin, sums + begin, rows, old, w, count);
+    add_both<W, G>(sums, sums, rows, old, w, other, begin, count);
   });
 }
 
@@ -161,13 +164,15 @@ struct QuantizedTotal {
                                  const float* const* updates, const int8_t* const* memory,
                                  const float* const* memory_scales, const double* weights,
                                  int64_t S, int8_t* const* kept, float* const* kept_scales,
-                                 int64_t column, int64_t n) {
+                                 const FadedTotal& faded, int64_t column, int64_t n) {
+    const FadedTotal other = begin_faded(faded, total + column, column, n);
     std::copy_n(total + column, n, out + column);
     const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
       for (int64_t begin = column; begin < column + n; begin += kScaleBlock)
         remember<W, decltype(rows)::value>(
             out + begin, peaks + s, updates + s, memory + s, memory_scales + s, kept + s,
-            kept_scales + s, weights + s, begin, std::min(kScaleBlock, column + n - begin));
+            kept_scales + s, weights + s, part_of(other, s, begin - column), begin,
+            std::min(kScaleBlock, column + n - begin));
     };
     int64_t s = 0;
     for (; s + kRows <= S; s += kRows) take(std::integral_constant<int, kRows>(), s);
@@ -207,13 +212,14 @@ void dequantize(float* const* out, const int8_t* const* numbers, const float* co
 void quantized_total(double* out, float* peaks, const double* total, const float* const* updates,
                      const int8_t* const* memory, const float* const* memory_scales, int64_t S,
                      int64_t d, const double* weights, int8_t* const* kept,
-                     float* const* kept_scales, const Parallel& parallel) {
+                     float* const* kept_scales, const FadedTotal& faded,
+                     const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work((6 * S + 16) * d);
   const RowPeaks row_peaks(S, team);
   for_blocks(d, task_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<QuantizedTotal>(isa, out, row_peaks.of(worker), total, updates, memory, memory_scales,
-                             weights, S, kept, kept_scales, column, n);
+                             weights, S, kept, kept_scales, faded, column, n);
   });
   row_peaks.write(peaks);
 }

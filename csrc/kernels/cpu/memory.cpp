@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "apply.h"
+#include "faded.h"
 #include "magnitude.h"
 #include "row_blocks.h"
 #include "row_peaks.h"
@@ -18,23 +19,28 @@ constexpr int kRows = 4;  // updates taken together, each with its memory row; 1
 enum class Keep { kNothing, kStore, kStream };
 
 // sums = from + weight * (row - old) for n columns of G rows, in ascending order of rows; kept =
-// row; and peaks = the largest magnitudes of updates. A row or old row that is computed here
-// (params + update, reference + memory) is rounded to float32 before it is used, so `sums` stay the
-// sums of what memory holds. `kept` may be `memory`, and `from` may be `sums`; otherwise no two
-// arguments overlap.
+// row; and peaks = the largest magnitudes of updates. With kFaded, adds faded.weight * (row -
+// faded.fading * old) to faded.out as well. A row or old row that is computed here (params +
+// update, reference + memory) is rounded to float32 before it is used, so `sums` stay the sums of
+// what memory holds. `kept` may be `memory`, and `from` may be `sums`; otherwise no two arguments
+// overlap.
 //
 // It is one loop, so that the loads of the next columns overlap the stores of these.
-template <int W, int G, bool kModels, bool kReference, Keep kKeep>
+template <int W, int G, bool kModels, bool kReference, bool kFaded, Keep kKeep>
 FASTAGG_INLINE void remember_step(double* sums, const double* from, const float* params,
                                   const float* const (&update)[G], const float* const (&memory)[G],
                                   const float* const (&reference)[G], float* const (&kept)[G],
-                                  const double* weights, Magnitude<W> (&peaks)[G], int64_t n) {
+                                  const double* weights, const FadedTotal& faded,
+                                  Magnitude<W> (&peaks)[G], int64_t n) {
   constexpr int kHalf = W / 2;
   using Floats = Vec<float, W>;
   using Doubles = Vec<double, kHalf>;
   int64_t k = 0;
   for (; k + W <= n; k += W) {
     Doubles low = load<kHalf>(from + k), high = load<kHalf>(from + k + kHalf);
+    Doubles faded_low, faded_high;
+    if constexpr (kFaded) faded_low = load<kHalf>(faded.out + k);
+    if constexpr (kFaded) faded_high = load<kHalf>(faded.out + k + kHalf);
     unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
       const Floats given = load<W>(update[g] + k);
       Floats row = given, old = load<W>(memory[g] + k);
@@ -45,23 +51,32 @@ FASTAGG_INLINE void remember_step(double* sums, const double* from, const float*
       widen_halves<W>(bits_of<W>(old), &old_low, &old_high);
       low += weights[g] * (row_low - old_low);
       high += weights[g] * (row_high - old_high);
+      if constexpr (kFaded) {
+        faded_low += faded.weights[g] * (row_low - faded.fading * old_low);
+        faded_high += faded.weights[g] * (row_high - faded.fading * old_high);
+      }
       peaks[g].add(given);
       if constexpr (kKeep == Keep::kStore) store<W>(kept[g] + k, row);
       if constexpr (kKeep == Keep::kStream) stream<W>(kept[g] + k, row);
     });
     store<kHalf>(sums + k, low);
     store<kHalf>(sums + k + kHalf, high);
+    if constexpr (kFaded) store<kHalf>(faded.out + k, faded_low);
+    if constexpr (kFaded) store<kHalf>(faded.out + k + kHalf, faded_high);
   }
   for (; k < n; ++k) {
-    double sum = from[k];
+    double sum = from[k], other = kFaded ? faded.out[k] : 0.0;
     for (int g = 0; g < G; ++g) {
       const float row = kModels ? params[k] + update[g][k] : update[g][k];
       const float old = kReference ? reference[g][k] + memory[g][k] : memory[g][k];
-      sum += weights[g] * (static_cast<double>(row) - static_cast<double>(old));
+      const double new_row = row, old_row = old;
+      sum += weights[g] * (new_row - old_row);
+      if constexpr (kFaded) other += faded.weights[g] * (new_row - faded.fading * old_row);
       peaks[g].add(update[g][k]);
       if constexpr (kKeep != Keep::kNothing) kept[g][k] = row;
     }
     sums[k] = sum;
+    if constexpr (kFaded) faded.out[k] = other;
   }
 }
 
@@ -71,6 +86,8 @@ constexpr float kZeros[kRowColumns] = {};
 // remember_step for n columns. They begin at `update_from` in rows of updates, at `memory_from` in
 // rows of memory, and at `column` in all others. If `peaks` is given, raises each of them to the
 // largest magnitude of its update.
+//   faded        // `out` begins at the first of the columns; then there are no params and no
+//                // references
 //   params       // [d]: remember models; nullptr: remember updates
 //   references   // [G], each may be nullptr, or nullptr
 //   kept         // [G] or nullptr: nothing is kept
@@ -83,13 +100,13 @@ struct Remember {
                                  const float* const* updates, int64_t update_from,
                                  const float* const* memory, int64_t memory_from,
                                  const float* const* references, float* const* kept,
-                                 Transfer transfer, const double* weights, const float* scales,
-                                 int32_t* peaks, int64_t column, int64_t n) {
+                                 Transfer transfer, const double* weights, FadedTotal faded,
+                                 const float* scales, int32_t* peaks, int64_t column, int64_t n) {
     const float* u[G];
     const float* m[G];
     const float* r[G];
     float* out[G];
-    double w[G];
+    double w[G], faded_weights[G] = {};
     bool referring = false;
     Magnitude<W> largest[G];
     for (int g = 0; g < G; ++g) {
@@ -98,6 +115,7 @@ struct Remember {
       r[g] = references && references[g] ? references[g] + column : kZeros;
       out[g] = kept ? kept[g] + column : nullptr;
       w[g] = weights[g];
+      if (faded.out) faded_weights[g] = faded.weights[g];
       referring = referring || r[g] != kZeros;
     }
     const float* p = params ? params + column : nullptr;
@@ -120,25 +138,31 @@ struct Remember {
       double* sum = sums + begin;
       const double* earlier = from + begin;
       const float* base = p ? p + begin : nullptr;
-      const auto step = [&](auto models, auto refers) FASTAGG_INLINE_LAMBDA {
+      FadedTotal other;
+      if (faded.out) other = {faded.out + begin, faded_weights, faded.fading};
+      const auto step = [&](auto models, auto refers, auto fades) FASTAGG_INLINE_LAMBDA {
         constexpr bool kModels = decltype(models)::value, kReference = decltype(refers)::value;
         const auto run = [&](auto keep) FASTAGG_INLINE_LAMBDA {
-          remember_step<W, G, kModels, kReference, keep()>(sum, earlier, base, update, own,
-                                                           reference, target, w, largest, count);
+          remember_step<W, G, kModels, kReference, fades(), keep()>(
+              sum, earlier, base, update, own, reference, target, w, other, largest, count);
         };
         if (!kept) return run(std::integral_constant<Keep, Keep::kNothing>());
         if constexpr (!kReference)  // with references, rows are seldom copied
           if (transfer.streamed) return run(std::integral_constant<Keep, Keep::kStream>());
         run(std::integral_constant<Keep, Keep::kStore>());
       };
-      if (p && referring)
-        step(std::true_type(), std::true_type());
+      constexpr std::true_type kYes;
+      constexpr std::false_type kNo;
+      if (faded.out)
+        step(kNo, kNo, kYes);
+      else if (p && referring)
+        step(kYes, kYes, kNo);
       else if (p)
-        step(std::true_type(), std::false_type());
+        step(kYes, kNo, kNo);
       else if (referring)
-        step(std::false_type(), std::true_type());
+        step(kNo, kYes, kNo);
       else
-        step(std::false_type(), std::false_type());
+        step(kNo, kNo, kNo);
     });
     if (peaks)
       for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
@@ -147,13 +171,16 @@ struct Remember {
 
 // Remember for n columns of S rows.
 //   sums, earlier   // [n], sums = earlier + ...
+//   faded           // of all columns
 template <int W, class T, class Memory>
 FASTAGG_INLINE void remember_all(double* sums, const double* earlier, const float* params,
                                  const T* const* updates, const Memory* const* memory,
                                  const float* const* references, float* const* kept,
-                                 Transfer transfer, const double* weights, const float* scales,
-                                 int32_t* peaks, int64_t S, int64_t column, int64_t n) {
+                                 Transfer transfer, const double* weights, const FadedTotal& faded,
+                                 const float* scales, int32_t* peaks, int64_t S, int64_t column,
+                                 int64_t n) {
   const auto from = [&](auto* p, int64_t s) FASTAGG_INLINE_LAMBDA { return p ? p + s : nullptr; };
+  const FadedTotal other = begin_faded(faded, earlier, column, n);
   const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
     constexpr int G = decltype(rows)::value;
     const auto take_updates = [&](const float* const* u, int64_t u_from, int64_t u_begin,
@@ -163,7 +190,8 @@ FASTAGG_INLINE void remember_all(double* sums, const double* earlier, const floa
         const int64_t begin = u_begin + m_begin;
         call<W, Remember<G>>(sums + begin, earlier + begin, params, u, u_from + m_begin, m, m_from,
                              from(references, s), from(kept, s), transfer, weights + s,
-                             from(scales, s), from(peaks, s), column + begin, count);
+                             part_of(other, s, begin), from(scales, s), from(peaks, s),
+                             column + begin, count);
       };
       for_widened<W, G>(memory + s, column + u_begin, u_count, take_memory);
     };
@@ -187,7 +215,7 @@ struct MemoryUpdate {
     const float* const* old = memory;
     double* const sums = total + column;
     remember_all<W>(sums, sums, models ? params : nullptr, updates, old, nullptr, memory, transfer,
-                    weights, nullptr, nullptr, S, column, n);
+                    weights, {}, nullptr, nullptr, S, column, n);
     apply_total(params + column, total + column, n, lr, norm, models);
   }
 };
@@ -198,9 +226,10 @@ struct MemoryTotal {
                                  const T* const* updates, const T* const* memory,
                                  const float* const* references, const double* weights, int64_t S,
                                  const float* params, float* const* kept, Transfer transfer,
-                                 const float* scales, int64_t column, int64_t n) {
+                                 const FadedTotal& faded, const float* scales, int64_t column,
+                                 int64_t n) {
     remember_all<W>(out + column, total + column, params, updates, memory, references, kept,
-                    transfer, weights, scales, peaks, S, column, n);
+                    transfer, weights, faded, scales, peaks, S, column, n);
   }
 };
 
@@ -242,7 +271,7 @@ template <class T>
 void memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                   const T* const* memory, const float* const* references, int64_t S, int64_t d,
                   const double* weights, const float* params, float* const* kept,
-                  const float* scales, const Parallel& parallel) {
+                  const float* scales, const FadedTotal& faded, const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
   const Transfer transfer = {should_fetch<T>(bytes), kept && should_stream(kept, S, bytes)};
@@ -250,7 +279,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
   const RowPeaks row_peaks(S, team);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<MemoryTotal>(isa, out, row_peaks.of(worker), total, updates, memory, references,
-                          weights, S, params, kept, transfer, scales, column, n);
+                          weights, S, params, kept, transfer, faded, scales, column, n);
   });
   row_peaks.write(peaks);
 }
@@ -281,13 +310,13 @@ template void memory_update(float*, double*, const Half* const*, float* const*, 
                             const double*, double, double, bool, const Parallel&);
 template void memory_total(double*, float*, const double*, const float* const*, const float* const*,
                            const float* const*, int64_t, int64_t, const double*, const float*,
-                           float* const*, const float*, const Parallel&);
+                           float* const*, const float*, const FadedTotal&, const Parallel&);
 template void memory_total(double*, float*, const double*, const Bfloat16* const*,
                            const Bfloat16* const*, const float* const*, int64_t, int64_t,
                            const double*, const float*, float* const*, const float*,
-                           const Parallel&);
+                           const FadedTotal&, const Parallel&);
 template void memory_total(double*, float*, const double*, const Half* const*, const Half* const*,
                            const float* const*, int64_t, int64_t, const double*, const float*,
-                           float* const*, const float*, const Parallel&);
+                           float* const*, const float*, const FadedTotal&, const Parallel&);
 
 }  // namespace fastagg::cpu

@@ -40,6 +40,7 @@ FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool
 
 // sums = from + weight * (row - old) for n columns of G rows, as in memory_total; row is the update
 // after rounding, which is kept. Raises the peaks.
+//   faded    // of these columns
 //   kept     // [G] or nullptr
 //   scales   // [G] or nullptr
 template <int G>
@@ -47,14 +48,17 @@ struct RememberRounded {
   template <int W>
   FASTAGG_INLINE static void run(double* sums, const double* from, const float* const* updates,
                                  const Bfloat16* const* memory, Bfloat16* const* kept,
-                                 Transfer transfer, const double* weights, const float* scales,
-                                 int32_t* peaks, int64_t column, int64_t n) {
+                                 Transfer transfer, const double* weights,
+                                 const FadedTotal& faded, const float* scales, int32_t* peaks,
+                                 int64_t column, int64_t n) {
     Magnitude<W> largest[G];
-    double w[G];
+    double w[G], faded_weights[G] = {};
+    const FadedTotal other = {faded.out, faded_weights, faded.fading};
     const float* u[G];
     const Bfloat16* m[G];
     for (int g = 0; g < G; ++g) {
       w[g] = weights[g];
+      if (faded.out) faded_weights[g] = faded.weights[g];
       u[g] = updates[g] + column;
       m[g] = memory[g] + column;
     }
@@ -77,7 +81,7 @@ struct RememberRounded {
                       count);
         largest[g].add(rows[g], count);
       }
-      add_differences<W, G>(sums + begin, from + begin, rows, old, w, count);
+      add_both<W, G>(sums, from, rows, old, w, other, begin, count);
     });
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
   }
@@ -88,15 +92,16 @@ struct RoundedTotal {
   FASTAGG_INLINE static void run(double* out, int32_t* peaks, const double* total,
                                  const float* const* updates, const Bfloat16* const* memory,
                                  const double* weights, int64_t S, Bfloat16* const* kept,
-                                 Transfer transfer, const float* scales, int64_t column,
-                                 int64_t n) {
+                                 Transfer transfer, const FadedTotal& faded, const float* scales,
+                                 int64_t column, int64_t n) {
     double* const sums = out + column;
     const double* from = total + column;
+    const FadedTotal other = begin_faded(faded, from, column, n);
     if (S == 0) std::copy_n(from, n, sums);
     const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
       call<W, RememberRounded<decltype(rows)::value>>(
           sums, from, updates + s, memory + s, kept ? kept + s : nullptr, transfer, weights + s,
-          scales ? scales + s : nullptr, peaks + s, column, n);
+          part_of(other, s, 0), scales ? scales + s : nullptr, peaks + s, column, n);
       from = sums;
     };
     int64_t s = 0;
@@ -111,7 +116,8 @@ struct RoundedTotal {
 
 void rounded_total(double* out, float* peaks, const double* total, const float* const* updates,
                    const Bfloat16* const* memory, int64_t S, int64_t d, const double* weights,
-                   Bfloat16* const* kept, const float* scales, const Parallel& parallel) {
+                   Bfloat16* const* kept, const float* scales, const FadedTotal& faded,
+                   const Parallel& parallel) {
   const Isa isa = current_isa();
   const int64_t bytes = (S * (kept ? 8 : 6) + 16) * d;
   const Transfer transfer = {should_fetch<float>(bytes), kept && should_stream(kept, S, bytes)};
@@ -119,7 +125,7 @@ void rounded_total(double* out, float* peaks, const double* total, const float* 
   const RowPeaks row_peaks(S, team);
   for_blocks(d, block_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<RoundedTotal>(isa, out, row_peaks.of(worker), total, updates, memory, weights, S, kept,
-                           transfer, scales, column, n);
+                           transfer, faded, scales, column, n);
   });
   row_peaks.write(peaks);
 }

@@ -3,6 +3,7 @@
 
 #include "kernels.h"
 #include "rows.cuh"
+#include "total_sums.cuh"
 
 namespace fastagg::cuda {
 namespace {
@@ -122,11 +123,12 @@ __global__ void __launch_bounds__(kThreads)
 
 // out = total + sum_s weights[s] * (kept[s] - memory[s]), in the order of memory_total_kernel. The
 // columns of a thread share a scale.
-template <int V>
+template <int V, bool kFaded>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     total_kernel(int64_t tasks, double* out, const double* total, const int8_t* const* kept,
                  const float* const* kept_scales, const int8_t* const* memory,
-                 const float* const* memory_scales, int S, int64_t d, const double* weights) {
+                 const float* const* memory_scales, int S, int64_t d, const double* weights,
+                 FadedTotal faded) {
   static_assert(kScaleBlock % V == 0);
   extern __shared__ float4 shared[];
   const int batches = row_batches(S, blockDim.y);
@@ -142,7 +144,8 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     const auto columns = Columns<V>::of(task, d);
     const Share share = share_of_thread<V>(task, d);
     const int64_t block = columns.begin / kScaleBlock;
-    double now[V], sums[V] = {};
+    double now[V];
+    TotalSums<V, kFaded> sums;
     load_share<V>(now, total, share);
     for (int b = 0; b < batches; ++b) {
       Batch<int8_t, V> fresh, old;
@@ -158,14 +161,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
         for (int v = 0; v < V; ++v) {
           const float row = static_cast<float>(fresh.x[j].at[v]) * scale;
           const float before = static_cast<float>(old.x[j].at[v]) * old_scale;
-          sums[v] = fma(weight, static_cast<double>(row) - static_cast<double>(before), sums[v]);
+          sums.add(v, weight, faded, s, row, before);
         }
       }
     }
-    splits.add_up(sums);
-#pragma unroll
-    for (int n = 0; n < V; ++n) now[n] = __dadd_rn(now[n], sums[n]);
-    store_share<V>(out, now, share);
+    sums.store(splits, now, out, faded, share);
   }
 }
 
@@ -205,14 +205,16 @@ cudaError_t quantized_total(double* out, float* peaks, const double* total,
                             const float* const* updates, const int8_t* const* memory,
                             const float* const* memory_scales, int64_t S, int64_t d,
                             const double* weights, int8_t* const* kept, float* const* kept_scales,
-                            int width, cudaStream_t stream) {
+                            const FadedTotal& faded, int width, cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   if (cudaError_t error = quantize(kept, kept_scales, updates, S, d, bits, stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(total_kernel<V>, 5, S, d, stream, out, total, kept, kept_scales, memory,
-                          memory_scales, S, d, weights);
+    return with_faded(faded, [&](auto fades) {
+      return launch_rows<V>(total_kernel<V, fades()>, 5, S, d, stream, out, total, kept,
+                            kept_scales, memory, memory_scales, S, d, weights, faded);
+    });
   });
 }
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "../elements.h"
+#include "../faded_total.h"
 #include "../moment_math.h"
 #include "../pair_state.h"
 #include "../precision.h"
@@ -103,7 +104,7 @@ template <class T>
 cudaError_t memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                          const T* const* memory, const float* const* references, int64_t S,
                          int64_t d, const double* weights, const float* params, float* const* kept,
-                         int width, cudaStream_t stream);
+                         const FadedTotal& faded, int width, cudaStream_t stream);
 
 // All updates are float. `peaks` is in the order of rows.
 cudaError_t scaffold_mean(double* out, float* next, float* peaks, const float* mean,
@@ -130,7 +131,7 @@ cudaError_t quantized_total(double* out, float* peaks, const double* total,
                             const float* const* updates, const int8_t* const* memory,
                             const float* const* memory_scales, int64_t S, int64_t d,
                             const double* weights, int8_t* const* kept, float* const* kept_scales,
-                            int width, cudaStream_t stream);
+                            const FadedTotal& faded, int width, cudaStream_t stream);
 
 // The arithmetic is the CPU's (moment_math.h), so unlike other results these should have its bits.
 template <class T>

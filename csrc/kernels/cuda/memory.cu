@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels.h"
 #include "rows.cuh"
+#include "total_sums.cuh"
 
 namespace fastagg::cuda {
 namespace {
@@ -11,12 +12,14 @@ namespace {
 //   params       // [d], or nullptr: nothing is added to updates
 //   references   // entries may be null; used if `referred`
 //   kept         // may be `memory`; used if `keeps`
-template <class Memory, class T, int V, class Rows, class References, class Kept, class Weights>
-__device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& updates,
+//   faded        // used if kFaded
+template <class Memory, class T, int V, bool kFaded, class Rows, class References, class Kept,
+          class Weights>
+__device__ __forceinline__ void remember(TotalSums<V, kFaded>& sums, const Batch<T, V>& updates,
                                          const Rows& memory, bool referred,
                                          const References& references, bool keeps, const Kept& kept,
-                                         const Weights& weights, const float* params, int S, int b,
-                                         Columns<V> columns) {
+                                         const Weights& weights, const FadedTotal& faded,
+                                         const float* params, int S, int b, Columns<V> columns) {
   Batch<Memory, V> stored;
   stored.load_rows(memory, S, b, columns);
   Floats<V> p{};  // not earlier: registers
@@ -37,8 +40,7 @@ __device__ __forceinline__ void remember(double (&sums)[V], const Batch<T, V>& u
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       if (params) row.at[v] = __fadd_rn(p.at[v], row.at[v]);
-      const double change = static_cast<double>(row.at[v]) - static_cast<double>(old.at[v]);
-      sums[v] = fma(weight, change, sums[v]);
+      sums.add(v, weight, faded, s, row.at[v], old.at[v]);
     }
     if (keeps) store<V>(kept[s] + columns.begin, row, columns.count);
   }
@@ -61,29 +63,27 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
     const Share share = share_of_thread<V>(task, d);
-    double now[V], sums[V] = {};
+    double now[V];
+    TotalSums<V, false> sums;
     load_share<V>(now, total, share);
     for (int b = 0; b < batches; ++b) {
       Batch<T, V> batch;
       batch.load_rows(rows, S, b, columns);
-      remember<float>(sums, batch, own, false, own, true, own, factors, models ? params : nullptr,
-                      S, b, columns);
+      remember<float>(sums, batch, own, false, own, true, own, factors, {},
+                      models ? params : nullptr, S, b, columns);
     }
     const Floats<V> old = load_share<V>(params, share);  // registers have no room for it earlier
-    splits.add_up(sums);
-#pragma unroll
-    for (int n = 0; n < V; ++n) now[n] = __dadd_rn(now[n], sums[n]);
-    store_share<V>(total, now, share);
+    sums.store(splits, now, total, {}, share);
     apply_total(params, old, now, share, lr, norm, models);
   }
 }
 
-template <class T, int V>
+template <class T, int V, bool kFaded>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     memory_total_kernel(int64_t tasks, double* out, int32_t* peaks, const double* total,
                         const T* const* updates, const T* const* memory,
                         const float* const* references, int S, int64_t d, const double* weights,
-                        const float* params, float* const* kept) {
+                        const float* params, float* const* kept, FadedTotal faded) {
   extern __shared__ float4 shared[];
   const int batches = row_batches(S, blockDim.y);
   TablePlaces places(shared, V, S);
@@ -98,19 +98,17 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const auto columns = Columns<V>::of(task, d);
     const Share share = share_of_thread<V>(task, d);
-    double now[V], sums[V] = {};
+    double now[V];
+    TotalSums<V, kFaded> sums;
     load_share<V>(now, total, share);
     for (int b = 0; b < batches; ++b) {
       Batch<T, V> batch;
       batch.load_rows(rows, S, b, columns);
       remember<T>(sums, batch, own, references != nullptr, bases, kept != nullptr, to, factors,
-                  params, S, b, columns);
+                  faded, params, S, b, columns);
       largest.add(batch, peaks, S, b);
     }
-    splits.add_up(sums);
-#pragma unroll
-    for (int n = 0; n < V; ++n) now[n] = __dadd_rn(now[n], sums[n]);
-    store_share<V>(out, now, share);
+    sums.store(splits, now, out, faded, share);
   }
   largest.write(peaks, S, 0);
 }
@@ -149,13 +147,15 @@ template <class T>
 cudaError_t memory_total(double* out, float* peaks, const double* total, const T* const* updates,
                          const T* const* memory, const float* const* references, int64_t S,
                          int64_t d, const double* weights, const float* params, float* const* kept,
-                         int width, cudaStream_t stream) {
+                         const FadedTotal& faded, int width, cudaStream_t stream) {
   auto* bits = reinterpret_cast<int32_t*>(peaks);
   if (cudaError_t error = cudaMemsetAsync(bits, 0, S * sizeof(int32_t), stream)) return error;
   return with_width(width, [&](auto w) {
     constexpr int V = decltype(w)::value;
-    return launch_rows<V>(memory_total_kernel<T, V>, 5, S, d, stream, out, bits, total, updates,
-                          memory, references, S, d, weights, params, kept);
+    return with_faded(faded, [&](auto fades) {
+      return launch_rows<V>(memory_total_kernel<T, V, fades()>, 5, S, d, stream, out, bits, total,
+                            updates, memory, references, S, d, weights, params, kept, faded);
+    });
   });
 }
 
@@ -187,12 +187,15 @@ template cudaError_t memory_update(float*, double*, const Half* const*, float* c
                                    int64_t, const double*, double, double, bool, int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const float* const*,
                                   const float* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, float* const*, int, cudaStream_t);
+                                  const double*, const float*, float* const*,
+                                  const FadedTotal&, int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const Bfloat16* const*,
                                   const Bfloat16* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, float* const*, int, cudaStream_t);
+                                  const double*, const float*, float* const*,
+                                  const FadedTotal&, int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const Half* const*,
                                   const Half* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, float* const*, int, cudaStream_t);
+                                  const double*, const float*, float* const*,
+                                  const FadedTotal&, int, cudaStream_t);
 
 }  // namespace fastagg::cuda

@@ -72,6 +72,10 @@ def quantized_total_(
     weights: Tensor,
     kept: Sequence[Tensor],
     kept_scales: Tensor,
+    *,
+    faded: Tensor | None = None,
+    faded_weights: Tensor | None = None,
+    fading: float = 1.0,
 ) -> Tensor:
     """Compute :func:`memory_total_` for int8 rows; :func:`quantize_` rounds the new ones.
 
@@ -86,6 +90,7 @@ def quantized_total_(
         weights: [S] float32 or float64.
         kept: S tensors [d] int8; changed in place.
         kept_scales: [S, ceil(d / 256)] float32; changed in place.
+        faded, faded_weights, fading: as for :func:`memory_total_`.
 
     Returns:
         ``out``.
@@ -95,4 +100,5 @@ def quantized_total_(
     old = torch.empty_like(new)
     dequantize_(list(new), kept, list(kept_scales))
     dequantize_(list(old), memory, memory_scales)
-    return memory_total_(out, peaks, total, list(old), new, clients, weights)
+    more = {"faded": faded, "faded_weights": faded_weights, "fading": fading}
+    return memory_total_(out, peaks, total, list(old), new, clients, weights, **more)

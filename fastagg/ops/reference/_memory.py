@@ -159,6 +159,9 @@ def memory_total_(
     kept: Sequence[Tensor] | None = None,
     *,
     scales: Tensor | None = None,
+    faded: Tensor | None = None,
+    faded_weights: Tensor | None = None,
+    fading: float = 1.0,
 ) -> Tensor:
     """Compute the total and the new rows of :func:`memory_update_`.
 
@@ -166,6 +169,9 @@ def memory_total_(
     ``updates[s]``, or ``params + updates[s]`` if params are given, and ``old[s]`` is ``memory[s]``,
     or ``references[s] + memory[s]`` where a reference is given. ``m`` and ``old`` are float32. If
     memory is bfloat16 and updates are float32, ``m`` is rounded to bfloat16 first.
+
+    With ``faded``, also
+    ``faded = fading * total + sum_s faded_weights[s] * (m[s] - fading * old[s])``.
 
     Args:
         out: [d] float64; changed in place.
@@ -180,11 +186,16 @@ def memory_total_(
         kept: S vectors [d] float32, or bfloat16 as memory; changed in place. By default the new
             rows are not written.
         scales: [S] float; the updates are multiplied by them, in float32. By default all are 1.
+        faded: [d] float64; changed in place.
+        faded_weights: [S] float32 or float64.
+        fading: factor of total and old rows in ``faded``.
 
     Returns:
         ``out``.
     """
     out.copy_(total)
+    if faded is not None:
+        torch.mul(total, fading, out=faded)
     if len(clients) == 0:
         return out
     own = _of_clients(memory, clients)
@@ -199,6 +210,9 @@ def memory_total_(
     for row, value in zip(kept or [], new, strict=kept is not None):
         row.copy_(value)
     change = new.to(torch.float64) - float64_rows(old)
+    if faded is not None:
+        assert faded_weights is not None
+        faded.add_(faded_weights.to(torch.float64) @ (new - fading * float64_rows(old)))
     return out.add_(weights.to(torch.float64) @ change)
 
 
