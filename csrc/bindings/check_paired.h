@@ -130,16 +130,13 @@ inline PairedRows check_mimic_mean(const at::Tensor& out, const at::Tensor& roun
 // Whether an op takes memory rows of bfloat16 for updates of float32.
 enum class Rounded { kNo, kYes };
 
-inline PairedRows check_memory_total(const at::Tensor& out, const at::Tensor& peaks,
-                                     const at::Tensor& total, at::TensorList memory,
-                                     at::TensorList tensors, const at::Tensor& clients,
-                                     const at::Tensor& weights,
-                                     const c10::List<std::optional<at::Tensor>>& references,
-                                     const std::optional<at::Tensor>& params, at::TensorList kept,
-                                     const std::optional<at::Tensor>& scales,
-                                     const std::optional<at::Tensor>& faded,
-                                     const std::optional<at::Tensor>& faded_weights,
-                                     Rounded allowed) {
+inline PairedRows check_memory_total(
+    const at::Tensor& out, const at::Tensor& peaks, const at::Tensor& total, at::TensorList memory,
+    at::TensorList tensors, const at::Tensor& clients, const at::Tensor& weights,
+    const c10::List<std::optional<at::Tensor>>& references, const std::optional<at::Tensor>& params,
+    at::TensorList kept, const std::optional<at::Tensor>& scales,
+    const std::optional<at::Tensor>& faded, const std::optional<at::Tensor>& faded_weights,
+    Rounded allowed) {
   const int64_t d = out.numel();
   check_tensor(out, "out", at::kDouble, {d});
   const at::Device device = out.device();

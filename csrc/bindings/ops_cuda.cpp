@@ -590,9 +590,9 @@ void memory_total_(const at::Tensor& out, const at::Tensor& peaks, const at::Ten
                    const std::optional<at::Tensor>& scales, const std::optional<at::Tensor>& faded,
                    const std::optional<at::Tensor>& faded_weights, double fading) {
   const OnDevice on(out, "out");
-  PairedRows given = check_memory_total(
-      out, peaks, total, memory, tensors, clients.to(at::kCPU), weights.to(at::kCPU), references,
-      params, kept, on_cpu(scales), faded, on_cpu(faded_weights), Rounded::kNo);
+  PairedRows given = check_memory_total(out, peaks, total, memory, tensors, clients.to(at::kCPU),
+                                        weights.to(at::kCPU), references, params, kept,
+                                        on_cpu(scales), faded, on_cpu(faded_weights), Rounded::kNo);
   const int64_t S = given.size(), d = given.d;
   const std::vector<at::Tensor> scaled = scale_updates(given, tensors);
   PairedTables rows(on, given);
@@ -688,9 +688,9 @@ void quantized_total_(const at::Tensor& out, const at::Tensor& peaks, const at::
                       const at::Tensor& kept_scales, const std::optional<at::Tensor>& faded,
                       const std::optional<at::Tensor>& faded_weights, double fading) {
   const OnDevice on(out, "out");
-  const QuantizedTotal given = check_quantized_total(
-      out, peaks, total, memory, memory_scales, tensors, clients.to(at::kCPU),
-      weights.to(at::kCPU), kept, kept_scales, faded, on_cpu(faded_weights));
+  const QuantizedTotal given =
+      check_quantized_total(out, peaks, total, memory, memory_scales, tensors, clients.to(at::kCPU),
+                            weights.to(at::kCPU), kept, kept_scales, faded, on_cpu(faded_weights));
   const int64_t S = given.size(), d = given.d;
   Tables tables;
   const int64_t updates_at = tables.add(given.updates), memory_at = tables.add(given.memory);

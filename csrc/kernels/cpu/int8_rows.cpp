@@ -169,10 +169,10 @@ struct QuantizedTotal {
     std::copy_n(total + column, n, out + column);
     const auto take = [&](auto rows, int64_t s) FASTAGG_INLINE_LAMBDA {
       for (int64_t begin = column; begin < column + n; begin += kScaleBlock)
-        remember<W, decltype(rows)::value>(
-            out + begin, peaks + s, updates + s, memory + s, memory_scales + s, kept + s,
-            kept_scales + s, weights + s, part_of(other, s, begin - column), begin,
-            std::min(kScaleBlock, column + n - begin));
+        remember<W, decltype(rows)::value>(out + begin, peaks + s, updates + s, memory + s,
+                                           memory_scales + s, kept + s, kept_scales + s,
+                                           weights + s, part_of(other, s, begin - column), begin,
+                                           std::min(kScaleBlock, column + n - begin));
     };
     int64_t s = 0;
     for (; s + kRows <= S; s += kRows) take(std::integral_constant<int, kRows>(), s);
@@ -212,8 +212,7 @@ void dequantize(float* const* out, const int8_t* const* numbers, const float* co
 void quantized_total(double* out, float* peaks, const double* total, const float* const* updates,
                      const int8_t* const* memory, const float* const* memory_scales, int64_t S,
                      int64_t d, const double* weights, int8_t* const* kept,
-                     float* const* kept_scales, const FadedTotal& faded,
-                     const Parallel& parallel) {
+                     float* const* kept_scales, const FadedTotal& faded, const Parallel& parallel) {
   const Isa isa = current_isa();
   const Parallel team = parallel.for_work((6 * S + 16) * d);
   const RowPeaks row_peaks(S, team);

@@ -42,8 +42,7 @@ FASTAGG_INLINE void add_both(double* sums, const double* from, const float (&row
                              const FadedTotal& faded, int64_t begin, Count count) {
   add_differences<W, G>(sums + begin, from + begin, rows, old, weights, 1.0, count);
   double* const other = faded.out + begin;
-  if (faded.out)
-    add_differences<W, G>(other, other, rows, old, faded.weights, faded.fading, count);
+  if (faded.out) add_differences<W, G>(other, other, rows, old, faded.weights, faded.fading, count);
 }
 
 }  // namespace fastagg::cpu

@@ -48,9 +48,8 @@ struct RememberRounded {
   template <int W>
   FASTAGG_INLINE static void run(double* sums, const double* from, const float* const* updates,
                                  const Bfloat16* const* memory, Bfloat16* const* kept,
-                                 Transfer transfer, const double* weights,
-                                 const FadedTotal& faded, const float* scales, int32_t* peaks,
-                                 int64_t column, int64_t n) {
+                                 Transfer transfer, const double* weights, const FadedTotal& faded,
+                                 const float* scales, int32_t* peaks, int64_t column, int64_t n) {
     Magnitude<W> largest[G];
     double w[G], faded_weights[G] = {};
     const FadedTotal other = {faded.out, faded_weights, faded.fading};

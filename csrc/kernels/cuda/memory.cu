@@ -104,8 +104,9 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     for (int b = 0; b < batches; ++b) {
       Batch<T, V> batch;
       batch.load_rows(rows, S, b, columns);
-      remember<T>(sums, batch, own, references != nullptr, bases, kept != nullptr, to, factors,
-                  faded, params, S, b, columns);
+      // With a second sum there are neither references nor params, and registers are scarce.
+      remember<T>(sums, batch, own, !kFaded && references != nullptr, bases, kept != nullptr, to,
+                  factors, faded, kFaded ? nullptr : params, S, b, columns);
       largest.add(batch, peaks, S, b);
     }
     sums.store(splits, now, out, faded, share);
@@ -187,15 +188,15 @@ template cudaError_t memory_update(float*, double*, const Half* const*, float* c
                                    int64_t, const double*, double, double, bool, int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const float* const*,
                                   const float* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, float* const*,
-                                  const FadedTotal&, int, cudaStream_t);
+                                  const double*, const float*, float* const*, const FadedTotal&,
+                                  int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const Bfloat16* const*,
                                   const Bfloat16* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, float* const*,
-                                  const FadedTotal&, int, cudaStream_t);
+                                  const double*, const float*, float* const*, const FadedTotal&,
+                                  int, cudaStream_t);
 template cudaError_t memory_total(double*, float*, const double*, const Half* const*,
                                   const Half* const*, const float* const*, int64_t, int64_t,
-                                  const double*, const float*, float* const*,
-                                  const FadedTotal&, int, cudaStream_t);
+                                  const double*, const float*, float* const*, const FadedTotal&,
+                                  int, cudaStream_t);
 
 }  // namespace fastagg::cuda

@@ -100,5 +100,15 @@ def quantized_total_(
     old = torch.empty_like(new)
     dequantize_(list(new), kept, list(kept_scales))
     dequantize_(list(old), memory, memory_scales)
-    more = {"faded": faded, "faded_weights": faded_weights, "fading": fading}
-    return memory_total_(out, peaks, total, list(old), new, clients, weights, **more)
+    return memory_total_(
+        out,
+        peaks,
+        total,
+        list(old),
+        new,
+        clients,
+        weights,
+        faded=faded,
+        faded_weights=faded_weights,
+        fading=fading,
+    )
