@@ -9,6 +9,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +128,22 @@ def test_selfcheck_notices_a_wrong_op(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastagg.ops, "gram", lambda *a, **k: right(*a, **k) * (1 + 1e-6))
     failed = [check.op for check in selfcheck.run(d=5_003) if not check.passed]
     assert failed == ["gram"]
+
+
+def test_selfcheck_notices_a_wrong_result_in_a_keyword_argument(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = fastagg.ops.memory_total_
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        result = right(*arguments, **options)
+        if "faded" in options:
+            options["faded"] *= 1 + 1e-6
+        return result
+
+    monkeypatch.setattr(fastagg.ops, "memory_total_", wrong)
+    failed = [check.op for check in selfcheck.run(d=300) if not check.passed]
+    assert failed == ["memory_total_"]
 
 
 @pytest.mark.parametrize("how", ["NaN", "shape", "dtype"])

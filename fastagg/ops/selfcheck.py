@@ -110,8 +110,10 @@ def _outcome(op: Op, implementation: Any, data: ExampleData) -> list[Tensor]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = [_copied(value) for value in args]
-        result = function(*given, **kwargs)
-        found.extend(tensors_in(given if op.name.endswith("_") else result))
+        named = {name: _copied(value) for name, value in kwargs.items()}
+        result = function(*given, **named)
+        changed = [*given, *named.values()]
+        found.extend(tensors_in(changed if op.name.endswith("_") else result))
         return result
 
     op.example(call, data)

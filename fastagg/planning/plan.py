@@ -180,8 +180,8 @@ def plan(
 
     Scratch is 4d for rules that only weight rows; fdms needs 16S^2 more (18S^2 with elimination).
     With sketches, it is 20Sk more, or 24Sk for the robust rules that have them.
-    Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic, mimic-aged and
-    fedstale 12d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S
+    Of the rules with a memory, mifa, stale, fedvarp and scaffold need 8d, mimic and mimic-aged 12d,
+    fedstale 16d, and stale-models 8d, or 12d with ``owned``. If they copy rows, they also need S
     spare rows, 4Sd, into which a step writes the new memory rows. With ``max_age``, these rules but
     the mimic ones need 12d and up to 3 MB more, a total without the expired rows and a row of
     zeros (with bfloat16 or int8 rows, 8d and one row), and the robust rules with ``reuse`` one row

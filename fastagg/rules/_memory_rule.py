@@ -240,6 +240,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         """Compute the new total and memory rows in scratch; return the S peaks of the rows."""
         if not cohort.ids:
             copy_in_pieces_(self._next_total, total)
+            if plan.faded is not None:
+                torch.mul(total, plan.fading, out=plan.faded)
             return []
         ids, memory = cohort.ids, self.memory
         renewed = set(plan.expired).intersection(ids)  # their old rows have left the total

@@ -40,7 +40,7 @@ class FedStale(MemoryRule):
     in ``fedau``: the mean length of the client's intervals so far, in rounds, skipped ones
     included, and 1 before the first one ends.
 
-    With ``beta=0`` the model moves as under ``fedau``, but for rounding. With ``beta=1`` the rule
+    With ``beta=0`` the model moves as under ``fedau``, up to rounding. With ``beta=1`` the rule
     is ``fedvarp`` with the weights w_s omega_s in place of 1/S: unbiased for clients that are
     active at different rates. Source: Rodio and Neglia 2024.
 

@@ -37,6 +37,7 @@ class Round:
         self.total = torch.randn(d, generator=g, dtype=F64)
         self.kept = list(torch.full((S, d), torch.nan))
         self.scales = self.kept_scales = torch.empty(0)
+        self.factors: Tensor | None = None
         if kind in ("bfloat16", "float16"):
             dtype = getattr(torch, kind)
             self.updates = self.updates.to(dtype)
@@ -73,7 +74,7 @@ class Round:
             module.quantized_total_(*common, scales, *rows, self.kept, self.kept_scales, **second)
         else:
             kept = self.kept if self.kind in ("float32", "rounded") else None
-            module.memory_total_(*common, *rows, kept=kept, **second)
+            module.memory_total_(*common, *rows, kept=kept, scales=self.factors, **second)
         return out, other, peaks
 
 
@@ -111,8 +112,9 @@ def test_against_the_oracle(isa: str, kind: str, S: int, d: int) -> None:
     out, faded, peaks = ours.run()
     kept, scales = [row.clone() for row in ours.kept], ours.kept_scales.clone()
     expected, wanted, _ = ours.run(reference)
-    # All of it is float64, on numbers below 8: S + 1 roundings of a sum of at most 64 S + 8.
-    bound = 2.0**-52 * (S + 1) * (64 * S + 8)
+    # All of it is float64, on numbers below 8: a term, of at most 8 (8 + 0.3 * 8) = 84, is rounded
+    # up to three times, and a sum of at most 84 S + 8 once for each row.
+    bound = 2.0**-53 * (3 + S + 1) * (84 * S + 8)
     assert (out - expected).abs().max() <= bound
     assert (faded - wanted).abs().max() <= bound
     # The first sum, the rows and the peaks are those of a call without the second one.
@@ -154,6 +156,28 @@ def test_order_and_threads_do_not_matter(kind: str, seed: int, S: int, d: int) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_several_threads_give_the_same_bits(kind: str) -> None:
+    ours, threads = Round(kind, 25, 60_001), torch.get_num_threads()  # 2 MB for each of 3 threads
+    results = []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        try:
+            results.append(ours.run())
+        finally:
+            torch.set_num_threads(threads)
+    assert all(map(torch.equal, *results))
+
+
+@pytest.mark.parametrize("kind", ["float32", "rounded"])
+def test_both_sums_are_those_of_scaled_rows(isa: str, kind: str) -> None:
+    skip_without_rounding(kind, isa)
+    ours, scaled = Round(kind, 7, 1_031), Round(kind, 7, 1_031)
+    ours.factors = torch.rand(7)
+    scaled.updates = ours.updates * ours.factors[:, None]
+    assert all(map(torch.equal, ours.run(), scaled.run()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_bad_numbers_show(isa: str, kind: str, bad: float) -> None:
     skip_without_rounding(kind, isa)
@@ -180,7 +204,7 @@ def test_wrong_arguments_change_nothing(isa: str, kind: str) -> None:
                 )  # fmt: skip
             else:
                 ops.memory_total_(out, peaks, ours.total, ours.memory, *rows, **arguments)
-        assert (out == 7.0).all() and (peaks == 7.0).all()
+        assert (out == 7.0).all() and (peaks == 7.0).all() and (faded == 0.0).all()
 
     faded, weights = torch.zeros(9, dtype=F64), ours.faded_weights
     together = "faded_weights: expected with faded, and only then"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fastagg
 from fastagg import FedAU, FedStale, FedVARP, UpdateBuffer
+from fastagg.updates.streams import TensorRows
 
 K = 6
 WEIGHTS = [3.0, 1.0, 4.0, 1.0, 5.0, 0.0]
@@ -202,16 +203,17 @@ def test_taking_ownership_gives_the_same_bits(
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("d", [3, 1025])
 def test_a_cohort_may_have_any_size(dtype: str, d: int) -> None:
-    """64 MiB hold 1024 columns of 16,384 converted rows; new and old rows are 16,386."""
+    """64 MiB hold 1024 columns of 16,384 converted rows; streamed and old rows are 16,386."""
     size, ones = 8193, torch.ones(1)
     agg = FedStale(num_clients=size, num_params=d, memory_dtype=dtype)
     params, few = torch.zeros(d), torch.zeros(1)
     for value in (1.0, 2.0):
-        agg.step(params, torch.full((1, d), value).expand(size, d), torch.arange(size))
+        rows = TensorRows(torch.full((1, d), value).expand(size, d))
+        agg.step(params, rows, torch.arange(size))
     small = FedStale(num_clients=1, num_params=1, memory_dtype=dtype)
     for value in (1.0, 2.0):
         small.step(few, value * ones[None], [0])
-    # Weights 1 / 8193 are added up, and rounded to float32 once.
+    # Two steps are rounded to float32. Their sums, of weights 1 / 8193, are float64.
     torch.testing.assert_close(params, few.expand(d), rtol=4 * 2.0**-24, atol=0.0)
 
 

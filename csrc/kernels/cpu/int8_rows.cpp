@@ -214,7 +214,7 @@ void quantized_total(double* out, float* peaks, const double* total, const float
                      int64_t d, const double* weights, int8_t* const* kept,
                      float* const* kept_scales, const FadedTotal& faded, const Parallel& parallel) {
   const Isa isa = current_isa();
-  const Parallel team = parallel.for_work((6 * S + 16) * d);
+  const Parallel team = parallel.for_work((6 * S + (faded.out ? 24 : 16)) * d);
   const RowPeaks row_peaks(S, team);
   for_blocks(d, task_columns(d, team.workers), team, [&](int64_t column, int64_t n, int worker) {
     dispatch<QuantizedTotal>(isa, out, row_peaks.of(worker), total, updates, memory, memory_scales,

@@ -273,7 +273,7 @@ void memory_total(double* out, float* peaks, const double* total, const T* const
                   const double* weights, const float* params, float* const* kept,
                   const float* scales, const FadedTotal& faded, const Parallel& parallel) {
   const Isa isa = current_isa();
-  const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + 16) * d;
+  const int64_t bytes = (S * (kept ? 3 : 2) * int64_t{sizeof(T)} + (faded.out ? 24 : 16)) * d;
   const Transfer transfer = {should_fetch<T>(bytes), kept && should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);

@@ -118,7 +118,7 @@ void rounded_total(double* out, float* peaks, const double* total, const float* 
                    Bfloat16* const* kept, const float* scales, const FadedTotal& faded,
                    const Parallel& parallel) {
   const Isa isa = current_isa();
-  const int64_t bytes = (S * (kept ? 8 : 6) + 16) * d;
+  const int64_t bytes = (S * (kept ? 8 : 6) + (faded.out ? 24 : 16)) * d;
   const Transfer transfer = {should_fetch<float>(bytes), kept && should_stream(kept, S, bytes)};
   const Parallel team = parallel.for_work(bytes);
   const RowPeaks row_peaks(S, team);

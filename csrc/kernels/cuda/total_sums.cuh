@@ -12,7 +12,8 @@ struct TotalSums {
   double sums[V] = {};
   double faded[kFaded ? V : 1] = {};  // those of the FadedTotal
 
-  // Adds column v of row s.
+  // Adds column v of row s. The second weights are read from memory: these kernels have no room for
+  // one more table in shared memory.
   __device__ __forceinline__ void add(int v, double weight, const FadedTotal& other, int s,
                                       float row, float old) {
     const double fresh = row, before = old;

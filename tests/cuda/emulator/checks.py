@@ -220,11 +220,16 @@ def in_any_order() -> None:
         ops.weighted_sum_(params, rows, torch.ones(S), 0.5)
         sums = ops.weighted_sum_(torch.zeros(37), wide, torch.ones(700), 0.0)
         median, kept, peak = torch.zeros(37), torch.zeros(d), torch.zeros(1)
+        out, faded, peaks = total.clone(), total.clone(), torch.zeros(S)
+        ops.memory_total_(
+            out, peaks, total, own, rows, torch.arange(S), torch.ones(S), faded=faded,
+            faded_weights=torch.arange(S) / S, fading=0.3,
+        )  # fmt: skip
         ops.trimmed_mean_(median, peak, wide, 349)
         ops.meamed_(kept, peak, rows, 13)
         results.append([
             fresh, gram(many), ops.abs_max(wide), scores, counts, candidates, friends,
-            params, own, total, sums, median, kept, peak,
+            params, own, total, sums, median, kept, peak, out, faded, peaks,
         ])  # fmt: skip
     del os.environ["FASTAGG_EMULATED_ORDER"]
     for result in results[1:]:
@@ -271,6 +276,25 @@ def rounds_in_two_halves() -> None:
         two = ops.add_total_(params.clone(), out, 0.7, 1.0)
         assert torch.equal(one, two) and torch.equal(peaks, ops.abs_max(updates))
         assert torch.equal(torch.stack(own), rounded - updates)
+
+
+def second_sums() -> None:
+    """Both sums of memory_total_, also of more rows than a thread or a table holds."""
+    for S, d in ((1, 1), (40, 999), (700, 37), (1_100, 37)):
+        updates, memory, clients = torch.randn(S, d), torch.randn(S, d), torch.randperm(S)
+        total, weights = torch.randn(d, dtype=F64), torch.randn(S, dtype=F64)
+        results = []
+        for module in (ops, reference):
+            out, faded, peaks = total.clone(), total.clone(), torch.zeros(S)
+            module.memory_total_(
+                out, peaks, total, list(memory), updates, clients, weights, faded=faded,
+                faded_weights=-weights, fading=0.3,
+            )  # fmt: skip
+            results.append((out, faded, peaks))
+        (out, faded, peaks), (expected, wanted, largest) = results
+        bound = 2.0**-53 * (S + 4) * (84 * S + 8)  # see test_faded_total.py
+        assert (out - expected).abs().max() <= bound
+        assert (faded - wanted).abs().max() <= bound and torch.equal(peaks, largest)
 
 
 def tf32() -> None:
