@@ -126,6 +126,8 @@ ARM_LEFT_OUT := "test_gram.py::test_many_rows[1000-600]" "test_gram.py::test_man
   "test_scratch.py::test_gram_needs_as_much_as_gram_scratch_returns[neon-400-4099-3]" \
   "test_rounded_memory.py::test_the_bits_of_float32_rows_with_rounded_values[neon-41-400003-False]" \
   "test_rounded_memory.py::test_the_bits_of_float32_rows_with_rounded_values[neon-41-400003-True]" \
+  "test_faded_total.py::test_against_the_oracle[neon-float32-25-400003]" \
+  "test_faded_total.py::test_against_the_oracle[neon-rounded-25-400003]" \
   test_sketch.py::test_mean_and_variance test_sketch.py::test_error_of_cosines_falls_with_k \
   test_threads.py::test_concurrent_callers_share_the_threads_and_get_the_same_bits \
   test_threads.py::test_a_forked_process_starts_its_own_threads \
