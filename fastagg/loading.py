@@ -19,6 +19,7 @@ from fastagg.clipping import clip_bytes, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.modes import plain_modes, writable
 from fastagg.norm_bound import norm_bytes, resolve_max_norm
+from fastagg.ops.memory import is_out_of_memory
 from fastagg.options import option_names, read_factor, read_size
 from fastagg.registry import available, find
 from fastagg.server_optimizer import optimizer_cost, read_server_optimizer
@@ -125,7 +126,8 @@ def _load(saved: checkpoint.Saved, params: Tensor | None, options: Mapping[str, 
             raise
         raise _fault_of(sorted(bounds), saved.path, error) from error
     if params is not None and vector is not None and vector is not params:
-        writable(params).copy_(vector)
+        with torch.no_grad():  # they may be a Parameter
+            writable(params).copy_(vector)
     return aggregator
 
 
@@ -184,6 +186,8 @@ def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregat
     except (MemoryError, OSError):
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise MemoryError(str(error)) from error
         raise_for(saved.path, error, options)
 
 

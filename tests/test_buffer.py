@@ -427,3 +427,14 @@ def test_layout_from_an_ordered_state_dict_equals_that_from_the_module() -> None
     net = conv_net()
     state = OrderedDict(net.state_dict())
     assert FlatLayout.from_state_dict(state).slots == FlatLayout.from_module(net).slots
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_no_row_changes_if_params_cannot_be_subtracted(strided: bool) -> None:
+    buffer = UpdateBuffer(3, 4)
+    for client in range(3):
+        buffer.row(client).fill_(client + 1.0)
+    params = torch.ones(8)[::2] if strided else buffer.row(2)
+    with pytest.raises(ValueError, match="params: expected a contiguous vector apart from"):
+        buffer.subtract_(params, [0, 1, 2])
+    assert [row[0].item() for row in buffer.rows([0, 1, 2])] == [1.0, 2.0, 3.0]

@@ -162,3 +162,26 @@ def test_the_state_is_not_in_memory_twice_while_the_file_is_read_again(
     with pytest.raises(ValueError, match=f"^cutoff: .*{SHOWN}"):
         fastagg.load(tmp_path / "a", cutoff=1)
     assert alive == [0, 0]
+
+
+def test_parameters_that_require_gradients_are_read_with_a_new_bound(tmp_path: Path) -> None:
+    params = torch.nn.Parameter(torch.ones(6))
+    fastagg.make("mifa", num_clients=3, num_params=6).save(tmp_path / "x", params=params)
+    with torch.no_grad():
+        params.zero_()
+    fastagg.load(tmp_path / "x", params=params, max_norm=5.0)
+    assert params.requires_grad and params.tolist() == [1.0] * 6
+
+
+def test_lack_of_memory_is_no_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's allocator raises RuntimeError."""
+    fastagg.make("mifa", num_clients=3, num_params=6).save(tmp_path / "x")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr("fastagg.rules._memory_rule.make_memory", fail)
+    with pytest.raises(MemoryError, match="can't allocate memory"):
+        fastagg.load(tmp_path / "x")

@@ -396,3 +396,11 @@ def test_numbers_are_read_from_a_copy_of_their_list() -> None:
         _C.int_tensor(3)
     with pytest.raises(TypeError):
         _C.int_tensor([1, "two", 3])
+
+
+@pytest.mark.parametrize("weights", [[10**400, 1], torch.ones(2).to_sparse()])
+def test_weights_that_are_no_numbers(weights: Any) -> None:
+    agg, params = fastagg.make("fedavg", num_clients=2, num_params=3), torch.zeros(3)
+    with pytest.raises(TypeError, match="weights: expected 2 numbers"):
+        agg.step(params, torch.ones(2, 3), [0, 1], weights=weights)
+    assert not params.any() and agg.committed == 0

@@ -43,6 +43,7 @@ from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._weighing import Weighing
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.making import make
+from fastagg.ops.memory import is_out_of_memory
 from fastagg.options import read_count, read_size
 from fastagg.registry import RuleName
 from fastagg.signals import SignalsDeferred
@@ -520,6 +521,7 @@ class AggregationServer:
                     self._resize(rule.num_clients)
             asked, self._sent, self._open = len(self._sent), set(), False
             self._settled = settled or not report.moved
+            self.last_report = report  # also if writing the checkpoint raises an exception
             if self._settled:
                 report = replace(report, checkpoint_error=self._end_round())
             self.last_report = report  # a handler may raise an exception in the place of a return
@@ -664,7 +666,9 @@ class AggregationServer:
         """Do what :meth:`save_if_due` does; return why the checkpoint could not be written."""
         try:
             self.save_if_due()
-        except (OSError, ValueError, MemoryError) as error:
+        except (OSError, ValueError, MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+                raise
             self._overdue = True
             return str(error) or type(error).__name__
         self._overdue = False

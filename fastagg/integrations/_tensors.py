@@ -33,16 +33,24 @@ def pack(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     return {name: _pack(name, tensor) for name, tensor in _dense(tensors).items()}
 
 
-def pack_answer(tensors: Mapping[str, Tensor]) -> dict[str, bytes | Values]:
+def pack_answer(tensors: Mapping[str, Tensor], layout: WireLayout) -> dict[str, bytes | Values]:
     """Return the tensors of an answer as arrays on the wire; the values are copied.
 
     bfloat16 tensors stay tensors; see :func:`pack` for the others.
+
+    Raises:
+        WireError: as :func:`pack`; or they are larger than any answer with this layout, before
+            anything is copied: a small file can make a tensor that repeats one number.
     """
+    dense = _dense(tensors)
+    size, most = sum(t.numel() * t.element_size() for t in dense.values()), answer_limit(layout)
+    if size > most:
+        raise WireError(f"expected at most {most} bytes, got {size}")
     return {
         name: tensor.clone(memory_format=torch.contiguous_format)
         if tensor.dtype == torch.bfloat16
         else _pack(name, tensor)
-        for name, tensor in _dense(tensors).items()
+        for name, tensor in dense.items()
     }
 
 
@@ -58,7 +66,7 @@ def _dense(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise WireError(f"array {name!r}: expected a tensor, got {type(tensor).__name__}")
-        if tensor.layout != torch.strided or tensor.is_meta:
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_nested:
             raise WireError(f"array {name!r}: expected a dense tensor with values")
         found[name] = tensor.detach().cpu()
     return found

@@ -380,7 +380,9 @@ class Server:
             TypeError, ValueError: ``client`` or ``key`` is of another type, or ``client`` is a
                 number that no id can be.
         """
-        return self._submit(client, key, weight, lambda: _tensors.pack_answer(tensors))
+        return self._submit(
+            client, key, weight, lambda: _tensors.pack_answer(tensors, self._layout)
+        )
 
     def submit_bytes(
         self,
@@ -412,34 +414,43 @@ class Server:
                 ``max_empty_rounds`` rounds in a row without an active client; :attr:`last_report`
                 is its report then.
         """
-        with self._changed:
-            current = self._round
-            if current is None or current.ended:
-                raise RuntimeError("finish_round: no round is open; call begin_round first")
-            self._changed.wait_for(
-                lambda: self._round is not current or len(current.answers) == len(current.asked),
-                min(max(0.0, current.deadline - time.monotonic()), threading.TIMEOUT_MAX),
-            )
-            if self._round is not current or current.ended:
-                raise RuntimeError(
-                    f"finish_round: round {current.task.round} was aborted, or is finished by "
-                    "another thread"
-                )
-            current.ended = True
-            number = current.task.round
+        ending: _Round | None = None  # the round, once this thread ends it
         try:
+            with self._changed:
+                current = self._round
+                if current is None or current.ended:
+                    raise RuntimeError("finish_round: no round is open; call begin_round first")
+                self._changed.wait_for(
+                    lambda: (
+                        self._round is not current or len(current.answers) == len(current.asked)
+                    ),
+                    min(max(0.0, current.deadline - time.monotonic()), threading.TIMEOUT_MAX),
+                )
+                if self._round is not current or current.ended:
+                    raise RuntimeError(
+                        f"finish_round: round {current.task.round} was aborted, or is finished by "
+                        "another thread"
+                    )
+                ending = current
+                current.ended = True
             with self._turn:
                 self._aggregate([*current.answers.values()])
         finally:  # after the round, too, if a signal handler has raised an exception
-            with self._changed:
-                self._round = None
-                ignored, self._ignored = self._ignored, {}
-                if self._core.rounds < number:  # it has not happened, and may be begun again
-                    self._core.discard_late(number)
-                else:
-                    self._last_report = self._reported(ignored)
+            if ending is not None:
+                self._close(ending)
         assert self._last_report is not None
         return self._last_report
+
+    def _close(self, ended: _Round) -> None:
+        """Close a round that has been aggregated, or could not be."""
+        with self._changed:
+            self._round = None
+            ignored, self._ignored = self._ignored, {}
+            number = ended.task.round
+            if self._core.rounds < number:  # it has not happened, and may be begun again
+                self._core.discard_late(number)
+            else:
+                self._last_report = self._reported(ignored)
 
     def _reported(self, ignored: dict[str, str]) -> RoundReport:
         """Return the report of the last round, with the answers that were not taken."""

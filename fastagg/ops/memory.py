@@ -24,6 +24,7 @@ __all__ = [
     "flags",
     "float_tensor",
     "int_tensor",
+    "is_out_of_memory",
     "replaced",
     "reserve",
     "rounded",
@@ -34,3 +35,15 @@ __all__ = [
     "tensor_of",
     "usual_cohort",
 ]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that memory ran out.
+
+    torch's allocators raise RuntimeError: a subclass for GPUs, and none for the CPU.
+    """
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and (
+        "allocate memory" in str(error) or "out of memory" in str(error)
+    )

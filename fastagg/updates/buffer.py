@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg import ops
+from fastagg.ops.memory import shared_row
 from fastagg.options import read_device_name, read_size
 from fastagg.updates.allocation import allocate_rows
 
@@ -138,6 +139,8 @@ class UpdateBuffer:
                 f"params: expected [{self._num_params}] float32, got {[*params.shape]} "
                 f"{params.dtype}"
             )
+        if not params.is_contiguous() or shared_row(rows, [params]) >= 0:
+            raise ValueError("params: expected a contiguous vector apart from the rows")
         minus_one = torch.tensor([-1.0], dtype=torch.float32, device="cpu")
         with torch.no_grad():
             for row in rows:

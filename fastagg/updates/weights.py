@@ -23,10 +23,12 @@ def read_weights(name: str, value: object, count: int) -> Tensor:
     """
     try:
         weights = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise TypeError(
             f"{name}: expected {count} numbers, got {type(value).__name__}: {error}"
         ) from error
+    if weights.layout != torch.strided:
+        raise TypeError(f"{name}: expected {count} numbers, got a sparse tensor")
     if weights.shape != (count,):
         raise ValueError(
             f"{name}: expected one per client, shape [{count}], got {list(weights.shape)}"

@@ -736,3 +736,31 @@ def test_a_round_with_fewer_than_min_active_says_so(
     assert run_round(server, range(3)).moved
     other = AggregationServer("fedavg", num_clients=K, min_active=2)
     assert other.resume(path) == ["min_active was 3, is 2"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reported"),
+    [("DefaultCPUAllocator: can't allocate memory", True), ("something else", False)],
+)
+def test_a_round_has_its_report_whatever_the_checkpoint_raises(
+    tmp_path: Path,
+    model: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    message: str,
+    reported: bool,
+) -> None:
+    """torch's allocator raises RuntimeError."""
+    server = AggregationServer("fedavg", num_clients=K, checkpoint_path=tmp_path / "run")
+    server.set_model(model)
+
+    def fail(path: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(server, "save", fail)
+    if reported:
+        assert run_round(server, [0]).checkpoint_error == message
+    else:
+        with pytest.raises(RuntimeError, match=message):
+            run_round(server, [0])
+    assert server.last_report is not None and server.last_report.active == (0,)
+    assert server.rounds == 1

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -706,3 +708,48 @@ def test_an_adaptive_bound_goes_on_after_a_restart(tmp_path: Path) -> None:
     assert torch.equal(flat(whole.model()), flat(again.model()))
     with pytest.raises(ValueError, match="clip_norm was"):
         server("fedavg", clip_norm=4.0).resume(path)
+
+
+def test_a_tensor_that_repeats_one_number_is_not_copied() -> None:
+    """A file of 2 KB, read with torch.load(weights_only=True), can make one of any shape."""
+    server = fastagg.Server("fedavg", {"w": torch.zeros(4)}, num_clients=2)
+    task = server.begin_round()
+    large = torch.zeros(1).expand(1 << 45)
+    assert "expected at most" in str(server.submit(0, {"w": large}, task.key))
+    assert server.submit(1, {"w": torch.ones(4)}, task.key) is None
+    server.close()
+
+
+def test_an_interrupted_round_can_be_begun_again() -> None:
+    """Whichever line of finish_round a signal handler raises an exception from, but the two of its
+    ``finally``, which no code can protect."""
+    code = fastagg.Server.finish_round.__code__
+    source, first = inspect.getsourcelines(fastagg.Server.finish_round)
+    closing = {first + at for at, text in enumerate(source) if "ending is not None" in text}
+    closing |= {first + at for at, text in enumerate(source) if "_close(ending)" in text}
+    assert len(closing) == 2
+    lines = sorted({line for _, _, line in code.co_lines() if line} - {first} - closing)
+    reached = 0
+    for at in lines:
+        server = fastagg.Server("fedavg", {"w": torch.zeros(2)}, num_clients=1)
+        task = server.begin_round()
+        assert server.submit(0, {"w": torch.ones(2)}, task.key) is None
+
+        def trace(frame: Any, event: str, argument: object, at: int = at) -> Any:
+            if frame.f_code is code and event == "line" and frame.f_lineno == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            server.finish_round()
+        except KeyboardInterrupt:
+            reached += 1
+        finally:
+            sys.settrace(before)
+        server.abort_round()
+        assert server.begin_round().round == server.rounds + 1
+        server.close()
+    assert reached > 8
