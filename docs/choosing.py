@@ -38,7 +38,8 @@ from fastagg_sim.verdicts import Estimate
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "choosing.md"
 CIFAR, MNIST, TABLE3 = "fdms-fig1-cifar-seeds", "fdms-fig1-mnist", "mimic-table3"
-TABLE4, ROUNDS = "mimic-table4-fmnist", "mimic-table4-fmnist-rounds"
+TABLE3R, TABLE4 = "mimic-table3-rounds", "mimic-table4-fmnist"
+ROUNDS = "mimic-table4-fmnist-rounds"
 SU = {n: f"adversarial-fig{n}" for n in (1, 5, 9, 11)}
 SHADOW = "adversarial-fig1-shadow"
 LATE = "late-fig1"
@@ -54,7 +55,8 @@ DATA = {
     MEANS: "MNIST, {} absent",
     MEANS_CIFAR: "CIFAR-10, {} absent",
     DTYPES: "MNIST, {} absent",
-    TABLE3: "Fashion-MNIST, absent for up to {} rounds",
+    TABLE3: "Fashion-MNIST, absent for up to {} rounds, few rounds",
+    TABLE3R: "Fashion-MNIST, absent for up to {} rounds",
     FIG7: "Fashion-MNIST, active with probability 0.1",
     TABLE4: "Fashion-MNIST, {} active, time-varying, few rounds",
     ROUNDS: "Fashion-MNIST, 10 % active, time-varying",
@@ -201,6 +203,11 @@ SECTIONS = {
             for method, other in LABELLED
         ),
         Comparison(TABLE3, "=100", UPLOADS_END, "SCAFFOLD", "FedAvg"),
+        *(
+            Comparison(TABLE3R, f"={tau}", UPLOADS_END, method, other)
+            for tau in (20, 50, 100)
+            for method, other in (*LABELLED, ("SCAFFOLD", "FedAvg"))
+        ),
         *(
             Comparison(TABLE4, rate, UPLOADS_END, method, other)
             for rate in ("0.1", "0.3", "0.5")

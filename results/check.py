@@ -39,9 +39,9 @@ LOW, MEDIUM, HIGH = (f"fdms-fig5/{level}" for level in ("low", "medium", "high")
 MANY, MANY_CIFAR = "fdms-fig7/mnist-40", "fdms-fig7/cifar10-40"
 CIFAR_1, CIFAR_5 = "fdms-fig6/cifar10-1", "fdms-fig6/cifar10-5"
 PROX = "fdms-fig8/fedprox"
-TABLE4R = "mimic-table4-fmnist-rounds"
+TABLE4R, TABLE3R = "mimic-table4-fmnist-rounds", "mimic-table3-rounds"
 TABLE3, TABLE4, TABLE4C = "mimic-table3", "mimic-table4-fmnist", "quick/mimic-table4-cifar"
-FIG4, CLIP = "mimic-fig4", "adversarial-clipping"
+FIG4, FIG4R, CLIP = "mimic-fig4", "mimic-fig4-rounds", "adversarial-clipping"
 SCALE, DTYPES = "scale-friends", "memory-dtypes"
 MEANS, MEANS_CIFAR = "friends-from-means/mnist", "friends-from-means-cifar/cifar10"
 SKETCHED = "friends-sketched-seeds/mnist"
@@ -184,6 +184,44 @@ def change(folder: str, method: str, dropout: str | None = None) -> float:
 def final(folder: str, method: str, dropout: str | None = None) -> float:
     """Accuracy in % at the end."""
     return 100 * mean([values[-1] for values in column(folder, method, dropout).values()])
+
+
+PUBLISHED_TABLE3 = {
+    "FedAvg": (69.39, 68.42, 68.21),
+    "FedProx": (72.67, 67.44, 64.74),
+    "SCAFFOLD": (73.46, 72.30, 68.70),
+    "MIFA": (72.92, 72.82, 72.20),
+    "MimiC": (75.89, 74.86, 74.71),
+}
+"""Accuracy in % with absences of up to 20, 50 and 100 rounds."""
+
+
+def apart(folder: str) -> float:
+    """Mean distance of MimiC's table 3 from the published values, in points."""
+    return mean(
+        [
+            abs(final(folder, method, f"={tau}") - published)
+            for method, row in PUBLISHED_TABLE3.items()
+            for tau, published in zip((20, 50, 100), row, strict=True)
+        ]
+    )
+
+
+def moved(method: str) -> float:
+    """How far the accuracy of a run moves in the last 20 of 200 rounds: its range, in points."""
+    (values,) = column(TABLE4R, method).values()
+    return 100 * float(np.ptp(values[-20:]))
+
+
+def between(method: str, first: int, end: int) -> float:
+    """Mean accuracy in % in rounds [first, end) of a run, counted from 0."""
+    (values,) = column(TABLE4R, method).values()
+    return 100 * mean(values[first:end])
+
+
+def later(first: int, end: int | None = None) -> float:
+    """The part in % of the rates of MimiC's rounds [first, end), which fall by 5 % per round."""
+    return 100 * (0.95**first - (0.0 if end is None else 0.95**end))
 
 
 def tail(folder: str, method: str, dropout: str | None = None) -> float:

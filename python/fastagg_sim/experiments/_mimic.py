@@ -53,8 +53,8 @@ class MimicOptions(Options):
     """What "200 model uploadings" counts. rounds: 200 rounds. clients: 200 uploads per client on
     average. total: 200 uploads of all clients together. A client sends two uploads per round with
     SCAFFOLD and one with all other methods. Without dropout, rounds and clients are the same; with
-    dropout they end at the same accuracy, since the learning rate falls by 5 % per round and is
-    below 1 % of its first value after 90 rounds. With --quick it is always total."""
+    dropout they should end within about two points, since the learning rate falls by 5 % per round
+    and is below 1 % of its first value after 90 rounds. With --quick it is always total."""
     as_released: bool = False
     """Availability and units as in the released code: intervals |N(0, 3^2)| instead of
     U[0, tau_max], five levels of static probabilities instead of one, and corrections and stale
@@ -296,13 +296,25 @@ Settings = Callable[[Any], Sequence[Setting]]
 
 
 def _at_the_end(results: Results) -> dict[str, _figures.Line]:
-    """Return the accuracies of the paper's table, known after the last upload only, as short level
-    lines."""
+    """Return the accuracies of the paper's table, known at the end only, as short level lines."""
     lines: dict[str, _figures.Line] = {}
     for method, accuracy in (results.setting.published or {}).items():
-        end = float(max(curve.uploads[-1] for curve in results.curves[method]))
+        end = float(max(x[-1] for x, _ in _over(results, method)))
         lines[method] = (0.85 * end, end), (accuracy, accuracy)
     return lines
+
+
+def _counts_rounds(results: Results) -> bool:
+    """Return whether the runs end after a number of rounds, not of uploads."""
+    return results.setting.task.max_uploads is None
+
+
+def _over(results: Results, method: str) -> list[_figures.Line]:
+    """Return, for every seed, the accuracy in percent over what ends the runs."""
+    curves = results.curves[method]
+    if not _counts_rounds(results):
+        return _figures.over_uploads(curves)
+    return [([r + 1 for r in c.rounds], [100 * a for a in c.accuracy]) for c in curves]
 
 
 def mimic_experiment(
@@ -317,7 +329,8 @@ def mimic_experiment(
     labels: Sequence[str] = LABELS,
     reference: bool = False,
 ) -> Experiment:
-    """Create an experiment with a table and a figure of accuracy over uploads.
+    """Create an experiment with a table and a figure of accuracy over uploads, or over rounds if
+    these are counted.
 
     settings: `settings(options)` returns the columns of the table, which are also the panels of the
         figure.
@@ -348,9 +361,9 @@ def mimic_experiment(
         return [Results(setting, folders[setting.folder]) for setting in settings(chosen)]
 
     def draw(folders: Mapping[str, Path], chosen: MimicOptions, path: Path) -> Path:
-        plots = []
-        for results in read(folders, chosen):
-            lines = {n: _figures.over_uploads(curves) for n, curves in results.curves.items()}
+        plots, columns = [], read(folders, chosen)
+        for results in columns:
+            lines = {method: _over(results, method) for method in results.curves}
             plots.append(
                 _figures.Plot(
                     results.setting.column,
@@ -359,7 +372,8 @@ def mimic_experiment(
                     published=_at_the_end(results),
                 )
             )
-        return _figures.draw(plots, path, xlabel="Number of Model Uploadings")
+        counted = "Rounds" if _counts_rounds(columns[0]) else "Model Uploadings"
+        return _figures.draw(plots, path, xlabel=f"Number of {counted}")
 
     return Experiment(
         name=name,
