@@ -19,7 +19,7 @@ from fastagg.clipping import clip_bytes, read_clip_norm
 from fastagg.costs import Cost, Sizes
 from fastagg.modes import plain_modes, writable
 from fastagg.norm_bound import norm_bytes, resolve_max_norm
-from fastagg.ops.memory import is_out_of_memory
+from fastagg.ops.memory import memory_errors
 from fastagg.options import option_names, read_factor, read_size
 from fastagg.registry import available, find
 from fastagg.server_optimizer import optimizer_cost, read_server_optimizer
@@ -180,14 +180,13 @@ def _make_saved(saved: checkpoint.Saved, options: Mapping[str, Any]) -> Aggregat
             saved.path, f"params: expected shape [{size}], got {[*saved.params.shape]}"
         )
     try:
-        aggregator = rule(**merged_options(saved.options, options))
+        with memory_errors():
+            aggregator = rule(**merged_options(saved.options, options))
         check_state_options(aggregator, saved.options, options)
         return aggregator
     except (MemoryError, OSError):
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            raise MemoryError(str(error)) from error
         raise_for(saved.path, error, options)
 
 

@@ -16,7 +16,6 @@ from fastagg.integrations._report import Answer, RoundReport, not_written
 from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._untrusted import brief
 from fastagg.integrations._wire import Arrays
-from fastagg.ops.memory import is_out_of_memory
 
 _LOG = logging.getLogger("flwr")
 IdFn = Callable[[Any, dict[str, Any]], int]
@@ -208,9 +207,7 @@ def save_last(server: AggregationServer) -> None:
     """
     try:
         server.save_if_due()
-    except (OSError, ValueError, MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-            raise
+    except (OSError, ValueError, MemoryError) as error:
         _LOG.error("\tthe last checkpoint was not written: %s", str(error) or type(error).__name__)
 
 

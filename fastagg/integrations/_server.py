@@ -43,7 +43,7 @@ from fastagg.integrations._signals import SignalGuard
 from fastagg.integrations._weighing import Weighing
 from fastagg.integrations._wire import Arrays, WireError, WireLayout
 from fastagg.making import make
-from fastagg.ops.memory import is_out_of_memory
+from fastagg.ops.memory import memory_errors
 from fastagg.options import read_count, read_size
 from fastagg.registry import RuleName
 from fastagg.signals import SignalsDeferred
@@ -666,9 +666,7 @@ class AggregationServer:
         """Do what :meth:`save_if_due` does; return why the checkpoint could not be written."""
         try:
             self.save_if_due()
-        except (OSError, ValueError, MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not is_out_of_memory(error):
-                raise
+        except (OSError, ValueError, MemoryError) as error:
             self._overdue = True
             return str(error) or type(error).__name__
         self._overdue = False
@@ -681,6 +679,7 @@ class AggregationServer:
             ValueError: an option of the rule cannot be stored, or the header is larger than a
                 reader accepts. An older file is unchanged.
             OSError: the folder does not exist or is not writable. An older file is unchanged.
+            MemoryError: memory ran out. An older file is unchanged.
         """
         run = Run(
             rounds=self.rounds,
@@ -693,7 +692,8 @@ class AggregationServer:
             steps=self._late.steps,
             name=self._late.run,
         )
-        write_run(path, run, saves_earlier=self._saves_earlier, keep=self.checkpoint_keep)
+        with memory_errors():
+            write_run(path, run, saves_earlier=self._saves_earlier, keep=self.checkpoint_keep)
 
     def resume(self, path: str | os.PathLike[str]) -> list[str]:
         """Continue from a file that :meth:`save` wrote; later rounds are bit-identical.

@@ -7,6 +7,11 @@ functions raise MemoryError or RuntimeError instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
 from fastagg._C import flags as flags
 from fastagg._C import float_tensor as float_tensor
 from fastagg._C import int_tensor as int_tensor
@@ -24,7 +29,7 @@ __all__ = [
     "flags",
     "float_tensor",
     "int_tensor",
-    "is_out_of_memory",
+    "memory_errors",
     "replaced",
     "reserve",
     "rounded",
@@ -37,13 +42,12 @@ __all__ = [
 ]
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception says that memory ran out.
-
-    torch's allocators raise RuntimeError: a subclass for GPUs, and none for the CPU.
-    """
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        "allocate memory" in str(error) or "out of memory" in str(error)
-    )
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise MemoryError where torch's allocators raise RuntimeError because memory ran out."""
+    try:
+        yield
+    except RuntimeError as error:  # a subclass of it for GPUs, but none for the CPU
+        if "allocate memory" in str(error) or isinstance(error, torch.OutOfMemoryError):
+            raise MemoryError(str(error)) from error
+        raise

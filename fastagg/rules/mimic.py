@@ -51,8 +51,8 @@ class MimiC(CorrectionRule):
         corrections: [K, d] float32, c; zeros for clients never active. ``corrections[k]`` returns
             a copy of row k, ``corrections.clone()`` of all. Mode "server" only.
         aggregate: [d] float32, v of the last step that had active clients; zeros at first. Valid
-            until the next step. Mode "client" only. Checkpoints do not store it, so it is zeros
-            after :func:`fastagg.load`: send it to the clients of a round before saving.
+            until the next step. Mode "client" only. Checkpoints do not store it, and after
+            :func:`fastagg.load` it is zeros: clients must have learned it before.
         ages: the ages of the corrections; None without ``max_age`` and ``staleness``.
     """
 

@@ -753,10 +753,10 @@ def test_a_round_has_its_report_whatever_the_checkpoint_raises(
     server = AggregationServer("fedavg", num_clients=K, checkpoint_path=tmp_path / "run")
     server.set_model(model)
 
-    def fail(path: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError(message)
 
-    monkeypatch.setattr(server, "save", fail)
+    monkeypatch.setattr("fastagg.integrations._server.write_run", fail)
     if reported:
         assert run_round(server, [0]).checkpoint_error == message
     else:

@@ -314,7 +314,7 @@ def _over(results: Results, method: str) -> list[_figures.Line]:
     curves = results.curves[method]
     if not _counts_rounds(results):
         return _figures.over_uploads(curves)
-    return [([r + 1 for r in c.rounds], [100 * a for a in c.accuracy]) for c in curves]
+    return [(x, [100 * a for a in y]) for x, y in _figures.over_rounds(curves)]
 
 
 def mimic_experiment(
