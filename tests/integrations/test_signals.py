@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from fastagg.integrations._server import AggregationServer
-from fastagg.integrations._signals import SignalGuard
+from fastagg.integrations._signals import SIGNALS, SignalGuard
+from fastagg.signals import SignalsDeferred
 from tests.scripts import HANG
 
 # Runs rounds without end; checkpoint_every is too large for a scheduled checkpoint.
@@ -104,6 +108,64 @@ def test_handlers_set_by_others_stay() -> None:
         guard.uninstall()
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_commit_installs_its_handlers(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted_signal(which: int, handler: Callable[..., object]) -> object:
+        before = _signal.signal(which, handler)
+        if which == number and not raised:
+            raised.append(which)
+            signal.raise_signal(number)
+        return before
+
+    def former(which: int, frame: object) -> None:
+        events.append("former")
+        raise KeyboardInterrupt
+
+    raised: list[int] = []
+    events: list[str] = []
+    first = signal.signal(number, former)
+    others = {s: signal.getsignal(s) for s in SIGNALS if s != number}
+    try:
+        guard = SignalGuard(lambda: events.append("saved"))
+        assert guard.install()
+        with monkeypatch.context() as patch:
+            module = SimpleNamespace(getsignal=_signal.getsignal, signal=interrupted_signal)
+            patch.setattr("fastagg.signals._signal", module)
+            with pytest.raises(KeyboardInterrupt), SignalsDeferred():
+                events.append("commit")
+        assert events == ["saved", "former"]
+        with pytest.raises(KeyboardInterrupt):  # the commit put the guard's handler back
+            signal.raise_signal(number)
+        assert events == ["saved", "former", "former"]
+        assert guard.install()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+        assert events[3:] == ["saved", "former"]
+        assert signal.getsignal(number) is former
+        assert {s: signal.getsignal(s) for s in others} == others
+    finally:
+        signal.signal(number, first)
+
+
+def test_an_ignored_signal_stays_ignored_for_a_guard_that_saved() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    events: list[str] = []
+    guard = SignalGuard(lambda: events.append("saved"))
+    try:
+        assert guard.install()
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        signal.signal(signal.SIGTERM, lambda number, frame: handler(number, frame))
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert events == ["saved"]
+    finally:
+        guard.uninstall()
         signal.signal(signal.SIGTERM, before)
 
 
