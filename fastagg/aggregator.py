@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
@@ -277,6 +277,25 @@ class Aggregator(
             with plain_modes():
                 self._norms = RecentNorms(max_norm)
         self._max_norm: MaxNorm = max_norm
+
+    @contextmanager
+    def with_max_norm(self, max_norm: MaxNorm) -> Iterator[None]:
+        """Have another ``max_norm`` within a block that loads a state which was saved with it.
+
+        Afterwards ``max_norm`` is as before. The loaded norms are kept if both are equal. If the
+        block raises, the norms are those of before. No other thread may use the aggregator.
+
+        Raises:
+            TypeError, ValueError: ``max_norm`` is not as described, or is not possible here.
+        """
+        wanted, norms = self.max_norm, self._norms
+        try:
+            self.max_norm = max_norm
+            yield
+        except BaseException:
+            self.max_norm, self._norms = wanted, norms
+            raise
+        self.max_norm = wanted
 
     @property
     def min_active(self) -> int:

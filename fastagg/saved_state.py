@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -61,6 +61,16 @@ class SavedState:
     def memory_bytes(self) -> int:
         """Size of the state in bytes."""
         return sum(value.nbytes for value in self._whole_state().values())
+
+    @contextmanager
+    def held_state(self, call: str) -> Iterator[State]:
+        """Lend the state that a checkpoint holds, not copied; calls of other threads wait.
+
+        Args:
+            call: name of the call that needs it, for errors.
+        """
+        with self._held(call), plain_modes():
+            yield self._whole_state()
 
     def live_state(self) -> dict[str, Tensor | RowMemory]:
         """Return the state that a checkpoint holds, not copied."""
@@ -184,7 +194,7 @@ class SavedState:
             OSError: the file cannot be written, for example because its folder is missing. An
                 existing file is then intact.
         """
-        with self._held("save"), plain_modes():
+        with self.held_state("save") as state:
             if params is not None:
                 check_vector("params", params, self.num_params, self.device)
                 self._params_peak(params)
@@ -192,7 +202,7 @@ class SavedState:
                 path,
                 self.name,
                 self.options(),
-                self._whole_state(),
+                state,
                 params=params,
                 key=key,
                 keep=keep,

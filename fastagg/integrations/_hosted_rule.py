@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from fastagg.options import option_names, to_saved
 from fastagg.registry import find
 from fastagg.rules.mimic import MimiC
 from fastagg.server_optimizer import ServerOptimizer
+from fastagg.tensor_file import RowsOf
 
 CHANGEABLE = ("max_norm", "min_active", "server_lr")
 """Options that a run may change when it resumes: the state means the same with other values."""
@@ -105,10 +107,13 @@ def check_aggregator(
     return aggregator.num_clients
 
 
-def pack_rule(aggregator: Aggregator) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what a checkpoint stores of a rule.
+@contextmanager
+def packed_rule(
+    aggregator: Aggregator,
+) -> Iterator[tuple[dict[str, Any], dict[str, Tensor | RowsOf]]]:
+    """Lend what a checkpoint stores of a rule, not copied; other threads cannot use the rule.
 
-    Returns:
+    Yields:
         The name of the rule and its plain options, for the header; and tensors: options under
         "option." and state under "rule.".
 
@@ -118,9 +123,10 @@ def pack_rule(aggregator: Aggregator) -> tuple[dict[str, Any], dict[str, Tensor]
     options = aggregator.options()
     tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in options.items() if name not in tensors}
-    state = {f"option.{name}": value for name, value in tensors.items()}
-    state |= {f"rule.{name}": value for name, value in aggregator.state_dict().items()}
-    return {"rule": aggregator.name, "rule_options": plain}, state
+    with aggregator.held_state("save") as own:
+        state: dict[str, Tensor | RowsOf] = {f"rule.{name}": value for name, value in own.items()}
+        state |= {f"option.{name}": value for name, value in tensors.items()}
+        yield {"rule": aggregator.name, "rule_options": plain}, state
 
 
 def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -162,7 +168,7 @@ def check_sizes(
         rule: name of the run's rule.
         num_clients: K of the run.
         num_params: d of the model in the checkpoint.
-        content, state: as returned by :func:`pack_rule`.
+        content, state: as returned by :func:`packed_rule`.
 
     Raises:
         CheckpointError: the checkpoint has another rule, or options or a state of other sizes.
@@ -202,7 +208,7 @@ def check_rule(
     Args:
         path: path of the checkpoint, for the message.
         aggregator: the aggregator of this run.
-        content, state: as returned by :func:`pack_rule`.
+        content, state: as returned by :func:`packed_rule`.
 
     Returns:
         The options of CHANGEABLE that differ, as text.
@@ -257,19 +263,13 @@ def load_rule(
 
     Known norms are kept if ``max_norm`` is the same. If this raises, the aggregator is unchanged.
     """
-    wanted, before = aggregator.max_norm, aggregator.state_dict()
-    try:
-        aggregator.max_norm = content["rule_options"].get("max_norm", wanted)
-        given = under("rule.", state)
-        own_clients = content["rule_options"].get("num_clients", aggregator.num_clients)
+    given = under("rule.", state)
+    own_clients = content["rule_options"].get("num_clients", aggregator.num_clients)
+    max_norm = content["rule_options"].get("max_norm", aggregator.max_norm)
+    with aggregator.with_max_norm(max_norm):
         if own_clients < aggregator.num_clients:
             given = widened_state(aggregator, given, own_clients)
         aggregator.load_state_dict(given)
-    except BaseException:
-        aggregator.max_norm = wanted
-        aggregator.load_state_dict(before)
-        raise
-    aggregator.max_norm = wanted
 
 
 def _equal(left: object, right: object) -> bool:

@@ -23,7 +23,7 @@ from fastagg.integrations._hosted_rule import (
     check_rule,
     check_sizes,
     load_rule,
-    pack_rule,
+    packed_rule,
 )
 from fastagg.integrations._ids import ClientIds
 from fastagg.integrations._late import EarlierRounds
@@ -110,21 +110,21 @@ def write_run(path: str | os.PathLike[str], run: Run, *, saves_earlier: bool, ke
         ValueError: an option of the rule cannot be stored.
         OSError: the folder does not exist or is not writable. An older file is unchanged.
     """
-    rule, state = pack_rule(run.rule)
-    state |= {"params": run.model.params, "history": run.history.to_tensor()}
-    state |= run.model.saved(run.rule.max_norm)
-    content = {
-        **rule,
-        "rounds": run.rounds,
-        "ids": run.ids.to_json(),
-        "asked": run.selection.finished(run.rounds),
-        "layout": run.model.layout.to_json(),
-    }
-    content |= to_save(run.name, run.steps)
-    if saves_earlier and run.earlier.most:
-        content["earlier"], models = run.earlier.saved(run.rounds, run.steps)
-        state |= models
-    checkpoint.write(path, _KIND, content, state, keep=keep, limit=checkpoint.LISTS_LIMIT)
+    with packed_rule(run.rule) as (rule, state):
+        state |= {"params": run.model.params, "history": run.history.to_tensor()}
+        state |= run.model.saved(run.rule.max_norm)
+        content = {
+            **rule,
+            "rounds": run.rounds,
+            "ids": run.ids.to_json(),
+            "asked": run.selection.finished(run.rounds),
+            "layout": run.model.layout.to_json(),
+        }
+        content |= to_save(run.name, run.steps)
+        if saves_earlier and run.earlier.most:
+            content["earlier"], models = run.earlier.saved(run.rounds, run.steps)
+            state |= models
+        checkpoint.write(path, _KIND, content, state, keep=keep, limit=checkpoint.LISTS_LIMIT)
 
 
 def read_run(path: str | os.PathLike[str], host: Host) -> tuple[Run, list[str]]:

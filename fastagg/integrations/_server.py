@@ -723,8 +723,8 @@ class AggregationServer:
             make_ids=self._new_ids,
             rule_for=self._rule_for,
         )
-        run, changed = read_run(path, host)
-        with self.held():
+        with self.held():  # a signal must not save a rule without its model
+            run, changed = read_run(path, host)
             self.history, self._model, self._aggregator = run.history, run.model, run.rule
             self.ids, self.selection = run.ids, run.selection
             self._late.restart(run.earlier, run.steps, run.name)

@@ -38,7 +38,7 @@ from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_rule,
     check_sizes,
     load_rule,
-    pack_rule,
+    packed_rule,
 )
 from fastagg.integrations._ids import ClientIds  # noqa: E402
 from fastagg.making import make  # noqa: E402
@@ -168,10 +168,10 @@ class FastAggPostprocessor(Postprocessor, Saveable):
     def save(self, dir_path: str) -> None:
         """Write the rule's state and the users' ids to a file in ``dir_path``, without pickle."""
         aggregator = self._rule_of_run()
-        rule, state = pack_rule(aggregator)
-        content = {**rule, "ids": self._ids.to_json(), "shapes": self._shapes}
         path = os.path.join(dir_path, _FILE)
-        checkpoint.write(path, _KIND, content, state, limit=checkpoint.LISTS_LIMIT)
+        with packed_rule(aggregator) as (rule, state):
+            content = {**rule, "ids": self._ids.to_json(), "shapes": self._shapes}
+            checkpoint.write(path, _KIND, content, state, limit=checkpoint.LISTS_LIMIT)
 
     def load(self, dir_path: str) -> None:
         """Continue from what :meth:`save` wrote, with the same rule and options.

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server's checkpoint costs, and signals while it is read."""
+
+from __future__ import annotations
+
+import io
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastagg.integrations import _server
+from fastagg.integrations._report import Answer
+from fastagg.integrations._server import AggregationServer
+from tests.scripts import run_script
+
+ONE_ROUND = r"""
+import io, re
+from pathlib import Path
+import numpy as np
+from fastagg.integrations._report import Answer
+from fastagg.integrations._server import AggregationServer
+
+K, D = 40, 500_000
+
+def pack(values):
+    stream = io.BytesIO()
+    np.save(stream, values)
+    return stream.getvalue()
+
+def made():
+    server = AggregationServer("mifa", num_clients=K)
+    server.set_model({"w": pack(np.zeros(D, np.float32))})
+    return server
+
+def status(name):
+    return int(re.search(name + r":\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+def growth(call):
+    Path("/proc/self/clear_refs").write_text("5")  # forget earlier peaks
+    before = status("VmRSS")
+    call()
+    return (status("VmHWM") - before) * 1024 / (4 * K * D)
+
+server = made()
+names = [f"c{client}" for client in range(K)]
+server.open_round(names)
+model = pack(np.ones(D, np.float32))
+server.close_round([Answer(name, {"w": model}, 0) for name in names])
+other = made()
+print(growth(lambda: server.save("run")), growth(lambda: other.resume("run")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells peaks")
+def test_a_checkpoint_copies_no_remembered_rows(tmp_path: Path) -> None:
+    """In units of the rows. A resumed run has new rows, and the file's beside them for a moment."""
+    saving, resuming = map(float, run_script(ONE_ROUND, tmp_path).split())
+    assert saving < 0.3
+    assert 0.9 < resuming < 2.3
+
+
+def packed(value: float) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.full(6, value, np.float32))
+    return stream.getvalue()
+
+
+def test_a_signal_while_a_run_is_resumed_comes_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> object:
+        found = read(*arguments)  # type: ignore[arg-type]
+        signal.raise_signal(signal.SIGINT)
+        return found
+
+    server = AggregationServer("mifa", num_clients=2)
+    server.set_model({"w": packed(0.0)})
+    for step in range(3):
+        server.open_round(["a", "b"])
+        server.close_round([Answer("a", {"w": packed(step + 1.0)}, 0)])
+    server.save(tmp_path / "run")
+    path = tmp_path / "other"
+    other = AggregationServer("mifa", num_clients=2, checkpoint_path=path, checkpoint_every=9)
+    other.set_model({"w": packed(0.0)})
+    other.open_round(["a"])
+    other.close_round([])
+    read = _server.read_run
+    monkeypatch.setattr(_server, "read_run", interrupted)
+    assert other.guard.install()
+    with pytest.raises(KeyboardInterrupt):
+        other.resume(tmp_path / "run")
+    assert other.rounds == server.rounds
+    assert torch.equal(other.params, server.params)
+    for name, value in server.aggregator.state_dict().items():
+        assert torch.equal(other.aggregator.state_dict()[name], value)
+    assert not path.exists()  # the run is in the file that it came from
