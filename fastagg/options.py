@@ -131,7 +131,7 @@ def read_device_name(value: str | torch.device) -> torch.device:
     """Return ``value`` as a device that torch knows, also if this build has no kernels for it."""
     try:
         return torch.device(value)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # ValueError: an int beyond int64
         raise ValueError(f"device: expected {_expected_devices()}, got {value!r}") from error
 
 

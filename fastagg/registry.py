@@ -45,13 +45,16 @@ def available() -> list[RuleName]:
     return [RuleName(name) for name in sorted(_RULES)]
 
 
-def find(name: str, options: list[str], others: Collection[str] = ()) -> type[Aggregator]:
+def find(
+    name: str, options: list[str], others: Collection[str] = (), *, argument: str = "name"
+) -> type[Aggregator]:
     """Return the class of the rule ``name``, and check that it has these options.
 
     Args:
         name: the name of the rule.
         options: names of options.
         others: names of options that the caller of this takes itself, for hints.
+        argument: what the caller calls ``name``, for messages.
 
     Raises:
         ValueError: there is no such rule.
@@ -59,7 +62,7 @@ def find(name: str, options: list[str], others: Collection[str] = ()) -> type[Ag
     """
     if not isinstance(name, str) or name not in _RULES:
         hint = did_you_mean(str(name), _RULES)
-        raise ValueError(f"name: expected one of {available()}, got {name!r}.{hint}")
+        raise ValueError(f"{argument}: expected one of {available()}, got {name!r}.{hint}")
     rule = _RULES[name]
     known = option_names(rule)
     unknown = sorted(set(options) - set(known))

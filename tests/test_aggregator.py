@@ -68,6 +68,7 @@ def test_a_name_can_be_registered_once() -> None:
         ({"server_lr": "1"}, TypeError, "server_lr: expected a number, got '1'"),
         ({"device": "meta"}, ValueError, "device: expected 'cpu'"),
         ({"device": "toaster"}, ValueError, "device: expected 'cpu', got 'toaster'"),
+        ({"device": 10**30}, ValueError, "device: expected 'cpu', got 1000"),
         ({"nonfinite": "ignore"}, ValueError, 'nonfinite: expected "raise" or "drop"'),
         ({"client_weights": [1.0]}, ValueError, r"client_weights: .*shape \[2\]"),
         ({"client_weights": [0.0, 0.0]}, ValueError, "client_weights: .*all zeros"),

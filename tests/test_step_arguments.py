@@ -326,6 +326,12 @@ def test_ids_and_ages_without_end_are_refused_and_not_copied(numbers: Any) -> No
     assert params.tolist() == [0.0] * 8
 
 
+def test_masked_ids_are_refused() -> None:
+    agg = fastagg.make("fedavg", num_clients=4, num_params=8)
+    with pytest.raises(TypeError, match="clients: expected integers, got a masked array"):
+        agg.step(torch.zeros(8), torch.ones(2, 8), np.ma.array([0, 1], mask=[0, 1]))
+
+
 NO_ROWS: dict[str, Callable[[int], Any]] = {
     "array": lambda d: torch.from_numpy(np.empty((0, d), np.float32)),  # strides of 0
     "transposed": lambda d: torch.empty(d, 0).T,

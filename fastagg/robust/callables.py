@@ -27,7 +27,7 @@ from fastagg.robust.row_units import (
 )
 from fastagg.robust.vectors import Products, Vectors, combine, peak_of
 from fastagg.rules.bucketing import draw_buckets
-from fastagg.rules.gram_policy import check_majority, square_distances
+from fastagg.rules.gram_policy import square_distances
 from fastagg.rules.krum import krum_scores
 
 __all__ = [
@@ -61,6 +61,12 @@ class _Callable:
 
     def _read(self, vectors: VectorsLike) -> Vectors:
         return Vectors.read(vectors, drop=self.nonfinite == "drop")
+
+
+def _check_minority(size: int, f: int) -> None:
+    """Raise ValueError unless ``f`` is less than half of the vectors."""
+    if size <= 2 * f:
+        raise ValueError(f"vectors: expected more than {2 * f}, twice f, got {size}")
 
 
 class _Mixing(_Callable, ABC):
@@ -138,6 +144,11 @@ class _WithMinority(_Mixing):
         super().__init__(nonfinite=nonfinite)
         self.f = read_count("f", f, least=0)
 
+    def _read(self, vectors: VectorsLike) -> Vectors:
+        given = super()._read(vectors)
+        _check_minority(len(given.rows), self.f)
+        return given
+
 
 class Krum(_WithMinority, _Aggregator):
     """The vector with the smallest sum of squared distances to its n - f - 2 nearest others.
@@ -177,7 +188,7 @@ class MDA(_WithMinority, _Aggregator):
 
     def _factors(self, products: Products) -> Tensor:
         size = len(products)
-        check_majority(size, self.f)
+        _check_minority(size, self.f)
         distances = square_distances(products.translated).tolist()
         best, smallest = tuple(range(size - self.f)), math.inf
         for members in itertools.combinations(range(size), size - self.f):
@@ -255,7 +266,7 @@ class MoNNA(_Callable):
         if self.idx not in given.kept:
             raise ValueError(f"idx: expected the position of a finite vector, got {self.idx}")
         products, size = given.products(), len(given.rows)
-        check_majority(size, self.f)
+        _check_minority(size, self.f)
         distances = square_distances(products.translated)[given.kept.index(self.idx)]
         nearest = distances.sort(stable=True).indices[: size - self.f]
         return given.pack(given.mean(_mean_of(nearest.tolist(), size)))[0]
@@ -390,7 +401,7 @@ class TrMean(_Coordinatewise):
         self.f = read_count("f", f, least=0)
 
     def _check(self, size: int) -> None:
-        check_majority(size, self.f)
+        _check_minority(size, self.f)
 
     def _write(self, out: Tensor, peak: Tensor, rows: list[Tensor]) -> None:
         ops.trimmed_mean_(out, peak, rows, self.f)
@@ -439,7 +450,6 @@ class NNM(_WithMinority, _PreAggregator):
 
     def _factors(self, products: Products) -> Tensor:
         size = len(products)
-        check_majority(size, self.f)
         equal = torch.ones(size, dtype=torch.float64, device="cpu")
         return ops.nearest_means(products.translated, equal, size - self.f)[1]
 

@@ -58,7 +58,7 @@ class Vectors:
 
         Raises:
             TypeError: the input is of another type, or mixes arrays and tensors, or a vector is
-                not floating-point.
+                not floating-point or not dense.
             ValueError: there are no vectors, shapes differ, a vector is not on the CPU, or a vector
                 holds NaN or Inf and ``drop`` is off.
         """
@@ -81,6 +81,10 @@ class Vectors:
                 )
             if part.device.type != "cpu":
                 raise ValueError(f"vectors[{position}]: expected device cpu, got {part.device}")
+            if part.layout != torch.strided:
+                raise TypeError(
+                    f"vectors[{position}]: expected a dense tensor, got layout {part.layout}"
+                )
             rows.append(part.detach().reshape(-1).to(work).contiguous())
         if rows[0].numel() == 0:
             raise ValueError(f"vectors: expected at least one number in each, got {list(shape)}")

@@ -77,7 +77,7 @@ def _rule_inside(name: str, options: Mapping[str, Any]) -> GramRule:
     own = [option for option in options if option in _OWN]
     if own:
         raise ValueError(f"rule_options: expected no {own}; pass these to the wrapper rule itself")
-    rule = find(name, list(options))
+    rule = find(name, list(options), argument="rule")
     sketches = [option for option in options if option in _sketches_of(rule)]
     if sketches:
         raise ValueError(f"rule_options: expected no {sketches}: {GramRule.refused['sketch']}")

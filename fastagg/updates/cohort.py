@@ -441,6 +441,8 @@ def read_integers(name: str, value: object, most: int) -> list[int]:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iu":
             raise TypeError(f"{name}: expected integers, got an array of {value.dtype}")
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(f"{name}: expected integers, got a masked array; call compressed()")
         if value.ndim != 1:
             raise ValueError(f"{name}: expected shape [S], got {list(value.shape)}")
         _check_most(name, len(value), most)

@@ -36,8 +36,8 @@ class ClientFiles(ColumnSource):
     A file that cannot be read, is truncated, or has other tensors than the layout is treated like
     an update that is not finite. With ``nonfinite="raise"`` the step raises a ValueError that names
     the client, the file and the reason; with "drop" the client is left out and listed in
-    ``rejected``. A file that changes during a step always raises a ValueError. After a ValueError
-    parameters and state are unchanged.
+    ``rejected``. A file that changes during a step raises a ValueError, which is noticed by its
+    size and time of modification. After a ValueError parameters and state are unchanged.
 
     Args:
         paths: S files, in the order of ``clients``.

@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastagg.options import FLOAT32_LIMIT
+
+_COMPLEX = frozenset(
+    {
+        *(torch.complex32, torch.complex64, torch.complex128),
+        *map(np.dtype, (np.complex64, np.complex128, np.clongdouble)),
+    }
+)
 
 
 def read_weights(name: str, value: object, count: int) -> Tensor:
@@ -21,6 +29,10 @@ def read_weights(name: str, value: object, count: int) -> Tensor:
     Raises:
         TypeError, ValueError: ``value`` is not as described; the message begins with ``name``.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name}: expected {count} numbers, got a masked array; call filled()")
+    if isinstance(value, Tensor | np.ndarray) and value.dtype in _COMPLEX:
+        raise TypeError(f"{name}: expected real numbers, got {value.dtype}")
     try:
         weights = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach().clone()
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

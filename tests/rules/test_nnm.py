@@ -107,6 +107,7 @@ def test_documented_example_of_byzfl() -> None:
         ({"rule": "mifa"}, ValueError, r"rule: expected one of \['bucketing', .*, got 'mifa'"),
         ({"rule": "krumm"}, ValueError, "Did you mean 'krum'"),
         ({"rule": "krum", "rule_options": {"nu": 1.0}}, TypeError, "no option"),
+        ({"rule": "kum"}, ValueError, "^rule: expected one of .*Did you mean 'krum'"),
         ({"rule_options": {"reuse": True}}, ValueError, "rule_options: .*'reuse'"),
         ({"rule_options": {"num_params": 3}}, ValueError, "rule_options: .*'num_params'"),
         ({"rule_options": [1]}, TypeError, "rule_options: expected a mapping"),

@@ -183,6 +183,9 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "zeros": ([0.0, 0.0], ValueError, "at least one weight > 0"),
     "text": ("12", TypeError, "expected 2 numbers, got str"),
     "none": ([1.0, None], TypeError, "expected 2 numbers, got list"),
+    "complex": (torch.tensor([1 + 1j, 2]), TypeError, "expected real numbers, got torch.complex64"),
+    "complex array": (np.array([1 + 1j, 2]), TypeError, "expected real numbers, got complex128"),
+    "masked": (np.ma.array([1.0, 2.0], mask=[0, 1]), TypeError, "got a masked array"),
 }
 
 
