@@ -59,7 +59,7 @@ DATA = {
     TABLE3R: "Fashion-MNIST, absent for up to {} rounds",
     FIG7: "Fashion-MNIST, active with probability 0.1",
     TABLE4: "Fashion-MNIST, {} active, time-varying, few rounds",
-    ROUNDS: "Fashion-MNIST, 10 % active, time-varying",
+    ROUNDS: "Fashion-MNIST, {} active, time-varying",
     SU[1]: "CIFAR-10, 2 of 100 active",
     SU[5]: "CIFAR-10, 8 of 100 active",
     SHADOW: "CIFAR-10, ε = 0.8",
@@ -214,8 +214,12 @@ SECTIONS = {
             for method, other in LABELLED
         ),
         *(
-            Comparison(folder, dropout, UPLOADS_END, method, "FedAvg")
-            for folder, dropout in ((FIG7, ""), (ROUNDS, "0.1"))
+            Comparison(ROUNDS, rate, UPLOADS_END, method, other)
+            for rate in ("0.1", "0.3", "0.5")
+            for method, other in (*LABELLED, ("SCAFFOLD", "FedAvg"))
+        ),
+        *(
+            Comparison(FIG7, "", UPLOADS_END, method, "FedAvg")
             for method in ("MimiC", "MIFA", "SCAFFOLD")
         ),
     ),

@@ -314,7 +314,7 @@ def widened_state(
     Raises:
         ValueError: a tensor is missing, or has more elements than here.
     """
-    own = {name: value.clone() for name, value in aggregator.live_state().items()}
+    own = aggregator.live_state()
     invariants.check_names(own, state)
     wide: dict[str, Tensor | RowMemory] = {
         name: _widen(name, state[name], value, aggregator.num_clients, num_clients)
@@ -328,7 +328,9 @@ def _tensor(value: Tensor | RowMemory) -> Tensor:
     return value
 
 
-def _widen(name: str, before: Tensor, first: Tensor, num_clients: int, fewer: int) -> Tensor:
+def _widen(
+    name: str, before: Tensor, first: Tensor | RowMemory, num_clients: int, fewer: int
+) -> Tensor:
     """Return ``first`` with ``before`` in its first rows and columns, in a new tensor.
 
     Args:
@@ -339,8 +341,8 @@ def _widen(name: str, before: Tensor, first: Tensor, num_clients: int, fewer: in
     """
     packed = name == "candidates" and before.dim() == 2
     if packed:
-        before, first = bits.unpack(before, fewer), bits.unpack(first, num_clients)
-    fits = before.dim() == first.dim() and all(
+        before, first = bits.unpack(before, fewer), bits.unpack(_tensor(first), num_clients)
+    fits = before.dim() == len(first.shape) and all(
         n <= m for n, m in zip(before.shape, first.shape, strict=True)
     )
     if not fits:
