@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
@@ -278,24 +278,33 @@ class Aggregator(
                 self._norms = RecentNorms(max_norm)
         self._max_norm: MaxNorm = max_norm
 
-    @contextmanager
-    def with_max_norm(self, max_norm: MaxNorm) -> Iterator[None]:
-        """Have another ``max_norm`` within a block that loads a state which was saved with it.
+    @torch.no_grad()
+    def load_state_with(self, state: Mapping[str, Tensor], max_norm: MaxNorm) -> None:
+        """Do what :meth:`load_state_dict` does, for an aggregator that had another ``max_norm``.
 
-        Afterwards ``max_norm`` is as before. The loaded norms are kept if both are equal. If the
-        block raises, the norms are those of before. No other thread may use the aggregator.
+        That of this aggregator does not change. Norms are kept if both are equal.
+
+        Args:
+            state: the state of the other aggregator.
+            max_norm: its option of this name.
 
         Raises:
             TypeError, ValueError: ``max_norm`` is not as described, or is not possible here.
+            Exception: as :meth:`load_state_dict` does.
+
+        After an exception nothing has changed.
         """
-        wanted, norms = self.max_norm, self._norms
-        try:
-            self.max_norm = max_norm
-            yield
-        except BaseException:
-            self.max_norm, self._norms = wanted, norms
-            raise
-        self.max_norm = wanted
+        with self._alone("load_state_dict"), plain_modes():
+            wanted, norms = self._max_norm, self._norms
+            fresh = RecentNorms(wanted) if isinstance(wanted, AdaptiveNorm) else None
+            try:
+                self.max_norm = max_norm
+                self._load_state_dict(state)
+            except BaseException:
+                self._max_norm, self._norms = wanted, norms
+                raise
+            if self._max_norm != wanted:
+                self._max_norm, self._norms = wanted, fresh
 
     @property
     def min_active(self) -> int:
@@ -591,7 +600,7 @@ class Aggregator(
                 f"{call}: expected no other call of this aggregator in this thread; wait until it "
                 "has returned"
             )
-        return self._held(call)
+        return self.held(call)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -62,16 +62,6 @@ class SavedState:
         """Size of the state in bytes."""
         return sum(value.nbytes for value in self._whole_state().values())
 
-    @contextmanager
-    def held_state(self, call: str) -> Iterator[State]:
-        """Lend the state that a checkpoint holds, not copied; calls of other threads wait.
-
-        Args:
-            call: name of the call that needs it, for errors.
-        """
-        with self._held(call), plain_modes():
-            yield self._whole_state()
-
     def live_state(self) -> dict[str, Tensor | RowMemory]:
         """Return the state that a checkpoint holds, not copied."""
         return dict(self._whole_state())
@@ -79,7 +69,7 @@ class SavedState:
     @torch.no_grad()
     def state_dict(self) -> dict[str, Tensor]:
         """Return a copy of the state; later steps do not change it."""
-        with self._held("state_dict"), plain_modes():
+        with self.held("state_dict"), plain_modes():
             return {name: value.clone() for name, value in self._whole_state().items()}
 
     @torch.no_grad()
@@ -194,7 +184,7 @@ class SavedState:
             OSError: the file cannot be written, for example because its folder is missing. An
                 existing file is then intact.
         """
-        with self.held_state("save") as state:
+        with self.held("save"), plain_modes():
             if params is not None:
                 check_vector("params", params, self.num_params, self.device)
                 self._params_peak(params)
@@ -202,7 +192,7 @@ class SavedState:
                 path,
                 self.name,
                 self.options(),
-                state,
+                self._whole_state(),
                 params=params,
                 key=key,
                 keep=keep,
@@ -255,8 +245,8 @@ class SavedState:
         """Names of all state whose last dimension is d: of the rule and of the optimizer."""
         return self.column_state | Moments.column_state
 
-    def _held(self, call: str) -> AbstractContextManager[object]:
-        """Return the lock of a call with this name.
+    def held(self, call: str) -> AbstractContextManager[object]:
+        """Return the lock of a call with this name; within it, calls of other threads wait.
 
         Raises:
             RuntimeError: the process was forked (:mod:`fastagg.calls`), or shares a file of memory

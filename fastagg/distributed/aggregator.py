@@ -386,7 +386,7 @@ class ShardedAggregator:
                 if not isinstance(name, str):
                     raise TypeError(f"columns: expected names as keys, got {name!r}")
                 _check_last(f"columns: {name}", tensor, self.num_own)
-        with self.local._held("save"):
+        with self.local.held("save"), plain_modes():
             state = self.local.live_state()
             split = {
                 name: state.pop(name) for name in sorted(self.local.whole_column_state & set(state))

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from fastagg.aggregator import Aggregator
 from fastagg.checkpoint import CheckpointError
 from fastagg.churn import widened_state
 from fastagg.loading import check_saved
+from fastagg.modes import plain_modes
 from fastagg.options import option_names, to_saved
 from fastagg.registry import find
 from fastagg.rules.mimic import MimiC
@@ -107,13 +107,12 @@ def check_aggregator(
     return aggregator.num_clients
 
 
-@contextmanager
-def packed_rule(
-    aggregator: Aggregator,
-) -> Iterator[tuple[dict[str, Any], dict[str, Tensor | RowsOf]]]:
-    """Lend what a checkpoint stores of a rule, not copied; other threads cannot use the rule.
+def pack_rule(aggregator: Aggregator) -> tuple[dict[str, Any], dict[str, Tensor | RowsOf]]:
+    """Return what a checkpoint stores of a rule, not copied.
 
-    Yields:
+    The caller holds the rule (``aggregator.held``) until it has written the tensors.
+
+    Returns:
         The name of the rule and its plain options, for the header; and tensors: options under
         "option." and state under "rule.".
 
@@ -123,10 +122,9 @@ def packed_rule(
     options = aggregator.options()
     tensors = {name: value for name, value in options.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in options.items() if name not in tensors}
-    with aggregator.held_state("save") as own:
-        state: dict[str, Tensor | RowsOf] = {f"rule.{name}": value for name, value in own.items()}
-        state |= {f"option.{name}": value for name, value in tensors.items()}
-        yield {"rule": aggregator.name, "rule_options": plain}, state
+    state: dict[str, Tensor | RowsOf] = {f"option.{name}": value for name, value in tensors.items()}
+    state |= {f"rule.{name}": value for name, value in aggregator.live_state().items()}
+    return {"rule": aggregator.name, "rule_options": plain}, state
 
 
 def under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -168,7 +166,7 @@ def check_sizes(
         rule: name of the run's rule.
         num_clients: K of the run.
         num_params: d of the model in the checkpoint.
-        content, state: as returned by :func:`packed_rule`.
+        content, state: as returned by :func:`pack_rule`.
 
     Raises:
         CheckpointError: the checkpoint has another rule, or options or a state of other sizes.
@@ -208,7 +206,7 @@ def check_rule(
     Args:
         path: path of the checkpoint, for the message.
         aggregator: the aggregator of this run.
-        content, state: as returned by :func:`packed_rule`.
+        content, state: as returned by :func:`pack_rule`.
 
     Returns:
         The options of CHANGEABLE that differ, as text.
@@ -264,12 +262,15 @@ def load_rule(
     Known norms are kept if ``max_norm`` is the same. If this raises, the aggregator is unchanged.
     """
     given = under("rule.", state)
-    own_clients = content["rule_options"].get("num_clients", aggregator.num_clients)
-    max_norm = content["rule_options"].get("max_norm", aggregator.max_norm)
-    with aggregator.with_max_norm(max_norm):
+    options = content["rule_options"]
+    own_clients = options.get("num_clients", aggregator.num_clients)
+    max_norm = options.get("max_norm", aggregator.max_norm)
+    with plain_modes():
         if own_clients < aggregator.num_clients:
-            given = widened_state(aggregator, given, own_clients)
-        aggregator.load_state_dict(given)
+            # A new rule, because `aggregator` may remember another run.
+            first = type(aggregator)(**{**aggregator.options(), "max_norm": max_norm})
+            given = widened_state(first, given, own_clients)
+        aggregator.load_state_with(given, max_norm)
 
 
 def _equal(left: object, right: object) -> bool:

@@ -23,7 +23,7 @@ from fastagg.integrations._hosted_rule import (
     check_rule,
     check_sizes,
     load_rule,
-    packed_rule,
+    pack_rule,
 )
 from fastagg.integrations._ids import ClientIds
 from fastagg.integrations._late import EarlierRounds
@@ -31,6 +31,7 @@ from fastagg.integrations._late_answers import read_saved, to_save
 from fastagg.integrations._model import GlobalModel
 from fastagg.integrations._selection import Selection
 from fastagg.integrations._wire import WireLayout
+from fastagg.modes import plain_modes
 from fastagg.norm_bound import read_max_norm
 from fastagg.updates.roles import Roles
 
@@ -110,7 +111,8 @@ def write_run(path: str | os.PathLike[str], run: Run, *, saves_earlier: bool, ke
         ValueError: an option of the rule cannot be stored.
         OSError: the folder does not exist or is not writable. An older file is unchanged.
     """
-    with packed_rule(run.rule) as (rule, state):
+    with run.rule.held("save"), plain_modes():
+        rule, state = pack_rule(run.rule)
         state |= {"params": run.model.params, "history": run.history.to_tensor()}
         state |= run.model.saved(run.rule.max_norm)
         content = {

@@ -28,32 +28,34 @@ class SignalGuard:
 
     def __init__(self, save: Callable[[], None]) -> None:
         self._save = save
-        self._previous: dict[int, object] = {}
-        self._installed = False
+        self._own: _Handlers | None = None  # of the present install
         self._held = 0
-        self._pending: int | None = None
+        self._pending: tuple[_Handlers, int] | None = None
 
     def install(self) -> bool:
         """Install the handlers; return False outside the main thread, where Python forbids it."""
         if threading.current_thread() is not threading.main_thread():
             return False
-        if not self._installed:
+        if self._own is None:
+            own = _Handlers(self)
             for number in SIGNALS:
-                before = signal.getsignal(number)
-                if before != self._handle:  # else somebody put it back after it was uninstalled
-                    self._previous[number] = before
-                    signal.signal(number, self._handle)
-            self._installed = True
+                before: object = signal.getsignal(number)
+                earlier = getattr(before, "__self__", None)
+                if isinstance(earlier, _Handlers) and earlier.guard is self:
+                    before = earlier.previous[number]  # a commit put it back after the uninstall
+                own.previous[number] = before
+                signal.signal(number, own.handle)
+            self._own = own
         return True
 
     def uninstall(self) -> None:
         """Restore the previous handlers, except where the handler was replaced since."""
-        if not self._installed:
+        own, self._own = self._own, None
+        if own is None or threading.current_thread() is not threading.main_thread():
             return
-        self._installed = False
         for number in SIGNALS:
-            if signal.getsignal(number) == self._handle:
-                self._restore(number)
+            if signal.getsignal(number) == own.handle:
+                own.restore(number)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -64,19 +66,26 @@ class SignalGuard:
         finally:
             self._held -= 1
             if self._held == 0 and self._pending is not None:
-                number, self._pending = self._pending, None
-                self._leave(number, None)
+                (own, number), self._pending = self._pending, None
+                if threading.current_thread() is threading.main_thread():
+                    self._leave(own, number, None)
+                else:  # Python runs handlers in the main thread
+                    signal.raise_signal(number)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def arrived(self, own: _Handlers, number: int, frame: FrameType | None) -> None:
+        """Do what the handlers of this guard do when a signal arrives."""
         if self._held:
-            self._pending = number
+            self._pending = own, number
         else:
-            self._leave(number, frame)
+            self._leave(own, number, frame)
 
-    def _leave(self, number: int, frame: FrameType | None) -> None:
-        """Save the state and raise a signal again, for the previous handler."""
-        if not self._installed:
-            self._pass_on(number, frame)
+    def _leave(self, own: _Handlers, number: int, frame: FrameType | None) -> None:
+        """Save the state and raise a signal again, for the previous handler.
+
+        Handlers of an earlier install, which somebody else has kept, pass the signal on.
+        """
+        if self._own is not own:
+            own.pass_on(number, frame)
             return
         self.uninstall()
         try:
@@ -84,17 +93,28 @@ class SignalGuard:
         finally:
             signal.raise_signal(number)
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+
+class _Handlers:
+    """The handlers of one install. Those to which they pass signals on never change."""
+
+    def __init__(self, guard: SignalGuard) -> None:
+        self.guard = guard
+        self.previous: dict[int, object] = {}
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        self.guard.arrived(self, number, frame)
+
+    def pass_on(self, number: int, frame: FrameType | None) -> None:
         """Do what the previous handler of a signal does."""
-        handler = self._previous[number]
+        handler = self.previous[number]
         if callable(handler):
             handler(number, frame)
         elif handler != signal.SIG_IGN:
-            self._restore(number)
+            self.restore(number)
             signal.raise_signal(number)
 
-    def _restore(self, number: int) -> None:
+    def restore(self, number: int) -> None:
         """Restore the previous handler of a signal."""
-        handler = self._previous[number]
+        handler = self.previous[number]
         # None: it was not installed from Python and cannot be restored
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]

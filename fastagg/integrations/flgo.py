@@ -191,8 +191,9 @@ class FastAggServer(BasicServer):
             ValueError: the file is damaged, or has another rule, other options, another model or
                 more clients. Model and rule are unchanged.
         """
-        changed = self._core.resume(path)
-        self._receive_model()
+        with self._core.held():  # a signal must not leave the rule of one run, the model of another
+            changed = self._core.resume(path)
+            self._receive_model()
         return changed
 
     def _send_model(self) -> None:

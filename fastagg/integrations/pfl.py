@@ -38,10 +38,11 @@ from fastagg.integrations._hosted_rule import (  # noqa: E402
     check_rule,
     check_sizes,
     load_rule,
-    packed_rule,
+    pack_rule,
 )
 from fastagg.integrations._ids import ClientIds  # noqa: E402
 from fastagg.making import make  # noqa: E402
+from fastagg.modes import plain_modes  # noqa: E402
 from fastagg.registry import RuleName  # noqa: E402
 from fastagg.report import StepReport  # noqa: E402
 from fastagg.updates.row_pool import RowPool  # noqa: E402
@@ -169,7 +170,8 @@ class FastAggPostprocessor(Postprocessor, Saveable):
         """Write the rule's state and the users' ids to a file in ``dir_path``, without pickle."""
         aggregator = self._rule_of_run()
         path = os.path.join(dir_path, _FILE)
-        with packed_rule(aggregator) as (rule, state):
+        with aggregator.held("save"), plain_modes():
+            rule, state = pack_rule(aggregator)
             content = {**rule, "ids": self._ids.to_json(), "shapes": self._shapes}
             checkpoint.write(path, _KIND, content, state, limit=checkpoint.LISTS_LIMIT)
 

@@ -297,3 +297,23 @@ def test_clients_of_mifa_client_withdraw_their_rows() -> None:
     assert agg.local.committed == 2
     with pytest.raises(TypeError, match="withdraw: expected the rule 'mifa-client', got 'mifa'"):
         ShardedAggregator("mifa", num_clients=K, num_params=D).withdraw(rows, [0, 1])
+
+
+def test_flushing_denormals_does_not_change_what_is_saved(tmp_path: Path) -> None:
+    """Rows that have a reference are computed as they are written."""
+    agg = ShardedAggregator("mimic", num_clients=K, num_params=D)
+    buffer = fastagg.UpdateBuffer(K, D)
+    for client in range(K):
+        buffer.row(client).fill_(1e-39 * (client + 1))
+    agg.step(torch.zeros(D), buffer, range(K))
+    before = agg.state_dict()
+    assert 0 < before["corrections"].abs().max() < torch.finfo(torch.float32).tiny
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush denormals")
+    try:
+        agg.save(tmp_path / "checkpoint")
+    finally:
+        torch.set_flush_denormal(False)
+    after = ShardedAggregator.load(tmp_path / "checkpoint").aggregator.state_dict()
+    for name, value in before.items():
+        assert value.numpy().tobytes() == after[name].numpy().tobytes(), name

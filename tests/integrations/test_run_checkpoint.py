@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import fastagg
 from fastagg.integrations import _server
 from fastagg.integrations._report import Answer
 from fastagg.integrations._server import AggregationServer
@@ -98,3 +99,48 @@ def test_a_signal_while_a_run_is_resumed_comes_after_it(
     for name, value in server.aggregator.state_dict().items():
         assert torch.equal(other.aggregator.state_dict()[name], value)
     assert not path.exists()  # the run is in the file that it came from
+
+
+def served(rule: str, num_clients: int, rounds: int, scale: float = 1.0) -> AggregationServer:
+    """Return a server after rounds with all of its clients."""
+    server = AggregationServer(rule, num_clients=num_clients)
+    server.set_model({"w": packed(0.0)})
+    for step in range(rounds):
+        names = [str(client) for client in range(num_clients)]
+        server.open_round(names)
+        server.close_round(
+            [Answer(n, {"w": packed(scale * (step + 1 + int(n)))}, int(n)) for n in names]
+        )
+    return server
+
+
+RULES = [*(r for r in fastagg.available() if r not in ("mifa-client", "scaffold"))]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_used_server_resumes_more_clients_as_a_new_one_does(rule: str, tmp_path: Path) -> None:
+    """Nothing of the run that the server drops is left for the new clients."""
+    served(rule, 3, 3).save(tmp_path / "run")
+    new, used = served(rule, 7, 0), served(rule, 7, 2, scale=-5.0)
+    for server in (new, used):
+        assert "num_clients was 3, is 7" in server.resume(tmp_path / "run")
+    own, other = new.aggregator.state_dict(), used.aggregator.state_dict()
+    for name, value in own.items():
+        assert torch.equal(value, other[name]), name
+
+
+@pytest.mark.parametrize("rule", ["mifa", "fedvarp", "stale"])
+def test_modes_do_not_change_what_more_clients_resume(rule: str, tmp_path: Path) -> None:
+    """A total of denormal numbers is computed anew for more clients."""
+    served(rule, 3, 3, scale=1e-41).save(tmp_path / "run")
+    plain, flushed = served(rule, 7, 0), served(rule, 7, 0)
+    plain.resume(tmp_path / "run")
+    assert torch.set_flush_denormal(True)
+    try:
+        flushed.resume(tmp_path / "run")
+    finally:
+        torch.set_flush_denormal(False)
+    own, other = plain.aggregator.state_dict(), flushed.aggregator.state_dict()
+    for name, value in own.items():
+        assert value.numpy().tobytes() == other[name].numpy().tobytes(), name
+    assert float(own["total"].abs().max()) > 0

@@ -169,6 +169,80 @@ def test_an_ignored_signal_stays_ignored_for_a_guard_that_saved() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_handler_that_calls_an_earlier_one_is_no_circle() -> None:
+    """Each handler runs once, also if the guard was installed again below the handler above it."""
+
+    def former(number: int, frame: object) -> None:
+        events.append("former")
+
+    def wrapper(number: int, frame: object) -> None:  # as a library chains to what it finds
+        events.append("wrapper")
+        assert callable(found)
+        found(number, frame)
+
+    events: list[str] = []
+    before = signal.signal(signal.SIGTERM, former)
+    guard = SignalGuard(lambda: events.append("saved"))
+    other = SignalGuard(lambda: events.append("saved by another"))
+    try:
+        assert guard.install()
+        found = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, wrapper)
+        guard.uninstall()
+        assert guard.install()
+        signal.raise_signal(signal.SIGTERM)
+        assert events == ["saved", "wrapper", "former"]
+        events.clear()
+        signal.signal(signal.SIGTERM, former)
+        assert guard.install()
+        assert other.install()
+        guard.uninstall()
+        assert guard.install()
+        signal.raise_signal(signal.SIGTERM)
+        assert events == ["saved", "saved by another", "former"]
+    finally:
+        guard.uninstall()
+        other.uninstall()
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_another_thread_delays_saves_in_the_main_thread() -> None:
+    def work() -> None:
+        try:
+            with guard.held():
+                inside.set()
+                go.wait(HANG)
+            events.append("no error")
+        except BaseException as error:
+            events.append(repr(error))
+
+    def handler(number: int, frame: object) -> None:
+        events.append("former")
+
+    def save() -> None:
+        assert threading.current_thread() is threading.main_thread()
+        events.append("saved")
+
+    events: list[str] = []
+    before = signal.signal(signal.SIGTERM, handler)
+    guard = SignalGuard(save)
+    inside, go = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+    try:
+        assert guard.install()
+        thread.start()
+        assert inside.wait(HANG)
+        signal.raise_signal(signal.SIGTERM)
+        assert events == []
+        go.set()
+        thread.join(HANG)
+        assert sorted(events) == ["former", "no error", "saved"]
+    finally:
+        go.set()
+        guard.uninstall()
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_no_handler_is_installed_outside_the_main_thread() -> None:
     results: list[bool] = []
     thread = threading.Thread(target=lambda: results.append(SignalGuard(lambda: None).install()))
