@@ -40,6 +40,7 @@ MANY, MANY_CIFAR = "fdms-fig7/mnist-40", "fdms-fig7/cifar10-40"
 CIFAR_1, CIFAR_5 = "fdms-fig6/cifar10-1", "fdms-fig6/cifar10-5"
 PROX = "fdms-fig8/fedprox"
 TABLE4R, TABLE3R = "mimic-table4-fmnist-rounds", "mimic-table3-rounds"
+PER_CLIENT = "mimic-table4-fmnist-clients"
 TABLE3, TABLE4, TABLE4C = "mimic-table3", "mimic-table4-fmnist", "quick/mimic-table4-cifar"
 FIG4, FIG4R, CLIP = "mimic-fig4", "mimic-fig4-rounds", "adversarial-clipping"
 SCALE, DTYPES = "scale-friends", "memory-dtypes"
@@ -216,15 +217,27 @@ def apart(folder: str, seed: int = 0) -> float:
     )
 
 
-def apart4(folder: str, percent: int, seed: int = 0) -> float:
-    """Mean distance of a row of MimiC's table 4 from the published values, with one seed."""
-    place = (10, 30, 50).index(percent)
-    return mean(
-        [
-            abs(100 * column(folder, method, f"0.{percent // 10}")[seed][-1] - row[place])
-            for method, row in PUBLISHED_TABLE4.items()
-        ]
-    )
+def apart4(folder: str, percent: int) -> float:
+    """Mean distance of a row of MimiC's table 4 from the published values, in points."""
+    place, rate = (10, 30, 50).index(percent), f"0.{percent // 10}"
+    return mean([abs(final(folder, m, rate) - row[place]) for m, row in PUBLISHED_TABLE4.items()])
+
+
+def hours(*folders: str) -> float:
+    """CPU-hours of training and evaluation of runs."""
+    rows = [row for folder in folders for row in table(f"{folder}/timings.csv")]
+    return sum(float(r["seconds_training"]) + float(r["seconds_evaluation"]) for r in rows) / 3600
+
+
+def updates(*folders: str) -> float:
+    """Client updates of runs."""
+    return sum(float(row["active"]) for f in folders for row in table(f"{f}/metrics.csv"))
+
+
+def by_round(method: str, round_: int, rate: str = "0.5") -> float:
+    """Accuracy in % after a number of rounds of the run with 200 uploads per client."""
+    (values,) = column(PER_CLIENT, method, rate).values()
+    return 100 * float(values[round_ - 1])
 
 
 def moved(method: str, rate: str = "0.1") -> float:
