@@ -39,11 +39,7 @@ class SignalGuard:
         if self._own is None:
             own = _Handlers(self)
             for number in SIGNALS:
-                before: object = signal.getsignal(number)
-                earlier = getattr(before, "__self__", None)
-                if isinstance(earlier, _Handlers) and earlier.guard is self:
-                    before = earlier.previous[number]  # a commit put it back after the uninstall
-                own.previous[number] = before
+                own.previous[number] = _lasting(signal.getsignal(number), number)
                 signal.signal(number, own.handle)
             self._own = own
         return True
@@ -72,6 +68,10 @@ class SignalGuard:
                 else:  # Python runs handlers in the main thread
                     signal.raise_signal(number)
 
+    def has(self, own: _Handlers) -> bool:
+        """Return whether these are the handlers of the present install."""
+        return self._own is own
+
     def arrived(self, own: _Handlers, number: int, frame: FrameType | None) -> None:
         """Do what the handlers of this guard do when a signal arrives."""
         if self._held:
@@ -84,7 +84,7 @@ class SignalGuard:
 
         Handlers of an earlier install, which somebody else has kept, pass the signal on.
         """
-        if self._own is not own:
+        if not self.has(own):
             own.pass_on(number, frame)
             return
         self.uninstall()
@@ -115,6 +115,18 @@ class _Handlers:
 
     def restore(self, number: int) -> None:
         """Restore the previous handler of a signal."""
-        handler = self.previous[number]
+        handler = _lasting(self.previous[number], number)
         # None: it was not installed from Python and cannot be restored
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+
+
+def _lasting(handler: object, number: int) -> object:
+    """Return a handler, or the one beneath it if its install has ended: it only passes signals on.
+
+    Such a handler stays if a handler above it was not the guard's when it was uninstalled.
+    """
+    while isinstance(own := getattr(handler, "__self__", None), _Handlers):
+        if own.guard.has(own):
+            break
+        handler = own.previous[number]
+    return handler

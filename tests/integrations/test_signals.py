@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +20,15 @@ from fastagg.integrations._server import AggregationServer
 from fastagg.integrations._signals import SIGNALS, SignalGuard
 from fastagg.signals import SignalsDeferred
 from tests.scripts import HANG
+
+
+@pytest.fixture(autouse=True)
+def _same_handlers() -> Iterator[None]:
+    """Check that a test leaves the handlers as they were."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
 
 # Runs rounds without end; checkpoint_every is too large for a scheduled checkpoint.
 SERVER = """
@@ -181,6 +190,7 @@ def test_a_handler_that_calls_an_earlier_one_is_no_circle() -> None:
         found(number, frame)
 
     events: list[str] = []
+    interrupt = signal.getsignal(signal.SIGINT)
     before = signal.signal(signal.SIGTERM, former)
     guard = SignalGuard(lambda: events.append("saved"))
     other = SignalGuard(lambda: events.append("saved by another"))
@@ -200,6 +210,8 @@ def test_a_handler_that_calls_an_earlier_one_is_no_circle() -> None:
         assert guard.install()
         signal.raise_signal(signal.SIGTERM)
         assert events == ["saved", "saved by another", "former"]
+        assert signal.getsignal(signal.SIGTERM) is former  # no handler of a guard is left
+        assert signal.getsignal(signal.SIGINT) is interrupt
     finally:
         guard.uninstall()
         other.uninstall()
