@@ -53,8 +53,9 @@ class MimicOptions(Options):
     """What "200 model uploadings" counts. rounds: 200 rounds. clients: 200 uploads per client on
     average. total: 200 uploads of all clients together. A client sends two uploads per round with
     SCAFFOLD and one with all other methods. Without dropout, rounds and clients are the same; with
-    dropout they should end within about two points, since the learning rate falls by 5 % per round
-    and is below 1 % of its first value after 90 rounds. With --quick it is always total."""
+    dropout they end close to each other, since the learning rate falls by 5 % per round and is
+    below 1 % of its first value after 90 rounds (results/README.md: 0.2 points with half of the
+    clients). With --quick it is always total."""
     as_released: bool = False
     """Availability and units as in the released code: intervals |N(0, 3^2)| instead of
     U[0, tau_max], five levels of static probabilities instead of one, and corrections and stale
