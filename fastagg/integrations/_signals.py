@@ -121,9 +121,9 @@ class _Handlers:
 
 
 def _lasting(handler: object, number: int) -> object:
-    """Return a handler, or the one beneath it if its install has ended: it only passes signals on.
+    """Return a handler, or the one to which it passes signals on if its install has ended.
 
-    Such a handler stays if a handler above it was not the guard's when it was uninstalled.
+    The handlers of an install cannot be removed while somebody else's handler is above them.
     """
     while isinstance(own := getattr(handler, "__self__", None), _Handlers):
         if own.guard.has(own):
