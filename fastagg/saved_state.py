@@ -249,8 +249,8 @@ class SavedState:
         """Return the lock of a call with this name; within it, calls of other threads wait.
 
         Raises:
-            RuntimeError: the process was forked (:mod:`fastagg.calls`), or shares a file of memory
-                rows, which may change at any time, with the one that it was forked from.
+            RuntimeError: the process was forked, or shares a file of memory rows, which may change
+                at any time, with the one that it was forked from.
         """
         lock = self._lock.checked(call)
         if CallLock.forked:

@@ -390,7 +390,8 @@ def memory_total_(
         old[s] = memory[s]    # references[s] + memory[s], if references are given
         out = total + sum over s of weights[s] * (m[s] - old[s])
         kept[s] = m[s]        # if given
-        faded = fading * total + sum over s of faded_weights[s] * (m[s] - fading * old[s])
+        faded = fading * total
+                + sum over s of faded_weights[s] * (m[s] - fading * old[s])
 
     Followed by :func:`add_total_`, the result has the bits of :func:`memory_update_`, but a server
     can still refuse it after this call: nothing is lost.
