@@ -12,13 +12,16 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.simulation_products import time_products
+
 _SHOWN = 7  # operations per way
 
 
 def profile_ways(
     title: str, ways: Mapping[tuple[str, int], Callable[[], Any]], steps: int, console: Console
 ) -> None:
-    """Print, for every way, the operations that take most of the time of a local step.
+    """Print, for every way, the operations that take most of the time of a local step, and the
+    products of the last way one by one.
 
     ways: implementations of `steps` local steps, by (name, clients at once). The first one is the
         plain loop; its multiplications and additions count for all.
@@ -27,11 +30,13 @@ def profile_ways(
     table = Table(title=f"{title}: {operations / 1e6:.1f} million operations per local step")
     for heading in ("way", "operation", "calls per step", "ms per step", "share"):
         table.add_column(heading, justify="left" if heading in ("way", "operation") else "right")
+    times = []
     for (name, count), call in ways.items():
         call()
         start = time.thread_time()
         call()
         seconds = (time.thread_time() - start) / steps
+        times.append(seconds)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             call()
         spent = sorted(profile.key_averages(), key=lambda e: -e.self_cpu_time_total)
@@ -50,6 +55,7 @@ def profile_ways(
         table.add_row("", rate, "", f"{seconds * 1e3:.3f}", "100%", end_section=True)
     console.print(table)
     console.print(f"product of two 512 x 512 matrices: {_product_rate() / 1e9:.1f} GFLOP/s")
+    time_products(list(ways.values())[-1], steps, times[-1], times[0], console)
 
 
 def _operations(call: Callable[[], Any]) -> int:

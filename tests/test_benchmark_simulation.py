@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmarks import __main__ as command
 from benchmarks import simulation
+from benchmarks.simulation_products import Operand, time_products
 from benchmarks.simulation_profile import profile_ways
 
 
@@ -66,3 +67,28 @@ def test_profile_counts_operations_and_names_the_longest() -> None:
     assert "a case: 2.0 million operations per local step" in text  # 2 x 100 x 100 x 100
     assert "plain loop, 1 clients │ mm │ 1.0 │" in text
     assert "at once, 7 clients │ mm │ 1.0 │" in text
+    assert "products" not in text  # no batched ones
+
+
+def test_profile_times_batched_products_alone() -> None:
+    a, b, out = torch.randn(3, 4, 5), torch.randn(3, 6, 5).mT, io.StringIO()
+    bias = torch.randn(3, 4, 6)
+
+    def step() -> None:
+        torch.bmm(a, b, out=torch.empty(3, 4, 6))
+        torch.baddbmm(bias, a, b)
+        torch.bmm(a[:1].expand(2, -1, -1), b[:2])
+
+    time_products(step, 1, 1.0, 2.0, Console(file=out, width=120))
+    text = " ".join(out.getvalue().split())
+    assert "│ 3 of 4 x 5 x 6, second transposed │ 2.0 │" in text
+    assert "│ 2 of 4 x 5 x 6, second transposed │ 1.0 │" in text
+    assert "of 1000.00 ms per step; with the faster of torch and numpy for each" in text
+
+
+@pytest.mark.parametrize("x", [torch.randn(3, 4, 5), torch.randn(3, 5, 4).mT])
+def test_operand_of_same_sizes_and_strides(x: torch.Tensor) -> None:
+    again = Operand(tuple(x.shape), x.stride()).make()
+    assert again.shape == x.shape
+    assert again.stride() == x.stride()
+    assert again.count_nonzero() == again.numel()

@@ -12,8 +12,9 @@ memory:
   output. From there, kh consecutive rows are a matrix [kh kw C, W' n]. One batched product of the
   weight with the matrices of all output rows is the convolution. The matrices overlap in memory; a
   complete unfolding would copy the input kh times more.
-* The gradient with respect to the input is the same kind of product, with zeros around the gradient
-  of the output.
+* The gradient with respect to the input is the same kind of product. The first and the last rows
+  of the input meet fewer rows of the output; they have smaller products of their own if the batch
+  is large, and zeros around the gradient of the output if it is small.
 * The bias is added after pooling, where there are four times fewer values; the result is the same.
 * The gradients are written by hand. Nothing is recorded, and memory is used again in every step.
 
@@ -39,6 +40,12 @@ from fastagg_sim.pooling import MaxPool2x2
 # Samples of all clients in one piece, from `python -m benchmarks simulation`. Results depend on it
 # by rounding errors, if a batch is larger.
 PIECE = 100
+
+# From this length of an output row, in columns times samples, the smaller products of the first and
+# last rows of an input gradient take less time than multiplying zeros, from `python -m benchmarks
+# simulation`. Sums of products with zeros are the same numbers, so results do not depend on it
+# beyond the order in which the library adds.
+_LONG_ROW = 100
 
 _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 
@@ -377,8 +384,8 @@ class _Convolution:
         self._windows = [_windows(u, blocks, taken_h, side) for u in unfolded]
         self._transposed = [window.mT for window in self._windows]
         # The result of the convolution before pooling, and later, in its place, the gradient.
-        # Around it are zeros, for the gradient with respect to the input.
-        margin = 0 if shape.first else kh - 1
+        # Around it may be zeros, for the gradient with respect to the input.
+        margin = 0 if shape.first or run >= _LONG_ROW else kh - 1
         padded = memory("full", k, blocks + 2 * margin, products, run)
         full = padded[:, margin : margin + blocks]
         self._margins = [padded[:, :margin], padded[:, margin + blocks :]] if margin else []
@@ -405,11 +412,16 @@ class _Convolution:
             self._weights = [m.expand(blocks, -1, -1) for m in wide]
         self._x_gradient = x_gradient
         if x_gradient is not None:
-            used = 2 * rows + kh - 1  # rows of the input that the convolution reads
+            used = blocks + kh - 1  # rows of the input that the convolution reads
+            # The kernel turned upside down: row h of the input meets row i of the kernel in row
+            # h - i of the output.
             self._turned = memory("turned", k, kh, c_out, kw * c)
-            self._turned_weights = [t.flatten(0, 1).mT.expand(used, -1, -1) for t in self._turned]
-            self._padded_windows = [_windows(p, used, kh, 1) for p in padded]
-            self._unfolded_gradient = [u[:used] for u in unfolded]  # in the input's place
+            # Factors and result of every product; the result is in the unfolded input's place.
+            self._to_input = [
+                (t[kernel_rows].flatten(0, 1).mT.expand(end - h, -1, -1), windows, u[h:end])
+                for p, t, u in zip(padded, self._turned, unfolded, strict=True)
+                for h, end, kernel_rows, windows in _input_products(p, blocks, kh)
+            ]
             by_column = unfolded.view(k, h, kw, c, run)
             self._folds = [
                 (x_gradient[:, :used, :, j * n : j * n + run], by_column[:, :used, j])
@@ -476,12 +488,8 @@ class _Convolution:
         return [self._of_weight, self._of_bias]
 
     def _input_gradient(self, out: Tensor) -> None:
-        # Row h of the input meets row i of the kernel in row h - i of the output, so the kernel is
-        # turned upside down.
         self._turned.copy_(self._weight_by_row.flip(2).transpose(1, 2))
-        for weight, windows, unfolded in zip(
-            self._turned_weights, self._padded_windows, self._unfolded_gradient, strict=True
-        ):
+        for weight, windows, unfolded in self._to_input:
             torch.bmm(weight, windows, out=unfolded)
         out.zero_()
         for there, part in self._folds:
@@ -495,6 +503,31 @@ def _windows(x: Tensor, count: int, rows: int, step: int) -> Tensor:
     """
     channels, run = x.shape[1:]
     return x.as_strided((count, rows * channels, run), (step * channels * run, run, 1))
+
+
+def _input_products(padded: Tensor, blocks: int, kh: int) -> list[tuple[int, int, slice, Tensor]]:
+    """Return the products that give the gradient with respect to the input of a convolution.
+
+    padded: [blocks, C', R], the gradient of the output, or [blocks + 2 (kh - 1), C', R] with zeros
+        around it.
+
+    Each product is (first row of the input, end, rows of the kernel turned upside down, the rows of
+    `padded` that meet them as matrices [end - first, rows C', R]).
+    """
+    used = blocks + kh - 1
+    if len(padded) > blocks:
+        return [(0, used, slice(0, kh), _windows(padded, used, kh, 1))]
+
+    def kernel_rows(h: int) -> tuple[int, int]:
+        return max(0, kh - 1 - h), min(kh, used - h)
+
+    products = []
+    for (start, end), group in itertools.groupby(range(used), kernel_rows):
+        rows = list(group)  # the inner rows of the input are one group
+        gradients = padded[rows[0] + start - (kh - 1) :]
+        windows = _windows(gradients, len(rows), end - start, 1)
+        products.append((rows[0], rows[-1] + 1, slice(start, end), windows))
+    return products
 
 
 class _LinearShape:

@@ -103,10 +103,14 @@ def test_gradients(
         ("mnist-cnn", (1, 28, 28)),
         ("lenet", (3, 32, 32)),
         ("niid-cnn", (1, 28, 28)),
-        ("lenet", (1, 19, 22)),
+        ("lenet", (1, 19, 22)),  # the second output has fewer rows than the kernel
     ],
 )
-def test_gradients_of_the_models(name: str, in_shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("long_row", [1, 10**9])  # with smaller products at the edge, with zeros
+def test_gradients_of_the_models(
+    name: str, in_shape: tuple[int, ...], long_row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix_model, "_LONG_ROW", long_row)
     model = make_model(name, num_classes=3, in_shape=in_shape, seed=0)
     assert uses_products(model)
     rows, batch = rows_of(model, 2), samples(2, 4, in_shape)
