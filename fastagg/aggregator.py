@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from fastagg.norm_bound import (
     read_max_norm,
     resolve_max_norm,
 )
-from fastagg.ops.memory import reserve
+from fastagg.ops.memory import reserve, tensor_of
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
@@ -554,11 +555,11 @@ class Aggregator(
         """
         vector = aggregate.vector
         if isinstance(aggregate, RowSum):
-            applied = torch.zeros((), dtype=torch.bool, device="cpu")
+            applied = np.zeros((), np.bool_)
             ops.apply_weighted_sum_(
                 params,
                 vector,
-                applied,
+                tensor_of(applied),
                 aggregate.rows,
                 aggregate.weights,
                 self.server_lr,

@@ -69,6 +69,35 @@ def test_ties_are_rounded_alike(isa: str, lr: float, S: int) -> None:
     assert call(params, rows, weights, lr)[0] and torch.equal(params, expected)
 
 
+def pairs() -> tuple[Tensor, Tensor]:
+    """Return two vectors with sums of all kinds: ties and almost ties, denormals, zeros, limits."""
+    anything = torch.randint(-(2**31), 2**31, (2, 300_000), dtype=torch.int64).int()
+    anything = anything.view(torch.float32)
+    a, b = anything[:, anything.isfinite().all(0)]
+    a = torch.cat([a, a, a, torch.randn(20_000) * 1e-39])
+    ulp = torch.frexp(a[: 2 * len(b)].abs())[1].sub(25)  # half of that of a
+    half = torch.ldexp(torch.ones_like(ulp, dtype=torch.float32), ulp)
+    near = half * (1 + torch.randint(-1, 2, half.shape) * 2.0**-23)
+    b = torch.cat([b, near, torch.randn(20_000) * 1e-39])
+    zeros = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0**-149, -(2.0**-149), 2.0**-126, 3.4028235e38])
+    a, b = (torch.cat(x) for x in ((a, zeros.repeat(8)), (b, zeros.repeat_interleave(8))))
+    return a, b
+
+
+@pytest.mark.parametrize("offset", [0, 1, 63])
+def test_a_rate_of_one_has_the_bits_of_float64(isa: str, offset: int) -> None:
+    """Then floats are added, with no conversion; a sum begins with 0, so it is never -0."""
+    a, b = (x[offset:].clone() for x in pairs())
+    expected = (a.double() + (b.double() + 0.0)).float()
+    assert expected.isinf().any() and (expected == 0.0).sum() > 4
+    one = torch.ones(1, dtype=torch.float64)
+    added = ops.weighted_sum_(a.clone(), [b], one)
+    assert torch.equal(bits(added), bits(expected))
+    params, finite = a[expected.isfinite()], expected.isfinite()
+    assert call(params, [b[finite]], one, lr=1.0, limit=math.inf)[0]
+    assert torch.equal(bits(params), bits(expected[finite]))
+
+
 def test_worked_by_hand() -> None:
     params = torch.tensor([1.0, -2.0])
     rows = torch.tensor([[2.0, 4.0], [6.0, -4.0]])
