@@ -316,7 +316,7 @@ class UsualRows {
       return py::reinterpret_borrow<py::object>(updates_);
     if (static_cast<int64_t>(matrix_->nbytes()) <= most_copied)
       return py::cast(take_rows(*matrix_, order_));
-    // Views that autograd does not know take half the time. They are only read, or not at all.
+    // Without autograd's records of views, which nobody needs: the rows are only read.
     const at::AutoDispatchBelowADInplaceOrView guard;
     const std::vector<at::Tensor> views = matrix_->unbind(0);
     py::list rows(order_.size());
