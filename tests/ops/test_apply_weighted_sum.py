@@ -57,16 +57,42 @@ def test_bits_are_those_of_two_sums(
     assert bool(flag) and (params - oracle).abs().max() <= 2.0**-23 * (1 + total.abs().max())
 
 
-@pytest.mark.parametrize("lr", [0.1, 0.7, 1.0, 1.3])
-@pytest.mark.parametrize("S", [1, 3, 4, 9])
-def test_ties_are_rounded_alike(isa: str, lr: float, S: int) -> None:
-    """0.7 v is a rounding error away from ties if v is a multiple of 5: a fused product differs."""
-    rows, weights = torch.randn(S, 20_000), torch.full((S,), 1 / 7, dtype=torch.float64)
-    params = torch.randn(20_000)
-    expected = params.clone()
-    total = ops.weighted_sum_(torch.empty(20_000), rows, weights, beta=0.0)
-    ops.weighted_sum_(expected, [total], torch.tensor([lr], dtype=torch.float64))
-    assert call(params, rows, weights, lr)[0] and torch.equal(params, expected)
+@pytest.mark.parametrize("S", [1, 2, 3, 4, 9, 17])
+@pytest.mark.parametrize("d", [*range(1, 80), 4_099])
+def test_ties_are_rounded_alike(isa: str, S: int, d: int) -> None:
+    """The factor 0.7 is 4.4e-17 too small in float64, so 0.7 v is 5.3e-10 below 3.5 m if v = 5 m.
+
+    The float64 number next to 3.5 m is 3.5 m. Where ``params`` + 3.5 m is halfway between two
+    float32 numbers, a sum with the rounded product is so, too, and is rounded to the even one; a
+    sum with a fused product is 9.3e-10 below, and is rounded down. Between 2^22 and 2^23, float32
+    numbers are 0.5 apart, and float64 numbers 9.3e-10.
+    """
+    rows = torch.zeros(S, d)
+    rows[-1] = 5.0 * torch.randint(2_400_000, 2_800_000, (d,))
+    halfway = torch.randint(12_000_000, 16_000_000, (d,)).double() / 2 + 0.25
+    params = (halfway - 0.7 * rows[-1].double()).float()
+    assert torch.equal(params.double() + 0.7 * rows[-1].double(), halfway)
+    rate = torch.tensor([0.7], dtype=torch.float64)
+    weights = torch.ones(S, dtype=torch.float64)
+    total = ops.weighted_sum_(torch.empty(d), rows, weights, beta=0.0)
+    assert torch.equal(total, rows[-1])
+    expected = ops.weighted_sum_(params.clone(), [total], rate)
+    assert torch.equal(expected, (params.double() + 0.7 * total.double()).float())
+    assert call(params, rows, weights, 0.7)[0] and torch.equal(params, expected)
+
+
+@pytest.mark.parametrize("S", range(1, 18))
+@pytest.mark.parametrize("d", [7, 23, 1_061])
+def test_any_division_into_columns_gives_the_same_bits(isa: str, S: int, d: int) -> None:
+    """Vectors and single columns: a compiler may fuse another product in each loop."""
+    rows, weights = torch.randn(S, d), torch.rand(S, dtype=torch.float64)
+    params, parts = torch.randn(d), []
+    for start in range(0, d, 7):
+        part = params[start : start + 7].clone()
+        assert call(part, rows[:, start : start + 7].contiguous(), weights, 0.7)[0]
+        parts.append(part)
+    assert call(params, rows, weights, 0.7)[0]
+    assert torch.equal(bits(params), bits(torch.cat(parts)))
 
 
 def pairs() -> tuple[Tensor, Tensor]:

@@ -52,9 +52,8 @@ FASTAGG_INLINE void add_group(const T* const* rows, const float* base, const flo
     }
     FASTAGG_WHOLE_VECTORS
     for (int64_t k = 0; k < count; ++k) {
-      float sum = w[0] * difference[0][k];
-      for (int g = 1; g < G; ++g) sum += w[g] * difference[g][k];
-      sums[begin + k] += static_cast<double>(sum);
+      const auto x = [&](int g) FASTAGG_INLINE_LAMBDA { return difference[g][k]; };
+      sums[begin + k] += static_cast<double>(sum_of_products<W, G>(w, x));
     }
     for (int g = 0; g < G; ++g) squares[g] += static_cast<double>(sum_of_squares(difference[g]));
   });

@@ -187,9 +187,8 @@ FASTAGG_INLINE void sum_group(const T* const* rows, const float* weights, int64_
     widen_step(x, row, begin, count, room);
     FASTAGG_WHOLE_VECTORS
     for (int64_t k = 0; k < count; ++k) {
-      float sum = w[0] * x[0][k];
-      for (int g = 1; g < G; ++g) sum += w[g] * x[g][k];
-      take(begin + k, sum);
+      const auto number = [&](int g) FASTAGG_INLINE_LAMBDA { return x[g][k]; };
+      take(begin + k, sum_of_products<W, G>(w, number));
     }
   });
 }

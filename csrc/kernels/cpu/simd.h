@@ -12,6 +12,7 @@
 // fast with NEON.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -135,6 +136,30 @@ FASTAGG_INLINE T opaque(T x) {
   asm("" : "+m"(x));
 #endif
   return x;
+}
+
+// x * y + z, rounded once if the instruction set with W lanes has an instruction for it. SSE2, the
+// baseline of x86-64, has none. In `a * b + c * d` the compiler chooses which product it rounds, in
+// each loop anew, so loops that must have the same bits say it.
+template <int W, class T>
+FASTAGG_INLINE T multiply_add(T x, T y, T z) {
+#if !defined(__FP_FAST_FMA) && !defined(__aarch64__)
+  if constexpr (W == 4) return x * y + z;
+#endif
+  return std::fma(x, y, z);
+}
+
+// sum_g weights[g] * x(g) for G numbers, in float32. The product of number 1 is the rounded one,
+// because recorded results depend on it: GCC chose it, before the choice was written down.
+template <int W, int G, class Number>
+FASTAGG_INLINE float sum_of_products(const float* weights, const Number& x) {
+  if constexpr (G == 1) {
+    return weights[0] * x(0);
+  } else {
+    float sum = multiply_add<W>(weights[0], x(0), weights[1] * x(1));
+    for (int g = 2; g < G; ++g) sum = multiply_add<W>(weights[g], x(g), sum);
+    return sum;
+  }
 }
 
 // The bits of floats.

@@ -38,18 +38,17 @@ FASTAGG_INLINE void add_groups(float* __restrict out, float* step, const float* 
     float* const to = kReused ? step : out + begin;
     FASTAGG_WHOLE_VECTORS
     for (int64_t k = 0; k < count; ++k) {
-      float group = w[0] * row[0][begin + k];
-      for (int g = 1; g < A; ++g) group += w[g] * row[g][begin + k];
-      double sum = (kFirst ? 0.0 : sums[begin + k]) + static_cast<double>(group);
+      const auto x = [&](int g) FASTAGG_INLINE_LAMBDA { return row[g][begin + k]; };
+      double sum = kFirst ? 0.0 : sums[begin + k];
+      sum += static_cast<double>(sum_of_products<W, A>(w, x));
       if constexpr (B > 0) {
-        float second = w[A] * row[A][begin + k];
-        for (int g = A + 1; g < G; ++g) second += w[g] * row[g][begin + k];
-        sum += static_cast<double>(second);
+        const auto second = [&](int g) FASTAGG_INLINE_LAMBDA { return x(A + g); };
+        sum += static_cast<double>(sum_of_products<W, B>(w + A, second));
       }
       if constexpr (!kLast)
         sums[begin + k] = sum;
       else if constexpr (kBeta)
-        to[k] = static_cast<float>(beta * to[k] + factor * sum);
+        to[k] = static_cast<float>(multiply_add<W>(beta, double{to[k]}, factor * sum));
       else
         to[k] = static_cast<float>(factor * sum);
     }
@@ -236,9 +235,9 @@ struct MoveGroups {
           if (rate == 1.0f && rate_factor == 1.0) return add_plain(to, sum, count);
           FASTAGG_WHOLE_VECTORS
           for (int64_t k = 0; k < count; ++k) {  // SumGroups of one row, with beta = once
-            const float group = rate * sum[k];
-            to[k] =
-                static_cast<float>(once * to[k] + rate_factor * (0.0 + static_cast<double>(group)));
+            const double group = static_cast<double>(rate * sum[k]);
+            to[k] = static_cast<float>(
+                multiply_add<W>(once, double{to[k]}, rate_factor * (0.0 + group)));
           }
         });
     found.raise(peaks);
@@ -300,8 +299,8 @@ bool apply_weighted_sum(float* params, float* before, const T* const* rows, int6
   const int64_t columns = block_columns(d, team.workers);
   const Scratch sums(team.workers * columns * int64_t{sizeof(double)});
   const RowPeaks peaks(2, team);
-  // The compiler must not know that the parameters are multiplied by 1: it would round the other
-  // product in another way than weighted_sum does.
+  // The compiler must not know that the parameters are multiplied by 1: it might then leave out
+  // that product, and not round the other one, which weighted_sum does.
   double once = 1.0;
   asm volatile("" : "+m"(once));
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int worker) {
