@@ -420,18 +420,23 @@ class _Convolution:
             used = blocks + kh - 1  # rows of the input that the convolution reads
             # The kernel turned upside down: row h of the input meets row i of the kernel in row
             # h - i of the output.
-            self._turned = memory("turned", k, kh, c_out, kw * c)
+            turned = memory("turned", k, kh, c_out, kw * c)
+            self._turned_rows = list(turned.unbind(1))[::-1]
             # Factors and result of every product; the result is in the unfolded input's place.
             self._to_input = [
                 (t[kernel_rows].flatten(0, 1).mT.expand(end - h, -1, -1), windows, u[h:end])
-                for p, t, u in zip(padded, self._turned, unfolded, strict=True)
+                for p, t, u in zip(padded, turned, unfolded, strict=True)
                 for h, end, kernel_rows, windows in _input_products(p, blocks, kh)
             ]
             by_column = unfolded.view(k, h, kw, c, run)
+            # The columns of the input that meet a column of the kernel. Those that do not meet the
+            # first one, and the last row if it is not read, begin with zeros.
             self._folds = [
                 (x_gradient[:, :used, :, j * n : j * n + run], by_column[:, :used, j])
                 for j in range(kw)
             ]
+            rest = x_gradient[:, :used, :, run:], x_gradient[:, used:]
+            self._unmet = [part for part in rest if part.numel()]
 
     def _placed(self, wide: Tensor) -> list[Tensor]:
         """Return the parts of wide [k, side^2 C', taken_h taken_w C] that hold the weight, one for
@@ -447,7 +452,7 @@ class _Convolution:
         """Use these parameters, [k, C', kh kw C] and [k, C', 1], from now on."""
         kh, kw = self._kernel
         self._weight = weight.unflatten(2, (kh, kw, self._channels))
-        self._weight_by_row = weight.unflatten(2, (kh, kw * self._channels))
+        self._weight_rows = list(weight.unflatten(2, (kh, kw * self._channels)).unbind(2))
         self._bias = bias.unsqueeze(1)
         if self._side == 1:
             self._weights = [m.expand(self._blocks, -1, -1) for m in weight]
@@ -490,15 +495,19 @@ class _Convolution:
         else:
             torch.sum(self._sums, 1, out=self._of_weight)
         if self._x_gradient is not None:
-            self._input_gradient(self._x_gradient)
+            self._input_gradient()
         return [self._of_weight, self._of_bias]
 
-    def _input_gradient(self, out: Tensor) -> None:
-        self._turned.copy_(self._weight_by_row.flip(2).transpose(1, 2))
+    def _input_gradient(self) -> None:
+        for row, turned in zip(self._weight_rows, self._turned_rows, strict=True):
+            turned.copy_(row)
         for weight, windows, unfolded in self._to_input:
             torch.bmm(weight, windows, out=unfolded)
-        out.zero_()
-        for there, part in self._folds:
+        for part in self._unmet:
+            part.zero_()
+        (there, part), *others = self._folds
+        there.copy_(part)
+        for there, part in others:
             there.add_(part)
 
 
