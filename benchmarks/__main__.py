@@ -53,6 +53,7 @@ from benchmarks.ceilings import kind
 from benchmarks.harness import Row
 
 RESULTS = Path(__file__).parent / "results"
+STOPPED = 130  # the exit status of a process that Ctrl-C ended
 
 SUBCOMMANDS = {
     "ops": "compare single ops with libraries, eager torch and torch.compile",
@@ -171,7 +172,10 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
     chosen = options.parse(namespace)
     if name in ("steps", "columns"):
         peers.announce(console)
-    rows = options.run(_CASES[name](chosen), chosen, console)
+    results = options.run(_CASES[name](chosen), chosen, console)
+    rows = results.rows
+    if not rows and not results.complete:
+        raise SystemExit(STOPPED)
     if not rows:
         raise SystemExit(f"--only: no comparison of {name} contains {chosen.only!r} in its name")
     title = f"{report.TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
@@ -181,10 +185,13 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
     if namespace.out:
         folder = namespace.out / kind()
         table = folder / f"{name}.csv"
-        measured = report.merge(table, rows) if chosen.only else report.measured_here(rows)
+        some = chosen.only or not results.complete
+        measured = report.merge(table, rows) if some else report.measured_here(rows)
         report.write_csv(table, measured)
         report.write_table_page(table)
         console.print(f"written: {name}.csv and {name}.md in {folder}")
+    if not results.complete:
+        raise SystemExit(STOPPED)
     return rows
 
 

@@ -110,22 +110,36 @@ class Case:
         return f"{self.op} ({self.S}, {self.d:,})"
 
 
-def run(cases: Iterable[Case], options: Options, console: Console) -> list[Row]:
-    """Measure the cases one after the other, and repeat those that were disturbed."""
+@dataclass(frozen=True)
+class Results:
+    """rows: of the comparisons that were measured; complete: whether these are all chosen ones."""
+
+    rows: list[Row]
+    complete: bool
+
+
+def run(cases: Iterable[Case], options: Options, console: Console) -> Results:
+    """Measure the cases one after the other, and repeat those that were disturbed.
+
+    Ctrl-C ends the measurement. What was measured before it is returned.
+    """
     about = describe()
     console.print("   ".join(f"{key} {value}" for key, value in about.items()))
     chosen = [case for case in cases if options.only in case.title]
     found: list[list[Row]] = []
-    for case in chosen:
-        hopeless = bool(found) and found[-1][-1].verdict == "busy"
-        found.append(_timed(case, options, console, attempts=1 if hopeless else 3))
-    for index, slow in enumerate(slowed(found)):
-        if slow and not options.quick:
-            found[index] = _timed(chosen[index], options, console, attempts=3)
+    try:
+        for case in chosen:
+            hopeless = bool(found) and found[-1][-1].verdict == "busy"
+            found.append(_timed(case, options, console, attempts=1 if hopeless else 3))
+        for index, slow in enumerate(slowed(found)):
+            if slow and not options.quick:
+                found[index] = _timed(chosen[index], options, console, attempts=3)
+    except KeyboardInterrupt:
+        console.print(f"stopped: {len(found)} of {len(chosen)} comparisons are measured")
     for index, slow in enumerate(slowed(found)):
         if slow and not options.quick:
             found[index] = [refused(row) for row in found[index]]
-    return [row for rows in found for row in rows]
+    return Results([row for rows in found for row in rows], len(found) == len(chosen))
 
 
 def _timed(case: Case, options: Options, console: Console, attempts: int) -> list[Row]:

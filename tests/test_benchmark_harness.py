@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fastagg
+from benchmarks import __main__ as entry
 from benchmarks import (
     ceilings,
     columns,
@@ -23,6 +24,7 @@ from benchmarks import (
     memory_ops,
     operands,
     ops,
+    options,
     report,
     steps,
     targets,
@@ -386,6 +388,38 @@ def test_a_run_of_some_comparisons_keeps_the_others(tmp_path: Path) -> None:
     text = (tmp_path / "ops.md").read_text()
     assert "mimic_: commit old" in text
     assert "gram, scaffold_mean_: cpu" in text
+
+
+def test_ctrl_c_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = rows_of(comparison(), samples(), "avx2")
+    other = [replace(row, op="mimic_", K=None) for row in first]
+    table = tmp_path / ceilings.kind() / "ops.csv"
+    table.parent.mkdir()
+    report.write_csv(table, [report.Measured(row, {"commit": "old"}) for row in (*first, *other)])
+
+    def measured(case: options.Case, *_: object, **__: object) -> list[Row]:
+        if case.op == "mimic_":
+            raise KeyboardInterrupt
+        return rows_of(comparison(), samples(fastagg=[2e-6] * 9), "avx2")
+
+    cases = [options.Case(op, 3, 1000, lambda S, d: comparison()) for op in ("gram", "mimic_")]
+    monkeypatch.setattr(options, "_timed", measured)
+    monkeypatch.setitem(entry._CASES, "ops", lambda _: cases)
+    arguments = ["ops", "--quick", "--threads", "1", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit) as stop:
+        entry.main(arguments)
+    assert stop.value.code == 130
+    assert "stopped: 1 of 2 comparisons are measured" in capsys.readouterr().out
+    old = {one.row.op: one.about.get("commit") == "old" for one in report.read_csv(table)}
+    assert old == {"gram": False, "mimic_": True}
+
+    del cases[0]  # nothing was measured: nothing is written
+    before = table.read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        entry.main(arguments)
+    assert stop.value.code == 130 and table.read_bytes() == before
 
 
 @pytest.mark.parametrize(
