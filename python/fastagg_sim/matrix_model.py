@@ -420,12 +420,11 @@ class _Convolution:
             used = blocks + kh - 1  # rows of the input that the convolution reads
             # The kernel turned upside down: row h of the input meets row i of the kernel in row
             # h - i of the output.
-            turned = memory("turned", k, kh, c_out, kw * c)
-            self._turned_rows = list(turned.unbind(1))[::-1]
+            self._turned = memory("turned", k, kh, c_out, kw * c)
             # Factors and result of every product; the result is in the unfolded input's place.
             self._to_input = [
                 (t[kernel_rows].flatten(0, 1).mT.expand(end - h, -1, -1), windows, u[h:end])
-                for p, t, u in zip(padded, turned, unfolded, strict=True)
+                for p, t, u in zip(padded, self._turned, unfolded, strict=True)
                 for h, end, kernel_rows, windows in _input_products(p, blocks, kh)
             ]
             by_column = unfolded.view(k, h, kw, c, run)
@@ -452,7 +451,7 @@ class _Convolution:
         """Use these parameters, [k, C', kh kw C] and [k, C', 1], from now on."""
         kh, kw = self._kernel
         self._weight = weight.unflatten(2, (kh, kw, self._channels))
-        self._weight_rows = list(weight.unflatten(2, (kh, kw * self._channels)).unbind(2))
+        self._weight_by_row = weight.unflatten(2, (kh, kw * self._channels))
         self._bias = bias.unsqueeze(1)
         if self._side == 1:
             self._weights = [m.expand(self._blocks, -1, -1) for m in weight]
@@ -499,8 +498,7 @@ class _Convolution:
         return [self._of_weight, self._of_bias]
 
     def _input_gradient(self) -> None:
-        for row, turned in zip(self._weight_rows, self._turned_rows, strict=True):
-            turned.copy_(row)
+        self._turned.copy_(self._weight_by_row.flip(2).transpose(1, 2))
         for weight, windows, unfolded in self._to_input:
             torch.bmm(weight, windows, out=unfolded)
         for part in self._unmet:
