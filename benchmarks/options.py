@@ -112,7 +112,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Results:
-    """rows: of the comparisons that were measured; complete: whether these are all chosen ones."""
+    """What :func:`run` has measured.
+
+    rows: of all comparisons that were measured.
+    complete: whether these are all comparisons that the options chose.
+    """
 
     rows: list[Row]
     complete: bool
@@ -121,7 +125,7 @@ class Results:
 def run(cases: Iterable[Case], options: Options, console: Console) -> Results:
     """Measure the cases one after the other, and repeat those that were disturbed.
 
-    Ctrl-C ends the measurement. What was measured before it is returned.
+    Ctrl-C ends the measurement: the comparisons that were measured before it are returned.
     """
     about = describe()
     console.print("   ".join(f"{key} {value}" for key, value in about.items()))

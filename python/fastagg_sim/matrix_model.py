@@ -413,8 +413,8 @@ class _Convolution:
             wide = memory("wide", k, products, taken_h * taken_w * c).zero_()
             self._wide_parts = self._placed(wide)
             self._weights = [m.expand(blocks, -1, -1) for m in wide]
-            self._sum = memory("sum", k, products, taken_h * taken_w * c)
-            self._sum_parts = self._placed(self._sum)
+            self._of_wide = memory("gradient of wide", k, products, taken_h * taken_w * c)
+            self._of_wide_parts = self._placed(self._of_wide)
         self._x_gradient = x_gradient
         if x_gradient is not None:
             used = blocks + kh - 1  # rows of the input that the convolution reads
@@ -428,8 +428,9 @@ class _Convolution:
                 for h, end, kernel_rows, windows in _input_products(p, blocks, kh)
             ]
             by_column = unfolded.view(k, h, kw, c, run)
-            # The columns of the input that meet a column of the kernel. Those that do not meet the
-            # first one, and the last row if it is not read, begin with zeros.
+            # The columns of the input that meet each column of the kernel, and what their gradient
+            # is the sum of. The first term is copied. So columns that do not meet the first column
+            # of the kernel, and a last row that the convolution does not read, are set to zero.
             self._folds = [
                 (x_gradient[:, :used, :, j * n : j * n + run], by_column[:, :used, j])
                 for j in range(kw)
@@ -485,8 +486,8 @@ class _Convolution:
         for full, windows, out in zip(self._full, self._transposed, self._sum_of, strict=True):
             torch.bmm(full, windows, out=out)
         if self._side > 1:
-            torch.sum(self._sums, 1, out=self._sum)
-            first, *others = self._sum_parts
+            torch.sum(self._sums, 1, out=self._of_wide)
+            first, *others = self._of_wide_parts
             out = self._of_weight.view(first.shape)
             torch.add(first, others[0], out=out)
             for part in others[1:]:

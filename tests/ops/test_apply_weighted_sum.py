@@ -60,12 +60,12 @@ def test_bits_are_those_of_two_sums(
 @pytest.mark.parametrize("S", [1, 2, 3, 4, 9, 17])
 @pytest.mark.parametrize("d", [*range(1, 80), 4_099])
 def test_ties_are_rounded_alike(isa: str, S: int, d: int) -> None:
-    """The factor 0.7 is 4.4e-17 too small in float64, so 0.7 v is 5.3e-10 below 3.5 m if v = 5 m.
+    """A product that is rounded before the sum gives another number than one that is not.
 
-    The float64 number next to 3.5 m is 3.5 m. Where ``params`` + 3.5 m is halfway between two
-    float32 numbers, a sum with the rounded product is so, too, and is rounded to the even one; a
-    sum with a fused product is 9.3e-10 below, and is rounded down. Between 2^22 and 2^23, float32
-    numbers are 0.5 apart, and float64 numbers 9.3e-10.
+    The factor 0.7 is 4.4e-17 too small in float64. So if a row has v = 5 m, 0.7 v is at least
+    5.3e-10 below 3.5 m, and is rounded to 3.5 m. ``params`` + 3.5 m is halfway between two float32
+    numbers, and is rounded to the even one. If the product is not rounded, the sum is a float64
+    number below (they are 9.3e-10 apart here), and is rounded down.
     """
     rows = torch.zeros(S, d)
     rows[-1] = 5.0 * torch.randint(2_400_000, 2_800_000, (d,))

@@ -139,8 +139,8 @@ FASTAGG_INLINE T opaque(T x) {
 }
 
 // x * y + z, rounded once if the instruction set with W lanes has an instruction for it. SSE2, the
-// baseline of x86-64, has none. In `a * b + c * d` the compiler chooses which product it rounds, in
-// each loop anew, so loops that must have the same bits say it.
+// baseline of x86-64, has none. In `a * b + c * d` one product is rounded, and the compiler chooses
+// which one, in each loop anew. Loops that must have the same bits therefore call this.
 template <int W, class T>
 FASTAGG_INLINE T multiply_add(T x, T y, T z) {
 #if !defined(__FP_FAST_FMA) && !defined(__aarch64__)
@@ -150,7 +150,8 @@ FASTAGG_INLINE T multiply_add(T x, T y, T z) {
 }
 
 // sum_g weights[g] * x(g) for G numbers, in float32. The product of number 1 is the rounded one,
-// because recorded results depend on it: GCC chose it, before the choice was written down.
+// because recorded results depend on it: GCC chose it, before the choice was written down. The sums
+// of vectors in mimic.cpp have the same order.
 template <int W, int G, class Number>
 FASTAGG_INLINE float sum_of_products(const float* weights, const Number& x) {
   if constexpr (G == 1) {
