@@ -278,7 +278,7 @@ class BatchedTrainer:
             if len(x) != k:
                 k, parameters = len(x), models.parts(rows, len(x))
             gradients = models.gradients(parameters, x, y, weight)
-            with torch.no_grad():
+            with torch.inference_mode():
                 if shift is not None:
                     torch._foreach_add_(gradients, models.parts(shift, k))
                 if training.prox:

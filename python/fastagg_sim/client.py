@@ -169,8 +169,7 @@ def evaluate(
     """
     totals = torch.zeros(2, dtype=torch.float64, device=x.device)
     model.eval()
-    # Not inference mode for `logits`: it keeps memory, and training could not change it later.
-    with torch.inference_mode() if logits is None else torch.no_grad():
+    with torch.inference_mode():
         for part, labels in zip(x.split(batch_size), y.split(batch_size), strict=True):
             found = model(part) if logits is None else logits(part)
             totals[0] += (found.argmax(dim=1) == labels).sum()
