@@ -47,6 +47,7 @@ from fastagg.report import (
     RefusedUpdates,
     RowSum,
     StepReport,
+    Unchecked,
     list_reasons,
 )
 from fastagg.saved_state import SavedState
@@ -401,13 +402,13 @@ class Aggregator(
         confirm: Confirm | None,
         accept: Accept | None,
         *,
-        at_once: bool = True,
+        commit_checks: bool = True,
     ) -> StepReport:
         """Run one step.
 
         Args:
             params, updates, clients, ages, weights, confirm, accept: as for :meth:`step`.
-            at_once: whether the aggregate may be a :class:`fastagg.report.RowSum`.
+            commit_checks: whether the aggregate may be :class:`fastagg.report.Unchecked`.
         """
         if weights is not None and self.refuses_weights:
             raise ValueError(f"weights: {self.name} takes none: {self.refuses_weights}")
@@ -431,6 +432,8 @@ class Aggregator(
             self._norms.begin()
         cohort, reasons = self._without_late(cohort)
         reason, checked = "no client was active", False
+        commit_checks = commit_checks and self._moments is None and accept is None
+        commit_checks = commit_checks and params.is_cpu and self.columns.whole
         while True:
             if self._clipping is not None:
                 self._clipping.begin()  # the next bound follows from the rows that are left
@@ -459,7 +462,7 @@ class Aggregator(
                 noise = self._noise(received, plan)
                 if factors is not None and self.sums_rows_by_plan:
                     plan.weights = plan.weights * factors
-                plan.at_once = at_once and noise is None and accept is None
+                plan.commit_checks = commit_checks and noise is None
                 reading = self._read(params, received, plan)
                 break
             except RefusedUpdates as found:
@@ -504,9 +507,11 @@ class Aggregator(
                 self._commit(received, plan, reading)
                 self._note_commit(report)
                 return report
-        # Nothing has changed. Without a RowSum, the step finds out why: it leaves rows out or
-        # raises.
-        return self._step(params, updates, clients, ages, weights, confirm, accept, at_once=False)
+        # Nothing has changed. If the read phase checks everything, the step finds out why: it
+        # leaves rows out or raises.
+        return self._step(
+            params, updates, clients, ages, weights, confirm, accept, commit_checks=False
+        )
 
     def _plan_without_bad(self, cohort: Cohort) -> P:
         """Return the plan. If there is none, find out whether that is because of bad rows.
@@ -551,22 +556,12 @@ class Aggregator(
             moments: of the server optimizer, changed in place; None without.
 
         Returns:
-            Whether they have moved; False only for a :class:`fastagg.report.RowSum`.
+            Whether they have moved; False only for an aggregate that is
+            :class:`fastagg.report.Unchecked`.
         """
         vector = aggregate.vector
-        if isinstance(aggregate, RowSum):
-            applied = np.zeros((), np.bool_)
-            ops.apply_weighted_sum_(
-                params,
-                vector,
-                tensor_of(applied),
-                aggregate.rows,
-                aggregate.weights,
-                self.server_lr,
-                aggregate.peak,
-                FLOAT32_LIMIT,
-            )
-            return bool(applied)
+        if isinstance(aggregate, Unchecked):
+            return self._move_checked(params, aggregate)
         if moments is not None:
             moments.move_(params, aggregate, self.server_lr)
         elif vector.dtype == torch.float32:
@@ -574,6 +569,18 @@ class Aggregator(
         else:
             ops.add_total_(params, vector, self.server_lr, aggregate.norm, aggregate.models)
         return True
+
+    def _move_checked(self, params: Tensor, aggregate: Unchecked) -> bool:
+        """Move the parameters if the step stays in range; return whether it does."""
+        vector, lr, peak = aggregate.vector, self.server_lr, aggregate.peak
+        applied = np.zeros((), np.bool_)
+        flag = tensor_of(applied)
+        if isinstance(aggregate, RowSum):
+            rows, weights = aggregate.rows, aggregate.weights
+            ops.apply_weighted_sum_(params, vector, flag, rows, weights, lr, peak, FLOAT32_LIMIT)
+        else:
+            ops.apply_aggregate_(params, flag, vector, lr, aggregate.norm, peak, FLOAT32_LIMIT)
+        return bool(applied)
 
     def _moved(self, params: Tensor, aggregate: Aggregate) -> Tensor:
         """Return where :meth:`_move` takes the parameters, with the same bits; nothing changes."""
@@ -627,11 +634,12 @@ class Aggregator(
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> R:
         """Pass over the rows into scratch, and check everything that could fail.
 
-        If ``plan.at_once``, a rule may leave both to the commit (:class:`fastagg.report.RowSum`).
+        If ``plan.commit_checks``, a rule may leave checks of the parameters, and even the pass, to
+        the commit (:class:`fastagg.report.Unchecked`, :class:`fastagg.report.RowSum`).
 
         Args:
             params: [d] float32, not changed. The rule must check that they are finite, with
-                ``_params_peak`` or ``_peaks_with``.
+                ``_params_peak`` or ``_peaks_with``, if its aggregate is not ``Unchecked``.
             cohort: the active clients and their rows, as returned by ``_receive``.
             plan: the result of ``_plan``.
 

@@ -64,12 +64,13 @@ class Plan:
     Attributes:
         weights: [S] float64, the weight of each active client's row.
         pairs: ``StepReport.pairs``.
-        at_once: whether the aggregate may be a :class:`RowSum`.
+        commit_checks: whether the commit can make checks: the aggregate may be
+            :class:`Unchecked`.
     """
 
     weights: Tensor
     pairs: int = 0
-    at_once: bool = field(default=False, kw_only=True)
+    commit_checks: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,11 +93,24 @@ class Aggregate:
 
 
 @dataclass(frozen=True, eq=False)
-class RowSum(Aggregate):
+class Unchecked(Aggregate):
+    """An aggregate for which the commit finds out whether the step stays in the range of float32.
+
+    If the parameters are not finite, or the step would leave the range, the parameters keep their
+    bits, and the step begins again, with an aggregate that ``_read`` checks. It has no ``models``.
+
+    Attributes:
+        vector: [d] float32 or float64.
+        peak: the largest magnitude in v that may be applied, if ``vector`` is float32; an upper
+            bound of the magnitudes in v, if it is float64.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum(Unchecked):
     """A sum of rows that no pass has computed: the commit reads the rows and moves the parameters.
 
-    The commit then finds out whether the rows are finite. If not, the parameters keep their bits,
-    and the step begins again without a ``RowSum``.
+    The commit then finds out whether the rows are finite as well.
 
     Attributes:
         vector: [d] float32, scratch for the parameters from before.

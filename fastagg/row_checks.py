@@ -13,7 +13,14 @@ from torch import Tensor
 from fastagg.norm_bound import MaxNorm, RecentNorms
 from fastagg.ops.row_lists import RowList
 from fastagg.options import FLOAT32_LIMIT
-from fastagg.report import NonFiniteUpdates, OversizedUpdates, RefusedUpdates
+from fastagg.report import (
+    Aggregate,
+    NonFiniteUpdates,
+    OversizedUpdates,
+    Plan,
+    RefusedUpdates,
+    Unchecked,
+)
 from fastagg.server_optimizer import Moments, ServerOptimizer
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns
@@ -59,6 +66,47 @@ class RowChecks:
             ValueError: the parameters hold NaN or Inf.
         """
         return self._peaks_with(params, [])[0]
+
+    def _known_peak(self, params: Tensor, plan: Plan) -> float:
+        """Return the largest magnitude in the parameters; 0 if the commit checks them.
+
+        Raises:
+            ValueError: the parameters hold NaN or Inf, and the commit does not check them.
+        """
+        return 0.0 if plan.commit_checks else self._params_peak(params)
+
+    def _total(
+        self, plan: Plan, peak: float, vector: Tensor, largest: float, norm: float = 1.0
+    ) -> Aggregate:
+        """Return a float64 aggregate after a check of the step, or leave it to the commit.
+
+        Args:
+            plan: of the round.
+            peak: what :meth:`_known_peak` returned.
+            vector: [d] float64.
+            largest: an upper bound of the magnitudes in ``norm * vector``.
+            norm: factor that makes ``vector`` a mean.
+
+        Raises:
+            ValueError: parameters or moments could leave the range of float32.
+        """
+        if plan.commit_checks:
+            return Unchecked(vector, largest, norm)
+        self._check_range(peak, largest)
+        return Aggregate(vector, largest, norm)
+
+    def _vector(self, plan: Plan, params: Tensor, vector: Tensor) -> Aggregate:
+        """Return a float32 aggregate [d] after a check of the step, or leave it to the commit.
+
+        Raises:
+            ValueError: parameters are not finite, or parameters or moments could leave the range of
+                float32.
+        """
+        if plan.commit_checks:
+            return Unchecked(vector, math.inf)
+        peak, largest = self._peaks_with(params, [vector])
+        self._check_range(peak, largest)
+        return Aggregate(vector, largest)
 
     def _peaks_with(self, params: Tensor, vectors: list[Tensor]) -> list[float]:
         """Return the largest magnitudes in the parameters and in each of ``vectors`` [d].

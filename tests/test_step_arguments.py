@@ -253,13 +253,107 @@ def test_shares_go_to_friends_in_the_order_of_clients(data: st.DataObject) -> No
     size = data.draw(st.integers(1, 30))
     shares = data.draw(st.lists(st.floats(0.0, 1.0), min_size=size, max_size=size))
     friends = data.draw(st.lists(st.integers(-1, size - 1), min_size=size, max_size=size))
-    ids = data.draw(st.lists(st.integers(0, size - 1), unique=True))
-    sums, without = memory.shares_by_friend(
+    ids = data.draw(st.lists(st.integers(0, size - 1), unique=True, min_size=1))
+    found = memory.shares_by_friend(
         torch.tensor(shares, dtype=torch.float64), torch.tensor(friends), ids
     )
-    expected = np.bincount(np.array(friends) + 1, shares, size + 1)[1:]
-    assert sums.tolist() == [expected[k] for k in ids]
-    assert without == [share for share, k in zip(shares, friends, strict=True) if k < 0]
+    sums = np.bincount(np.array(friends) + 1, shares, size + 1)[1:]
+    without = [share for share, k in zip(shares, friends, strict=True) if k < 0]
+    assert found.tolist() == [sums[k] + math.fsum(without) / len(ids) for k in ids]
+
+
+weights = st.one_of(
+    st.floats(0.0, 1e300),
+    st.floats(0.0, 1.0),
+    # Sums that are halfway between two numbers, or almost: 2^53 + 1, and what is below it.
+    st.builds(math.ldexp, st.integers(0, 3), st.integers(-1074, 900)),
+    st.sampled_from([0.0, 1.0, 2.0**53, 2.0**-53, 2.0**-54, 2.0**-106, 5e-324]),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(weights, min_size=1, max_size=40), st.data())
+def test_shares_are_divided_by_the_correctly_rounded_sum(
+    values: list[float], data: st.DataObject
+) -> None:
+    clients = data.draw(st.lists(st.integers(0, len(values) - 1), unique=True))
+    found = memory.shares_of(
+        torch.tensor(values, dtype=torch.float64), torch.tensor(clients).long()
+    )
+    chosen = [values[client] for client in clients]
+    whole = math.fsum(chosen)
+    if whole == 0.0:
+        assert found is None
+    else:
+        assert found is not None and found.tolist() == [value / whole for value in chosen]
+
+
+@pytest.mark.parametrize(
+    ("values", "whole"),
+    [
+        ([2.0**53, 1.0], 2.0**53),  # halfway: to even
+        ([2.0**53, 1.0, 2.0**-53], 2.0**53 + 2.0),  # above it
+        ([2.0**53, 1.0, 2.0**-53, 2.0**-53], 2.0**53 + 2.0),
+        ([2.0**53 + 2.0, 1.0], 2.0**53 + 4.0),
+        ([1e16, 1.0, 1e-16], 1e16 + 2.0),
+    ],
+)
+def test_a_sum_that_is_almost_halfway(values: list[float], whole: float) -> None:
+    for order in itertools.permutations(range(len(values))):
+        found = memory.shares_of(torch.tensor(values, dtype=torch.float64), torch.tensor(order))
+        assert found is not None and found.tolist() == [values[i] / whole for i in order]
+
+
+def test_no_shares_of_an_infinite_sum_or_of_unknown_clients() -> None:
+    large = torch.tensor([1.7e308, 1.7e308], dtype=torch.float64)
+    assert memory.shares_of(large, torch.tensor([0, 1])) is None
+    assert memory.shares_of(large, torch.tensor([0])) is not None
+    for client in (-1, 2):
+        with pytest.raises(IndexError, match="positions"):
+            memory.shares_of(large, torch.tensor([client]))
+    with pytest.raises(TypeError, match="values"):
+        memory.shares_of(large.float(), torch.tensor([0]))
+
+
+def test_tensors_of_any_shape() -> None:
+    assert memory.uninitialized([0], torch.float32).shape == (0,)
+    found = memory.uninitialized([3, 2], torch.float64)
+    assert found.shape == (3, 2) and found.dtype == torch.float64 and found.is_contiguous()
+    with pytest.raises(ValueError, match="shape"):
+        memory.uninitialized([2, -1], torch.float32)
+
+
+def test_items_at_positions_and_on_the_diagonal() -> None:
+    values = torch.tensor([1.0, math.nan, 3.0], dtype=torch.float64)
+    assert memory.picked(values, torch.tensor([2, 0, 2])).tolist() == [3.0, 1.0, 3.0]
+    for wrong in (-1, 3):
+        with pytest.raises(IndexError, match="positions"):
+            memory.picked(values, torch.tensor([wrong]))
+    square = torch.arange(9, dtype=torch.float64).view(3, 3)
+    assert memory.diagonal(square).tolist() == [0.0, 4.0, 8.0]
+    for matrix in (square[:2], square[0], square.float()):
+        with pytest.raises((TypeError, ValueError), match="matrix"):
+            memory.diagonal(matrix)
+
+
+def test_counters() -> None:
+    counter = torch.tensor(2**40)
+    memory.count_up_(counter)
+    assert memory.count_of(counter) == 2**40 + 1 == int(counter)
+    for wrong in (torch.tensor([1]), torch.tensor(1.0)):
+        with pytest.raises((TypeError, ValueError), match="counter"):
+            memory.count_up_(wrong)
+
+
+@given(st.lists(st.tuples(st.floats(-1e100, 1e100), st.floats(-1e100, 1e100))))
+def test_dot_products_are_summed_from_left_to_right(pairs: list[tuple[float, float]]) -> None:
+    both = torch.tensor(pairs, dtype=torch.float64).view(-1, 2)
+    a, b = both[:, 0].contiguous(), both[:, 1].contiguous()
+    size = sum(abs(x * y) for x, y in pairs)
+    # A compiler may fuse products and sums: each of n sums is rounded by at most 2^-53.
+    assert abs(memory.dot(a, b) - math.fsum(x * y for x, y in pairs)) <= len(pairs) * 2**-52 * size
+    with pytest.raises(ValueError, match="b: expected shape"):
+        memory.dot(a, torch.zeros(len(pairs) + 1, dtype=torch.float64))
 
 
 def test_items_are_replaced_in_a_copy() -> None:

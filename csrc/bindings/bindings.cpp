@@ -7,4 +7,5 @@
 #include "ops_policy.cpp"
 #include "python_memory.cpp"
 #include "refused.cpp"
+#include "small_tensors.cpp"
 #include "step_arguments.cpp"

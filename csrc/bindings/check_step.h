@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arguments of ops that move vectors along vectors, for all devices: lerp_total_, add_total_,
-// add_momentum_ and add_adaptive_.
+// apply_aggregate_, add_momentum_ and add_adaptive_.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +30,23 @@ inline void check_add_total(const at::Tensor& params, const at::Tensor& total) {
   ChangedMemory changed;
   changed.add(params, "params");
   changed.check(total, "total");
+}
+
+// Checks those of apply_aggregate_. Returns whether the aggregate is float64.
+inline bool check_apply_aggregate(const at::Tensor& params, const at::Tensor& applied,
+                                  const at::Tensor& aggregate, double norm) {
+  const int64_t d = params.numel();
+  check_tensor(params, "params", at::kFloat, {d});
+  check_tensor(applied, "applied", at::kBool, {});
+  check_same_device(applied, "applied", params.device());
+  const bool wide = aggregate.scalar_type() == at::kDouble;
+  check_vector(aggregate, "aggregate", wide ? at::kDouble : at::kFloat, d, params.device());
+  TORCH_CHECK_VALUE(wide || norm == 1.0, "norm: expected 1 with a float32 aggregate, got ", norm);
+  ChangedMemory changed;
+  changed.add(params, "params");
+  changed.add(applied, "applied");
+  changed.check(aggregate, "aggregate");
+  return wide;
 }
 
 // Checks those of add_momentum_, and with `s` those of add_adaptive_. Returns whether the aggregate

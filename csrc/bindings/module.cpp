@@ -11,6 +11,7 @@
 #include "../kernels/cpu/simd.h"
 #include "../kernels/gram.h"
 #include "python_memory.h"
+#include "small_tensors.h"
 #include "step_arguments.h"
 
 namespace py = pybind11;
@@ -74,5 +75,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("own_l3_bytes", &fastagg::cpu::own_l3_bytes,
         "Bytes of the last cache that CPU kernels expect to have for themselves.");
   fastagg::define_python_memory(m);
+  fastagg::define_small_tensors(m);
   fastagg::define_step_arguments(m);
 }

@@ -122,6 +122,9 @@ FASTAGG_OP(lerp_total_,     yes, yes, no,
            "(Tensor(a!) total, Tensor end, float weight) -> ()")
 FASTAGG_OP(add_total_,      yes, yes, no,
            "(Tensor(a!) params, Tensor total, float lr, float norm, bool models=False) -> ()")
+FASTAGG_OP(apply_aggregate_, yes, yes, no,
+           "(Tensor(a!) params, Tensor(b!) applied, Tensor aggregate, float lr, float norm, "
+           "float peak, float limit) -> ()")
 
 // Rows of int8 numbers with one scale for each block of 256 columns.
 FASTAGG_OP(quantize_,       yes, yes, no,

@@ -407,6 +407,26 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
                  lr, norm, models, threads());
 }
 
+// The parameters are read twice, the second time from a cache if they fit one.
+void apply_aggregate_(const at::Tensor& params, const at::Tensor& applied,
+                      const at::Tensor& aggregate, double lr, double norm, double peak,
+                      double limit) {
+  const bool wide = check_apply_aggregate(params, applied, aggregate, norm);
+  const int64_t d = params.numel();
+  auto* moved = params.mutable_data_ptr<float>();
+  const float* const row = wide ? nullptr : aggregate.const_data_ptr<float>();
+  const float* const vectors[] = {moved, row};
+  float peaks[2] = {0.0f, 0.0f};
+  cpu::abs_max(vectors, wide ? 1 : 2, d, peaks, threads());
+  const bool fits = cpu::fits_into(peaks[0], wide ? peak : peaks[1], lr, {peak, limit});
+  *applied.mutable_data_ptr<bool>() = fits;
+  if (!fits) return;
+  if (wide)
+    cpu::add_total(moved, aggregate.const_data_ptr<double>(), d, lr, norm, false, threads());
+  else
+    cpu::weighted_sum(moved, &row, 1, d, &lr, 1.0, threads());
+}
+
 // --- rows of int8 numbers ------------------------------------------------------------------------
 
 void quantize_(at::TensorList numbers, const at::Tensor& scales, at::TensorList tensors) {

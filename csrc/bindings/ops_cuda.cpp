@@ -653,6 +653,29 @@ void add_total_(const at::Tensor& params, const at::Tensor& total, double lr, do
                "add_total_", "params [", d, "]");
 }
 
+// As apply_weighted_sum_: the kernel decides from peaks on the device.
+void apply_aggregate_(const at::Tensor& params, const at::Tensor& applied,
+                      const at::Tensor& aggregate, double lr, double norm, double peak,
+                      double limit) {
+  const OnDevice on(params, "params");
+  const bool wide = check_apply_aggregate(params, applied, aggregate, norm);
+  const int64_t d = params.numel();
+  auto* moved = params.mutable_data_ptr<float>();
+  auto* flag = applied.mutable_data_ptr<bool>();
+  if (wide) {
+    const at::Tensor known = abs_max({params});
+    check_launch(
+        cuda::apply_total(moved, flag, aggregate.const_data_ptr<double>(),
+                          known.const_data_ptr<float>(), d, lr, norm, peak, limit, on.stream()),
+        "apply_aggregate_", "params [", d, "]");
+    return;
+  }
+  const at::Tensor peaks = abs_max({params, aggregate});
+  check_launch(cuda::apply_sum(moved, nullptr, flag, aggregate.const_data_ptr<float>(),
+                               peaks.const_data_ptr<float>(), d, lr, peak, limit, on.stream()),
+               "apply_aggregate_", "params [", d, "]");
+}
+
 // Rows of int8 numbers. Scales and float rows are read and written one by one.
 
 void quantize_(at::TensorList numbers, const at::Tensor& scales, at::TensorList tensors) {

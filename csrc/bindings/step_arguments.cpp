@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A step of a small model spends more time in Python than in kernels. These functions check and
-// sort the rows of a step, and make its small tensors, in one call each.
+// sort the rows of a step in one call each.
 #include "step_arguments.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -17,139 +17,12 @@
 #include <vector>
 
 #include "checks.h"
+#include "small_tensors.h"
 
 namespace py = pybind11;
 
 namespace fastagg {
 namespace {
-
-at::Tensor new_tensor(at::IntArrayRef shape, at::ScalarType dtype) {
-  return at::detail::empty_cpu(shape, dtype);
-}
-
-// --- small tensors ------------------------------------------------------------------------------
-
-// A tensor [n] that each(tensor, i, item i) fills from a Python sequence of n items. It reads a
-// tuple of its own, because a conversion can run Python code, which may change the caller's list.
-template <class Each>
-at::Tensor tensor_of_items(py::handle items, at::ScalarType dtype, const Each& each) {
-  if (!PySequence_Check(items.ptr())) throw py::type_error("expected a sequence of numbers");
-  const auto own = py::reinterpret_steal<py::object>(PySequence_Tuple(items.ptr()));
-  if (!own) throw py::error_already_set();
-  const int64_t count = PyTuple_GET_SIZE(own.ptr());
-  at::Tensor out = new_tensor({count}, dtype);
-  for (int64_t i = 0; i < count; ++i) {
-    each(out, i, PyTuple_GET_ITEM(own.ptr(), i));
-    if (PyErr_Occurred()) throw py::error_already_set();
-  }
-  return out;
-}
-
-at::Tensor int_tensor(py::handle items) {
-  return tensor_of_items(items, at::kLong, [](const at::Tensor& out, int64_t i, PyObject* item) {
-    out.mutable_data_ptr<int64_t>()[i] = PyLong_AsLongLong(item);
-  });
-}
-
-at::Tensor float_tensor(py::handle items) {
-  return tensor_of_items(items, at::kDouble, [](const at::Tensor& out, int64_t i, PyObject* item) {
-    out.mutable_data_ptr<double>()[i] = PyFloat_AsDouble(item);
-  });
-}
-
-at::Tensor rounded(const at::Tensor& values) {
-  check_tensor(values, "values", at::kDouble, {kAny});
-  check_same_device(values, "values", at::kCPU);
-  at::Tensor out = new_tensor(values.sizes(), at::kFloat);
-  const auto* from = values.const_data_ptr<double>();
-  std::transform(from, from + values.numel(), out.mutable_data_ptr<float>(),
-                 [](double value) { return static_cast<float>(value); });
-  return out;
-}
-
-at::Tensor flags(const std::vector<int64_t>& positions, int64_t count) {
-  at::Tensor out = new_tensor({count}, at::kBool);
-  auto* data = out.mutable_data_ptr<bool>();
-  std::fill_n(data, count, false);
-  for (int64_t position : positions) {
-    TORCH_CHECK_INDEX(position >= 0 && position < count, "positions: expected less than ", count);
-    data[position] = true;
-  }
-  return out;
-}
-
-at::Tensor take_rows(const at::Tensor& matrix, const std::vector<int64_t>& order) {
-  check_dense(matrix, "matrix");
-  TORCH_CHECK_TYPE(matrix.scalar_type() == at::kFloat, "matrix: expected float32");
-  TORCH_CHECK_VALUE(matrix.dim() == 2 && (matrix.stride(1) == 1 || matrix.size(1) <= 1),
-                    "matrix: expected a contiguous last dimension");
-  check_same_device(matrix, "matrix", at::kCPU);
-  check_memory(matrix, "matrix");
-  const int64_t d = matrix.size(1);
-  at::Tensor out = new_tensor({static_cast<int64_t>(order.size()), d}, at::kFloat);
-  const auto* from = matrix.const_data_ptr<float>();
-  auto* to = out.mutable_data_ptr<float>();
-  for (int64_t row : order) {
-    TORCH_CHECK_INDEX(row >= 0 && row < matrix.size(0), "order: expected rows of the matrix");
-    std::memcpy(to, from + row * matrix.stride(0), d * sizeof(float));
-    to += d;
-  }
-  return out;
-}
-
-// --- sums and bounds over clients ----------------------------------------------------------------
-
-// The sum of the shares of the clients k with friends[k] = i, in the order of k, for each of `ids`;
-// and the shares of clients without a friend.
-std::tuple<at::Tensor, std::vector<double>> shares_by_friend(const at::Tensor& shares,
-                                                             const at::Tensor& friends,
-                                                             const std::vector<int64_t>& ids) {
-  const int64_t K = shares.numel();
-  check_tensor(shares, "shares", at::kDouble, {K});
-  check_tensor(friends, "friends", at::kLong, {K});
-  check_same_device(shares, "shares", at::kCPU);
-  check_same_device(friends, "friends", at::kCPU);
-  const auto* share = shares.const_data_ptr<double>();
-  const auto* chosen = friends.const_data_ptr<int64_t>();
-  std::vector<double> sums(K, 0.0), without;
-  for (int64_t k = 0; k < K; ++k) {
-    TORCH_CHECK_INDEX(chosen[k] < K, "friends: expected ids below ", K, ", got ", chosen[k]);
-    if (chosen[k] < 0)
-      without.push_back(share[k]);
-    else
-      sums[chosen[k]] += share[k];
-  }
-  at::Tensor out = new_tensor({static_cast<int64_t>(ids.size())}, at::kDouble);
-  auto* sum = out.mutable_data_ptr<double>();
-  for (int64_t id : ids) {
-    TORCH_CHECK_INDEX(id >= 0 && id < K, "ids: expected ids in [0, ", K, "), got ", id);
-    *sum++ = sums[id];
-  }
-  return {out, without};
-}
-
-// A copy of values [K] float64 with new values of `ids`, and the old ones.
-std::tuple<at::Tensor, std::vector<double>> replaced(const at::Tensor& values,
-                                                     const std::vector<int64_t>& ids,
-                                                     const std::vector<double>& items) {
-  const int64_t K = values.numel();
-  check_tensor(values, "values", at::kDouble, {K});
-  check_same_device(values, "values", at::kCPU);
-  TORCH_CHECK_VALUE(ids.size() == items.size(), "items: expected one for each of ", ids.size(),
-                    " ids, got ", items.size());
-  const auto* before = values.const_data_ptr<double>();
-  at::Tensor out = new_tensor({K}, at::kDouble);
-  auto* after = out.mutable_data_ptr<double>();
-  std::copy_n(before, K, after);
-  std::vector<double> old;
-  old.reserve(ids.size());
-  for (std::size_t s = 0; s < ids.size(); ++s) {
-    TORCH_CHECK_INDEX(ids[s] >= 0 && ids[s] < K, "ids: expected ids in [0, ", K, "), got ", ids[s]);
-    old.push_back(before[ids[s]]);
-    after[ids[s]] = items[s];
-  }
-  return {out, old};
-}
 
 void mark_changed(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& t : tensors)
@@ -366,20 +239,6 @@ py::object usual_cohort(py::handle params, py::handle updates, py::handle client
 }  // namespace
 
 void define_step_arguments(py::module_& m) {
-  m.def("int_tensor", &int_tensor, py::arg("items"), "A sequence of ints as a tensor [n] int64.");
-  m.def("float_tensor", &float_tensor, py::arg("items"),
-        "A sequence of numbers as a tensor [n] float64.");
-  m.def("rounded", &rounded, py::arg("values"), "A float64 tensor [n] rounded to float32.");
-  m.def("flags", &flags, py::arg("positions"), py::arg("count"),
-        "A tensor [count] bool that is True at some positions.");
-  m.def("take_rows", &take_rows, py::arg("matrix"), py::arg("order"),
-        "A copy of some rows of a float32 matrix.");
-  m.def("shares_by_friend", &shares_by_friend, py::arg("shares"), py::arg("friends"),
-        py::arg("ids"),
-        "For each of `ids`, the sum of the shares of the clients whose friend it is, [n] float64; "
-        "and a list of the shares of clients without a friend.");
-  m.def("replaced", &replaced, py::arg("values"), py::arg("ids"), py::arg("items"),
-        "A copy of a float64 tensor with new items at `ids`, and a list of the old ones.");
   m.def("shared_row", &shared_row, py::arg("rows"), py::arg("vectors"),
         "The position of the first row, of a matrix or a list, that shares memory with one of some "
         "contiguous vectors of equal size, or -1. Items that are no tensors are passed over.");

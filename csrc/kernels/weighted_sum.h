@@ -2,6 +2,7 @@
 // weighted_sum: the weighted sum of rows, which is the last step of rules without memory rows.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "common.h"
@@ -25,6 +26,13 @@ struct SumLimits {
   double sum;     // the largest magnitude in the sum
   double params;  // the largest magnitude in params, plus lr times that in the sum
 };
+
+// Whether params may move.
+//   known, added   // the largest magnitudes in params and in the sum
+inline bool fits_into(double known, double added, double lr, const SumLimits& limits) {
+  return std::isfinite(known) && std::isfinite(added) && added <= limits.sum &&
+         known + lr * added <= limits.params;
+}
 
 // params += lr * sum, with the bits of weighted_sum(sum, rows, ..., 0) and of weighted_sum(params,
 // {sum}, {lr}, 1), if the limits hold; otherwise params do not change. One pass: params are written

@@ -290,10 +290,11 @@ class RowMemory:
         """
         source = owner or self.spares
         given = source.exchange(clients, self.of(clients))
-        for client, row in zip(clients, given, strict=True):
-            self.rows[client] = row.detach() if row.requires_grad else row
         if source is not self.spares:
+            given = [row.detach() if row.requires_grad else row for row in given]
             self._addresses.add(given)
+        for client, row in zip(clients, given, strict=True):
+            self.rows[client] = row
         if reference is None and not self._live:
             return
         relative = {client for client in clients if client not in without}

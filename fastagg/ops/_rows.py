@@ -15,6 +15,7 @@ from fastagg.ops.row_lists import Rows, row_list
 __all__ = [
     "abs_max",
     "add_total_",
+    "apply_aggregate_",
     "apply_weighted_sum_",
     "difference_sum_",
     "lerp_total_",
@@ -557,4 +558,46 @@ def add_total_(
     """
     compiled.add_total_(params, total, lr, norm, models)
     mark_changed(params)
+    return params
+
+
+@op(
+    example=lambda f, x: (
+        f(x.params, x.active[0], x.memory[0], 0.7, 1.0, 1e38, 1e38),
+        f(x.params, x.active[0], x.memory[0], 0.7, 1.0, 1e38, 0.0),
+        f(x.params, x.active[0], x.total, 0.7, 1 / len(x.memory), 1e30, 1e38),
+        f(x.params, x.active[0], x.total, 0.7, 1 / len(x.memory), 1e30, 0.0),
+    )
+)
+def apply_aggregate_(
+    params: Tensor,
+    applied: Tensor,
+    aggregate: Tensor,
+    lr: float,
+    norm: float,
+    peak: float,
+    limit: float,
+) -> Tensor:
+    """Compute ``params += lr * norm * aggregate``, in place, unless a result is out of range.
+
+    ``params`` change if they are finite and ``max |params| + lr * largest <= limit``, where
+    ``largest`` is the largest magnitude in a float32 aggregate, which must be at most ``peak``, or
+    ``peak`` itself. Otherwise they keep their bits.
+
+    Args:
+        params: float32 [d]; changed in place.
+        applied: bool []; changed in place: whether ``params`` have changed.
+        aggregate: float32 or float64 [d].
+        lr: server learning rate.
+        norm: factor that makes ``aggregate`` a mean; 1 if it is float32.
+        peak: the largest magnitude in a float32 aggregate that is applied; an upper bound of those
+            in ``norm * aggregate``, if that is float64.
+        limit: the largest magnitude that a parameter may have after the step.
+
+    Returns:
+        ``params``, with the bits of :func:`weighted_sum_` of the float32 aggregate with the weight
+        ``lr``, or of :func:`add_total_`.
+    """
+    compiled.apply_aggregate_(params, applied, aggregate, lr, norm, peak, limit)
+    mark_changed(params, applied)
     return params

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from fastagg.ops.memory import picked, shares_of
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.weights import read_weights
 
@@ -44,6 +45,22 @@ def relative(weights: Tensor, clients: str, name: str = "client_weights") -> Ten
     return weights / whole
 
 
+def shares_among(client_weights: Tensor, cohort: Cohort) -> Tensor:
+    """Return the client weights of the active clients, divided by their sum: [S] float64.
+
+    Args:
+        client_weights: [K] float64.
+        cohort: S >= 1 clients.
+
+    Raises:
+        ValueError: all of these weights are zero.
+    """
+    shares = shares_of(client_weights, cohort.clients)
+    if shares is not None:
+        return shares
+    return relative(picked(client_weights, cohort.clients), "the active clients")
+
+
 def active_shares(client_weights: Tensor, cohort: Cohort) -> Tensor:
     """Return the shares of the active clients, of sum 1: [S] float64.
 
@@ -57,12 +74,12 @@ def active_shares(client_weights: Tensor, cohort: Cohort) -> Tensor:
     Raises:
         ValueError: all of these weights are zero.
     """
-    weights, name = client_weights.index_select(0, cohort.clients), "client_weights"
-    if cohort.weights is not None:
-        weights, name = cohort.weights, "weights"
-        if bool((weights == weights[0]).all()) and weights[0] > 0:
-            weights = torch.full_like(weights, 1.0 / len(client_weights))
-    return relative(weights, "the active clients", name)
+    weights = cohort.weights
+    if weights is None:
+        return shares_among(client_weights, cohort)
+    if bool((weights == weights[0]).all()) and weights[0] > 0:
+        weights = torch.full_like(weights, 1.0 / len(client_weights))
+    return relative(weights, "the active clients", "weights")
 
 
 def all_shares(client_weights: Tensor, shares: Tensor, cohort: Cohort) -> Tensor:

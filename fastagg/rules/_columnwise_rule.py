@@ -15,7 +15,7 @@ from torch import Tensor
 from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.options import read_count
-from fastagg.report import Aggregate, Plan, Reading
+from fastagg.report import Plan, Reading
 from fastagg.staleness import none_but_constant
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import ColumnStatistic
@@ -100,12 +100,10 @@ class ColumnwiseRule(Aggregator[Plan, Reading]):
             largest = self.columns.statistic_(
                 self._aggregate, cohort.rows, statistic, cohort.scales
             )
-        peak, aggregate = self._peaks_with(params, [self._aggregate])
         # A value that is not finite may have been left out of the aggregate.
         if not math.isfinite(largest) or largest > self._largest_row():
             self._row_peaks(cohort)
-        self._check_range(peak, aggregate)
-        return Reading(plan.weights, Aggregate(self._aggregate, aggregate))
+        return Reading(plan.weights, self._vector(plan, params, self._aggregate))
 
     def _state(self) -> State:
         return {}

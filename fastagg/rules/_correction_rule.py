@@ -20,14 +20,15 @@ from fastagg.costs import Cost, Sizes
 from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.rows import RowMemory, add_to_each_
 from fastagg.memory.stores import read_store
+from fastagg.ops.memory import count_up_
 from fastagg.options import FLOAT32_LIMIT
-from fastagg.report import Aggregate, Plan, Reading
+from fastagg.report import Plan, Reading
 from fastagg.rules._ages import RowAges, check_ages, read_max_age
 from fastagg.rules._recent_aggregates import RECENT, RecentAggregates, check_recent, recent_bytes
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import factors_tensor
+from fastagg.updates.small import factors_tensor, uninitialized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -136,7 +137,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         sizes, store = (self.num_clients, self.num_params), read_store("float32", memory_folder)
         self.corrections = RowMemory(*sizes, self.device, sign=-1.0, store=store)
         self._mean = allocate_vector(self.num_params, self.device, torch.float64)
-        self._peaks: NDArray[np.float64] = np.zeros(self.num_clients)  # >= |corrections[k]|
+        self._peaks = [0.0] * self.num_clients  # >= |corrections[k]|
 
     def _too_late(self, cohort: Cohort, ages: Tensor) -> dict[int, str]:
         return {} if self.ages is None else self.ages.too_late(cohort, ages)
@@ -156,7 +157,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         return CorrectionPlan(factors_tensor([1.0 / len(cohort)] * len(cohort)))
 
     def _read(self, params: Tensor, cohort: Cohort, plan: CorrectionPlan) -> Corrected:
-        peak, ids = self._params_peak(params), cohort.ids
+        peak, ids = self._known_peak(params, plan), cohort.ids
         self.corrections.settle_(most=_most_references(self.num_clients, self.num_params) - 1)
         own, kept = self.corrections.of(ids), []
         if cohort.owner is None:
@@ -164,7 +165,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             kept = self.corrections.spares.rows(ids)
         copies = 4 * len(ids) * self.num_params > _CACHED_BYTES
         rounded = self.corrections.new_reference()
-        found = torch.empty(len(ids), device=self.device, dtype=torch.float32)
+        found = uninitialized([len(ids)], self.device)
         references = self.corrections.references_of(ids)
         self.columns.mimic_mean_(
             self._mean,
@@ -197,7 +198,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         peaks = [(own_peak + row_peak) * _ROUNDING for own_peak, row_peak in both]
         reference = None if copied and not copies else rounded
         late = [cohort.ids[position] for position in earlier]
-        v = Aggregate(self._mean, aggregate)
+        v = self._total(plan, peak, self._mean, aggregate)
         return Corrected(plan.weights, v, peaks, reference, rounded, late)
 
     def _earlier_aggregates(self, cohort: Cohort) -> dict[int, Tensor]:
@@ -236,7 +237,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
             self.recent.add(int(self.ages.rounds), aggregate)
         if cohort is not None:
             self.ages.renew(cohort.clients, ages=cohort.ages)
-        self.ages.rounds.numpy()[()] += 1  # in NumPy, as in RowAges.of
+        count_up_(self.ages.rounds)
 
     def _skip(self) -> None:
         self._count()
@@ -252,7 +253,7 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
         """Return a bound of |v|; check that corrections and parameters stay in range.
 
         Args:
-            peak: the largest magnitude in the parameters.
+            peak: the largest magnitude in the parameters; 0 if the commit checks the step.
             ids: of S clients.
             row_peaks: S largest magnitudes in their rows.
             fading: [S], factors of their corrections, of which only those of 0 lower the bound;
@@ -267,19 +268,18 @@ class CorrectionRule(Aggregator[CorrectionPlan, Corrected]):
                 raise ValueError(
                     "updates: too large, corrections or parameters could leave the range of "
                     f"float32 (updates up to {max(row_peaks):.3g}, corrections up to "
-                    f"{self._peaks.max().item():.3g})"
+                    f"{max(self._peaks):.3g})"
                 )
         return bound
 
     def _measure(self) -> None:
         self.corrections.settle_()
-        found: list[float] = self.columns.abs_max(self.corrections.rows).tolist()
-        self._peaks = np.array(found)
+        self._peaks = self.columns.abs_max(self.corrections.rows).tolist()
 
     def _aggregate_bound(
         self, ids: list[int], row_peaks: list[float], fading: Tensor | None
     ) -> float:
-        peaks: list[float] = self._peaks[ids].tolist()
+        peaks = [self._peaks[client] for client in ids]
         if fading is not None:
             factors = zip(peaks, fading.tolist(), strict=True)
             peaks = [peak if factor > 0.0 else 0.0 for peak, factor in factors]

@@ -18,7 +18,8 @@ from fastagg.costs import Cost, Sizes
 from fastagg.memory.int8 import COLUMN_BLOCKS, SCALES, AnyMemory, check_int8
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
-from fastagg.report import Aggregate, Plan, Reading
+from fastagg.ops.memory import count_of, count_up_
+from fastagg.report import Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, make_ages, read_max_age
 from fastagg.rules._client_weights import read_client_weights, relative
 from fastagg.rules._reuse import ReusedRows
@@ -29,7 +30,7 @@ from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.any_rows import AnyRows, alike, each_row, rows_at
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import AROUND_BLOCK, Columns
-from fastagg.updates.small import factors_tensor
+from fastagg.updates.small import diagonal, factors_tensor, on_cpu
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -247,13 +248,12 @@ class GramRule(Aggregator[GramPlan, Judged]):
         compared = self._compared(rows, scales, cohort, plan)
         factors = self._factors(compared, plan.weights)
         self._sum(rows, factors, scales)
-        peak, largest = self._peaks_with(params, [self._aggregate])
-        self._check_range(peak, largest)
+        v = self._vector(plan, params, self._aggregate)
         if self._reused is not None:
             factors = factors[plan.active]
         elif self.previous is not None:
             factors = factors[: len(cohort)]
-        return Judged(factors, Aggregate(self._aggregate, largest), compared.gram)
+        return Judged(factors, v, compared.gram)
 
     def _commit(self, cohort: Cohort, plan: GramPlan, reading: Judged) -> None:
         if self.previous is not None:
@@ -262,7 +262,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
             self._reused.commit(cohort, reading.gram, plan.expired)
         if self.ages is not None:
             self.ages.renew(cohort.clients, plan.expired, cohort.ages)
-        self.rounds += 1
+        count_up_(self.rounds)
 
     def _sum(self, rows: AnyRows, factors: Tensor, scales: Tensor | None) -> None:
         """Write the aggregate into the scratch vector; rows with factor 0 are not read.
@@ -288,13 +288,13 @@ class GramRule(Aggregator[GramPlan, Judged]):
         gram = self._gram(rows, cohort, plan.expired)
         if scales is not None:  # equal rows have equal factors, so their distance stays 0
             gram = gram * (scales[:, None] * scales)
-        squares = gram.diagonal().tolist()
+        squares = diagonal(gram).tolist()
         self._check_squares(cohort, [squares[i] for i in plan.active])
         return Compared(gram, rows, self.columns, scales)
 
     def _gram(self, rows: AnyRows, cohort: Cohort, expired: list[int]) -> Tensor:
         if self._reused is None:
-            return self.columns.gram(rows).cpu()
+            return on_cpu(self.columns.gram(rows))
         return self._reused.gram(rows, cohort.ids, self.columns, expired)
 
     def _factors(self, compared: Compared, shares: Tensor) -> Tensor:
@@ -304,7 +304,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
             compared: the n + e rows.
             shares: [n] float64, shares of the clients; rows of share 0 are left out.
         """
-        t = int(self.rounds) if self.policy.uses_round else 0
+        t = count_of(self.rounds) if self.policy.uses_round else 0
         if self._equal is not None or 0.0 not in shares.tolist():
             return self.policy(self._precise(compared, len(shares)), shares, t)
         gram, rows, scales = compared.gram, compared.rows, compared.scales
@@ -334,7 +334,7 @@ class GramRule(Aggregator[GramPlan, Judged]):
         return with_common_row(gram, around.cpu())
 
     def _skip(self) -> None:
-        self.rounds += 1
+        count_up_(self.rounds)
 
     def _state(self) -> State:
         state: dict[str, Tensor | RowMemory] = {}

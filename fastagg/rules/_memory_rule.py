@@ -27,7 +27,7 @@ from fastagg.memory.int8 import (
 from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.rows import RowMemory, add_to_each_
 from fastagg.memory.stores import read_store, row_bytes
-from fastagg.ops.memory import replaced
+from fastagg.ops.memory import count_up_, dot, picked, replaced
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.report import Aggregate, Plan, Reading
 from fastagg.rules._ages import age_bytes, check_ages, make_ages, read_max_age
@@ -36,7 +36,7 @@ from fastagg.rules._interval_state import Intervals
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import copy_in_pieces_
+from fastagg.updates.small import copy_in_pieces_, uninitialized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -199,7 +199,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         return True
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
-        shares, norm = self._shares.index_select(0, cohort.clients), self._norm(cohort.clients)
+        shares, norm = picked(self._shares, cohort.clients), self._norm(cohort.clients)
         weights = shares if norm == 1.0 else norm * shares
         return self._memory_plan(cohort, weights, shares, norm)
 
@@ -219,7 +219,8 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         )
 
     def _read(self, params: Tensor, cohort: Cohort, plan: MemoryPlan) -> Remembered:
-        peak = self._params_peak(params)
+        models = self.remembers_models  # bounds of memory rows then need the peak
+        peak = self._params_peak(params) if models else self._known_peak(params, plan)
         base = self._total_without(plan.expired) if plan.expired else None
         peaks = self._read_rows(params, cohort, plan, self.total if base is None else base)
         return self._remember(params, peak, cohort, plan, peaks, base)
@@ -245,7 +246,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             return []
         ids, memory = cohort.ids, self.memory
         renewed = set(plan.expired).intersection(ids)  # their old rows have left the total
-        peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
+        peaks = uninitialized([len(cohort)], self.device)
         if cohort.owner is None:
             tensors = memory.tensors
             refuse_shared_memory(cohort, [tensors[client] for client in ids])
@@ -295,7 +296,15 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         row_peaks: list[float],
         base: Tensor | None,
     ) -> Remembered:
-        """Check that memory and parameters stay in range; ``peak`` is a bound of |params|."""
+        """Check that memory and parameters stay in range.
+
+        Args:
+            params: [d].
+            peak: the largest magnitude in them; 0 if the commit checks them.
+            cohort, plan: as for ``_read``.
+            row_peaks: S largest magnitudes in the rows.
+            base: what ``_total_without`` returned; None: no row has expired.
+        """
         before = self._peaks
         if plan.expired:
             before = before.index_fill(0, torch.tensor(plan.expired, device="cpu"), 0.0)
@@ -311,11 +320,13 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         if not max(changes, default=0.0) <= FLOAT32_LIMIT:
             raise ValueError("updates: too large, memory rows would leave the range of float32")
         aggregate = self._aggregate_peak(plan, before, peaks, changes)
+        vector = self._next_total if plan.faded is None else plan.faded
         if self.remembers_models:
             aggregate += peak
-        self._check_range(peak, aggregate)
-        vector = self._next_total if plan.faded is None else plan.faded
-        v = Aggregate(vector, aggregate, plan.norm, self.remembers_models)
+            self._check_range(peak, aggregate)
+            v = Aggregate(vector, aggregate, plan.norm, models=True)
+        else:
+            v = self._total(plan, peak, vector, aggregate, plan.norm)
         return Remembered(plan.weights, v, peaks, reference, base)
 
     def _aggregate_peak(
@@ -329,7 +340,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
             peaks: [K] float64, >= |memory[k]| after the step.
             changes: S numbers, >= |new row - old row|.
         """
-        return plan.norm * self._shares.dot(peaks).item()
+        return plan.norm * dot(self._shares, peaks)
 
     def _check_noise_change(self, clip_norm: ClipNorm, multiplier: float) -> None:
         has_rows = "_peaks" in vars(self) and bool(self._peaks.any())  # a new rule has none
@@ -350,11 +361,11 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         self._peaks = reading.peaks
         if self.ages is not None:
             self.ages.renew(cohort.clients, plan.expired, cohort.ages)
-            self.ages.rounds += 1
+            count_up_(self.ages.rounds)
 
     def _skip(self) -> None:
         if self.ages is not None:
-            self.ages.rounds += 1
+            count_up_(self.ages.rounds)
 
     def _forget(self, ids: list[int]) -> None:
         peaks = self._peaks.index_fill(0, torch.tensor(ids, device="cpu"), 0.0)

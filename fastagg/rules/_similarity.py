@@ -14,6 +14,7 @@ from fastagg.options import FLOAT32_LIMIT, read_count
 from fastagg.updates.any_rows import AnyRows, alike, each_row
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns
+from fastagg.updates.small import diagonal
 
 _PRECISIONS = {"cosine": ["highest", "high", "tf32"], "distance": ["highest", "high"]}
 _NEAR = 1e-5  # much more than the rounding of squares in float32
@@ -95,7 +96,7 @@ class Similarity:
             gram = columns.gram(rows, pairs=wanted, precision=self.precision)
         if factors is not None:
             gram = gram * (factors[:, None] * factors)
-        return self._scores(gram), gram.diagonal()
+        return self._scores(gram), diagonal(gram)
 
     def _estimate(
         self,

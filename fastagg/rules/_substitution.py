@@ -63,10 +63,7 @@ class SubstitutionRule(WeightedRule[P, R]):
 
     def _weights(self, cohort: Cohort, friends: Tensor) -> Tensor:
         """Return factors [S] float64: a client's share goes to its friend's row, or all rows."""
-        weights, without = shares_by_friend(self._round_shares(cohort), friends, cohort.ids)
-        if any(without):
-            weights += math.fsum(without) / len(cohort)
-        return weights
+        return shares_by_friend(self._round_shares(cohort), friends, cohort.ids)
 
     def _capped(self, cohort: Cohort, propose: Propose, cap: float) -> tuple[Tensor, Tensor]:
         """Return factors [S] float64 of at most ``cap``, or 1/S.

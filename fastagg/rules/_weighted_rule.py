@@ -12,7 +12,7 @@ from torch import Tensor
 from fastagg.aggregator import Aggregator, CommonOptions, R, State
 from fastagg.clipping import FLOAT32_SUM
 from fastagg.costs import Cost, Sizes
-from fastagg.report import Aggregate, Plan, Reading, RowSum
+from fastagg.report import Aggregate, Plan, Reading, RowSum, Unchecked
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.any_rows import in_memory
@@ -48,9 +48,14 @@ class WeightedRule(Aggregator[P, R]):
         return cohort  # rows need not be in memory
 
     def _check_aggregate(
-        self, params: Tensor, cohort: Cohort, factors: Tensor | None = None
+        self, params: Tensor, cohort: Cohort, plan: Plan, factors: Tensor | None = None
     ) -> Aggregate:
-        """Return the aggregate, which must be in the scratch vector, after :meth:`_check_sum`."""
+        """Return the aggregate, which must be in the scratch vector.
+
+        :meth:`_check_sum` checks it, or the commit.
+        """
+        if plan.commit_checks and not cohort.streamed:  # streams are not read once more for this
+            return Unchecked(self._aggregate, self._largest_row(factors))
         largest = self._check_sum(params, cohort, self._aggregate, factors)
         return Aggregate(self._aggregate, largest)
 
@@ -79,8 +84,7 @@ class AveragingRule(WeightedRule[P, Reading]):
 
     def _read(self, params: Tensor, cohort: Cohort, plan: P) -> Reading:
         rows = cohort.rows
-        at_once = plan.at_once and self._moments is None
-        if at_once and params.is_cpu and self.columns.whole and in_memory(rows):
+        if plan.commit_checks and in_memory(rows):
             peak = self._largest_row(plan.weights)
             return Reading(
                 plan.weights, RowSum(self._aggregate, peak, rows=rows, weights=plan.weights)
@@ -91,7 +95,7 @@ class AveragingRule(WeightedRule[P, Reading]):
                 self._check_squares(cohort, squares.tolist())
         else:
             self.columns.weighted_sum_(self._aggregate, cohort.rows, plan.weights, beta=0.0)
-        return Reading(plan.weights, self._check_aggregate(params, cohort, plan.weights))
+        return Reading(plan.weights, self._check_aggregate(params, cohort, plan, plan.weights))
 
     def _largest_change(self, cohort: Cohort, plan: P) -> float:
         # [K], of all rows of a client

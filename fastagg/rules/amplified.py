@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastagg.aggregator import CommonOptions
+from fastagg.ops.memory import picked
 from fastagg.options import read_factor
 from fastagg.registry import register
 from fastagg.report import Plan
@@ -57,7 +58,7 @@ class Amplified(AveragingRule[Plan]):
         self.sequential = sequential
 
     def _plan(self, cohort: Cohort) -> Plan:
-        weights = self.beta * self.client_weights.index_select(0, cohort.clients)
+        weights = self.beta * picked(self.client_weights, cohort.clients)
         weights = discounted(weights, cohort, self.staleness)  # [S], ids ascending
         if self.sequential:
             left = (1.0 - weights).flip(0).cumprod(0).flip(0)  # product of 1 - w_j, j >= s

@@ -16,6 +16,7 @@ from fastagg import ops
 from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.ops import bits
+from fastagg.ops.memory import count_of, count_up_
 from fastagg.registry import register
 from fastagg.report import Plan, Reading
 from fastagg.rules._pair_state import check_pair_state
@@ -25,7 +26,7 @@ from fastagg.rules._substitution import SubstitutionRule
 from fastagg.rules.thresholds import Threshold, read_threshold, value_at
 from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import flags_of
+from fastagg.updates.small import flags_of, on, on_cpu
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -154,7 +155,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             ages = cohort.ages.to(self.device)
             of_one_model = (ages[:, None] == ages).fill_diagonal_(False)
             needed = of_one_model if needed is None else needed & of_one_model
-        t = int(self.rounds) + 1
+        t = count_of(self.rounds) + 1
         weights, friends = self._substitute(cohort)
         return Substitution(
             discounted(weights, cohort, self.staleness),
@@ -182,14 +183,14 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
             squares = settle_squares(self.columns, cohort, squares, self.max_norm)
         self._check_squares(cohort, squares.tolist())
         self._similarity.check(scores)
-        aggregate = self._check_aggregate(params, cohort)
+        aggregate = self._check_aggregate(params, cohort, plan)
         return Scored(plan.weights, aggregate, scores, friends=plan.friends)
 
     def _commit(self, cohort: Cohort, plan: Substitution, reading: Scored) -> None:
         ops.update_scores_(self.scores, self.counts, reading.scores, cohort.clients, plan.wanted)
         if self.candidates is not None:
             ops.eliminate_(self.candidates, self.scores, self.counts, plan.threshold)
-        self.rounds += 1
+        count_up_(self.rounds)
 
     def _substitute(self, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """Return factors [S] float64 and the friends [K] that take a part of absent clients."""
@@ -200,8 +201,8 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
 
     def _select(self, ids: list[int]) -> Tensor:
         """Return the friend of each client among the active clients ``ids``: [K] int64."""
-        active = flags_of(ids, self.num_clients).to(self.device)
-        return ops.select_friends(self.scores, self.counts, active, self.candidates).cpu()
+        active = on(self.device, flags_of(ids, self.num_clients))
+        return on_cpu(ops.select_friends(self.scores, self.counts, active, self.candidates))
 
     def _proposals(self, clients: list[int], rows: list[int], ids: list[int]) -> list[Proposal]:
         """Return the proposal of each of ``clients`` to its best friend among ``rows``.
@@ -238,7 +239,7 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
 
     def _skip(self) -> Tensor:
         friends = torch.full((self.num_clients,), -1, dtype=torch.int64, device="cpu")
-        self.rounds += 1
+        count_up_(self.rounds)
         return friends
 
     def _check_state(self, state: State) -> None:

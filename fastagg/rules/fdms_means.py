@@ -151,7 +151,7 @@ class FDMSMeans(SubstitutionRule[Plan, Renewal]):
         weights = discounted(weights, cohort, self.staleness)
         factors = cohort.scaled(weights)
         self.columns.weighted_sum_(self._aggregate, cohort.rows, factors, beta=0.0)
-        return Renewal(weights, self._check_aggregate(params, cohort), means, friends=friends)
+        return Renewal(weights, self._check_aggregate(params, cohort, plan), means, friends=friends)
 
     def _commit(self, cohort: Cohort, plan: Plan, reading: Renewal) -> None:
         self._means.put_(cohort.clients.to(self.device), reading.means)

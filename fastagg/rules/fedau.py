@@ -11,6 +11,7 @@ import torch
 
 from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
+from fastagg.ops.memory import picked
 from fastagg.options import read_count
 from fastagg.registry import register
 from fastagg.report import Plan, Reading
@@ -78,8 +79,8 @@ class FedAU(AveragingRule[_Counted]):
 
     def _plan(self, cohort: Cohort) -> _Counted:
         shares = all_shares(self.client_weights, self._shares, cohort)
-        weights = shares.index_select(0, cohort.clients)
-        weights = weights * self.factors.index_select(0, cohort.clients)
+        weights = picked(shares, cohort.clients)
+        weights = weights * picked(self.factors, cohort.clients)
         weights = discounted(weights, cohort, self.staleness)
         return _Counted(
             weights, state=intervals_after(self._intervals, cohort.clients, self.cutoff)

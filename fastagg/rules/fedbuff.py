@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fastagg.aggregator import CommonOptions
+from fastagg.ops.memory import picked
 from fastagg.options import read_size
 from fastagg.registry import register
 from fastagg.report import Plan
@@ -80,5 +81,5 @@ class FedBuff(AveragingRule[Plan]):
             raise ValueError(
                 f"updates: expected at most buffer_size = {self.buffer_size} rows, got {size}"
             )
-        weights = discounted(self._relative.index_select(0, cohort.clients), cohort, self.staleness)
+        weights = discounted(picked(self._relative, cohort.clients), cohort, self.staleness)
         return Plan(weights / (self.buffer_size or size))

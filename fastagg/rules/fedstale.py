@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastagg.aggregator import State
 from fastagg.costs import Cost, Sizes
+from fastagg.ops.memory import dot, picked
 from fastagg.options import read_count, read_factor
 from fastagg.registry import register
 from fastagg.rules._interval_state import (
@@ -77,8 +78,8 @@ class FedStale(MemoryRule):
         return self.factors, self.intervals, self.waiting
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
-        shares = self._shares.index_select(0, cohort.clients)
-        weights = shares * self.factors.index_select(0, cohort.clients)
+        shares = picked(self._shares, cohort.clients)
+        weights = shares * picked(self.factors, cohort.clients)
         plan = self._memory_plan(cohort, weights, shares)
         plan.intervals = intervals_after(self._intervals, cohort.clients, self.cutoff)
         plan.faded, plan.faded_weights, plan.fading = self._aggregate, weights, self.beta
@@ -87,9 +88,8 @@ class FedStale(MemoryRule):
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: list[float]
     ) -> float:
-        return self.beta * float(self._shares @ before) + float(
-            plan.weights @ factors_tensor(changes)
-        )
+        changed = dot(plan.weights, factors_tensor(changes))
+        return self.beta * dot(self._shares, before) + changed
 
     def _largest_row(self, factors: Tensor | None = None) -> float:
         # |v| <= beta max|m| + cutoff (max|u| + beta max|m|), because the shares sum to 1.

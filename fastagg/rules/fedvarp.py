@@ -12,8 +12,9 @@ from torch import Tensor
 from fastagg import ops
 from fastagg.clipping import FLOAT64_SUM
 from fastagg.costs import Cost, Sizes
+from fastagg.ops.memory import dot, picked
 from fastagg.registry import register
-from fastagg.rules._client_weights import relative
+from fastagg.rules._client_weights import shares_among
 from fastagg.rules._memory_rule import MemoryPlan, MemoryRule, Remembered
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.small import factors_tensor
@@ -40,18 +41,16 @@ class FedVARP(MemoryRule):
     no_noise = ""
 
     def _plan(self, cohort: Cohort) -> MemoryPlan:
-        weights = relative(
-            self.client_weights.index_select(0, cohort.clients), "the active clients"
-        )
+        weights = shares_among(self.client_weights, cohort)
         # The pass computes total + sum_s a_s (u_s - m_s), which is the whole aggregate.
         # w_s = A a_s with A the share of the active clients. So the new total, which changes by
         # sum_s w_s (u_s - m_s), lies between the old one and the aggregate.
-        active_share = float(self._shares.index_select(0, cohort.clients).sum())
+        active_share = float(picked(self._shares, cohort.clients).sum())
         return self._memory_plan(cohort, weights, weights, part=active_share)
 
     def _largest_change(self, cohort: Cohort, plan: MemoryPlan) -> float:
         # An active client s contributes a_s u_s + (w_s - a_s) m_s, an absent one w_k m_k.
-        own = self._shares.index_select(0, cohort.clients)
+        own = picked(self._shares, cohort.clients)
         active = float((plan.weights + (plan.weights - own).abs()).max())
         return max(active, float(self._shares.max()))
 
@@ -61,7 +60,7 @@ class FedVARP(MemoryRule):
     def _aggregate_peak(
         self, plan: MemoryPlan, before: Tensor, peaks: Tensor, changes: list[float]
     ) -> float:
-        return float(self._shares @ before) + float(plan.weights @ factors_tensor(changes))
+        return dot(self._shares, before) + dot(plan.weights, factors_tensor(changes))
 
     def _commit(self, cohort: Cohort, plan: MemoryPlan, reading: Remembered) -> None:
         before = self.total if reading.base is None else reading.base

@@ -15,16 +15,17 @@ from fastagg.aggregator import Aggregator, CommonOptions, State
 from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.modes import plain_modes
+from fastagg.ops.memory import picked
 from fastagg.options import FLOAT32_LIMIT, read_size
 from fastagg.registry import register
-from fastagg.report import Aggregate, Plan, Reading
+from fastagg.report import Plan, Reading
 from fastagg.rules._client_weights import read_client_weights
 from fastagg.signals import SignalsDeferred
 from fastagg.staleness import no_late_rows
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.buffer import Clients
 from fastagg.updates.cohort import Cohort, check_vector, read_ids, read_integers
-from fastagg.updates.small import copy_in_pieces_, pieces
+from fastagg.updates.small import copy_in_pieces_, pieces, uninitialized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -200,15 +201,15 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
         return True  # by their weights, because no row is remembered
 
     def _plan(self, cohort: Cohort) -> _Credited:
-        weights = self._norm * self._weights.index_select(0, cohort.clients)
+        weights = self._norm * picked(self._weights, cohort.clients)
         answers = self.answers.clone()
         answers[cohort.clients] += 1
         return _Credited(weights, answers=answers)
 
     def _read(self, params: Tensor, cohort: Cohort, plan: _Credited) -> Reading:
-        peak = self._params_peak(params)
+        peak = self._known_peak(params, plan)
         if cohort.ids:
-            peaks = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
+            peaks = uninitialized([len(cohort)], self.device)
             self.columns.memory_total_(
                 self._next_total,
                 peaks,
@@ -216,7 +217,7 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
                 [self._zeros] * len(cohort),
                 cohort.rows,
                 cohort.clients,
-                cohort.scaled(self._weights.index_select(0, cohort.clients)),
+                cohort.scaled(picked(self._weights, cohort.clients)),
                 [],
                 None,
             )
@@ -229,8 +230,8 @@ class MIFADifferences(Aggregator[_Credited, Reading]):
         largest = largest.mul_(self._norm).to("cpu", torch.float32)
         aggregate = float(self.columns.join_peaks(largest.view(1)))
         aggregate *= 1.0 + 2.0**-23  # it was rounded
-        self._check_range(peak, aggregate)
-        return Reading(plan.weights, Aggregate(self._next_total, aggregate, self._norm))
+        v = self._total(plan, peak, self._next_total, aggregate, self._norm)
+        return Reading(plan.weights, v)
 
     def _commit(self, cohort: Cohort, plan: _Credited, reading: Reading) -> None:
         self.total, self._next_total = self._next_total, self.total

@@ -15,7 +15,7 @@ from fastagg.aggregator import CommonOptions, State
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.registry import register
-from fastagg.report import Aggregate
+from fastagg.report import Aggregate, Unchecked
 from fastagg.rules._ages import age_bytes, make_ages
 from fastagg.rules._correction_rule import Corrected, CorrectionPlan, CorrectionRule
 from fastagg.staleness import no_late_rows
@@ -113,8 +113,12 @@ class MimiC(CorrectionRule):
         refuse_shared_memory(cohort, [self.aggregate, self._next])
         factors = cohort.scaled(plan.weights)
         self.columns.weighted_sum_(self._next, cohort.rows, factors, beta=0.0)  # of u_s + c_s
-        largest = self._check_sum(params, cohort, self._next)
-        return Corrected(plan.weights, Aggregate(self._next, largest), [], None)
+        v: Aggregate
+        if plan.commit_checks and not cohort.streamed:
+            v = Unchecked(self._next, self._largest_row())
+        else:
+            v = Aggregate(self._next, self._check_sum(params, cohort, self._next))
+        return Corrected(plan.weights, v, [], None)
 
     def _commit(self, cohort: Cohort, plan: CorrectionPlan, reading: Corrected) -> None:
         if self.mode == "server":

@@ -17,13 +17,14 @@ from fastagg.checkpoint import invariants
 from fastagg.costs import Cost, Sizes
 from fastagg.memory.overlap import refuse_shared_memory
 from fastagg.memory.rows import RowMemory
+from fastagg.ops.memory import picked
 from fastagg.options import FLOAT32_LIMIT
 from fastagg.registry import register
-from fastagg.report import Aggregate, Plan, Reading
+from fastagg.report import Plan, Reading
 from fastagg.staleness import no_late_rows
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import factors_tensor
+from fastagg.updates.small import factors_tensor, uninitialized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -138,11 +139,11 @@ class Scaffold(Aggregator[Plan, Controlled]):
         return Plan(factors_tensor([1.0 / len(cohort)] * len(cohort)))
 
     def _read(self, params: Tensor, cohort: Cohort, plan: Plan) -> Controlled:
-        peak, clients = self._params_peak(params), cohort.clients
+        peak, clients = self._known_peak(params, plan), cohort.clients
         own, new = self.controls.of(cohort.ids), self.controls.spares.rows(cohort.ids)
         refuse_shared_memory(cohort, [*own, *new, self.mean_control, self._next_mean])
-        work = self.local_work.index_select(0, clients)  # [S]
-        found = torch.empty(len(cohort), device=self.device, dtype=torch.float32)
+        work = picked(self.local_work, clients)  # [S]
+        found = uninitialized([len(cohort)], self.device)
         ops.scaffold_mean_(
             self._aggregate,
             self._next_mean,
@@ -160,7 +161,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
         found = cohort.scaled(self.columns.join_peaks(found))
         row_peaks = factors_tensor(self._check_peaks(cohort, found, largest))  # [S]
         aggregate = row_peaks.mean().item()
-        self._check_range(peak, aggregate)
+        v = self._total(plan, peak, self._aggregate, aggregate)
         gradients = row_peaks / work  # [S], bounds of u_i / (K_i eta_l)
         if not self._fits(clients, gradients):
             self._measure()
@@ -173,7 +174,6 @@ class Scaffold(Aggregator[Plan, Controlled]):
         rest = 1.0 - len(cohort) / self.num_clients
         mean_peak = rest * self._mean_peak + gradients.sum().item() / self.num_clients
         peaks = self._peaks.index_copy(0, clients, self._bounds(clients, gradients))
-        v = Aggregate(self._aggregate, aggregate)
         return Controlled(plan.weights, v, peaks, _ROUNDING * mean_peak)
 
     def _commit(self, cohort: Cohort, plan: Plan, reading: Controlled) -> None:
@@ -183,7 +183,7 @@ class Scaffold(Aggregator[Plan, Controlled]):
 
     def _bounds(self, clients: Tensor, gradients: Tensor) -> Tensor:
         """Return bounds [S] of the new |c_i| of ``clients``: |c_i| + |c| + |u_i / (K_i eta_l)|."""
-        return (self._peaks.index_select(0, clients) + self._mean_peak + gradients) * _ROUNDING
+        return (picked(self._peaks, clients) + self._mean_peak + gradients) * _ROUNDING
 
     def _fits(self, clients: Tensor, gradients: Tensor) -> bool:
         """Return whether the new control variates, and differences of any two, fit into float32."""

@@ -47,7 +47,7 @@ from fastagg.updates.any_rows import (
     scale_blocks,
 )
 from fastagg.updates.differences import DifferenceRow, read_together
-from fastagg.updates.small import zeros
+from fastagg.updates.small import on_cpu, uninitialized, zeros
 
 # This module is public as `fastagg.columns`. What it had before rows had modules of their own can
 # be imported from here as well.
@@ -300,7 +300,7 @@ class Columns:
     def abs_max(self, rows: AnyRows) -> Tensor:
         """Return the largest magnitude of each row, :func:`fastagg.ops.abs_max`: [S] on the CPU."""
         if in_memory(rows):
-            return self.join_peaks(ops.abs_max(rows).cpu())
+            return self.join_peaks(on_cpu(ops.abs_max(rows)))
         peaks = torch.zeros(len(rows), dtype=torch.float32, device="cpu")
         for _, _, (parts,) in self._pieces([rows]):
             peaks = torch.maximum(peaks, ops.abs_max(parts).cpu())
@@ -637,6 +637,6 @@ def _one_pass(out: Tensor) -> bool:
 def _gram_and_sum_(out: Tensor, rows: Rows, weights: Tensor, precision: str) -> Tensor:
     """Return the Gram matrix of S rows, [S, S] float64, and set ``out = weights @ rows``."""
     size = rows.shape[0] if isinstance(rows, Tensor) else len(rows)
-    gram = torch.empty((size, size), dtype=torch.float64, device=out.device)
+    gram = uninitialized([size, size], out.device, torch.float64)
     ops.gram_and_sum_(out, gram, rows, weights, precision=precision)
     return gram

@@ -44,9 +44,33 @@ def zeros(count: int, device: torch.device) -> Tensor:
     return tensor_of(np.zeros(count))
 
 
+def uninitialized(
+    shape: Sequence[int], device: torch.device, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return a tensor with undefined content."""
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return memory.uninitialized(shape, dtype)
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """Return ``tensor.cpu()``. Where it is on the CPU already, this takes no call of PyTorch."""
+    return tensor if tensor.is_cpu else tensor.cpu()
+
+
+def on(device: torch.device, tensor: Tensor) -> Tensor:
+    """Return a tensor of the CPU on another device; see :func:`on_cpu`."""
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def diagonal(matrix: Tensor) -> Tensor:
+    """Return the diagonal [n] of a float64 matrix [n, n], on its device; it may be a view."""
+    return memory.diagonal(matrix) if matrix.is_cpu else matrix.diagonal()
+
+
 def rounded(factors: Tensor) -> Tensor:
     """Return a copy of float64 ``factors`` [n] rounded to float32, on their device."""
-    if factors.device.type != "cpu":
+    if not factors.is_cpu:
         return factors.to(torch.float32)
     return memory.rounded(factors)
 

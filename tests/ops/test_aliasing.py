@@ -158,6 +158,13 @@ OPS = {
     "add_total_": Op(
         lambda a: ops.add_total_(a["params"], a["total"], 0.5, 0.5), ("params",), VECTORS
     ),
+    "apply_aggregate_": Op(
+        lambda a: ops.apply_aggregate_(
+            a["params"], torch.tensor(False), a["total"], 0.5, 0.5, 1e30, 1e38
+        ),
+        ("params",),
+        VECTORS,
+    ),
     "add_momentum_": Op(
         lambda a: ops.add_momentum_(a["params"], a["m"], a["aggregate"], 0.5, 0.5),
         ("params", "m"),

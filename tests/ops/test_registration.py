@@ -105,6 +105,7 @@ def every_op(
     own, references = [memory[k] for k in range(S)], [params.clone(), None, None, None]
     ops.mimic_mean_(wide, torch.zeros(D), peaks, rows, own, clients, references)
     ops.add_total_(params, wide, 0.5, 1.0)
+    ops.apply_aggregate_(params, active[0], rows[0], 0.5, 1.0, 1e30, 1e38)
     ops.memory_total_(wide, peaks, total, own, rows, clients, torch.ones(S), references)
     ops.mimic_(params, rows, list(memory[:S].clone().unbind()), clients, 0.5)
     ops.add_momentum_(params, rows[0], wide, 0.5, 0.9)

@@ -68,6 +68,8 @@ def test_other_ops_need_little() -> None:
     block = 2560  # their updates and corrections are 1 MB
     assert peak_of(lambda: ops.mimic_(params, rows, memory, clients, 0.1)) == 2 * 12 * block
     assert peak_of(lambda: ops.add_total_(params, total, 0.1, 0.1)) == 0
+    flag = torch.zeros((), dtype=torch.bool)
+    assert peak_of(lambda: ops.apply_aggregate_(params, flag, total, 0.1, 0.1, 1.0, 1e38)) == 4 * 2
     m, s = torch.zeros(d), torch.zeros(d)
     adam = ("adam", 0.1, 0.9, 0.99, 1e-3)
     assert peak_of(lambda: ops.add_adaptive_(params, m, s, total, *adam)) == 0

@@ -309,10 +309,7 @@ bool apply_weighted_sum(float* params, float* before, const T* const* rows, int6
   });
   float largest[2];
   peaks.write(largest);
-  const double known = largest[0], added = largest[1];
-  if (std::isfinite(known) && std::isfinite(added) && added <= limits.sum &&
-      known + lr * added <= limits.params)
-    return true;
+  if (fits_into(largest[0], largest[1], lr, limits)) return true;
   for_blocks(d, columns, team, [&](int64_t column, int64_t n, int) {
     std::copy_n(before + column, n, params + column);
   });

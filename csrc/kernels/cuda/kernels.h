@@ -79,7 +79,8 @@ cudaError_t differences(float* out, int64_t stride, const T* const* rows, const 
 
 // before = params, and params += lr * sum with the bits of weighted_sum, if the peaks are within
 // the limits of apply_weighted_sum (weighted_sum.h); *applied = whether they are.
-//   peaks   // [2]: those of params and of sum
+//   before   // or nullptr
+//   peaks    // [2]: those of params and of sum
 cudaError_t apply_sum(float* params, float* before, bool* applied, const float* sum,
                       const float* peaks, int64_t d, double lr, double largest, double limit,
                       cudaStream_t stream);
@@ -117,6 +118,14 @@ cudaError_t lerp_total(double* total, const double* end, int64_t d, double weigh
 
 cudaError_t add_total(float* params, const double* total, int64_t d, double lr, double norm,
                       bool models, cudaStream_t stream);
+
+// add_total without models, if the peak of params is finite and, plus lr times `added`, is at most
+// `limit`; *applied = whether it is.
+//   peak    // [1]: that of params
+//   added   // an upper bound of the magnitudes in norm * total
+cudaError_t apply_total(float* params, bool* applied, const double* total, const float* peak,
+                        int64_t d, double lr, double norm, double added, double limit,
+                        cudaStream_t stream);
 
 // Rows of int8 numbers (int8_rows.h). Numbers and scales have the bits of the CPU. `width` is that
 // of `kept` and `memory`. `peaks` is in the order of rows. The updates are read by one kernel, and

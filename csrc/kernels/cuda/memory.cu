@@ -131,6 +131,20 @@ __global__ void __launch_bounds__(256)
     params[k] = apply_total(params[k], total[k], lr, norm, models);
 }
 
+// Every thread decides from the peak, so nobody has to wait for a decision.
+__global__ void __launch_bounds__(256)
+    apply_total_kernel(float* params, bool* applied, const double* total, const float* peak,
+                       int64_t d, double lr, double norm, double added, double limit) {
+  const double known = *peak;
+  const bool fits = known < INFINITY && added < INFINITY &&  // not with a NaN
+                    known + lr * added <= limit;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *applied = fits;
+  if (!fits) return;
+  const int64_t stride = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t k = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; k < d; k += stride)
+    params[k] = apply_total(params[k], total[k], lr, norm, false);
+}
+
 }  // namespace
 
 template <class T>
@@ -177,6 +191,18 @@ cudaError_t add_total(float* params, const double* total, int64_t d, double lr, 
   if (cudaError_t error = resident_blocks(add_total_kernel, 256, ceil_div(d, 256), &blocks))
     return error;
   add_total_kernel<<<blocks, 256, 0, stream>>>(params, total, d, lr, norm, models);
+  return cudaGetLastError();
+}
+
+cudaError_t apply_total(float* params, bool* applied, const double* total, const float* peak,
+                        int64_t d, double lr, double norm, double added, double limit,
+                        cudaStream_t stream) {
+  int blocks = 0;
+  if (cudaError_t error =
+          resident_blocks(apply_total_kernel, 256, at_least(ceil_div(d, 256), 1), &blocks))
+    return error;
+  apply_total_kernel<<<blocks, 256, 0, stream>>>(params, applied, total, peak, d, lr, norm, added,
+                                                 limit);
   return cudaGetLastError();
 }
 

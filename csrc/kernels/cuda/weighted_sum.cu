@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kApplyThreads)
   const int64_t stride = int64_t{gridDim.x} * kApplyThreads;
   for (int64_t k = int64_t{blockIdx.x} * kApplyThreads + threadIdx.x; k < d; k += stride) {
     const float p = params[k];
-    before[k] = p;
+    if (before) before[k] = p;
     const double step = __dmul_rn(factor, static_cast<double>(quotient * sum[k]));
     if (fits) params[k] = static_cast<float>(__dadd_rn(p, step));
   }

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from fastagg.ops.reference._row_lists import Rows, float64_rows
 __all__ = [
     "abs_max",
     "add_total_",
+    "apply_aggregate_",
     "apply_weighted_sum_",
     "difference_sum_",
     "lerp_total_",
@@ -117,6 +120,27 @@ def add_total_(
     """
     old = params.to(torch.float64)
     return params.copy_(old + lr * (norm * total - old if models else norm * total))
+
+
+def apply_aggregate_(
+    params: Tensor,
+    applied: Tensor,
+    aggregate: Tensor,
+    lr: float,
+    norm: float,
+    peak: float,
+    limit: float,
+) -> Tensor:
+    """Compute ``params += lr * norm * aggregate``, in place, unless a result is out of range.
+
+    Args and results are those of :func:`fastagg.ops.apply_aggregate_`.
+    """
+    known, added = (float(x.abs().max()) if len(x) else 0.0 for x in (params, aggregate))
+    added = peak if aggregate.dtype == torch.float64 else added
+    fits = math.isfinite(known) and math.isfinite(added) and added <= peak
+    fits = fits and known + lr * added <= limit
+    applied.fill_(fits)
+    return add_total_(params, aggregate, lr, norm) if fits else params
 
 
 def abs_max(rows: Rows) -> Tensor:

@@ -276,6 +276,15 @@ def rounds_in_two_halves() -> None:
         two = ops.add_total_(params.clone(), out, 0.7, 1.0)
         assert torch.equal(one, two) and torch.equal(peaks, ops.abs_max(updates))
         assert torch.equal(torch.stack(own), rounded - updates)
+        flag = torch.zeros((), dtype=torch.bool)
+        for aggregate, plain in ((out, two), (rounded, None)):
+            if plain is None:
+                plain = ops.weighted_sum_(params.clone(), [rounded], torch.tensor([0.7], dtype=F64))
+            moved = params.clone()
+            ops.apply_aggregate_(moved, flag, aggregate, 0.7, 1.0, 1e30, 1e38)
+            assert bool(flag) and torch.equal(moved, plain)
+            ops.apply_aggregate_(moved, flag, aggregate, 0.7, 1.0, 1e30, 0.0)
+            assert not flag and torch.equal(moved, plain)
 
 
 def second_sums() -> None:

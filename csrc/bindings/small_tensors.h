@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The small tensors of a step.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
+
+namespace fastagg {
+
+// A tensor in CPU memory, with undefined content, without the dispatcher of PyTorch.
+at::Tensor new_tensor(at::IntArrayRef shape, at::ScalarType dtype);
+
+// Adds the functions of small_tensors.cpp to the module.
+void define_small_tensors(pybind11::module_& m);
+
+}  // namespace fastagg
