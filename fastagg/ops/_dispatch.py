@@ -7,6 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fastagg import _C
 from fastagg.ops._examples import ExampleData
 
-compiled = torch.ops.fastagg
-"""The operators that the extension registers when it is imported (csrc/bindings/op_table.h)."""
+compiled: Any = SimpleNamespace()
+"""The operators that the extension registers when it is imported (csrc/bindings/op_table.h).
+
+``torch.ops.fastagg.gram`` looks for the overload that fits its arguments at every call. There is
+only one, ``torch.ops.fastagg.gram.default``, and that is ``compiled.gram``.
+"""
 
 # float32 results are rounded once or twice, 6e-8 each.
 ROUNDED = 2e-7
@@ -67,6 +72,7 @@ def op(
 
     def enter(wrapper: Wrapper) -> Wrapper:
         name = wrapper.__name__
+        setattr(compiled, name, getattr(torch.ops.fastagg, name).default)
         torch.library.register_fake(f"fastagg::{name}", _fake_kernel(wrapper, fake))
         there = bound if cuda_bound is None else cuda_bound
         TABLE[name] = Op(name, wrapper, example, bound, there)
