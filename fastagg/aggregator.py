@@ -361,8 +361,9 @@ class Aggregator(
                 rule takes none.
             confirm: is called before anything changes, with the clients whose rows are left out and
                 the reasons. If it raises an exception, the step has no effect and raises it, too.
-                It may be called several times, the last time with those of the report. It must not
-                call this aggregator.
+                It may be called several times, the last time with those of the report; and, under
+                ``fedavg``, ``amplified``, ``fedau`` and ``fedbuff``, before a step that fails. It
+                must not call this aggregator.
             accept: is called after ``confirm`` with the parameters that the step leads to, [d], in
                 a tensor of its own; not if the round is skipped. If it raises an exception, the
                 step has no effect and raises it, too. It must not call this aggregator. The step
@@ -431,7 +432,7 @@ class Aggregator(
         if self._norms is not None:
             self._norms.begin()
         cohort, reasons = self._without_late(cohort)
-        reason, checked = "no client was active", False
+        reason, readable = "no client was active", False
         commit_checks = commit_checks and self._moments is None and accept is None
         commit_checks = commit_checks and params.is_cpu and self.columns.whole
         while True:
@@ -448,9 +449,9 @@ class Aggregator(
                     confirm(reasons)
                 return self._skip_round(cohort, reasons, reason)
             try:
-                if cohort.streamed and not checked:
+                if cohort.streamed and not readable:
                     check_readable(cohort, self.columns)
-                    checked = True
+                    readable = True
                 clipped, factors = self._clip(cohort)
                 received = self._receive(clipped)
                 known = self.norms_known or (received.streamed and self.reads_streams_once)
@@ -462,8 +463,14 @@ class Aggregator(
                 noise = self._noise(received, plan)
                 if factors is not None and self.sums_rows_by_plan:
                     plan.weights = plan.weights * factors
-                plan.commit_checks = commit_checks and noise is None
-                reading = self._read(params, received, plan)
+                # A step that begins again reads a stream again.
+                plan.commit_checks = commit_checks and noise is None and not cohort.streamed
+                try:
+                    reading = self._read(params, received, plan)
+                except (ValueError, BrokenUpdates):
+                    if plan.commit_checks:
+                        self._params_peak(params)  # raises if non-finite parameters are the cause
+                    raise
                 break
             except RefusedUpdates as found:
                 if isinstance(found, BrokenUpdates) and self.nonfinite == "raise":
@@ -496,19 +503,23 @@ class Aggregator(
         room = _RESERVE + _RESERVE_ROW * len(received)
         reserve(room)  # before other ranks commit
         self.columns.agree([report.active, report.rejected, report.weights, report.friends])
-        if confirm is not None:
-            confirm(reasons)
-        if accept is not None:
-            accept(self._moved(params, reading.aggregate))
-        if confirm is not None or accept is not None:
-            reserve(room)  # they may have taken it
-        with SignalsDeferred():
-            if self._move(params, reading.aggregate, self._moments):
-                self._commit(received, plan, reading)
-                self._note_commit(report)
-                return report
+        # Whoever confirms a step expects that it happens, as far as that is known without the pass.
+        checked = confirm is not None and plan.commit_checks
+        if not checked or self._in_range(params, reading.aggregate):
+            if confirm is not None:
+                confirm(reasons)
+            if accept is not None:
+                accept(self._moved(params, reading.aggregate))
+            if confirm is not None or accept is not None:
+                reserve(room)  # they may have taken it
+            with SignalsDeferred():
+                if self._move(params, reading.aggregate, self._moments):
+                    self._commit(received, plan, reading)
+                    self._note_commit(report)
+                    return report
         # Nothing has changed. If the read phase checks everything, the step finds out why: it
         # leaves rows out or raises.
+        del clipped, received, reading, plan  # their scratch memory
         return self._step(
             params, updates, clients, ages, weights, confirm, accept, commit_checks=False
         )

@@ -19,6 +19,7 @@ from fastagg.report import (
     OversizedUpdates,
     Plan,
     RefusedUpdates,
+    RowSum,
     Unchecked,
 )
 from fastagg.server_optimizer import Moments, ServerOptimizer
@@ -66,6 +67,20 @@ class RowChecks:
             ValueError: the parameters hold NaN or Inf.
         """
         return self._peaks_with(params, [])[0]
+
+    def _in_range(self, params: Tensor, aggregate: Aggregate) -> bool:
+        """Return what the commit will find out about an :class:`Unchecked` aggregate.
+
+        True for a :class:`RowSum`: that takes the pass.
+        """
+        if isinstance(aggregate, RowSum):
+            return True
+        narrow = aggregate.vector.dtype == torch.float32
+        vectors = RowList([params, aggregate.vector] if narrow else [params])
+        peaks = self.columns.abs_max(vectors).tolist()
+        added = peaks[-1] if narrow else aggregate.peak
+        fits = math.isfinite(sum(peaks)) and added <= aggregate.peak
+        return fits and peaks[0] + self.server_lr * added <= FLOAT32_LIMIT
 
     def _known_peak(self, params: Tensor, plan: Plan) -> float:
         """Return the largest magnitude in the parameters; 0 if the commit checks them.

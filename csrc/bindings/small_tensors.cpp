@@ -28,6 +28,25 @@ at::Tensor new_tensor(at::IntArrayRef shape, at::ScalarType dtype) {
   return at::detail::empty_cpu(shape, dtype);
 }
 
+at::Tensor take_rows(const at::Tensor& matrix, const std::vector<int64_t>& order) {
+  check_dense(matrix, "matrix");
+  TORCH_CHECK_TYPE(matrix.scalar_type() == at::kFloat, "matrix: expected float32");
+  TORCH_CHECK_VALUE(matrix.dim() == 2 && (matrix.stride(1) == 1 || matrix.size(1) <= 1),
+                    "matrix: expected a contiguous last dimension");
+  check_same_device(matrix, "matrix", at::kCPU);
+  check_memory(matrix, "matrix");
+  const int64_t d = matrix.size(1);
+  at::Tensor out = new_tensor({static_cast<int64_t>(order.size()), d}, at::kFloat);
+  const auto* from = matrix.const_data_ptr<float>();
+  auto* to = out.mutable_data_ptr<float>();
+  for (int64_t row : order) {
+    TORCH_CHECK_INDEX(row >= 0 && row < matrix.size(0), "order: expected rows of the matrix");
+    std::memcpy(to, from + row * matrix.stride(0), d * sizeof(float));
+    to += d;
+  }
+  return out;
+}
+
 namespace {
 
 // --- small tensors ------------------------------------------------------------------------------
@@ -126,25 +145,6 @@ at::Tensor flags(const std::vector<int64_t>& positions, int64_t count) {
   for (int64_t position : positions) {
     TORCH_CHECK_INDEX(position >= 0 && position < count, "positions: expected less than ", count);
     data[position] = true;
-  }
-  return out;
-}
-
-at::Tensor take_rows(const at::Tensor& matrix, const std::vector<int64_t>& order) {
-  check_dense(matrix, "matrix");
-  TORCH_CHECK_TYPE(matrix.scalar_type() == at::kFloat, "matrix: expected float32");
-  TORCH_CHECK_VALUE(matrix.dim() == 2 && (matrix.stride(1) == 1 || matrix.size(1) <= 1),
-                    "matrix: expected a contiguous last dimension");
-  check_same_device(matrix, "matrix", at::kCPU);
-  check_memory(matrix, "matrix");
-  const int64_t d = matrix.size(1);
-  at::Tensor out = new_tensor({static_cast<int64_t>(order.size()), d}, at::kFloat);
-  const auto* from = matrix.const_data_ptr<float>();
-  auto* to = out.mutable_data_ptr<float>();
-  for (int64_t row : order) {
-    TORCH_CHECK_INDEX(row >= 0 && row < matrix.size(0), "order: expected rows of the matrix");
-    std::memcpy(to, from + row * matrix.stride(0), d * sizeof(float));
-    to += d;
   }
   return out;
 }

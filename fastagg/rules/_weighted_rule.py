@@ -54,7 +54,7 @@ class WeightedRule(Aggregator[P, R]):
 
         :meth:`_check_sum` checks it, or the commit.
         """
-        if plan.commit_checks and not cohort.streamed:  # streams are not read once more for this
+        if plan.commit_checks:
             return Unchecked(self._aggregate, self._largest_row(factors))
         largest = self._check_sum(params, cohort, self._aggregate, factors)
         return Aggregate(self._aggregate, largest)

@@ -114,7 +114,7 @@ class MimiC(CorrectionRule):
         factors = cohort.scaled(plan.weights)
         self.columns.weighted_sum_(self._next, cohort.rows, factors, beta=0.0)  # of u_s + c_s
         v: Aggregate
-        if plan.commit_checks and not cohort.streamed:
+        if plan.commit_checks:
             v = Unchecked(self._next, self._largest_row())
         else:
             v = Aggregate(self._next, self._check_sum(params, cohort, self._next))

@@ -8,7 +8,7 @@ step with ``accept`` checks everything, so both kinds of step can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -121,3 +121,61 @@ def test_a_sum_that_only_the_commit_can_refuse() -> None:
         rows[2] = 1e37
         report = rule.step(params, rows, CLIENTS)
         assert report.rejected.tolist() == [3] and params.abs().max() < 10.0
+
+
+@every_rule
+def test_no_step_is_confirmed_that_is_known_to_fail(name: str, options: dict[str, Any]) -> None:
+    params, rule = params_and_rule(name, options)
+    params[3] = math.nan
+    confirmed: list[object] = []
+    with pytest.raises(ValueError, match=r"params: expected finite values"):
+        rule.step(params, rows_of(2), CLIENTS, confirm=confirmed.append)
+    # These find out in the pass that moves the parameters.
+    late = name in {"fedavg", "amplified", "fedau", "fedbuff"} and "server_optimizer" not in options
+    assert len(confirmed) == int(late)
+    good = torch.zeros(D)
+    rule.step(good, rows_of(2), CLIENTS, confirm=confirmed.append)
+    assert confirmed[-1] == {} and rule.committed == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("stale", 1e38), ("mifa", 1e38), ("fedvarp", 1e38), ("mimic", 1e37), ("mimic-aged", 1e37)],
+)
+def test_parameters_are_blamed_before_rows(name: str, first: float) -> None:
+    """Rows that are too large are seen first, because the pass over them comes first."""
+    rule = fastagg.make(name, num_clients=K, num_params=D)
+    rule.step(torch.zeros(D), torch.full((S, D), first), CLIENTS)
+    params = torch.zeros(D)
+    params[9] = math.nan
+    with pytest.raises(ValueError, match=r"params: expected finite values"):
+        rule.step(params, torch.full((S, D), -3e38), CLIENTS)
+    with pytest.raises(ValueError, match=r"updates: too large"):
+        rule.step(torch.zeros(D), torch.full((S, D), -3e38), CLIENTS)
+
+
+def test_the_reasons_of_late_rows_are_kept() -> None:
+    rule = fastagg.make("mimic", num_clients=K, num_params=D, staleness="constant", max_staleness=1)
+    params, rows = torch.zeros(D), rows_of(0)
+    for _ in range(4):
+        rule.step(params, rows, CLIENTS)
+    params[0], rows[1] = math.nan, math.inf
+    with pytest.raises(ValueError, match=r"params: expected .* \(rejected: client 0: age 3"):
+        rule.step(params, rows, CLIENTS, ages=[3, 0, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "stale", "mimic", "krum", "median", "scaffold"])
+def test_a_stream_is_not_read_again(name: str) -> None:
+    rule = make(name, {"local_work": 0.5} if name == "scaffold" else {})
+    rows, passes = rows_of(0), [0]
+
+    def blocks() -> Iterator[Tensor]:
+        passes[0] += 1
+        yield from rows.split(10, dim=1)
+
+    stream = fastagg.ColumnBlocks(blocks, num_rows=S, num_params=D)
+    rule.step(torch.zeros(D), stream, CLIENTS)
+    once, passes[0] = passes[0], 0
+    with pytest.raises(ValueError, match=r"params: expected finite values"):
+        rule.step(torch.full((D,), math.nan), stream, CLIENTS)
+    assert passes[0] <= once

@@ -37,7 +37,7 @@ rows_of = lambda *args: [row.clone() for row in _C.rows(*args)]
 tensor_of = lambda buffer: _C.tensor(buffer).clone()
 """
 # Besides ops_cuda:
-BINDINGS = ["library", "module", "ops_policy", "python_memory", "step_arguments"]
+BINDINGS = ["library", "module", "ops_policy", "python_memory", "small_tensors", "step_arguments"]
 RUNTIME = ["runtime.cpp", "memory_check.cpp", "tensor_core.cpp"]
 
 
