@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypedDict, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +28,7 @@ from fastagg.norm_bound import (
     read_max_norm,
     resolve_max_norm,
 )
-from fastagg.ops.memory import reserve, tensor_of
+from fastagg.ops.memory import reserve
 from fastagg.ops.row_lists import RowList
 from fastagg.options import (
     FLOAT32_LIMIT,
@@ -69,7 +68,7 @@ from fastagg.updates.cohort import (
     read_cohort,
 )
 from fastagg.updates.columns import Columns, segment_columns
-from fastagg.updates.small import factors_tensor, ids_tensor, rounded
+from fastagg.updates.small import factors_tensor, ids_tensor, rounded, uninitialized
 
 if TYPE_CHECKING:
     from typing_extensions import Required
@@ -584,13 +583,12 @@ class Aggregator(
     def _move_checked(self, params: Tensor, aggregate: Unchecked) -> bool:
         """Move the parameters if the step stays in range; return whether it does."""
         vector, lr, peak = aggregate.vector, self.server_lr, aggregate.peak
-        applied = np.zeros((), np.bool_)
-        flag = tensor_of(applied)
+        applied = uninitialized((), params.device, torch.bool)
         if isinstance(aggregate, RowSum):
             rows, weights = aggregate.rows, aggregate.weights
-            ops.apply_weighted_sum_(params, vector, flag, rows, weights, lr, peak, FLOAT32_LIMIT)
+            ops.apply_weighted_sum_(params, vector, applied, rows, weights, lr, peak, FLOAT32_LIMIT)
         else:
-            ops.apply_aggregate_(params, flag, vector, lr, aggregate.norm, peak, FLOAT32_LIMIT)
+            ops.apply_aggregate_(params, applied, vector, lr, aggregate.norm, peak, FLOAT32_LIMIT)
         return bool(applied)
 
     def _moved(self, params: Tensor, aggregate: Aggregate) -> Tensor:
