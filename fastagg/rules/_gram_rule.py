@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from fastagg.costs import Cost, Sizes
 from fastagg.memory.int8 import COLUMN_BLOCKS, SCALES, AnyMemory, check_int8
 from fastagg.memory.rows import RowMemory
 from fastagg.memory.stores import read_store, row_bytes
-from fastagg.ops.memory import count_of, count_up_
+from fastagg.ops.memory import count_of, count_up_, picked
 from fastagg.report import Plan, Reading
 from fastagg.rules._ages import RowAges, age_bytes, check_ages, make_ages, read_max_age
-from fastagg.rules._client_weights import read_client_weights, relative
+from fastagg.rules._client_weights import read_client_weights, relative, shares_among
 from fastagg.rules._reuse import ReusedRows
 from fastagg.rules.common_row import find_common_row, with_common_row
 from fastagg.rules.gram_policy import Policy
@@ -227,11 +226,10 @@ class GramRule(Aggregator[GramPlan, Judged]):
         size, ids = len(cohort), cohort.ids
         if self._reused is not None:
             shares = self._all_shares
-        elif self._equal is not None and cohort.ages is None:
-            share = self._equal / math.fsum([self._equal] * size)  # the bits of `relative`
-            ids, shares = list(range(size)), factors_tensor([share] * size)
+        elif cohort.ages is None:
+            ids, shares = list(range(size)), shares_among(self.client_weights, cohort)
         else:
-            ids, weights = list(range(size)), self.client_weights.index_select(0, cohort.clients)
+            ids, weights = list(range(size)), picked(self.client_weights, cohort.clients)
             weights = discounted(weights, cohort, self.staleness)
             shares = relative(weights, "the active clients")
         expired = [] if self.ages is None else self.ages.expired()
