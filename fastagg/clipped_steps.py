@@ -29,7 +29,7 @@ from fastagg.report import Aggregate, RefusedUpdates
 from fastagg.row_checks import RowChecks
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.scaled import scaled
-from fastagg.updates.small import factors_tensor
+from fastagg.updates.small import factors_tensor, pieces, uninitialized
 
 
 class ClippedSteps(RowChecks):
@@ -164,7 +164,9 @@ class ClippedSteps(RowChecks):
         """
         vector = aggregate.vector
         if self.keeps_aggregate:
-            vector = (vector * aggregate.norm).to(torch.float32)
+            total, vector = vector, uninitialized(vector.shape, vector.device)
+            for part, numbers in zip(pieces(vector), pieces(total), strict=True):
+                part.copy_(numbers * aggregate.norm)
         if std > 0.0:
             add_noise_(vector, std, self.random_bytes)
         peak, largest = self._peaks_with(params, [vector])

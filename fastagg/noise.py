@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
+from fastagg.updates.small import PIECE
 
 RandomBytes = Callable[[int], bytes]
 """Number of bytes -> that many random bytes. Only tests use another one than ``os.urandom``."""
@@ -75,7 +75,12 @@ def add_noise_(vector: Tensor, std: float, random_bytes: RandomBytes = os.urando
     _, exponent = math.frexp(std)
     grid = math.ldexp(1.0, exponent - _GRID)
     for part in vector.split(_BLOCK):
-        noise = tensor_of(standard_normal(len(part), random_bytes)).mul_(std)
-        total = noise.add_(part.to("cpu", torch.float64))
-        part.copy_(total.div_(grid).round_().mul_(grid))
+        total = standard_normal(len(part), random_bytes)  # NumPy starts no threads
+        total *= std
+        total += part.cpu().numpy()
+        total /= grid
+        np.rint(total, out=total)
+        total *= grid
+        for some, numbers in zip(part.split(PIECE), tensor_of(total).split(PIECE), strict=True):
+            some.copy_(numbers)
     return vector

@@ -329,8 +329,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> bucketed_gram(const a
   std::vector<double> half(m * n, 0.0);  // means of rows of the Gram matrix
   for (int64_t i = 0; i < n; ++i)
     for (int64_t j = 0; j < n; ++j) half[bucket[i] * n + j] += share[i] * g[i * n + j];
-  const at::Tensor whole = at::zeros({m, m}, known.options());
+  // Not at::zeros, which starts threads of PyTorch for 32,768 numbers.
+  const at::Tensor whole = at::empty({m, m}, known.options());
   auto* w = whole.mutable_data_ptr<double>();
+  std::fill_n(w, m * m, 0.0);
   for (int64_t a = 0; a < m; ++a)
     for (int64_t j = 0; j < n; ++j) w[a * m + bucket[j]] += share[j] * half[a * n + j];
   for (int64_t a = 0; a < m; ++a)

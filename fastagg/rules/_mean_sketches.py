@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.checkpoint import invariants
-from fastagg.updates.small import root, rounded_
+from fastagg.updates.small import root, rounded_, row_pieces
 
 _MOST = 127  # largest magnitude in a row of means
 _MOST_COUNT = (1 << 31) - 1
@@ -48,6 +48,17 @@ class Means:
             sketches: [S, k] float64, finite. A zero row has no direction and changes nothing.
             min_weight: least weight of a new direction; of mean number n it is at least 1/n.
         """
+        parts = [
+            self._renewed(clients[some], sketches[some], min_weight)
+            for some in row_pieces(sketches)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return Means(
+            *(torch.cat(values) for values in zip(*(part.tensors for part in parts), strict=True))
+        )
+
+    def _renewed(self, clients: Tensor, sketches: Tensor, min_weight: float) -> Means:
         old = Means(*(value.index_select(0, clients) for value in self.tensors))
         lengths = root(sketches.square().sum(dim=1))  # [S]
         directed = lengths > 0.0
@@ -69,8 +80,9 @@ class Means:
 
     def put_(self, clients: Tensor, renewed: Means) -> None:
         """Replace the means of S clients."""
-        for value, new in zip(self.tensors, renewed.tensors, strict=True):
-            value.index_copy_(0, clients, new)
+        for some in row_pieces(renewed.numbers):
+            for value, new in zip(self.tensors, renewed.tensors, strict=True):
+                value.index_copy_(0, clients[some], new[some])
 
     def forget_(self, clients: Tensor) -> None:
         """Set the means of clients to those of clients that were never active."""
@@ -87,7 +99,8 @@ def inverse_norms(numbers: Tensor) -> Tensor:
 
     Squares and their sum are whole numbers below 2^24, so their float32 sum is exact.
     """
-    squares = numbers.float().square_().sum(dim=1)
+    parts = row_pieces(numbers)
+    squares = torch.cat([numbers[some].float().square_().sum(dim=1) for some in parts])
     return torch.where(squares > 0.0, 1.0 / root(squares), 0.0)
 
 

@@ -14,7 +14,7 @@ from fastagg.options import FLOAT32_LIMIT, read_count
 from fastagg.updates.any_rows import AnyRows, alike, each_row
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import Columns
-from fastagg.updates.small import diagonal
+from fastagg.updates.small import clamped_, diagonal, lowest, quotients, root, scale_pairs_
 
 _PRECISIONS = {"cosine": ["highest", "high", "tf32"], "distance": ["highest", "high"]}
 _NEAR = 1e-5  # much more than the rounding of squares in float32
@@ -95,7 +95,7 @@ class Similarity:
             columns.weighted_sum_(out, rows, weights, beta=0.0)
             gram = columns.gram(rows, pairs=wanted, precision=self.precision)
         if factors is not None:
-            gram = gram * (factors[:, None] * factors)
+            scale_pairs_(gram, factors)
         return self._scores(gram), diagonal(gram)
 
     def _estimate(
@@ -112,16 +112,16 @@ class Similarity:
         seed = round_seed(self.seed, t)
         sketches, squares = columns.sketch(rows, self.sketch, seed, out, weights)
         # Scaled to length 1, so that the squares of large rows stay in the range of float32.
-        norms = squares.sqrt()
-        directions = sketches / torch.where(norms > 0.0, norms, 1.0)[:, None]
-        gram = ops.gram(directions.float(), pairs=wanted, dtype=torch.float64)
+        norms = root(squares)
+        directions = quotients(sketches, torch.where(norms > 0.0, norms, 1.0)[:, None])
+        gram = ops.gram(directions, pairs=wanted, dtype=torch.float64)
         if self.kind == "cosine":
             # Exact norms make the estimates of cosines unbiased. They may leave [-1, 1] by noise.
-            gram.clamp_(-1.0, 1.0).diagonal().copy_(norms > 0.0)
+            clamped_(gram, -1.0, 1.0).diagonal().copy_(norms > 0.0)
         else:
             # A distance is that of the two sketches, so the diagonal is theirs, too.
             lengths = norms if factors is None else norms * factors
-            gram *= lengths[:, None] * lengths
+            scale_pairs_(gram, lengths)
         return self._scores(gram), squares if factors is None else squares * factors.square()
 
     def _scores(self, gram: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class Similarity:
             ValueError: distances leave the range of float32.
         """
         # Cosine scores are in [0, 1], distances are at most 0.
-        if self.kind == "distance" and scores.min().item() < -FLOAT32_LIMIT:
+        if self.kind == "distance" and lowest(scores) < -FLOAT32_LIMIT:
             raise ValueError("updates: distances between clients leave the range of float32")
 
 
@@ -157,7 +157,7 @@ def settle_squares(columns: Columns, cohort: Cohort, squares: Tensor, max_norm: 
     """
     if not isinstance(max_norm, float):
         return squares
-    near = ((squares.sqrt() - max_norm).abs() <= _NEAR * max_norm).nonzero().flatten().tolist()
+    near = ((root(squares) - max_norm).abs() <= _NEAR * max_norm).nonzero().flatten().tolist()
     if near:
         rows = each_row(cohort.rows)
         some = alike(cohort.rows, [rows[s] for s in near])

@@ -20,6 +20,7 @@ from fastagg.rules.gram_policy import Policy
 from fastagg.updates.any_rows import AnyRows
 from fastagg.updates.cohort import Cohort
 from fastagg.updates.columns import MIN_SEGMENT, Columns
+from fastagg.updates.small import on_cpu, quotients
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,7 +81,7 @@ class SketchedGramRule(GramRule):
         # In units of the largest norm, so that the squares of large rows stay in the range of
         # float32. The policy compares distances, so it does not depend on the unit.
         largest = squares.max().sqrt()
-        short = (sketches / torch.where(largest > 0.0, largest, 1.0)).float().cpu()
+        short = on_cpu(quotients(sketches, torch.where(largest > 0.0, largest, 1.0)))
         columns = Columns(MIN_SEGMENT)
         return Compared(columns.gram(short), short, columns)
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
+from fastagg.updates.small import row_pieces
 
 
 class Policy(ABC):
@@ -57,7 +59,8 @@ class Policy(ABC):
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return ``matrix @ vector``, invariant to the thread count: [m, n], [n] -> [m]."""
-    return (matrix * vector).sum(dim=1)
+    some = row_pieces(matrix)
+    return torch.cat([(matrix[rows].contiguous() * vector).sum(dim=1) for rows in some])
 
 
 def square_distances(gram: Tensor) -> Tensor:

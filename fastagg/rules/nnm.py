@@ -35,7 +35,7 @@ class NeighbourMixing(Around):
         check_majority(size, self.num_byzantine)
         mixed, mixing = ops.nearest_means(gram, weights, size - self.num_byzantine)
         factors = self.policy(mixed, weights, t)
-        return times(mixing.T.contiguous(), factors)
+        return times(mixing.T, factors)
 
 
 @register("nnm")

@@ -37,11 +37,13 @@ def zeros(count: int, device: torch.device) -> Tensor:
     """Return float64 zeros [count].
 
     On a CPU no thread of PyTorch takes part: its threads would spin afterwards, on the cores that
-    the threads of the next op need.
+    the threads of the next op need. The memory begins at a cache line, which NumPy's does not.
     """
     if device.type != "cpu":
         return torch.zeros(count, dtype=torch.float64, device=device)
-    return tensor_of(np.zeros(count))
+    out = uninitialized((count,), device, torch.float64)
+    out.numpy().fill(0.0)
+    return out
 
 
 def uninitialized(
@@ -75,6 +77,21 @@ def rounded(factors: Tensor) -> Tensor:
     return memory.rounded(factors)
 
 
+def quotients(matrix: Tensor, divisor: Tensor) -> Tensor:
+    """Return ``matrix / divisor`` rounded to float32, of float64 numbers [n, k].
+
+    ``divisor`` is [n, 1] or has no dimensions. On a CPU, torch would start threads for large
+    matrices; see :func:`zeros`.
+    """
+    if not matrix.is_cpu:
+        return (matrix / divisor).float()
+    out = uninitialized(matrix.shape, matrix.device)
+    with np.errstate(all="ignore"):  # torch does not warn of NaN or Inf
+        numbers, divisors = matrix.numpy(), divisor.numpy()
+        np.divide(numbers, divisors, out=out.numpy(), dtype=np.float64, casting="same_kind")
+    return out
+
+
 def rows_in_order(matrix: Tensor, order: Sequence[int]) -> Tensor:
     """Return a copy of the rows ``order`` of a matrix [n, d]: [len(order), d]."""
     if matrix.device.type != "cpu":
@@ -82,7 +99,7 @@ def rows_in_order(matrix: Tensor, order: Sequence[int]) -> Tensor:
     return memory.take_rows(matrix, order)
 
 
-_PIECE = 1 << 14  # torch divides operations on 2^15 numbers or more among threads
+PIECE = 1 << 14  # torch divides operations on 2^15 numbers or more among threads
 
 
 def pieces(vector: Tensor) -> tuple[Tensor, ...]:
@@ -91,9 +108,16 @@ def pieces(vector: Tensor) -> tuple[Tensor, ...]:
     Torch's threads are OpenMP's: an operation waits for all of them, on a busy machine for
     milliseconds. On a GPU there is one piece.
     """
-    if len(vector) <= _PIECE or vector.device.type != "cpu":
+    if len(vector) <= PIECE or vector.device.type != "cpu":
         return (vector,)
-    return vector.split(_PIECE)
+    return vector.split(PIECE)
+
+
+def row_pieces(matrix: Tensor) -> list[slice]:
+    """Return slices of the rows of a matrix [n, k], of at least one each; see :func:`pieces`."""
+    count, columns = max(1, len(matrix)), max(1, matrix.shape[1])
+    step = max(1, PIECE // columns) if matrix.device.type == "cpu" else count
+    return [slice(begin, begin + step) for begin in range(0, count, step)]
 
 
 def copy_in_pieces_(to: Tensor, vector: Tensor) -> None:
@@ -108,6 +132,31 @@ def root(x: Tensor) -> Tensor:
     On a CPU, torch leaves roots and rounding to MKL, which starts OpenMP's threads for 100 numbers.
     """
     return tensor_of(np.sqrt(x.numpy())) if x.device.type == "cpu" else x.sqrt()
+
+
+def scale_pairs_(matrix: Tensor, factors: Tensor) -> None:
+    """Multiply entry (i, j) of a matrix [n, n] in place by ``factors[i] * factors[j]``, float64."""
+    products = matrix.numpy() if matrix.is_cpu else matrix
+    numbers = factors.numpy() if matrix.is_cpu else factors
+    with np.errstate(all="ignore"):  # torch does not warn of NaN or Inf
+        products *= numbers[:, None] * numbers
+
+
+def lowest(x: Tensor) -> float:
+    """Return the least of float numbers, NaN if one is NaN; see :func:`zeros`."""
+    if x.device.type != "cpu":
+        return float(x.min())
+    with np.errstate(all="ignore"):
+        return float(np.min(x.numpy()))
+
+
+def clamped_(x: Tensor, low: float, high: float) -> Tensor:
+    """Limit float numbers in place to ``low`` to ``high``; see :func:`zeros`."""
+    if x.device.type != "cpu":
+        return x.clamp_(low, high)
+    with np.errstate(all="ignore"):
+        np.clip(x.numpy(), low, high, out=x.numpy())
+    return x
 
 
 def rounded_(x: Tensor) -> Tensor:
